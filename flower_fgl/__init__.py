@@ -1,0 +1,1 @@
+"""Federated graph learning methods as Flower apps."""

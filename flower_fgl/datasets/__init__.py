@@ -1,0 +1,1 @@
+"""Sources, partitions, splits and the store of client graphs."""

@@ -1,0 +1,182 @@
+"""Graphs: the whole data set before partition, and what one client sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+__all__ = ["ClientGraph", "Graph", "GraphDataset", "NodeDataset"]
+
+
+@dataclass(frozen=True, eq=False)
+class NodeDataset:
+    """One whole graph with node labels, as a source delivers it.
+
+    Parameters
+    ----------
+    name : str
+        Name in the table of sources, e.g. ``"cora"``.
+    x : Tensor of shape (N, d), float32
+        Features; strided, or sparse CSR where most entries are zero.
+    edge_index : Tensor of shape (2, 2E), int64
+        Undirected and simple: both directions, sorted by (row, column), no self-loops,
+        no duplicates.
+    y : Tensor of shape (N,), int64
+        Class of each node; -1 where it is unknown.
+    class_names : tuple of str
+        Length C; label c has the name ``class_names[c]``.
+    masks : mapping of str to Tensor of shape (N,), bool
+        A published split (``train``, ``val``, ``test``), empty where there is none.
+    network : Tensor of shape (N,), int64, or None
+        For data sets of many networks (Fold-PPI): the network of each node.
+    """
+
+    name: str
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    class_names: tuple[str, ...]
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    network: Tensor | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return int(self.y.numel())
+
+    @property
+    def num_features(self) -> int:
+        """Feature width d."""
+        return int(self.x.shape[1])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.class_names)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphDataset:
+    """Many small graphs with one label each, stored as one disjoint union.
+
+    Parameters
+    ----------
+    name : str
+        Name in the table of sources, e.g. ``"mutag"``.
+    x : Tensor of shape (N, d), float32
+        Features of all nodes; ``d == 0`` where the set has none (degree features are
+        made from the training graphs when the set is split).
+    edge_index : Tensor of shape (2, 2E), int64
+        As in :class:`NodeDataset`, over all graphs.
+    batch : Tensor of shape (N,), int64
+        Graph of each node, non-decreasing.
+    y : Tensor of shape (G,), int64
+        Class of each graph.
+    class_names : tuple of str
+        Length C.
+    """
+
+    name: str
+    x: Tensor
+    edge_index: Tensor
+    batch: Tensor
+    y: Tensor
+    class_names: tuple[str, ...]
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs G."""
+        return int(self.y.numel())
+
+    @property
+    def num_features(self) -> int:
+        """Feature width d."""
+        return int(self.x.shape[1])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.class_names)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A graph with labels and masks: what a model is trained or scored on.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features, strided or sparse CSR.
+    edge_index : Tensor of shape (2, 2E), int64
+        Both directions of each edge; shape (2, 0) where there is none.
+    y : Tensor of shape (N,), int64
+        Classes, -1 where unknown.
+    masks : mapping of str to Tensor of shape (N,), bool
+        Named node sets: ``train``, ``val``, ``test``, and a setting's own
+        (``unseen``, ``missing``, ``new_client``).
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    masks: Mapping[str, Tensor]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return int(self.y.numel())
+
+
+@dataclass(frozen=True, eq=False)
+class ClientGraph:
+    """All that one client sees.
+
+    Parameters
+    ----------
+    partition_id : int
+        Number of the client, 0..K-1.
+    graph : Graph
+        The graph the client trains on; its masks always hold ``train``, ``val`` and
+        ``test``, of which some may be empty.
+    evaluation : tuple of Graph
+        Further graphs on which the client is scored only (inductive validation and test
+        graphs, unseen nodes, a new client's graph); each mask is one metric column.
+    class_names : tuple of str
+        Length C, the same on every client.
+    node_ids : Tensor of shape (N,), int64
+        Number of each node of ``graph`` in the source data; ascending.
+    """
+
+    partition_id: int
+    graph: Graph
+    class_names: tuple[str, ...]
+    node_ids: Tensor
+    evaluation: tuple[Graph, ...] = ()
+
+    @property
+    def num_features(self) -> int:
+        """Feature width d."""
+        return int(self.graph.x.shape[1])
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes C."""
+        return len(self.class_names)
+
+    def class_counts(self, mask: str = "train") -> Tensor:
+        """Count the nodes of each class in a mask.
+
+        Parameters
+        ----------
+        mask : str
+            Name of one of ``graph.masks``.
+
+        Returns
+        -------
+        Tensor of shape (C,), int64
+        """
+        labels = self.graph.y[self.graph.masks[mask]]
+        return torch.bincount(labels[labels >= 0], minlength=self.num_classes)

@@ -1,0 +1,1 @@
+"""Backbones: each splits into an embedding network and a prediction head."""

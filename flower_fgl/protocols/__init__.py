@@ -1,0 +1,1 @@
+"""What both halves of a method agree on: hyper-parameters and payloads."""

@@ -1,0 +1,1 @@
+"""Server halves of the methods; none of them touches a data set."""
