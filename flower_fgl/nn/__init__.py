@@ -1,1 +1,41 @@
 """Backbones: each splits into an embedding network and a prediction head."""
+
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.layered import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
+from flower_fgl.nn.models import (
+    MODELS,
+    build_model,
+    deal_models,
+    num_parameters,
+    state_shapes,
+)
+from flower_fgl.nn.sparse import EdgeOperator, Operator, SparseOperator
+from flower_fgl.nn.topology import Topology, graph_filter
+
+__all__ = [
+    "APPNP",
+    "GAMLP",
+    "GAT",
+    "GCN",
+    "GCNII",
+    "GIN",
+    "MLP",
+    "MODELS",
+    "SGC",
+    "SIGN",
+    "SSGC",
+    "Backbone",
+    "EdgeOperator",
+    "GraphInput",
+    "GraphSAGE",
+    "Operator",
+    "SparseOperator",
+    "Topology",
+    "build_model",
+    "deal_models",
+    "graph_filter",
+    "num_parameters",
+    "state_shapes",
+]

@@ -1,0 +1,250 @@
+"""The command line: ``flower-fgl run``, ``methods``, ``datasets``, ``partition`` …"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.errors import ConfigError, FglError
+from flower_fgl.methods import METHODS
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Federated graph learning as Flower apps.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+console = Console()
+errors = Console(stderr=True)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any run-config key, e.g. --set fedprox.mu=0.1."),
+]
+
+
+def main() -> None:
+    """Run the command line; errors a user can mend print without a traceback."""
+    try:
+        app()
+    except FglError as error:
+        errors.print(f"Error: {error}", style="bold red", markup=False, highlight=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        errors.print("Interrupted.", style="bold yellow")
+        sys.exit(130)
+
+
+def parse_settings(pairs: Sequence[str]) -> dict[str, Scalar]:
+    """Read ``key=value`` pairs; values are TOML, bare words are strings.
+
+    Parameters
+    ----------
+    pairs : sequence of str
+        E.g. ``["rounds=5", "model=gin", "fedprox.mu=0.1"]``.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        If a pair has no ``=`` or its value is a list or table.
+    """
+    out: dict[str, Scalar] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key.strip():
+            raise ConfigError(f'--set takes key=value, got "{pair}".')
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(f"--set {key} takes one value, got {text}.")
+        out[key.strip()] = value
+    return out
+
+
+def given(**values: Scalar | None) -> dict[str, Scalar]:
+    """Keep the options a user gave, with their config keys."""
+    return {k.replace("_", "-"): v for k, v in values.items() if v is not None}
+
+
+@app.command()
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(help="An experiment TOML, or a run's config.toml.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="See flower-fgl methods.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="See flower-fgl datasets.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients [10].")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run [0].")] = None,
+    engine: Annotated[
+        str, typer.Option(help="local: this process; ray: Flower's simulation.")
+    ] = "ray",
+    settings: Settings = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Clients at once under Ray [one per core].")
+    ] = None,
+    client_gpus: Annotated[
+        float, typer.Option(help="Share of a GPU per client under Ray.")
+    ] = 0.0,
+    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+) -> None:
+    """Train a method over the clients of a data set and leave a run folder."""
+    from flower_fgl.running import run_all
+
+    options = given(
+        method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
+    )
+    options |= parse_settings(settings or [])
+    if engine not in ("local", "ray"):
+        raise ConfigError(f'--engine must be "local" or "ray", got "{engine}".')
+    run_all(
+        experiment,
+        options,
+        engine=engine,
+        workers=workers,
+        client_gpus=client_gpus,
+        console=console,
+        quiet=quiet,
+    )
+
+
+@app.command()
+def methods() -> None:
+    """List the methods, what they send, and their settings."""
+    table = Table("method", "paper", "per round and client", "own settings")
+    for name, method in sorted(METHODS.items()):
+        table.add_row(name, method.paper, method.payload, _own_settings(name))
+    console.print(table)
+
+
+def _own_settings(name: str) -> str:
+    from dataclasses import fields
+
+    from flower_fgl.config import kebab
+
+    cls: Any = METHODS[name].settings
+    lines = [] if cls is None else [f"{kebab(f.name)} = {f.default}" for f in fields(cls)]
+    lines += [f"({key} = {value})" for key, value in METHODS[name].defaults.items()]
+    return "\n".join(lines)
+
+
+@app.command()
+def datasets(
+    data_dir: Annotated[str, typer.Option(help="Folder of raw data.")] = "",
+) -> None:
+    """List the data sets with their published statistics."""
+    from flower_fgl.datasets.sources import SOURCES
+
+    table = Table("data set", "task", "nodes", "edges", "features", "classes", "split")
+    for name, source in SOURCES.items():
+        statistics = source.statistics
+        table.add_row(
+            name,
+            source.task,
+            *(_number(getattr(statistics, key, None)) for key in _STATISTICS),
+            source.split,
+        )
+    console.print(table)
+    console.print("Any other TU set as tu:NAME; a graph file by its path.")
+
+
+_STATISTICS = ("nodes", "edges", "features", "classes")
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else "–"
+
+
+@app.command()
+def partition(
+    dataset: Annotated[str, typer.Option(help="See flower-fgl datasets.")] = "synthetic",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a heat map of class by client (PNG).")
+    ] = None,
+) -> None:
+    """Cut a data set and say what the clients get."""
+    from flower_fgl.inspecting import describe_clients, write_heat_map
+
+    config = data_config(dataset, clients, rule, settings)
+    description = describe_clients(config)
+    table = Table("client", "nodes", "train", "val", "test", "classes", "exp(entropy)")
+    for row in description.rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(description.summary, markup=False, highlight=False)
+    if out is not None:
+        write_heat_map(description, out)
+        console.print(f"Heat map: {out}", markup=False, highlight=False)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where the .npz files go.")],
+    dataset: Annotated[str, typer.Option(help="See flower-fgl datasets.")] = "synthetic",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
+    settings: Settings = None,
+) -> None:
+    """Write each client's graph as .npz, so that a deployment can be rehearsed."""
+    from flower_fgl.inspecting import export_clients
+
+    for path in export_clients(data_config(dataset, clients, rule, settings), folder):
+        console.print(str(path), markup=False, highlight=False)
+
+
+def data_config(
+    dataset: str, clients: int, rule: str, settings: Sequence[str] | None
+) -> RunConfig:
+    """Check the settings of a command that only looks at data."""
+    values: dict[str, Scalar] = {
+        "dataset": dataset,
+        "clients": clients,
+        "partition": rule,
+        **parse_settings(settings or []),
+    }
+    config = RunConfig.parse(values, METHODS)
+    if config.clients < 1:
+        raise ConfigError(f"--clients must be at least 1, got {clients}.")
+    return config
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
+) -> None:
+    """Draw a run, or compare several, as one HTML page."""
+    from flower_fgl.report import write_report
+    from flower_fgl.runs import Run
+
+    path = write_report([Run.load(folder) for folder in runs], out)
+    console.print(f"Report: {path}", markup=False, highlight=False)
+
+
+def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Turn rows of equal or fewer keys into a table."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(row.get(column, "") for column in columns))
+    return table

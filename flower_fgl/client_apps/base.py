@@ -1,0 +1,281 @@
+"""The message handling of every client half; methods override hooks."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from flower_fgl.client_apps.client import Client, DataCache, node_place
+from flower_fgl.client_apps.client import open_client_data
+from flower_fgl.client_apps.state import (
+    ContextStates,
+    FileStates,
+    MemoryStates,
+    StatePlace,
+)
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.config import RunConfig
+from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.methods import METHODS
+from flower_fgl.metrics import Scores
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.base import (
+    CONFIG,
+    DESCRIBE,
+    METRICS,
+    Payload,
+    read_tensors,
+    write_scores,
+)
+from flower_fgl.protocols.describe import Description
+
+__all__ = ["FglClientApp", "Fit", "Workplace"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What local training gives.
+
+    Parameters
+    ----------
+    model : Backbone
+        The client's personalised model: what ``evaluate = "local"`` scores.
+    upload : Payload
+        What goes to the server.
+    loss : float
+        Training loss.
+    """
+
+    model: Backbone
+    upload: Payload
+    loss: float
+
+
+@dataclass
+class Workplace:
+    """What outlives a message in one process.
+
+    Parameters
+    ----------
+    graphs : DataCache
+        Opened graphs.
+    memory : MemoryStates or None
+        Client states of the local engine; elsewhere ``None``.
+    """
+
+    graphs: DataCache = field(default_factory=DataCache)
+    memory: MemoryStates | None = None
+    configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
+
+    def config(self, context: Context) -> RunConfig:
+        """Parse a run config once."""
+        key = tuple(sorted(context.run_config.items()))
+        if key not in self.configs:
+            self.configs[key] = RunConfig.parse(context.run_config, METHODS)
+        return self.configs[key]
+
+    def states(self, config: RunConfig, context: Context) -> StatePlace:
+        """Choose where client states live."""
+        if self.memory is not None:
+            return self.memory
+        folder = str(context.node_config.get("state-dir", config.state_dir))
+        return FileStates(Path(folder)) if folder else ContextStates()
+
+
+class FglClientApp(ClientApp):
+    """Base of all client halves.
+
+    A method sets ``down`` and ``up`` and overrides :meth:`fit`, and where needed
+    :meth:`download_spec` and :meth:`personal_model`.
+
+    Parameters
+    ----------
+    workplace : Workplace, optional
+        What this process keeps between messages.
+    """
+
+    down: ClassVar[type[Payload]]
+    up: ClassVar[type[Payload]]
+
+    def __init__(self, workplace: Workplace | None = None) -> None:
+        super().__init__()
+        self.workplace = workplace or Workplace()
+        self.query(DESCRIBE)(self._describe)
+        self.train()(self._train)
+        self.evaluate()(self._evaluate)
+
+    # ------------------------------------------------------------------ hooks
+    def fit(self, client: Client, server_round: int, download: Any) -> Fit:
+        """Train and make the upload."""
+        raise NotImplementedError
+
+    def download_spec(self, client: Client, model: Backbone) -> Any:
+        """Return what :meth:`Payload.from_record` checks the download against."""
+        return None
+
+    def personal_model(self, client: Client, download: Any) -> Backbone | None:
+        """Return the model the client would use now, ``None`` if it has none.
+
+        By default the one it trained last.
+        """
+        saved = client.state.group("model")
+        if not saved:
+            return None
+        model = client.build_model()
+        load_state(model, saved)
+        return model
+
+    # ---------------------------------------------------------------- plumbing
+    def open(self, context: Context) -> tuple[Client, StatePlace]:
+        """Gather a client's graph, settings and memory.
+
+        Raises
+        ------
+        FglError
+            If the settings, the graph or the state cannot be read.
+        """
+        config = self.workplace.config(context)
+        if torch.get_num_threads() != config.threads:
+            torch.set_num_threads(config.threads)
+        device = choose_device(config.device)
+        partition_id, num_partitions = node_place(context.node_config)
+        key = (
+            id(config),
+            str(device),
+            tuple(sorted(context.node_config.items())),
+        )
+        data = self.workplace.graphs.get(
+            key, lambda: open_client_data(config, context, device)
+        )
+        place = self.workplace.states(config, context)
+        state = place.load(context, partition_id)
+        client = Client(config, partition_id, num_partitions, data, state, device)
+        return client, place
+
+    def _describe(self, message: Message, context: Context) -> Message:
+        """Answer the query before round 1."""
+        client, _ = self.open(context)
+        graph = client.data.graph
+        counts = tuple(graph.class_counts("train").tolist())
+        sizes = client.data.sizes
+        description = Description(
+            partition_id=client.partition_id,
+            num_partitions=client.num_partitions,
+            num_nodes=graph.graph.num_nodes,
+            num_edges=graph.graph.edge_index.shape[1] // 2,
+            num_train=int(client.data.training.index.numel()),
+            num_val=sizes.get("val", 0),
+            num_test=sizes.get("test", 0),
+            num_features=graph.num_features,
+            class_names=graph.class_names,
+            class_counts=counts if client.config.share_class_counts else (),
+            model=client.model_name,
+            partition_sha256=client.data.partition_sha256,
+        )
+        return Message(description.to_record(), reply_to=message)
+
+    def _train(self, message: Message, context: Context) -> Message:
+        """Handle a round's training message."""
+        return self.handle_fit(message, context, self.fit)
+
+    def handle_fit(self, message: Message, context: Context, fit: Any) -> Message:
+        """Unpack, run ``fit``, score the model, keep the state, pack the reply."""
+        clock = time.perf_counter()
+        client, place = self.open(context)
+        seconds = {"load": time.perf_counter() - clock}
+        settings = message.content.config_records[CONFIG]
+        server_round = int(settings["server-round"])  # type: ignore[arg-type]
+        download = self.read_download(client, message.content)
+        clock = time.perf_counter()
+        result = fit(client, server_round, download)
+        seconds["train"] = time.perf_counter() - clock
+        scores: dict[str, dict[str, Scores]] = {}
+        if settings["evaluate"]:
+            clock = time.perf_counter()
+            scores["local"] = client.evaluate(result.model)
+            seconds["evaluate"] = time.perf_counter() - clock
+        client.state.set_group(
+            "model", {n: t.detach() for n, t in result.model.state_dict().items()}
+        )
+        client.state.values["round"] = server_round
+        place.save(context, client.partition_id, client.state)
+        content = result.upload.to_record()
+        content[METRICS] = pack_metrics(scores, seconds, loss=result.loss)
+        return Message(content, reply_to=message)
+
+    def read_download(self, client: Client, content: RecordDict) -> Any:
+        """Unpack what the server sent, checked."""
+        if not self.down.records:
+            return self.down.from_record(content, None)
+        return self.down.from_record(
+            content, self.download_spec(client, client.build_model())
+        )
+
+    def _evaluate(self, message: Message, context: Context) -> Message:
+        """Score the client's own model, the aggregated one, or both."""
+        client, _ = self.open(context)
+        clock = time.perf_counter()
+        modes = message.content.config_records[CONFIG]["modes"]
+        scores = {}
+        for mode in modes:  # type: ignore[union-attr]
+            model = client.build_model()
+            if mode == "global":
+                shapes = {n: tuple(t.shape) for n, t in model.state_dict().items()}
+                load_state(model, read_tensors(message.content, "global", shapes))
+            else:
+                download = self.read_download(client, message.content)
+                own = self.personal_model(client, download)
+                if own is None:
+                    raise PayloadError("the client has no model to score yet")
+                model = own
+            scores[str(mode)] = client.evaluate(model)
+        seconds = {"evaluate": time.perf_counter() - clock}
+        return Message(
+            RecordDict({METRICS: pack_metrics(scores, seconds)}), reply_to=message
+        )
+
+
+def pack_metrics(
+    scores: dict[str, dict[str, Scores]],
+    seconds: dict[str, float],
+    *,
+    loss: float | None = None,
+) -> MetricRecord:
+    """Pack a reply's numbers."""
+    flat = write_scores(
+        {
+            mode: {column: vars(values) for column, values in columns.items()}
+            for mode, columns in scores.items()
+        }
+    )
+    metrics: dict[str, int | float] = {**flat, "worker": os.getpid()}
+    metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+    if loss is not None:
+        metrics["loss"] = float(loss)
+    return MetricRecord(dict(metrics))
+
+
+def choose_device(name: str) -> torch.device:
+    """Turn the setting ``device`` into a torch device.
+
+    Raises
+    ------
+    RunError
+        If the device does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RunError(f'device = "{name}" is no torch device: {error}') from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunError(f'device = "{name}", but torch sees no GPU. Use device = "cpu".')
+    return device

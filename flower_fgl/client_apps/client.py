@@ -1,0 +1,316 @@
+"""One client while it handles one message: its graph, its settings, its memory."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from torch import Tensor
+
+from flower_fgl.client_apps.state import ClientState
+from flower_fgl.client_apps.training import (
+    TrainingSet,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    train_epochs,
+)
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets.build import client_from_file
+from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.store import open_store
+from flower_fgl.errors import RunError
+from flower_fgl.metrics import Scores, score
+from flower_fgl.nn import Backbone, GraphInput, build_model, deal_models
+from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
+
+__all__ = ["Client", "ClientData", "DataCache"]
+
+log = logging.getLogger(__name__)
+CACHE_BYTES = 2 << 30
+EMPTY = Scores(0, math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """A client's graph in the form in which it is computed with, on its device.
+
+    Parameters
+    ----------
+    graph : ClientGraph
+        What the client sees.
+    inputs : list of GraphInput
+        Of the training graph and of each evaluation graph; their propagation operators
+        are computed once.
+    training : TrainingSet
+        Training nodes and labels.
+    labels : list of Tensor of shape (N_g,), int64
+        Classes of each graph's nodes.
+    columns : list of dict of str to Tensor of shape (N_g,), bool
+        For each graph: the nodes of every score column.
+    sizes : dict of str to int
+        Labelled nodes of every score column.
+    partition_sha256 : str
+        Hash of the partition; empty for an owner's own file.
+    """
+
+    graph: ClientGraph
+    inputs: list[GraphInput]
+    training: TrainingSet
+    labels: list[Tensor]
+    columns: list[dict[str, Tensor]]
+    sizes: dict[str, int]
+    partition_sha256: str
+
+    @classmethod
+    def build(
+        cls, graph: ClientGraph, device: torch.device, partition_sha256: str = ""
+    ) -> ClientData:
+        """Move a graph to its device and index its masks."""
+        graphs = [graph.graph, *graph.evaluation]
+        inputs = [GraphInput(g.x, g.edge_index).to(device) for g in graphs]
+        scored = {name for g in graph.evaluation for name in g.masks} | {"train"}
+        columns = [{n: m for n, m in graph.graph.masks.items() if n not in scored}]
+        columns += [dict(g.masks) for g in graph.evaluation]
+        sizes = {
+            name: int((mask & (g.y >= 0)).sum())
+            for g, masks in zip(graphs, columns, strict=True)
+            for name, mask in masks.items()
+        }
+        index = (graph.graph.masks["train"] & (graph.graph.y >= 0)).nonzero().squeeze(1)
+        return cls(
+            graph,
+            inputs,
+            TrainingSet(inputs[0], index.to(device), graph.graph.y[index].to(device)),
+            [g.y.to(device) for g in graphs],
+            [{n: m.to(device) for n, m in masks.items()} for masks in columns],
+            sizes,
+            partition_sha256,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of features and edges, in bytes, caches estimated."""
+        graphs = [self.graph.graph, *self.graph.evaluation]
+        return sum(
+            3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
+        )
+
+
+def _feature_bytes(x: Tensor) -> int:
+    if x.layout == torch.sparse_csr:
+        return 12 * int(x.values().numel())
+    return 4 * x.numel()
+
+
+class DataCache:
+    """The graphs a process has opened, the least recently used dropped first.
+
+    Parameters
+    ----------
+    limit : int
+        Bytes kept at most (the newest is always kept).
+    """
+
+    def __init__(self, limit: int = CACHE_BYTES) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
+
+    def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
+        """Return what is kept under ``key``, else build and keep it."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return self._entries[key]
+        data = self._entries[key] = build()
+        total = sum(entry.num_bytes for entry in self._entries.values())
+        while total > self._limit and len(self._entries) > 1:
+            _, dropped = self._entries.popitem(last=False)
+            total -= dropped.num_bytes
+        return data
+
+
+@dataclass(eq=False)
+class Client:
+    """What a method's hooks get: everything one client has.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Checked settings.
+    partition_id, num_partitions : int
+        The client's number and how many there are.
+    data : ClientData
+        Its graph.
+    state : ClientState
+        Its memory; what hooks change in it is kept after the message.
+    device : torch.device
+        Where it computes.
+    """
+
+    config: RunConfig
+    partition_id: int
+    num_partitions: int
+    data: ClientData
+    state: ClientState
+    device: torch.device
+
+    @property
+    def model_name(self) -> str:
+        """Backbone of this client: names in ``model`` are dealt in turn."""
+        return deal_models(self.config.model, self.num_partitions)[self.partition_id]
+
+    def seed(self, server_round: int, purpose: str) -> int:
+        """Derive a seed of this client."""
+        return derive_seed(self.config.seed, server_round, self.partition_id, purpose)
+
+    def build_model(self, *, initialise: bool = False) -> Backbone:
+        """Build the client's backbone.
+
+        Parameters
+        ----------
+        initialise : bool
+            Whether to draw initial weights, the same on all clients of one backbone;
+            else they are to be overwritten.
+        """
+        with seeded(derive_seed(self.config.seed, 0, SERVER, "init")):
+            return build_model(
+                self.model_name,
+                in_channels=self.data.graph.num_features,
+                hidden_channels=self.config.hidden_channels,
+                num_classes=self.data.graph.num_classes,
+                num_layers=self.config.num_layers,
+                dropout=self.config.dropout,
+                initialise=initialise,
+            ).to(self.device)
+
+    def train(
+        self,
+        model: Backbone,
+        server_round: int,
+        *,
+        epochs: int | None = None,
+        penalty: Callable[[], Tensor] | None = None,
+        after_epoch: Callable[[], None] | None = None,
+    ) -> float:
+        """Train a model on the client's training nodes, keeping optimizer moments.
+
+        Parameters
+        ----------
+        model : Backbone
+            Trained in place.
+        server_round : int
+            Seeds dropout and batches.
+        epochs : int, optional
+            Instead of ``local-epochs``.
+        penalty : callable, optional
+            Returns a term added to the loss.
+        after_epoch : callable, optional
+            Called after each epoch.
+
+        Returns
+        -------
+        float
+            Mean loss of the last epoch.
+        """
+        optimizer = make_optimizer(model, self.config)
+        if self.config.optimizer_state == "keep":
+            restore_optimizer(model, optimizer, self.state.group("optimizer"))
+        generator = torch_generator(
+            self.config.seed, server_round, self.partition_id, "batches"
+        )
+        loss = float("nan")
+        epochs = self.config.local_epochs if epochs is None else epochs
+        chunk = 1 if after_epoch else epochs
+        with seeded(self.seed(server_round, "training"), self.device):
+            for _ in range(epochs // chunk if chunk else 0):
+                loss = train_epochs(
+                    model,
+                    self.data.training,
+                    optimizer,
+                    epochs=chunk,
+                    batch_size=self.config.batch_size,
+                    penalty=penalty,
+                    generator=generator,
+                )
+                if after_epoch:
+                    after_epoch()
+        if self.config.optimizer_state == "keep":
+            self.state.set_group("optimizer", optimizer_tensors(model, optimizer))
+        return loss
+
+    @torch.inference_mode()
+    def evaluate(self, model: Backbone) -> dict[str, Scores]:
+        """Score a model on every column: ``val``, ``test`` and the setting's own."""
+        model.eval()
+        data = self.data
+        scores = {name: EMPTY for name in data.sizes}
+        for inputs, y, masks in zip(data.inputs, data.labels, data.columns, strict=True):
+            names = [name for name in masks if data.sizes[name]]
+            if names:
+                logits = model(inputs)
+            for name in names:
+                scores[name] = score(logits, y, masks[name], data.graph.num_classes)
+        return scores
+
+
+def open_client_data(
+    config: RunConfig, context: Context, device: torch.device
+) -> ClientData:
+    """Load the graph a node is told to hold.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Data settings.
+    context : Context
+        Its node config holds either ``graph`` (an owner's own file) or ``partition-id``
+        and ``num-partitions``.
+    device : torch.device
+        Where to put it.
+
+    Returns
+    -------
+    ClientData
+
+    Raises
+    ------
+    DataError
+        If the data cannot be had.
+    """
+    node = context.node_config
+    partition_id, num_partitions = node_place(node)
+    if "graph" in node:
+        graph = client_from_file(Path(str(node["graph"])), partition_id, config)
+        return ClientData.build(graph, device)
+    store = open_store(config, num_partitions)
+    return ClientData.build(
+        store.load(partition_id), device, store.index.partition_sha256
+    )
+
+
+def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
+    """Read ``partition-id`` and ``num-partitions`` of a node.
+
+    Raises
+    ------
+    RunError
+        If one is missing or no whole number.
+    """
+    out = []
+    for key in ("partition-id", "num-partitions"):
+        value = node.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise RunError(
+                f"The node config must hold {key} as a whole number, got {value!r}. "
+                "Start the SuperNode with --node-config "
+                '"partition-id=0 num-partitions=3".'
+            )
+        out.append(value)
+    return out[0], out[1]

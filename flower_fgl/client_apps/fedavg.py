@@ -1,0 +1,99 @@
+"""FedAvg's client half.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from flwr.app import Context, Message
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.fedavg import Weights
+
+__all__ = ["FedAvgClientApp"]
+
+
+class FedAvgClientApp(FglClientApp):
+    """Train the received weights on the client's own nodes, send them back."""
+
+    down = Weights
+    up = Weights
+
+    def __init__(self, workplace: Workplace | None = None) -> None:
+        super().__init__(workplace)
+        self.train("finetune")(self._finetune)
+
+    def download_spec(
+        self, client: Client, model: Backbone
+    ) -> Mapping[str, tuple[int, ...]]:
+        """Expect the weights of the client's backbone."""
+        return {name: tuple(t.shape) for name, t in model.state_dict().items()}
+
+    def penalty(
+        self, client: Client, model: Backbone, download: Weights
+    ) -> Callable[[], Tensor] | None:
+        """Return a term of the loss beside the cross-entropy: none here."""
+        return None
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Start from the received weights, train ``local-epochs`` epochs."""
+        model = client.build_model()
+        load_state(model, download.tensors)
+        loss = client.train(
+            model, server_round, penalty=self.penalty(client, model, download)
+        )
+        return Fit(model, Weights(state_of(model)), loss)
+
+    def personal_model(self, client: Client, download: Weights) -> Backbone:
+        """Return the model trained last; before the first training the received one."""
+        own = super().personal_model(client, download)
+        if own is not None:
+            return own
+        model = client.build_model()
+        load_state(model, download.tensors)
+        return model
+
+    def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train the final weights on, keep the epoch best on validation nodes.
+
+        Ties go to the earlier epoch; zero epochs count as a candidate. Without
+        validation nodes the last epoch is kept.
+        """
+        model = client.build_model()
+        load_state(model, download.tensors)
+        best = {"score": _validation(client, model), "state": state_of(model)}
+
+        def keep_best() -> None:
+            value = _validation(client, model)
+            if not value <= best["score"]:  # NaN: no validation node, keep the last
+                best.update(score=value, state=state_of(model))
+            model.train()
+
+        loss = client.train(
+            model,
+            server_round,
+            epochs=client.config.hyper.finetune_epochs,
+            after_epoch=keep_best,
+        )
+        load_state(model, best["state"])
+        return Fit(model, Weights(state_of(model)), loss)
+
+    def _finetune(self, message: Message, context: Context) -> Message:
+        return self.handle_fit(message, context, self.finetune)
+
+
+def state_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Copy a model's state."""
+    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+
+def _validation(client: Client, model: Backbone) -> float:
+    return client.evaluate(model)["val"].accuracy

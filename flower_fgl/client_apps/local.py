@@ -1,0 +1,33 @@
+"""Local training's client half: every client alone, nothing uploaded."""
+
+from __future__ import annotations
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.base import Empty
+
+__all__ = ["LocalClientApp"]
+
+
+class LocalClientApp(FglClientApp):
+    """Train on from the client's own last weights.
+
+    Notes
+    -----
+    1. All clients of one backbone start from the same weights, those FedAvg starts from.
+    """
+
+    down = Empty
+    up = Empty
+
+    def fit(self, client: Client, server_round: int, download: Empty) -> Fit:
+        """Train ``local-epochs`` more epochs."""
+        model = self.personal_model(client, download)
+        loss = client.train(model, server_round)
+        return Fit(model, Empty(), loss)
+
+    def personal_model(self, client: Client, download: Empty) -> Backbone:
+        """Return the model trained last, at first an untrained one."""
+        own = super().personal_model(client, download)
+        return own if own is not None else client.build_model(initialise=True)

@@ -1,0 +1,155 @@
+"""Local training: the loop, its optimizer, and the optimizer's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.config import RunConfig
+from flower_fgl.nn import Backbone, GraphInput
+
+__all__ = [
+    "TrainingSet",
+    "load_state",
+    "make_optimizer",
+    "optimizer_tensors",
+    "restore_optimizer",
+    "train_epochs",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """The nodes a client trains on.
+
+    Parameters
+    ----------
+    inputs : GraphInput
+        The graph as backbones take it.
+    index : Tensor of shape (n,), int64
+        Training nodes.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    """
+
+    inputs: GraphInput
+    index: Tensor
+    labels: Tensor
+
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+    """Build the client optimizer that the settings name."""
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+    }
+    options = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    return kinds[config.optimizer](model.parameters(), **options)  # type: ignore[arg-type]
+
+
+def optimizer_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> dict[str, Tensor]:
+    """Return the optimizer's moments by ``<moment>/<parameter>``."""
+    return {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
+) -> None:
+    """Give an optimizer the moments that :func:`optimizer_tensors` returned.
+
+    Tensors whose parameter is gone or has another shape are left out.
+    """
+    parameters = dict(model.named_parameters())
+    for path, tensor in tensors.items():
+        key, _, name = path.partition("/")
+        parameter = parameters.get(name)
+        if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
+            continue
+        # the step counter of fused Adam lives where its parameter does
+        optimizer.state[parameter][key] = tensor.to(parameter.device)
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Copy tensors into a model's state, names and shapes having been checked."""
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, tensor in state.items():
+            own[name].copy_(tensor)
+
+
+def train_epochs(
+    model: Backbone,
+    data: TrainingSet,
+    optimizer: torch.optim.Optimizer,
+    *,
+    epochs: int,
+    batch_size: int = 0,
+    penalty: Callable[[], Tensor] | None = None,
+    generator: torch.Generator | None = None,
+) -> float:
+    """Minimise the cross-entropy of the training nodes.
+
+    Parameters
+    ----------
+    model : Backbone
+        Trained in place, in training mode.
+    data : TrainingSet
+        Graph, nodes and labels.
+    optimizer : torch.optim.Optimizer
+        Over the model's parameters.
+    epochs : int
+        Passes over the training nodes.
+    batch_size : int
+        Training nodes per step, each with a pass over the whole graph; 0 takes all of
+        them in one step.
+    penalty : callable, optional
+        Returns a term added to the loss of every step.
+    generator : torch.Generator, optional
+        Draws the batches.
+
+    Returns
+    -------
+    float
+        Mean loss over the steps of the last epoch; NaN without training nodes.
+
+    Notes
+    -----
+    1. Dropout draws from torch's global generator: call this inside
+       :func:`flower_fgl.seeds.seeded`.
+    """
+    model.train()
+    size = int(data.index.numel())
+    if size == 0:
+        return float("nan")
+    total = torch.zeros((), device=data.labels.device)
+    steps = 1
+    for _ in range(epochs):
+        batches = [(data.index, data.labels)]
+        if batch_size:
+            order = torch.randperm(size, generator=generator).to(data.index.device)
+            batches = [
+                (data.index[part], data.labels[part]) for part in order.split(batch_size)
+            ]
+        total.zero_()
+        steps = len(batches)
+        for index, labels in batches:
+            optimizer.zero_grad(set_to_none=True)
+            loss = F.cross_entropy(model(data.inputs)[index], labels)
+            if penalty is not None:
+                loss = loss + penalty()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += loss.detach()
+    return float(total) / steps

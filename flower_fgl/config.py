@@ -1,0 +1,463 @@
+"""Settings: Flower's flat run config to checked, frozen dataclasses.
+
+Flower hands over a flat mapping of strings, numbers and booleans and checks no types.
+Each setting is declared once, as a field made by :func:`option`; ``pyproject.toml`` and
+the generated app folder repeat its default (a test compares them).
+
+A general setting whose field says ``auto`` may be left to the method: its value in
+``pyproject.toml`` is ``"auto"``, which stands for the method's own default (its paper's
+value), else for the data set's, else for the general one. Which of them was taken is kept
+in :attr:`RunConfig.sources`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, get_type_hints
+
+from flower_fgl.errors import ConfigError
+
+__all__ = [
+    "AUTO",
+    "DATASETS",
+    "PARTITIONS",
+    "GeneralSettings",
+    "RunConfig",
+    "SyntheticSettings",
+    "nearest",
+    "option",
+    "pyproject_table",
+    "read_settings",
+]
+
+Scalar = bool | int | float | str
+AUTO = "auto"
+
+DATASETS = (
+    "synthetic cora citeseer pubmed cora-full cora-ml citeseer-full dblp computers photo "
+    "cs physics flickr reddit reddit2 ogbn-arxiv ogbn-products ogbn-papers100m mutag "
+    "proteins nci1 imdb-binary collab amazon-clothing dblp-few-shot fold-ppi"
+).split()
+"""Names of the sources in ``datasets/sources.py`` (a test compares them)."""
+
+PARTITIONS = "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform"
+DATASET_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {"synthetic": {"rounds": 20}}
+
+
+def option(
+    default: Scalar,
+    text: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    choices: str = "",
+    auto: bool = False,
+) -> Any:
+    """Declare one setting of a settings dataclass.
+
+    Parameters
+    ----------
+    default : bool, int, float or str
+        Value if nobody says otherwise.
+    text : str
+        What it is, with its unit and source.
+    ge, gt, le : float, optional
+        Bounds of a number.
+    choices : str
+        Space-separated values a string may take; empty allows any.
+    auto : bool
+        Whether a method may bring its own default.
+
+    Returns
+    -------
+    dataclasses.Field
+    """
+    metadata = {
+        "text": text,
+        "ge": ge,
+        "gt": gt,
+        "le": le,
+        "choices": tuple(choices.split()),
+        "auto": auto,
+    }
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class SyntheticSettings:
+    """Settings of the ``synthetic`` data set, see ``datasets/synthetic.py``."""
+
+    nodes: int = option(2000, "number of nodes", ge=2)
+    classes: int = option(5, "number of classes", ge=2)
+    features: int = option(64, "feature width", ge=1)
+    degree: float = option(8.0, "expected number of neighbours of a node", ge=0)
+    homophily: float = option(0.8, "share of edges inside a class", ge=0, le=1)
+    feature_noise: float = option(
+        4.0, "standard deviation of the features around their class mean", ge=0
+    )
+    blocks: int = option(20, "latent communities, each with its own classes", ge=1)
+    block_skew: float = option(
+        0.7, "0: every community has all classes alike; 1: one class only", ge=0, le=1
+    )
+
+
+@dataclass(frozen=True)
+class GeneralSettings:
+    """Settings that every method reads."""
+
+    method: str = option("fedavg", "which method to run: flower-fgl methods lists them")
+    dataset: str = option(
+        "synthetic", "data set (flower-fgl datasets), tu:NAME, or a graph file's path"
+    )
+    clients: int = option(
+        0, "clients to wait for; 0: as many as the federation has partitions", ge=0
+    )
+    data_dir: str = option(
+        "", "folder of raw data; empty: FLOWER_FGL_DATA, else the user's cache folder"
+    )
+    partition: str = option("metis", "rule that cuts the graph", choices=PARTITIONS)
+    partition_seed: int = option(42, "seed of partition and split", ge=0)
+    dirichlet_alpha: float = option(0.5, "concentration of `dirichlet`", gt=0)
+    split: str = option(
+        "default", "train/val/test in percent of each class, `default` or `public`"
+    )
+    setting: str = option(
+        "transductive", "what is known when", choices="transductive inductive"
+    )
+    model: str = option(
+        "gcn", "backbone, or several (gcn,gin) dealt to the clients in turn", auto=True
+    )
+    hidden_channels: int = option(64, "width of the embedding", ge=1, auto=True)
+    num_layers: int = option(2, "layers or propagation steps", ge=1, auto=True)
+    dropout: float = option(0.5, "dropout probability", ge=0, le=1, auto=True)
+    rounds: int = option(100, "federated rounds", ge=1, auto=True)
+    local_epochs: int = option(3, "epochs a client trains per round", ge=1, auto=True)
+    batch_size: int = option(
+        0, "training nodes per step; 0: all of them", ge=0, auto=True
+    )
+    optimizer: str = option(
+        "adam", "client optimizer", choices="adam adamw sgd", auto=True
+    )
+    lr: float = option(0.01, "client learning rate", gt=0, auto=True)
+    weight_decay: float = option(5e-4, "client weight decay", ge=0, auto=True)
+    optimizer_state: str = option(
+        "keep",
+        "whether optimizer moments outlive a round",
+        choices="keep reset",
+        auto=True,
+    )
+    weight_by: str = option(
+        "train-nodes",
+        "what a client's model weighs in the average",
+        choices="train-nodes nodes equal",
+        auto=True,
+    )
+    participation: float = option(
+        1.0, "share of clients that train in a round", gt=0, le=1, auto=True
+    )
+    min_replies: int = option(1, "usable replies below which a round fails", ge=1)
+    round_timeout: float = option(600.0, "seconds to wait for the replies", gt=0)
+    join_timeout: float = option(120.0, "seconds to wait for the clients", gt=0)
+    evaluate: str = option(
+        "local",
+        "which model is scored on a client: its own, the aggregated one, or both",
+        choices="local global both",
+        auto=True,
+    )
+    evaluate_every: int = option(1, "rounds between evaluations", ge=1)
+    share_class_counts: bool = option(
+        True, "whether clients tell the server their training nodes per class"
+    )
+    seed: int = option(0, "seed of the run", ge=0)
+    device: str = option("auto", "auto, cpu, or a torch device such as cuda:0")
+    threads: int = option(1, "torch threads of one client", ge=1)
+    output_dir: str = option("runs", "where run folders go")
+    run_dir: str = option("", "this run's folder; empty: a new one in output-dir")
+    state_dir: str = option(
+        "", "where clients keep large state; empty: in Flower's context"
+    )
+
+
+def kebab(name: str) -> str:
+    """Turn a Python name into a config key."""
+    return name.replace("_", "-")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Name what is known, and the nearest, for an error message.
+
+    Returns
+    -------
+    str
+        ``'Known: a, b. Did you mean "a"?'``
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f' Did you mean "{close[0]}"?' if close else ""
+    return f"Known: {', '.join(names)}.{hint}"
+
+
+def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
+    """Return ``value`` as ``kind``, or say what was expected."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        bool: isinstance(value, bool),
+        int: is_number and float(value).is_integer(),
+        float: is_number and value == value,
+        str: isinstance(value, str),
+    }[kind]
+    if not fits:
+        hint = f' (or "{AUTO}")' if metadata["auto"] else ""
+        raise ConfigError(
+            f"{key} must be of type {kind.__name__}{hint}, got {value!r} "
+            f"({type(value).__name__}). {key}: {metadata['text']}."
+        )
+    bounds = [
+        f"{sign} {metadata[name]:g}"
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
+        if metadata[name] is not None
+    ]
+    ok = (
+        (metadata["ge"] is None or value >= metadata["ge"])
+        and (metadata["gt"] is None or value > metadata["gt"])
+        and (metadata["le"] is None or value <= metadata["le"])
+    )
+    if not ok:
+        raise ConfigError(f"{key} must be {' and '.join(bounds)}, got {value!r}.")
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise ConfigError(
+            f'{key} = "{value}" is unknown. {nearest(str(value), metadata["choices"])}'
+        )
+    return kind(value)
+
+
+def read_settings(cls: type[Any], values: Mapping[str, Any], *, prefix: str = "") -> Any:
+    """Make a settings dataclass from kebab-case values.
+
+    Parameters
+    ----------
+    cls : type
+        A dataclass whose fields are made by :func:`option`.
+    values : mapping of str to bool, int, float or str
+        Kebab-case keys without prefix; missing ones take their default.
+    prefix : str
+        Table name for messages, e.g. ``"fedprox"``.
+
+    Returns
+    -------
+    cls
+
+    Raises
+    ------
+    ConfigError
+        For an unknown key, a wrong type, or a value out of range.
+    """
+    dot = f"{prefix}." if prefix else ""
+    known = {kebab(f.name): f for f in fields(cls)}
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        names = [dot + name for name in known]
+        raise ConfigError(
+            f'Unknown setting "{dot}{unknown[0]}". {nearest(dot + unknown[0], names)}'
+        )
+    kinds = get_type_hints(cls)
+    return cls(
+        **{
+            known[key].name: _check(
+                dot + key, value, kinds[known[key].name], known[key].metadata
+            )
+            for key, value in values.items()
+        }
+    )
+
+
+@dataclass(frozen=True)
+class RunConfig(GeneralSettings):
+    """Everything one run is told.
+
+    Parameters
+    ----------
+    synthetic : SyntheticSettings
+        Settings of the synthetic data set.
+    hyper : object or None
+        Settings of the method (its ``config`` dataclass), ``None`` if it has none.
+    sources : mapping of str to str
+        Where each general value came from: ``user``, ``method``, ``data set`` or
+        ``default``.
+    """
+
+    synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
+    hyper: Any = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def parse(
+        cls,
+        values: Mapping[str, Scalar],
+        methods: Mapping[str, Any],
+        *,
+        datasets: Iterable[str] = DATASETS,
+    ) -> RunConfig:
+        """Read Flower's flat run config.
+
+        Parameters
+        ----------
+        values : mapping of str to bool, int, float or str
+            Flat keys: ``rounds``, ``fedprox.mu``, ``synthetic.nodes``; missing ones take
+            their default.
+        methods : mapping of str to Method
+            The table of methods, each with ``settings`` (a dataclass or ``None``) and
+            ``defaults`` (general settings it brings).
+        datasets : iterable of str
+            Names of known data sets.
+
+        Returns
+        -------
+        RunConfig
+
+        Raises
+        ------
+        ConfigError
+            For an unknown method, data set or key, a wrong type or range.
+        """
+        general = {k: v for k, v in values.items() if "." not in k}
+        tables: dict[str, dict[str, Scalar]] = {}
+        for key, value in values.items():
+            if "." in key:
+                table, _, name = key.partition(".")
+                tables.setdefault(table, {})[name] = value
+        _check_names(general, tables, methods, datasets)
+        method = methods[str(general.get("method", GeneralSettings.method))]
+        general, sources = _fill(general, method.defaults)
+        settings = {
+            name: read_settings(entry.settings, tables.get(name, {}), prefix=name)
+            for name, entry in methods.items()
+            if entry.settings is not None
+        }
+        read = read_settings(GeneralSettings, general)
+        _check_method(read, method)
+        return cls(
+            **vars(read),
+            synthetic=read_settings(
+                SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
+            ),
+            hyper=settings.get(str(general.get("method", GeneralSettings.method))),
+            sources=sources,
+        )
+
+    def flat(self) -> dict[str, Scalar]:
+        """Return the flat run config that gives this configuration again."""
+        out: dict[str, Scalar] = {
+            kebab(f.name): getattr(self, f.name) for f in fields(GeneralSettings)
+        }
+        for table, settings in (
+            ("synthetic", self.synthetic),
+            (self.method, self.hyper),
+        ):
+            if is_dataclass(settings):
+                out |= {
+                    f"{table}.{kebab(f.name)}": getattr(settings, f.name)
+                    for f in fields(settings)
+                }
+        return out
+
+    def with_values(self, **values: Any) -> RunConfig:
+        """Return a copy with some general settings replaced."""
+        return replace(self, **values)
+
+
+def _check_names(
+    general: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    methods: Mapping[str, Any],
+    datasets: Iterable[str],
+) -> None:
+    """Refuse an unknown method, data set or table before anything else is read."""
+    method = str(general.get("method", GeneralSettings.method))
+    if method not in methods:
+        raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
+    dataset = str(general.get("dataset", GeneralSettings.dataset))
+    is_path = any(mark in dataset for mark in ("/", "\\", ".npz"))
+    if not (dataset in set(datasets) or dataset.startswith("tu:") or is_path):
+        raise ConfigError(
+            f'Unknown data set "{dataset}". {nearest(dataset, datasets)} '
+            "A path to a graph file (.npz or a CSV folder) works as well."
+        )
+    known = {"synthetic", *(n for n, m in methods.items() if m.settings is not None)}
+    for table in tables:
+        if table not in known:
+            raise ConfigError(f'Unknown settings "{table}.…". {nearest(table, known)}')
+
+
+def _check_method(settings: GeneralSettings, method: Any) -> None:
+    """Refuse what the chosen method cannot do."""
+    if settings.evaluate != "local" and not method.has_global_model:
+        raise ConfigError(
+            f'{settings.method} has no aggregated model: evaluate = "'
+            f'{settings.evaluate}" is not possible, use evaluate = "local".'
+        )
+    if "," in settings.model and not method.mixes_models:
+        raise ConfigError(
+            f'model = "{settings.model}" gives the clients different backbones, which '
+            f"{settings.method} cannot average. Use one name."
+        )
+    if settings.clients and settings.min_replies > settings.clients:
+        raise ConfigError(
+            f"min-replies must be at most clients = {settings.clients}, "
+            f"got {settings.min_replies}."
+        )
+
+
+def _fill(
+    general: Mapping[str, Scalar], method_defaults: Mapping[str, Scalar]
+) -> tuple[dict[str, Scalar], dict[str, str]]:
+    """Resolve ``"auto"`` and say where each general value came from."""
+    dataset = str(general.get("dataset", GeneralSettings.dataset))
+    layers = [
+        ("method", method_defaults),
+        ("data set", DATASET_DEFAULTS.get(dataset, {})),
+    ]
+    filled = dict(general)
+    sources = {}
+    for f in fields(GeneralSettings):
+        key = kebab(f.name)
+        is_auto = f.metadata["auto"]
+        given = general.get(key, AUTO if is_auto else f.default)
+        if not (is_auto and given == AUTO):
+            is_default = not is_auto and given == f.default
+            sources[key] = "default" if is_default else "user"
+            continue
+        for source, defaults in layers:
+            if key in defaults:
+                filled[key], sources[key] = defaults[key], source
+                break
+        else:
+            filled[key], sources[key] = f.default, "default"
+    return filled, sources
+
+
+def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
+    """Build ``[tool.flwr.app.config]`` as ``pyproject.toml`` must hold it.
+
+    Parameters
+    ----------
+    methods : mapping of str to Method
+        The table of methods.
+
+    Returns
+    -------
+    dict
+        General keys first, then one table for each method with settings of its own.
+    """
+    table: dict[str, Any] = {
+        kebab(f.name): AUTO if f.metadata["auto"] else f.default
+        for f in fields(GeneralSettings)
+    }
+    table["synthetic"] = {kebab(f.name): f.default for f in fields(SyntheticSettings)}
+    for name, method in sorted(methods.items()):
+        if method.settings is not None:
+            table[name] = {kebab(f.name): f.default for f in fields(method.settings)}
+    return table

@@ -1,0 +1,195 @@
+"""From a data set and settings to the clients' graphs: load, cut, split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    GraphDataset,
+    NodeDataset,
+)
+from flower_fgl.datasets.files import load_graph_file
+from flower_fgl.datasets.partition import partition_nodes, partition_sha256
+from flower_fgl.datasets.sources import (
+    cache_folder,
+    data_folder,
+    find_source,
+    load,
+)
+from flower_fgl.datasets.split import parse_split, published_split, split_nodes
+from flower_fgl.datasets.subgraph import cut_clients, inductive_graphs, select_rows
+from flower_fgl.datasets.synthetic import synthetic_dataset
+from flower_fgl.errors import DataError
+from flower_fgl.seeds import numpy_generator
+
+__all__ = ["build_clients", "client_from_file", "load_dataset"]
+
+FILE_SPLIT = "20/40/40"
+"""Default split of a graph file that brings none."""
+
+
+def load_dataset(config: RunConfig) -> NodeDataset:
+    """Load the data set that the settings name.
+
+    Parameters
+    ----------
+    config : RunConfig
+        ``dataset`` (a source's name or a graph file's path), ``data_dir``, ``synthetic``.
+
+    Returns
+    -------
+    NodeDataset
+
+    Raises
+    ------
+    DataError
+        If the data are missing, malformed, or a set of graphs.
+    """
+    if config.dataset == "synthetic":
+        return synthetic_dataset(config.synthetic, config.partition_seed)
+    if is_file(config.dataset):
+        return load_graph_file(config.dataset).dataset
+    dataset = load(
+        config.dataset,
+        data_dir=data_folder(config.data_dir),
+        cache_dir=cache_folder(),
+    )
+    if isinstance(dataset, GraphDataset):
+        raise DataError(
+            f"{config.dataset} is a set of {dataset.num_graphs} graphs: its graphs are "
+            f"classified, not their nodes, which setting = "
+            f'"{config.setting}" cannot do. Choose a data set of task "node" '
+            "(flower-fgl datasets)."
+        )
+    return dataset
+
+
+def is_file(dataset: str) -> bool:
+    """Say whether ``dataset`` is a path rather than a source's name."""
+    return any(mark in dataset for mark in ("/", "\\", ".npz"))
+
+
+def default_split(config: RunConfig, dataset: NodeDataset) -> str:
+    """Resolve ``split = "default"``."""
+    if config.split != "default":
+        return config.split
+    if is_file(config.dataset):
+        return "public" if dataset.masks else FILE_SPLIT
+    return find_source(config.dataset).split
+
+
+def build_clients(
+    config: RunConfig, num_clients: int
+) -> tuple[list[ClientGraph], str, int]:
+    """Load, cut and split: the graphs of all clients.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Data settings.
+    num_clients : int
+        Number of clients K.
+
+    Returns
+    -------
+    list of ClientGraph
+        By partition-id.
+    str
+        SHA-256 of the partition.
+    int
+        Undirected edges of the whole graph.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If the data are missing or cannot be cut so.
+    """
+    dataset = load_dataset(config)
+    fractions = parse_split(default_split(config, dataset))
+    parts = partition_nodes(
+        dataset,
+        config.partition,
+        num_clients,
+        seed=config.partition_seed,
+        alpha=config.dirichlet_alpha,
+    )
+    pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
+    clients = []
+    for partition_id, (part, edge_index) in enumerate(zip(parts, pieces, strict=True)):
+        nodes = torch.from_numpy(part)
+        labels = dataset.y[nodes]
+        if fractions is None:
+            masks = published_split(dataset.masks, nodes)
+        else:
+            generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
+            masks = split_nodes(labels, fractions, generator=generator)
+        graph = Graph(select_rows(dataset.x, nodes), edge_index, labels, masks)
+        client = ClientGraph(partition_id, graph, dataset.class_names, nodes)
+        clients.append(in_setting(client, config))
+    return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
+
+
+def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
+    """Apply ``setting``: what of its graph a client may see while it trains.
+
+    Parameters
+    ----------
+    client : ClientGraph
+        All its nodes, with masks.
+    config : RunConfig
+        ``setting``.
+
+    Returns
+    -------
+    ClientGraph
+    """
+    if config.setting == "transductive":
+        return client
+    cut = inductive_graphs(
+        client.graph, standardise=client.graph.x.layout == torch.strided
+    )
+    return ClientGraph(
+        client.partition_id,
+        cut.train,
+        client.class_names,
+        client.node_ids[cut.train_nodes],
+        (cut.val, cut.test),
+    )
+
+
+def client_from_file(path: Path, partition_id: int, config: RunConfig) -> ClientGraph:
+    """Read a data owner's own graph.
+
+    Parameters
+    ----------
+    path : Path
+        An ``.npz`` file or a CSV folder.
+    partition_id : int
+        Number of the client.
+    config : RunConfig
+        ``split`` is used where the file brings none, or if it is not ``default``;
+        ``setting`` is applied unless the file brings evaluation graphs of its own.
+
+    Returns
+    -------
+    ClientGraph
+
+    Raises
+    ------
+    DataError
+        If the file is missing or malformed.
+    """
+    owned = load_graph_file(path)
+    masks = dict(owned.dataset.masks)
+    asked = config.split if config.split not in ("default", "public") else FILE_SPLIT
+    fractions = parse_split(asked)
+    if fractions is not None and (not masks or config.split not in ("default", "public")):
+        generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
+        masks = split_nodes(owned.dataset.y, fractions, generator=generator)
+    client = owned.client_graph(partition_id, masks)
+    return client if client.evaluation else in_setting(client, config)

@@ -1,0 +1,260 @@
+"""A data owner's own graph: one ``.npz`` file, or a folder of CSV tables.
+
+The ``.npz`` holds plain arrays only; pickled objects are refused:
+
+``x``
+    (N, d) floats; or instead of it the CSR matrix ``x_indptr``, ``x_indices``,
+    ``x_data``, ``x_shape``.
+``edge_index`` or ``edges``
+    (2, M) or (M, 2) integers in [0, N); one direction of each edge is enough.
+``y``
+    (N,) integers in [-1, C), -1 where the class is unknown.
+``class_names``
+    (C,) text, the same in the same order for every owner.
+``train_mask``, ``val_mask``, ``test_mask``
+    (N,) bool, optional: a split.
+``node_ids``
+    (N,) integers, ascending, optional.
+``evaluation_0_x``, …
+    Optional: further graphs to be scored on only, each with the keys above.
+
+The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_folder.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.datasets.canonical import scipy_csr
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
+from flower_fgl.datasets.csv_folder import read_csv_folder
+from flower_fgl.datasets.graph_arrays import (
+    GRAPH_KEYS,
+    Array,
+    integers,
+    node_dataset,
+    read_arrays,
+)
+from flower_fgl.errors import DataError
+
+__all__ = ["OwnedGraph", "load_graph_file", "save_client_graph"]
+
+EVALUATION = re.compile(r"evaluation_(\d+)_(\w+)")
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedGraph:
+    """A graph read from its owner's file.
+
+    Parameters
+    ----------
+    dataset : NodeDataset
+        The graph; its ``masks`` hold the file's split, or nothing if it has none.
+    node_ids : Tensor of shape (N,), int64
+        The owner's numbers of the nodes, ascending; 0..N-1 if the file has none.
+    evaluation : tuple of Graph
+        Further graphs on which the owner's model is scored only.
+    """
+
+    dataset: NodeDataset
+    node_ids: Tensor
+    evaluation: tuple[Graph, ...] = ()
+
+    def client_graph(
+        self, partition_id: int, masks: Mapping[str, Tensor] | None = None
+    ) -> ClientGraph:
+        """Return what a client works on.
+
+        Parameters
+        ----------
+        partition_id : int
+            Number of the client.
+        masks : mapping of str to Tensor of shape (N,), bool, optional
+            A split drawn for the graph; default: the one of the file.
+
+        Returns
+        -------
+        ClientGraph
+
+        Raises
+        ------
+        DataError
+            If neither the file nor ``masks`` says which nodes to train on.
+        """
+        masks = self.dataset.masks if masks is None else masks
+        if not {"train", "val", "test"} <= set(masks):
+            raise DataError(
+                f"{self.dataset.name} holds no split into train, val and test nodes. "
+                "Add train_mask, val_mask and test_mask (CSV: a column split), or set "
+                "split."
+            )
+        return ClientGraph(
+            partition_id=partition_id,
+            graph=Graph(
+                self.dataset.x, self.dataset.edge_index, self.dataset.y, dict(masks)
+            ),
+            class_names=self.dataset.class_names,
+            node_ids=self.node_ids,
+            evaluation=self.evaluation,
+        )
+
+
+def load_graph_file(path: str | os.PathLike[str]) -> OwnedGraph:
+    """Read a data owner's graph, checked.
+
+    Parameters
+    ----------
+    path : path-like
+        An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv``.
+
+    Returns
+    -------
+    OwnedGraph
+        Undirected and simple; self-loops and repeated edges are dropped and a log line
+        says how many. Features stay sparse or dense as the file has them.
+
+    Raises
+    ------
+    DataError
+        If the file is missing, damaged, holds pickled objects, or its arrays do not fit
+        together; the message says which, where, and what to do.
+    """
+    path = Path(path)
+    is_folder = path.is_dir()
+    arrays = read_csv_folder(path) if is_folder else read_arrays(path, _is_known)
+    where = str(path)
+    class_names = _class_names(arrays, where)
+    dataset = node_dataset(arrays, where, class_names)
+    return OwnedGraph(
+        dataset=dataset,
+        node_ids=_node_ids(arrays, dataset.num_nodes, where),
+        evaluation=_evaluation_graphs(arrays, where, class_names, dataset.num_features),
+    )
+
+
+def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
+    """Write one client's graph as an owner's ``.npz`` file, all of it or nothing.
+
+    Parameters
+    ----------
+    path : path-like
+        File to write; its folder exists.
+    client : ClientGraph
+        What :func:`load_graph_file` gives back to the last bit, but for
+        ``partition_id``: that is given by who loads the file.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; an older file of that name is left as it was.
+    """
+    path = Path(path)
+    arrays = _graph_arrays(client.graph, "")
+    arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
+    arrays["node_ids"] = client.node_ids.numpy()
+    for i, graph in enumerate(client.evaluation):
+        arrays |= _graph_arrays(graph, f"evaluation_{i}_")
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(scratch, "xb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _is_known(key: str) -> bool:
+    nested = EVALUATION.fullmatch(key)
+    return key in ("class_names", "node_ids") or (
+        (nested[2] if nested else key) in GRAPH_KEYS
+    )
+
+
+def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
+    """Name the arrays of one graph as they stand in the file."""
+    if graph.x.layout == torch.sparse_csr:
+        matrix = scipy_csr(graph.x)
+        arrays = {
+            "x_indptr": matrix.indptr,
+            "x_indices": matrix.indices,
+            "x_data": matrix.data,
+            "x_shape": np.array(matrix.shape, dtype=np.int64),
+        }
+    else:
+        arrays = {"x": graph.x.numpy()}
+    arrays |= {"edge_index": graph.edge_index.numpy(), "y": graph.y.numpy()}
+    arrays |= {f"{name}_mask": mask.numpy() for name, mask in graph.masks.items()}
+    return {prefix + key: array for key, array in arrays.items()}
+
+
+def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
+    if "class_names" not in arrays:
+        raise DataError(
+            f"{where}: array class_names is missing: the names of all classes of the "
+            "federation, in the order all owners use."
+        )
+    names = arrays["class_names"]
+    if names.dtype.kind != "U" or names.ndim != 1 or not len(names):
+        raise DataError(
+            f"{where}: class_names must be a list of text, got {names.dtype} of shape "
+            f"{names.shape}."
+        )
+    if len(set(names.tolist())) < len(names):
+        raise DataError(f"{where}: class_names names a class twice.")
+    return tuple(names.tolist())
+
+
+def _node_ids(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
+    if "node_ids" not in arrays:
+        return torch.arange(num_nodes)
+    ids = integers(arrays, "node_ids", where)
+    if ids.shape != (num_nodes,):
+        raise DataError(
+            f"{where}: node_ids must have shape ({num_nodes},), got {ids.shape}."
+        )
+    values, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise DataError(
+            f"{where}: node id {values[counts > 1][0]} is given to "
+            f"{counts.max()} nodes; ids must differ."
+        )
+    if not np.array_equal(values, ids):
+        raise DataError(f"{where}: node_ids must ascend. Sort the nodes by id.")
+    return torch.from_numpy(ids)
+
+
+def _evaluation_graphs(
+    arrays: Mapping[str, Array],
+    where: str,
+    class_names: tuple[str, ...],
+    num_features: int,
+) -> tuple[Graph, ...]:
+    nested: dict[int, dict[str, Array]] = {}
+    for key, array in arrays.items():
+        if match := EVALUATION.fullmatch(key):
+            nested.setdefault(int(match[1]), {})[match[2]] = array
+    if sorted(nested) != list(range(len(nested))):
+        raise DataError(
+            f"{where}: evaluation graphs must be numbered 0, 1, …, got "
+            f"{sorted(nested)}."
+        )
+    graphs = []
+    for i in range(len(nested)):
+        part = f"{where}, evaluation_{i}"
+        dataset = node_dataset(nested[i], part, class_names)
+        if dataset.num_features != num_features:
+            raise DataError(
+                f"{part}: expected {num_features} features as in the graph itself, got "
+                f"{dataset.num_features}."
+            )
+        graphs.append(Graph(dataset.x, dataset.edge_index, dataset.y, dataset.masks))
+    return tuple(graphs)

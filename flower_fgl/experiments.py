@@ -1,0 +1,193 @@
+"""Experiment files: settings that give a published number, over a grid.
+
+::
+
+    title = "FedAvg and Local on Cora"
+    output-dir = "runs/cora"           # optional
+    [config]                           # any run-config keys
+    dataset = "cora"
+    clients = 10
+    [grid]                             # every combination is one run
+    method = ["local", "fedavg"]
+    seed = [0, 1, 2]
+    [published]                        # test accuracy in percent, by value of the first
+    fedavg = 79.4                      # grid key (joined by "/" for several, seed left out)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from flower_fgl.config import Scalar
+from flower_fgl.errors import ConfigError
+from flower_fgl.runs import Run
+
+__all__ = ["Experiment", "read_experiment", "results_table"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid of runs.
+
+    Parameters
+    ----------
+    name : str
+        The file's stem.
+    title : str
+        What it reproduces.
+    config : mapping
+        Flat settings common to all runs.
+    grid : mapping of str to list
+        Settings of which every combination is run.
+    published : mapping of str to float
+        Published test accuracy in percent, by cell name.
+    output_dir : str
+        Where its run folders go, empty for ``output-dir``.
+    """
+
+    name: str
+    title: str = ""
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    output_dir: str = ""
+
+    def runs(self) -> list[tuple[str, dict[str, Scalar]]]:
+        """Return (folder name, flat settings) of every run, in grid order."""
+        keys = list(self.grid)
+        out = []
+        for values in itertools.product(*self.grid.values()):
+            chosen = dict(zip(keys, values, strict=True))
+            name = "-".join(f"{_short(k)}{_safe(v)}" for k, v in chosen.items())
+            out.append((name or "run", {**self.config, **chosen}))
+        return out
+
+    def cell(self, settings: Mapping[str, Scalar]) -> str:
+        """Name the table row of a run: its grid values without the seed."""
+        values = [str(settings[key]) for key in self.grid if key != "seed"]
+        return "/".join(values) or str(settings.get("method", "run"))
+
+
+def _short(key: str) -> str:
+    return "" if key == "method" else key.rpartition(".")[2]
+
+
+def _safe(value: Scalar) -> str:
+    return "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables to dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            out |= flatten(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Read an experiment file.
+
+    Parameters
+    ----------
+    path : Path
+        A TOML file with ``[config]``, or a run folder's ``config.toml``.
+
+    Returns
+    -------
+    Experiment
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing, no TOML, or holds something else.
+    """
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read experiment {path}: {error.strerror}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    known = {"title", "output-dir", "config", "grid", "published"}
+    if not set(table) <= known:
+        # a run folder's config.toml: the settings themselves
+        settings = {k: v for k, v in table.items() if k != "sources"}
+        return Experiment(path.stem, config=flatten(settings))
+    grid = flatten(table.get("grid", {}))
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
+    return Experiment(
+        path.stem,
+        title=str(table.get("title", "")),
+        config=flatten(table.get("config", {})),
+        grid=grid,
+        published={k: float(v) for k, v in table.get("published", {}).items()},
+        output_dir=str(table.get("output-dir", "")),
+    )
+
+
+def results_table(
+    experiment: Experiment, runs: Sequence[tuple[Mapping[str, Scalar], Run]]
+) -> list[dict[str, str]]:
+    """Average the finished runs of a grid over seeds.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The grid.
+    runs : sequence of (settings, Run)
+        Finished runs.
+
+    Returns
+    -------
+    list of dict
+        One row per cell: validation and test accuracy and macro-F1 in percent, mean ±
+        standard deviation over seeds, and the published value.
+    """
+    cells: dict[str, list[Run]] = {}
+    for settings, run in runs:
+        cells.setdefault(experiment.cell(settings), []).append(run)
+    rows = []
+    for cell, members in cells.items():
+        row = {"run": cell, "seeds": str(len(members))}
+        for title, path in (
+            ("val acc.", ("best", "val", "accuracy")),
+            ("test acc.", ("best", "test", "accuracy")),
+            ("test macro-F1", ("best", "test", "macro_f1")),
+            ("global test acc.", ("global", "best", "test", "accuracy")),
+            ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
+        ):
+            values = [_dig(run.summary, path) for run in members]
+            present = [v for v in values if v is not None and not math.isnan(v)]
+            if present:
+                row[title] = percent(present)
+        if cell in experiment.published:
+            row["published"] = f"{experiment.published[cell]:.1f}"
+        rows.append(row)
+    return rows
+
+
+def _dig(table: Any, path: Sequence[str]) -> float | None:
+    for key in path:
+        if not isinstance(table, Mapping) or key not in table:
+            return None
+        table = table[key]
+    return None if table is None else float(table)
+
+
+def percent(values: Sequence[float]) -> str:
+    """Format fractions as ``mean ± standard deviation`` in percent."""
+    mean = 100 * fmean(values)
+    if len(values) < 2:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {100 * stdev(values):.2f}"

@@ -1,0 +1,152 @@
+"""What the data commands show: client sizes, label skew, exported graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.files import save_client_graph
+from flower_fgl.datasets.store import ClientStore, open_store
+from flower_fgl.errors import DataError
+from flower_fgl.plots import label_heat_map
+
+__all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_map"]
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """What a partition looks like.
+
+    Parameters
+    ----------
+    rows : list of list of str
+        For each client: number, nodes, training, validation and test nodes, classes, and
+        the exponential of the entropy of its labels.
+    counts : Tensor of shape (K, C), int64
+        Labelled nodes by client and class.
+    class_names : tuple of str
+        Length C.
+    summary : str
+        Totals, share of edges kept, and the partition's hash.
+    """
+
+    rows: list[list[str]]
+    counts: Tensor
+    class_names: tuple[str, ...]
+    summary: str
+
+
+def _clients(store: ClientStore) -> Iterator[ClientGraph]:
+    return (store.load(pid) for pid in range(store.index.num_clients))
+
+
+def _sizes(client: ClientGraph) -> list[int]:
+    graphs = [client.graph, *client.evaluation]
+    names = ("train", "val", "test")
+    return [
+        max(int(g.masks[name].sum()) for g in graphs if name in g.masks)
+        for name in names
+    ]
+
+
+def describe_clients(config: RunConfig) -> PartitionReport:
+    """Cut the data set of a configuration and describe the pieces.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Data settings and ``clients``.
+
+    Returns
+    -------
+    PartitionReport
+
+    Raises
+    ------
+    DataError
+        If the data are missing or cannot be cut so.
+    """
+    store = open_store(config, config.clients)
+    rows, counts, nodes, edges = [], [], 0, 0
+    names: tuple[str, ...] = ()
+    for client in _clients(store):
+        names = client.class_names
+        labels = torch.cat([g.y for g in (client.graph, *client.evaluation)])
+        count = torch.bincount(labels[labels >= 0], minlength=len(names))
+        counts.append(count)
+        share = count[count > 0].double() / max(1, int(count.sum()))
+        entropy = float(-(share * share.log()).sum())
+        nodes += client.graph.num_nodes
+        edges += client.graph.edge_index.shape[1] // 2
+        rows.append(
+            [
+                str(client.partition_id),
+                str(client.graph.num_nodes),
+                *map(str, _sizes(client)),
+                str(int((count > 0).sum())),
+                f"{math.exp(entropy):.2f}",
+            ]
+        )
+    total = store.index.num_edges
+    kept = f"{edges:,} of {total:,} edges kept ({edges / total:.1%})" if total else ""
+    summary = (
+        f"{len(rows)} clients, {nodes:,} nodes, {kept or 'no edges'}, "
+        f"partition {store.index.partition_sha256}"
+    )
+    return PartitionReport(rows, torch.stack(counts), names, summary)
+
+
+def write_heat_map(report: PartitionReport, path: Path) -> None:
+    """Draw class by client as a PNG.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be written.
+    """
+    figure = label_heat_map(report.counts.numpy(), report.class_names)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+    except OSError as error:
+        raise DataError(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def export_clients(config: RunConfig, folder: Path) -> list[Path]:
+    """Write every client's graph as ``client-<k>.npz``.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Data settings and ``clients``.
+    folder : Path
+        Made if it is not there.
+
+    Returns
+    -------
+    list of Path
+
+    Raises
+    ------
+    DataError
+        If the data cannot be cut so, or the folder not be written.
+    """
+    store = open_store(config, config.clients)
+    width = len(str(store.index.num_clients - 1))
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for client in _clients(store):
+            path = folder / f"client-{client.partition_id:0{width}d}.npz"
+            save_client_graph(path, client)
+            paths.append(path)
+    except OSError as error:
+        raise DataError(f"Cannot write to {folder}: {error}.") from error
+    return paths

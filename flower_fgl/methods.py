@@ -1,0 +1,92 @@
+"""The table of methods: the one place that knows them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from flower_fgl.config import Scalar
+from flower_fgl.protocols.fedavg import FedAvgSettings
+from flower_fgl.protocols.fedprox import FedProxSettings
+
+if TYPE_CHECKING:
+    from flower_fgl.client_apps.base import FglClientApp
+    from flower_fgl.strategies.base import FglStrategy
+
+__all__ = ["METHODS", "Method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: two halves and what they are told.
+
+    Parameters
+    ----------
+    paper : str
+        Where it was published.
+    strategy, client_app : str
+        ``module:class`` of the server half and the client half. They are imported when
+        asked for, so that a server never loads client code.
+    settings : type or None
+        Dataclass of the method's own settings.
+    payload : str
+        What travels per round and client, for people.
+    defaults : mapping of str to bool, int, float or str
+        General settings for which the method has its own default.
+    has_global_model : bool
+        Whether there is an aggregated model to score and to save.
+    mixes_models : bool
+        Whether clients may have different backbones.
+    """
+
+    paper: str
+    strategy: str
+    client_app: str
+    settings: type | None = None
+    payload: str = ""
+    defaults: Mapping[str, Scalar] = field(default_factory=dict)
+    has_global_model: bool = True
+    mixes_models: bool = False
+
+    def load_strategy(self) -> type[FglStrategy]:
+        """Import the server half."""
+        strategy: type[FglStrategy] = _load(self.strategy)
+        return strategy
+
+    def load_client_app(self) -> type[FglClientApp]:
+        """Import the client half."""
+        client_app: type[FglClientApp] = _load(self.client_app)
+        return client_app
+
+
+def _load(reference: str) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
+
+
+METHODS: dict[str, Method] = {
+    "fedavg": Method(
+        paper="McMahan et al., AISTATS 2017",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+        settings=FedAvgSettings,
+        payload="4P up, 4P down",
+    ),
+    "fedprox": Method(
+        paper="Li et al., MLSys 2020",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
+        settings=FedProxSettings,
+        payload="4P up, 4P down",
+    ),
+    "local": Method(
+        paper="no federation: every client alone",
+        strategy="flower_fgl.strategies.local:Local",
+        client_app="flower_fgl.client_apps.local:LocalClientApp",
+        payload="0",
+        has_global_model=False,
+        mixes_models=True,
+    ),
+}

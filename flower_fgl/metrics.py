@@ -1,0 +1,313 @@
+"""Scores: of one client on one set of nodes, of all clients, of a whole run.
+
+Counting is torchmetrics'; the three node scores are derived from one count of true and
+false positives and negatives, because they are wanted for every client, set and round.
+Imported late: ``torchmetrics`` takes a second to load, and the server half needs only
+:func:`pool` and :func:`summarise`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+__all__ = ["METRICS", "AbsentClasses", "Scores", "auroc", "pool", "score", "summarise"]
+
+Row = Mapping[str, Any]
+AbsentClasses = Literal["ignore", "zero"]
+METRICS = ("accuracy", "macro_f1", "macro_recall")
+"""Names of the node scores, in the order in which they are shown."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well one model predicts one set of nodes.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Labelled nodes in the set.
+    accuracy, macro_f1, macro_recall : float in [0, 1]
+        NaN where ``num_nodes`` is 0; the run folder writes ``null`` for it.
+    """
+
+    num_nodes: int
+    accuracy: float
+    macro_f1: float
+    macro_recall: float
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the four numbers by name."""
+        return {
+            "num_nodes": self.num_nodes,
+            "accuracy": self.accuracy,
+            "macro_f1": self.macro_f1,
+            "macro_recall": self.macro_recall,
+        }
+
+
+def score(
+    logits: Tensor,
+    y: Tensor,
+    mask: Tensor,
+    num_classes: int,
+    *,
+    absent_classes: AbsentClasses = "ignore",
+) -> Scores:
+    """Score predictions on the labelled nodes of a mask.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (N, C), float
+        One score per class; the largest is the prediction.
+    y : Tensor of shape (N,), int64
+        Classes; nodes with -1 (unknown) are never counted.
+    mask : Tensor of shape (N,), bool
+        Nodes to score.
+    num_classes : int
+        C.
+    absent_classes : {"ignore", "zero"}
+        What a class adds to the macro means if it is neither among the labels nor the
+        predictions: nothing (torchmetrics), or a zero (the mean is over all C).
+
+    Returns
+    -------
+    Scores
+
+    Notes
+    -----
+    1. A class that is predicted but has no node counts as 0 in both macro means, as in
+       ``torchmetrics``' ``multiclass_recall`` and ``multiclass_f1_score``.
+    """
+    from torchmetrics.functional.classification import multiclass_stat_scores
+
+    chosen = mask & (y >= 0)
+    counts = multiclass_stat_scores(
+        logits[chosen].argmax(dim=-1),
+        y[chosen],
+        num_classes,
+        average=None,
+        validate_args=False,
+    )  # (C, 5): true pos., false pos., true neg., false neg., support
+    true_pos, false_pos, _, _, support = counts.to(torch.float64).unbind(dim=-1)
+    predicted_or_true = support + false_pos
+    f1 = 2 * true_pos / (true_pos + predicted_or_true).clamp(min=1)
+    recall = true_pos / support.clamp(min=1)
+    num_present = (predicted_or_true > 0).sum()
+    # one transfer for all five numbers: on a GPU each costs a synchronisation
+    sums = [support.sum(), true_pos.sum(), f1.sum(), recall.sum(), num_present]
+    num_nodes, hits, sum_f1, sum_recall, present = torch.stack(sums).tolist()
+    if num_nodes == 0:
+        return Scores(0, math.nan, math.nan, math.nan)
+    over = num_classes if absent_classes == "zero" else present
+    return Scores(int(num_nodes), hits / num_nodes, sum_f1 / over, sum_recall / over)
+
+
+def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
+    """Return the area under the ROC curve, one class against the rest, macro mean.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (N, C), float
+        One score per class.
+    y : Tensor of shape (N,), int64
+        Classes; -1 (unknown) is never counted.
+    mask : Tensor of shape (N,), bool
+        Nodes or graphs to score.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    float in [0, 1]
+        NaN if no class has both members and non-members in the mask.
+
+    Notes
+    -----
+    1. The curve of a class that is absent, or alone, is undefined: it is left out of
+       the mean, where ``torchmetrics`` would warn and count 0.
+    2. With two classes this is the usual binary AUROC.
+    """
+    from torchmetrics.functional.classification import binary_auroc
+
+    chosen = mask & (y >= 0)
+    labels = y[chosen]
+    # torchmetrics takes numbers in [0, 1] for probabilities: logits may lie there too
+    probabilities = logits[chosen].to(torch.float64).softmax(dim=-1)
+    size = torch.bincount(labels, minlength=num_classes)
+    defined = ((size > 0) & (size < labels.numel())).nonzero().flatten().tolist()
+    if not defined:
+        return math.nan
+    areas = [
+        binary_auroc(probabilities[:, c], (labels == c).long(), validate_args=False)
+        for c in defined
+    ]
+    return float(torch.stack(areas).mean())
+
+
+def pool(scores: Sequence[Scores]) -> dict[str, float]:
+    """Put the scores of the clients together.
+
+    Parameters
+    ----------
+    scores : sequence of Scores
+        One per client; those without nodes add nothing.
+
+    Returns
+    -------
+    dict of str to float
+        ``num_nodes`` (their sum), ``accuracy``, ``macro_f1``, ``macro_recall`` (means
+        weighted by nodes) and ``mean_accuracy``, ``mean_macro_f1``,
+        ``mean_macro_recall`` (plain means over the clients that have nodes); NaN if no
+        client has any.
+    """
+    counted = [entry for entry in scores if entry.num_nodes > 0]
+    num_nodes = int(sum(entry.num_nodes for entry in counted))
+    out: dict[str, float] = {"num_nodes": num_nodes}
+    for name in METRICS:
+        weighted = (getattr(entry, name) * entry.num_nodes for entry in counted)
+        out[name] = _ratio(weighted, num_nodes)
+    for name in METRICS:
+        values = (getattr(entry, name) for entry in counted)
+        out[f"mean_{name}"] = _ratio(values, len(counted))
+    return out
+
+
+def _ratio(values: Iterable[float], count: int) -> float:
+    """Divide an exactly rounded sum, so that the order of clients does not matter."""
+    return math.fsum(values) / count if count else math.nan
+
+
+def summarise(
+    rounds: Sequence[Row],
+    *,
+    method: str | None,
+    dataset: str | None,
+    clients: int | None,
+    seed: int | None,
+    engine: str | None,
+    partition_sha256: str | None,
+    evaluate: str | None,
+    status: str,
+    class_names: Sequence[str] | None = None,
+    error: str | None = None,
+) -> dict[str, Any]:
+    """Sum up a run; ``summary.json`` holds this.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        The rows of ``rounds.jsonl`` so far.
+    method, dataset, clients, seed, engine, partition_sha256, evaluate
+        Taken over as they are; ``None`` where it is not known (yet).
+    status : {"running", "completed", "failed", "interrupted"}
+        How the run stands.
+    class_names : sequence of str, optional
+        Length C, for the report.
+    error : str, optional
+        Why the run failed.
+
+    Returns
+    -------
+    dict
+        The header, ``status``, ``rounds`` (the last one tried), ``selection``, ``best``,
+        ``last`` (``None`` before the first evaluation), ``bytes``, ``seconds`` and
+        ``failures``; ``global`` where both kinds of evaluation were asked for, and
+        ``finetuned`` after fine-tuning.
+
+    Notes
+    -----
+    1. ``best`` is the round with the highest pooled validation accuracy, the later one
+       of equals, and never looks at test scores. Failed rounds and fine-tuning do not
+       count. Without any validation node it is the last round, and ``selection`` is
+       ``"last"``.
+    """
+    train = [row for row in rounds if row["phase"] == "train"]
+    scored = [row for row in train if row["status"] == "ok" and row.get("metrics")]
+    scopes = {scope for row in scored for scope in row["metrics"]}
+    main = "global" if scopes == {"global"} else "local"
+    out: dict[str, Any] = {
+        "method": method,
+        "dataset": dataset,
+        "clients": clients,
+        "seed": seed,
+        "rounds": max((int(row["round"]) for row in train), default=0),
+        "engine": engine,
+        "partition_sha256": partition_sha256,
+        "evaluate": evaluate,
+        "status": status,
+        **_select(scored, main),
+        **_totals(rounds, train),
+    }
+    if {"local", "global"} <= scopes:
+        out["global"] = _select(scored, "global")
+    for row in rounds:
+        if row["phase"] == "finetune" and row.get("metrics", {}).get(main):
+            out["finetuned"] = {"round": row["round"], **row["metrics"][main]}
+    if class_names is not None:
+        out["class_names"] = list(class_names)
+    return out if error is None else {**out, "error": error}
+
+
+def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
+    """Return the best round, the last, and by what the best was chosen."""
+    rows = [row for row in scored if row["metrics"].get(scope)]
+    if not rows:
+        return {"selection": "validation", "best": None, "last": None}
+    validated = [
+        (accuracy, int(row["round"]), row)
+        for row in rows
+        if (accuracy := row["metrics"][scope].get("val", {}).get("accuracy"))
+        is not None
+        and math.isfinite(accuracy)
+    ]
+    last = max(rows, key=lambda row: int(row["round"]))
+    best = max(validated, key=lambda entry: entry[:2])[2] if validated else last
+    return {
+        "selection": "validation" if validated else "last",
+        "best": {"round": best["round"], **best["metrics"][scope]},
+        "last": {"round": last["round"], **last["metrics"][scope]},
+    }
+
+
+def _totals(rounds: Sequence[Row], train: Sequence[Row]) -> dict[str, Any]:
+    """Return bytes, seconds and failures over all rounds."""
+    sent = [row.get("bytes", {}) for row in rounds]
+    payloads = {
+        way: _sum(entry.get(way, {}) for entry in sent) for way in ("up", "down")
+    }
+    phases = _sum(row.get("seconds", {}) for row in rounds)
+    total = phases.pop("total", 0.0)
+    each = [
+        row["seconds"]["total"] for row in train if "total" in row.get("seconds", {})
+    ]
+    reasons = (entry["reason"] for row in rounds for entry in row.get("failures", ()))
+    return {
+        "bytes": {
+            "up": sum(payloads["up"].values()),
+            "down": sum(payloads["down"].values()),
+            "by_payload": payloads,
+        },
+        "seconds": {
+            "total": total,
+            "round_median": statistics.median(each) if each else None,
+            "by_phase": phases,
+        },
+        "failures": dict(Counter(reasons)),
+    }
+
+
+def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add mappings key by key, in the order in which keys appear."""
+    out: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            out[key] = out.get(key, 0) + value
+    return out

@@ -1,0 +1,131 @@
+"""The base of all backbones: an encoder and a classifier."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from flower_fgl.errors import ConfigError
+from flower_fgl.nn import layers
+from flower_fgl.nn.graph_input import GraphInput
+
+__all__ = ["Backbone"]
+
+
+class Backbone(nn.Module):
+    """A network that classifies nodes, split into an encoder and a classifier.
+
+    Names of all parameters start with ``encoder.`` or ``classifier.``: methods that
+    personalise the prediction head share the first and keep the second.
+
+    Parameters
+    ----------
+    in_channels : int
+        Feature width d, at least 1.
+    hidden_channels : int
+        Width p of the embedding, at least 1; the same for every backbone.
+    num_classes : int
+        Number of classes C, at least 1.
+    num_layers : int
+        Depth, at least ``min_layers``; each backbone says what it counts.
+    dropout : float in [0, 1)
+        Rate for hidden representations; features are never dropped.
+
+    Raises
+    ------
+    ConfigError
+        If a size is out of range.
+    """
+
+    min_layers: ClassVar[int] = 2
+
+    encoder: nn.Module
+    classifier: nn.Module
+
+    def __init__(
+        self,
+        *,
+        in_channels: int,
+        hidden_channels: int,
+        num_classes: int,
+        num_layers: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "in_channels": (in_channels, 1),
+            "hidden_channels": (hidden_channels, 1),
+            "num_classes": (num_classes, 1),
+            "num_layers": (num_layers, self.min_layers),
+        }
+        for name, (value, least) in sizes.items():
+            if value < least:
+                raise ConfigError(
+                    f"{type(self).__name__} needs {name} of at least {least}, "
+                    f"got {value}."
+                )
+        if not 0 <= dropout < 1:
+            raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}.")
+        self.hidden_channels = hidden_channels
+        self.dropout = dropout
+        self.encoder, self.classifier = self.make(in_channels, num_classes, num_layers)
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make encoder and classifier.
+
+        Parameters
+        ----------
+        in_channels, num_classes, num_layers : int
+            As in the constructor, checked; ``hidden_channels`` and ``dropout`` are set.
+
+        Returns
+        -------
+        encoder, classifier : torch.nn.Module
+        """
+        raise NotImplementedError
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return the penultimate representation of each node.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            Graph with N nodes.
+
+        Returns
+        -------
+        Tensor of shape (N, hidden_channels)
+            After dropout, in training mode.
+        """
+        raise NotImplementedError
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict classes from what :meth:`embed` returned.
+
+        Parameters
+        ----------
+        h : Tensor of shape (N, hidden_channels), float
+            Embeddings.
+        graph : GraphInput
+            The graph they belong to; heads without propagation do not look at it.
+
+        Returns
+        -------
+        Tensor of shape (N, C)
+            Logits.
+        """
+        out: Tensor = self.classifier(h)
+        return out
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Return the logits (N, C) of all nodes."""
+        return self.head(self.embed(graph), graph)
+
+    def _dropout(self, h: Tensor) -> Tensor:
+        return layers.dropout(h, self.dropout, self.training)
+
+    def _relu_dropout(self, h: Tensor) -> Tensor:
+        return layers.relu_dropout(h, self.dropout, self.training)

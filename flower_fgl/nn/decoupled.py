@@ -1,0 +1,251 @@
+"""Backbones that separate propagation from the learnt maps."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.pyg import SGConv, SSGConv
+from flower_fgl.nn.topology import graph_filter
+
+__all__ = ["APPNP", "GAMLP", "SGC", "SIGN", "SSGC", "recursive_attention"]
+
+
+class SGC(Backbone):
+    """Simple graph convolution, Wu et al., ICML 2019: ``S^K X W``.
+
+    ``num_layers``, at least 1, is the number K of propagation steps.
+
+    Notes
+    -----
+    1. The paper has one matrix from d to C; here it is factored through the embedding
+       width, still without an activation in between.
+    """
+
+    min_layers = 1
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make the layers."""
+        hidden = self.hidden_channels
+        self.coefficients = (0.0,) * num_layers + (1.0,)
+        encoder = SGConv(in_channels, hidden, K=num_layers)
+        return encoder, nn.Linear(hidden, num_classes)
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Propagate the features and map them to (N, hidden_channels)."""
+        lin: Any = self.encoder.lin
+        h = graph.filtered_linear(
+            None,
+            lin.weight,
+            lin.bias,
+            kind="normalised",
+            coefficients=self.coefficients,
+        )
+        return self._dropout(h)
+
+
+class SSGC(SGC):
+    """Simple spectral graph convolution, Zhu & Koniusz, ICLR 2021.
+
+    Filters by ``α X + (1 − α) / K · Σ_{k=1..K} S^k X``, α = 0.05.
+
+    Notes
+    -----
+    1. As in PyG, the mean runs over k = 1 to K; X itself enters by α alone.
+    2. Factored through the embedding width as :class:`SGC`.
+    """
+
+    alpha: ClassVar[float] = 0.05
+    """Weight of the features themselves, as in the paper's citation experiments."""
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make PyG's layer and a linear head."""
+        hidden, alpha = self.hidden_channels, self.alpha
+        self.coefficients = (alpha, *[(1 - alpha) / num_layers] * num_layers)
+        encoder = SSGConv(in_channels, hidden, alpha=alpha, K=num_layers)
+        return encoder, nn.Linear(hidden, num_classes)
+
+
+class APPNP(Backbone):
+    """Personalised propagation, Gasteiger et al., ICLR 2019, power iteration.
+
+    ``num_layers``, at least 2, counts the linear layers, the head included.
+
+    Notes
+    -----
+    1. The paper propagates the logits; here the last hidden representation is
+       propagated and the head maps the result. Propagation and the map commute (but for
+       the head's bias, which is not propagated), so the model is the same, and the
+       embedding knows the graph, which methods that exchange embeddings need.
+    2. Edges are not dropped.
+    """
+
+    steps: ClassVar[int] = 10
+    """Steps K of propagation, as in the paper."""
+    alpha: ClassVar[float] = 0.1
+    """Teleport probability, as in the paper."""
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make the layers."""
+        hidden = self.hidden_channels
+        stay, move = self.alpha, 1 - self.alpha
+        powers = [stay * move**k for k in range(self.steps)]
+        self.coefficients = (*powers, move**self.steps)
+        encoder = _linear_stack(in_channels, hidden, num_layers - 1)
+        return encoder, nn.Linear(hidden, num_classes)
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Map the features to (N, hidden_channels) and propagate."""
+        encoder: Any = self.encoder
+        first, *rest = encoder
+        h = self._relu_dropout(graph.linear(None, first.weight, first.bias))
+        for layer in rest:
+            h = self._relu_dropout(layer(h))
+        return graph_filter(graph.operator("normalised"), h, self.coefficients)
+
+
+class SIGN(Backbone):
+    """Inception-like network on propagated features, Frasca et al., 2020 (SIGN).
+
+    ``num_layers``, at least 1, is the largest power r of the propagation operator.
+
+    Notes
+    -----
+    1. The paper maps the concatenated branches to the classes; here they are mapped to
+       the embedding width, with ReLU, and from there to the classes.
+    2. ReLU instead of PReLU; powers of the normalised adjacency only.
+    """
+
+    min_layers = 1
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make the layers."""
+        hidden = self.hidden_channels
+        count = num_layers + 1
+        branches = [nn.Linear(in_channels, hidden) for _ in range(count)]
+        encoder = nn.ModuleDict(
+            {
+                "branches": nn.ModuleList(branches),
+                "merge": nn.Linear(count * hidden, hidden),
+            }
+        )
+        return encoder, nn.Linear(hidden, num_classes)
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Map each power of propagation, and merge to (N, hidden_channels)."""
+        encoder: Any = self.encoder
+        parts = [
+            graph.filtered_linear(
+                None,
+                branch.weight,
+                branch.bias,
+                kind="normalised",
+                coefficients=(0.0,) * power + (1.0,),
+            )
+            for power, branch in enumerate(encoder["branches"])
+        ]
+        h = self._relu_dropout(torch.cat(parts, dim=1))  # (N, (r + 1) · p)
+        return self._relu_dropout(encoder["merge"](h))
+
+
+class GAMLP(Backbone):
+    """Graph attention MLP, Zhang et al., KDD 2022, with recursive attention.
+
+    Each node weighs its propagated features S^k X, k = 0..K, by attention of its own,
+    see :func:`recursive_attention`; an MLP follows.
+    ``num_layers``, at least 2, counts the linear layers, the head included.
+
+    Notes
+    -----
+    1. Attention compares the features after the first linear layer, which all powers
+       share, instead of raw ones: p·d parameters instead of (K + 1)·p·d, and sparse
+       features stay sparse. Propagation commutes with that layer.
+    2. No label reuse, no residual connections.
+    """
+
+    steps: ClassVar[int] = 3
+    """Steps K of propagation, as in FedPG's experiments."""
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make the layers."""
+        hidden = self.hidden_channels
+        encoder = nn.ModuleDict(
+            {
+                "layers": _linear_stack(in_channels, hidden, num_layers - 1),
+                "attention": nn.Linear(2 * hidden, 1),
+            }
+        )
+        return encoder, nn.Linear(hidden, num_classes)
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Project, propagate, and mix the powers to (N, hidden_channels)."""
+        encoder: Any = self.encoder
+        attention = encoder["attention"]
+        first, *rest = encoder["layers"]
+        operator = graph.operator("normalised")
+        powers = [graph.linear(None, first.weight)]
+        for _ in range(self.steps):
+            powers.append(operator.matmul(powers[-1]))
+        hops = torch.stack(powers) + first.bias  # (K + 1, N, p)
+        weight = recursive_attention(hops, attention.weight, attention.bias)
+        h = self._relu_dropout((weight[..., None] * hops).sum(0))
+        for layer in rest:
+            h = self._relu_dropout(layer(h))
+        return h
+
+
+def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Weigh hops by comparing each with the mixture of those before, GAMLP.
+
+    The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``, where the history
+    h_k mixes the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0; the weights are
+    softmax(e_0..e_K).
+
+    Parameters
+    ----------
+    hops : Tensor of shape (K + 1, N, p), float
+        x_0, …, x_K.
+    weight : Tensor of shape (1, 2p), float
+        s: the part for the history, then the part for the hop.
+    bias : Tensor of shape (1,), float
+        b.
+
+    Returns
+    -------
+    Tensor of shape (K + 1, N)
+        Positive, summing to 1 over the hops.
+
+    Notes
+    -----
+    1. The product with s distributes over the mixture, so histories are mixed as one
+       number per hop instead of p.
+    """
+    parts = hops @ weight.view(2, -1).t()  # (K + 1, N, 2)
+    of_history, of_hop = parts.unbind(-1)
+    scores = [F.leaky_relu(of_history[0] + of_hop[0] + bias, 0.2)]
+    for k in range(1, len(hops)):
+        mixture = torch.stack(scores).softmax(0)  # (k, N)
+        history = (mixture * of_history[:k]).sum(0)
+        scores.append(F.leaky_relu(history + of_hop[k] + bias, 0.2))
+    return torch.stack(scores).softmax(0)
+
+
+def _linear_stack(width: int, hidden: int, count: int) -> nn.ModuleList:
+    return nn.ModuleList(
+        nn.Linear(width if number == 0 else hidden, hidden) for number in range(count)
+    )

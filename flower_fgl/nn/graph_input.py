@@ -1,0 +1,221 @@
+"""What a backbone sees of a graph, with everything that can be computed once kept."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.errors import DataError
+from flower_fgl.nn.sparse import Operator, SparseOperator
+from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
+
+__all__ = ["GraphInput"]
+
+
+class GraphInput:
+    """A graph as backbones take it.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float
+        Features, strided or sparse CSR. Strided features may require grad.
+    edge_index : Tensor of shape (2, E), int64
+        Sources and targets; an undirected edge stands in both directions; (2, 0) where
+        there is none.
+    edge_weight : Tensor of shape (E,), float, optional
+        Weight of each edge, 1 if left out; may require grad.
+
+    Raises
+    ------
+    DataError
+        If shapes or layouts do not fit, or an edge names a node that does not exist.
+
+    Notes
+    -----
+    1. Propagation operators, the transpose of sparse features, and propagated strided
+       features are computed at their first use and kept: ``x``, ``edge_index`` and
+       ``edge_weight`` must not change in place. Nothing is kept of what requires grad.
+    2. Sparse features are projected first and propagated then, ``S^k (X Wᵀ)``, which is
+       the same by associativity; ``S^k X`` would fill up.
+    """
+
+    def __init__(
+        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None
+    ) -> None:
+        _check(x, edge_index, edge_weight)
+        self.topology = Topology(edge_index, edge_weight, x.shape[0], x.dtype)
+        self._set_features(x)
+
+    def _set_features(self, x: Tensor) -> None:
+        self.x = x
+        is_sparse = x.layout == torch.sparse_csr
+        self._sparse = SparseOperator(x) if is_sparse else None
+        self._filtered: dict[tuple[OperatorKind, tuple[float, ...]], Tensor] = {}
+
+    @property
+    def edge_index(self) -> Tensor:
+        """The edges, of shape (2, E), int64."""
+        return self.topology.edge_index
+
+    @property
+    def edge_weight(self) -> Tensor | None:
+        """The weights of the edges, of shape (E,), or ``None``."""
+        return self.topology.edge_weight
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes N."""
+        return self.topology.num_nodes
+
+    @property
+    def num_features(self) -> int:
+        """Feature width d."""
+        return int(self.x.shape[1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the features are."""
+        return self.x.device
+
+    def to(self, device: torch.device | str) -> GraphInput:
+        """Return the graph on a device: itself if it is there already."""
+        device = torch.empty(0, device=device).device  # "cuda" names the current one
+        if device == self.device and device == self.edge_index.device:
+            return self
+        weight = self.edge_weight
+        return GraphInput(
+            self.x.to(device),
+            self.edge_index.to(device),
+            None if weight is None else weight.to(device),
+        )
+
+    def with_features(self, x: Tensor) -> GraphInput:
+        """Return the same edges, and what is kept of them, under other features.
+
+        Parameters
+        ----------
+        x : Tensor of shape (N, d'), float
+            As in the constructor; of the same dtype.
+
+        Returns
+        -------
+        GraphInput
+
+        Raises
+        ------
+        DataError
+            If the number of rows or the dtype differs.
+        """
+        if x.shape[0] != self.num_nodes or x.dtype != self.topology.dtype:
+            raise DataError(
+                f"The new features must have {self.num_nodes} rows of "
+                f"{self.topology.dtype}, got {x.shape[0]} of {x.dtype}."
+            )
+        out = object.__new__(GraphInput)
+        out.topology = self.topology
+        out._set_features(x)
+        return out
+
+    def operator(self, kind: OperatorKind) -> Operator:
+        """Return a propagation operator, see :meth:`Topology.operator`."""
+        return self.topology.operator(kind)
+
+    def linear(
+        self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Map node representations linearly; sparse features stay sparse.
+
+        Parameters
+        ----------
+        h : Tensor of shape (N, p), float, or None
+            Hidden representations; ``None`` for the graph's features.
+        weight : Tensor of shape (q, p), float
+            As in :class:`torch.nn.Linear`.
+        bias : Tensor of shape (q,), float, optional
+
+        Returns
+        -------
+        Tensor of shape (N, q)
+        """
+        if h is None and self._sparse is not None:
+            return self._sparse.matmul(weight.t(), bias)
+        return F.linear(self.x if h is None else h, weight, bias)
+
+    def filtered_linear(
+        self,
+        h: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: OperatorKind,
+        coefficients: tuple[float, ...],
+    ) -> Tensor:
+        """Propagate by a polynomial of an operator and map linearly.
+
+        Computes ``(Σ_k c_k S^k H) Wᵀ + b``.
+
+        Parameters
+        ----------
+        h : Tensor of shape (N, p), float, or None
+            Hidden representations H; ``None`` for the graph's features.
+        weight : Tensor of shape (q, p), float
+            W.
+        bias : Tensor of shape (q,), float, optional
+            b.
+        kind : {"normalised", "mean", "sum"}
+            S.
+        coefficients : tuple of float
+            c_0, c_1, …; (0, 1) is one step of propagation.
+
+        Returns
+        -------
+        Tensor of shape (N, q)
+        """
+        if h is None and self._is_kept:
+            return F.linear(self._filter(kind, coefficients), weight, bias)
+        z = self.linear(h, weight)
+        return graph_filter(self.operator(kind), z, coefficients, bias)
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether propagated features are constant and no larger than the features."""
+        is_plain = self._sparse is None and not self.x.requires_grad
+        return is_plain and self.topology.is_constant
+
+    def _filter(self, kind: OperatorKind, coefficients: tuple[float, ...]) -> Tensor:
+        key = (kind, coefficients)
+        if key not in self._filtered:
+            with torch.inference_mode(False), torch.no_grad():
+                self._filtered[key] = graph_filter(
+                    self.operator(kind), self.x, coefficients
+                )
+        return self._filtered[key]
+
+
+def _check(x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> None:
+    if x.dim() != 2 or x.layout not in (torch.strided, torch.sparse_csr):
+        raise DataError(
+            "x must be a matrix (nodes, features), strided or sparse CSR, got shape "
+            f"{tuple(x.shape)}, layout {x.layout}."
+        )
+    if x.layout == torch.sparse_csr and x.requires_grad:
+        raise DataError(
+            "Sparse x cannot require grad: make it dense with x.to_dense()."
+        )
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise DataError(
+            f"edge_index must be of shape (2, edges), got {tuple(edge_index.shape)}."
+        )
+    if edge_weight is not None and edge_weight.shape != edge_index.shape[1:]:
+        raise DataError(
+            f"edge_weight must have one entry for each of the {edge_index.shape[1]} "
+            f"edges, got shape {tuple(edge_weight.shape)}."
+        )
+    if edge_index.numel():
+        low, high = (int(v) for v in edge_index.aminmax())
+        if low < 0 or high >= x.shape[0]:
+            raise DataError(
+                f"edge_index must name nodes 0 to {x.shape[0] - 1}, "
+                f"got {low} to {high}."
+            )

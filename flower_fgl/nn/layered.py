@@ -1,0 +1,190 @@
+"""Backbones that propagate in every layer, and the one that never does."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from flower_fgl.nn import layers
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.pyg import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+
+__all__ = ["GAT", "GCN", "GCNII", "GIN", "MLP", "GraphSAGE", "LayeredNet"]
+
+
+class LayeredNet(Backbone):
+    """Equal layers with ReLU and dropout between them; the last one is the head.
+
+    ``num_layers``, at least 2, counts all of them.
+    """
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make the layers."""
+        hidden = self.hidden_channels
+        widths = [in_channels] + [hidden] * (num_layers - 2)
+        encoder = nn.ModuleList(self.make_layer(width, hidden) for width in widths)
+        return encoder, self.make_layer(hidden, num_classes, is_last=True)
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a layer from ``width`` to ``out`` channels."""
+        raise NotImplementedError
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Run a layer on node representations (features if ``None``)."""
+        raise NotImplementedError
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return the input (N, hidden_channels) of the last layer."""
+        encoder: Any = self.encoder
+        first, *rest = encoder
+        h = self._relu_dropout(self.run_layer(first, graph, None))
+        for layer in rest:
+            h = self._relu_dropout(self.run_layer(layer, graph, h))
+        return h
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Run the last layer: logits (N, C)."""
+        return self.run_layer(self.classifier, graph, h)
+
+
+class GCN(LayeredNet):
+    """Graph convolutional network, Kipf & Welling, ICLR 2017.
+
+    Notes
+    -----
+    1. The paper also drops features; here only hidden representations are dropped, as
+       in the field's federated benchmark.
+    """
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.GCNConv`."""
+        return GCNConv(width, out)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by the normalised adjacency."""
+        return layers.gcn(layer, graph, h)
+
+
+class GraphSAGE(LayeredNet):
+    """GraphSAGE with the mean of all neighbours, Hamilton et al., NeurIPS 2017.
+
+    Notes
+    -----
+    1. Neighbours are not sampled, and representations not normalised to unit length:
+       the methods that want either do it themselves.
+    """
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.SAGEConv`."""
+        return SAGEConv(width, out)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by the mean of the neighbours."""
+        return layers.sage(layer, graph, h)
+
+
+class GAT(LayeredNet):
+    """Graph attention network, Veličković et al., ICLR 2018.
+
+    Notes
+    -----
+    1. Hidden layers have gcd(4, hidden_channels) heads that share the width, the last
+       layer has one; the paper has 8 heads of 8 channels.
+    2. The paper has ELU and drops attention and features too; here ReLU and dropout of
+       hidden representations, as in the other backbones.
+    """
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.GATConv`."""
+        heads = 1 if is_last else gcd(4, out)
+        return GATConv(width, out // heads, heads=heads)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by attention."""
+        return layers.gat(layer, graph, h)
+
+
+class GIN(LayeredNet):
+    """Graph isomorphism network, Xu et al., ICLR 2019.
+
+    Notes
+    -----
+    1. ε is 0 (the paper's GIN-0) and no part of the state.
+    2. The layers' MLPs (two linear layers, ReLU) have no batch normalisation: its
+       statistics are undefined for a client with one node, and do not average.
+    """
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.GINConv`."""
+        hidden = self.hidden_channels
+        mlp = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
+        conv = GINConv(mlp)
+        conv.register_buffer("eps", conv.eps, persistent=False)
+        return conv
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by the sum of the neighbours."""
+        return layers.gin(layer, graph, h)
+
+
+class MLP(LayeredNet):
+    """Multi-layer perceptron: the backbone that ignores the edges."""
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a linear layer."""
+        return nn.Linear(width, out)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Map each node by itself."""
+        return graph.linear(h, layer.weight, layer.bias)
+
+
+class GCNII(Backbone):
+    """GCN with initial residual and identity mapping, Chen et al., ICML 2020.
+
+    ``num_layers``, at least 1, counts the propagating layers; a linear map comes before
+    and after them. Layer l maps by ``(1 − β) I + β W`` with β = log(theta / l + 1).
+
+    Notes
+    -----
+    1. Dropout precedes each layer, as in the paper, but for the first linear map:
+       features are never dropped.
+    """
+
+    min_layers = 1
+    alpha: ClassVar[float] = 0.1
+    """Weight of the initial representation, as in the paper."""
+    theta: ClassVar[float] = 0.5
+    """The paper's λ."""
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make two linear maps and the layers between them."""
+        hidden = self.hidden_channels
+        convs = [
+            GCN2Conv(hidden, self.alpha, self.theta, layer=number)
+            for number in range(1, num_layers + 1)
+        ]
+        encoder = nn.ModuleDict(
+            {
+                "input": nn.Linear(in_channels, hidden),
+                "convs": nn.ModuleList(convs),
+            }
+        )
+        return encoder, nn.Linear(hidden, num_classes)
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return the input (N, hidden_channels) of the last linear map."""
+        encoder: Any = self.encoder
+        first = encoder["input"]
+        start = graph.linear(None, first.weight, first.bias).relu()
+        h = self._dropout(start)
+        for conv in encoder["convs"]:
+            h = self._relu_dropout(layers.gcn2(conv, graph, h, start))
+        return h

@@ -1,0 +1,191 @@
+"""Forward passes of PyG's layers on a :class:`GraphInput`.
+
+The layers bring parameters, names and initialisation; the arithmetic is theirs in
+another order. PyG's own forward gathers and scatters a row per edge, normalises anew in
+each call, and cannot take sparse features: half of a training step on a small graph.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.pyg import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+from flower_fgl.nn.sparse import index_sum
+
+__all__ = ["dropout", "gat", "gcn", "gcn2", "gin", "relu_dropout", "sage"]
+
+ONE_STEP = (0.0, 1.0)
+
+
+def dropout(h: Tensor, rate: float, is_training: bool) -> Tensor:
+    """Zero entries at random and scale the rest, Srivastava et al., JMLR 2014.
+
+    Parameters
+    ----------
+    h : Tensor of any shape, float
+        Input.
+    rate : float in [0, 1)
+        Probability with which an entry becomes 0.
+    is_training : bool
+        Otherwise ``h`` is returned and nothing is drawn.
+
+    Returns
+    -------
+    Tensor of the shape of ``h``
+
+    Notes
+    -----
+    1. Draws uniform numbers from torch's global generator; ``F.dropout`` draws
+       Bernoulli ones, which on a CPU take four times as long.
+    """
+    if not is_training or rate == 0:
+        return h
+    return h * _scaled(torch.rand_like(h) >= rate, rate, h.dtype)
+
+
+def relu_dropout(h: Tensor, rate: float, is_training: bool) -> Tensor:
+    """Apply ReLU, then :func:`dropout`, as one product with a mask."""
+    if not is_training or rate == 0:
+        return h.relu()
+    kept = (torch.rand_like(h) >= rate) & (h.detach() > 0)
+    return h * _scaled(kept, rate, h.dtype)
+
+
+def _scaled(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    return kept.to(dtype).mul_(1 / (1 - rate))
+
+
+def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+    """Compute ``S H Wᵀ + b``, Kipf & Welling, ICLR 2017, Eq. (2) without activation.
+
+    Parameters
+    ----------
+    conv : GCNConv
+        Parameters.
+    graph : GraphInput
+        The graph; its edge weights count.
+    h : Tensor of shape (N, p), float, optional
+        Node representations, the graph's features if left out.
+
+    Returns
+    -------
+    Tensor of shape (N, q)
+    """
+    return graph.filtered_linear(
+        h, conv.lin.weight, conv.bias, kind="normalised", coefficients=ONE_STEP
+    )
+
+
+def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+    """Compute ``mean(H) W_lᵀ + b + H W_rᵀ``, Hamilton et al., NeurIPS 2017, mean.
+
+    Parameters
+    ----------
+    conv : SAGEConv
+        Parameters, with root weight and mean aggregation.
+    graph : GraphInput
+        The graph; edge weights make the mean a weighted one.
+    h : Tensor of shape (N, p), float, optional
+        Node representations, the graph's features if left out.
+
+    Returns
+    -------
+    Tensor of shape (N, q)
+    """
+    neighbours = graph.filtered_linear(
+        h, conv.lin_l.weight, conv.lin_l.bias, kind="mean", coefficients=ONE_STEP
+    )
+    return neighbours + graph.linear(h, conv.lin_r.weight)
+
+
+def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+    """Compute ``MLP((1 + ε) H + A H)``, Xu et al., ICLR 2019, Eq. (4.1).
+
+    Parameters
+    ----------
+    conv : GINConv
+        Parameters; ``conv.nn`` is a Sequential that starts with a linear layer, and ε
+        is constant.
+    graph : GraphInput
+        The graph; its edge weights count.
+    h : Tensor of shape (N, p), float, optional
+        Node representations, the graph's features if left out.
+
+    Returns
+    -------
+    Tensor of shape (N, q)
+    """
+    first, *rest = conv.nn
+    out = graph.filtered_linear(
+        h,
+        first.weight,
+        first.bias,
+        kind="sum",
+        coefficients=(1.0 + conv.initial_eps, 1.0),
+    )
+    for layer in rest:
+        out = layer(out)
+    return out
+
+
+def gat(conv: GATConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
+    """Attend to the neighbours, Veličković et al., ICLR 2018, Eq. (3), (4), (5).
+
+    Parameters
+    ----------
+    conv : GATConv
+        Parameters; its heads are concatenated, without dropout of attention.
+    graph : GraphInput
+        The graph; a weight multiplies the unnormalised attention of its edge, so that
+        weight 0 is no edge and weight 1 the published formula.
+    h : Tensor of shape (N, p), float, optional
+        Node representations, the graph's features if left out.
+
+    Returns
+    -------
+    Tensor of shape (N, heads · q)
+    """
+    z = graph.linear(h, conv.lin.weight)
+    z = z.view(-1, conv.heads, conv.out_channels)
+    source, target, weight = graph.topology.attention_edges()
+    score = (z * conv.att_src).sum(-1).index_select(0, source)
+    score = score + (z * conv.att_dst).sum(-1).index_select(0, target)
+    score = F.leaky_relu(score, conv.negative_slope)  # (E', heads)
+    with torch.no_grad():  # the maximum cancels; it keeps exp in range
+        top = score.new_zeros(len(z), conv.heads).scatter_reduce(
+            0, target[:, None].expand_as(score), score, "amax", include_self=False
+        )
+    attention = (score - top.index_select(0, target)).exp()
+    if weight is not None:
+        attention = attention * weight[:, None]
+    total = index_sum(attention, target, len(z))  # (N, heads)
+    messages = (attention[..., None] * z.index_select(0, source)).flatten(1)
+    out = index_sum(messages, target, len(z)).view_as(z) / total[..., None]
+    bias: Tensor = conv.bias
+    return out.flatten(1) + bias
+
+
+def gcn2(conv: GCN2Conv, graph: GraphInput, h: Tensor, start: Tensor) -> Tensor:
+    """Compute one GCNII layer, Chen et al., ICML 2020, Eq. (5) without activation.
+
+    Parameters
+    ----------
+    conv : GCN2Conv
+        Parameters, with shared weights.
+    graph : GraphInput
+        The graph; its edge weights count.
+    h : Tensor of shape (N, p), float
+        Node representations.
+    start : Tensor of shape (N, p), float
+        Representations before the first layer (initial residual).
+
+    Returns
+    -------
+    Tensor of shape (N, p)
+    """
+    mixed = (1 - conv.alpha) * graph.operator("normalised").matmul(h)
+    mixed = mixed + conv.alpha * start
+    return torch.addmm(mixed, mixed, conv.weight1, beta=1 - conv.beta, alpha=conv.beta)

@@ -1,0 +1,200 @@
+"""The table of backbones, and building them by name."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from flower_fgl.errors import ConfigError
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
+from flower_fgl.nn.layered import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
+
+__all__ = ["MODELS", "build_model", "deal_models", "num_parameters", "state_shapes"]
+
+MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
+    {
+        "appnp": APPNP,
+        "gamlp": GAMLP,
+        "gat": GAT,
+        "gcn": GCN,
+        "gcnii": GCNII,
+        "gin": GIN,
+        "graphsage": GraphSAGE,
+        "mlp": MLP,
+        "sgc": SGC,
+        "sign": SIGN,
+        "ssgc": SSGC,
+    }
+)
+"""Backbones by the name that the setting ``model`` takes."""
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def build_model(
+    name: str,
+    *,
+    in_channels: int,
+    hidden_channels: int,
+    num_classes: int,
+    num_layers: int,
+    dropout: float,
+    initialise: bool = True,
+) -> Backbone:
+    """Build a backbone on the CPU by its name.
+
+    Parameters
+    ----------
+    name : str
+        One of ``MODELS``.
+    in_channels : int
+        Feature width d, at least 1.
+    hidden_channels : int
+        Embedding width, at least 1.
+    num_classes : int
+        Number of classes C, at least 1.
+    num_layers : int
+        Depth; each backbone says what it counts, and its minimum.
+    dropout : float in [0, 1)
+        Rate for hidden representations.
+    initialise : bool
+        Draw initial parameters from torch's global generator. Otherwise they hold
+        whatever was in memory: load a whole state before use.
+
+    Returns
+    -------
+    Backbone
+        In training mode.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown or a size is out of range.
+
+    Notes
+    -----
+    1. Clients build a model for every message. PyG's layers inspect their own source
+       when constructed (0.4 ms each) and initialise twice, so a model is constructed
+       once per set of sizes and copied from then on. Its initial parameters therefore
+       differ from those of a directly constructed class with the same seed.
+    """
+    template = _template(
+        _known(name),
+        in_channels,
+        hidden_channels,
+        num_classes,
+        num_layers,
+        dropout,
+        torch.get_default_dtype(),
+    )
+    model = _copy_structure(template)
+    if initialise:
+        _reset_parameters(model)
+    return model
+
+
+def deal_models(names: str, num_clients: int) -> list[str]:
+    """Deal backbones to clients in turn.
+
+    Parameters
+    ----------
+    names : str
+        One of ``MODELS``, or several separated by commas: ``"gcn,gin,graphsage"``.
+    num_clients : int
+        Number of clients K, at least 0.
+
+    Returns
+    -------
+    list of str
+        Length K; client k gets name k modulo the number of names.
+
+    Raises
+    ------
+    ConfigError
+        If a name is unknown.
+    """
+    dealt = [_known(name.strip()) for name in names.split(",")]
+    return [dealt[client % len(dealt)] for client in range(num_clients)]
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Count the trainable numbers P of a model."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a model's state, by name, in its order.
+
+    ``build_model(..., initialise=False)`` gives a model to ask that costs no time.
+    """
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def _known(name: str) -> str:
+    if name in MODELS:
+        return name
+    close = difflib.get_close_matches(name.lower(), MODELS, n=2)
+    hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    raise ConfigError(f"Unknown model {name!r}. Known: {', '.join(MODELS)}.{hint}")
+
+
+# A memo of a pure function: it holds shapes only, no numbers and no memory to speak of.
+@functools.lru_cache(maxsize=64)
+def _template(
+    name: str,
+    in_channels: int,
+    hidden_channels: int,
+    num_classes: int,
+    num_layers: int,
+    dropout: float,
+    dtype: torch.dtype,
+) -> Backbone:
+    """Construct a backbone without drawing from the global generator."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        model = MODELS[name](
+            in_channels=in_channels,
+            hidden_channels=hidden_channels,
+            num_classes=num_classes,
+            num_layers=num_layers,
+            dropout=dropout,
+        )
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            shape_only = torch.empty_like(parameter, device="meta")
+            module.register_parameter(key, nn.Parameter(shape_only))
+    return model
+
+
+def _copy_structure(module: Module) -> Module:
+    """Copy a module tree: parameters with undefined values, buffers with theirs."""
+    copy = object.__new__(type(module))
+    vars(copy).update(
+        {
+            key: value.copy() if isinstance(value, dict | list | set) else value
+            for key, value in vars(module).items()
+        }
+    )
+    for key, parameter in module.named_parameters(recurse=False):
+        copy._parameters[key] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+    for key, buffer in module.named_buffers(recurse=False):
+        copy._buffers[key] = buffer.clone()
+    for key, child in module.named_children():
+        copy._modules[key] = _copy_structure(child)
+    return copy
+
+
+def _reset_parameters(module: nn.Module) -> None:
+    """Initialise each layer once; a layer initialises its own sub-modules."""
+    reset = getattr(module, "reset_parameters", None)
+    if reset is not None:
+        reset()
+        return
+    for child in module.children():
+        _reset_parameters(child)

@@ -1,0 +1,219 @@
+"""Products with sparse matrices inside autograd, constant or with learnable entries."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["EdgeOperator", "Operator", "SparseOperator", "csr_matrix", "index_sum"]
+
+INT32_MAX = 2**31 - 1
+
+
+class Operator(Protocol):
+    """A matrix that multiplies node representations from the left."""
+
+    def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply a matrix and add a bias to every row.
+
+        Parameters
+        ----------
+        dense : Tensor of shape (N, p)
+            Strided; may require grad.
+        bias : Tensor of shape (p,), optional
+            May require grad.
+
+        Returns
+        -------
+        Tensor of shape (M, p)
+        """
+
+
+def csr_matrix(
+    row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]
+) -> Tensor:
+    """Sort entries into a CSR matrix with the narrowest index type that fits.
+
+    Parameters
+    ----------
+    row, column : Tensor of shape (n,), int64
+        Place of each entry, in any order; entries of one place add up in products.
+    value : Tensor of shape (n,), float
+        The entries.
+    shape : (int, int)
+        Rows and columns.
+
+    Returns
+    -------
+    Tensor of shape ``shape``, sparse CSR, indices int32 (int64 beyond 2³¹ − 1)
+
+    Notes
+    -----
+    1. The kernels of CPU (MKL) and GPU (cuSPARSE) take int32 indices as they are, at
+       a third less memory than int64.
+    """
+    order = torch.argsort(row * shape[1] + column, stable=True)
+    start = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
+    torch.cumsum(torch.bincount(row, minlength=shape[0]), 0, out=start[1:])
+    return _csr(start, column[order], value[order], shape)
+
+
+def _csr(
+    start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    narrow = max(*shape, value.numel()) <= INT32_MAX
+    index = torch.int32 if narrow else torch.int64
+    with warnings.catch_warnings():
+        # torch says once per process that CSR is in beta: nothing a user can act on
+        warnings.filterwarnings(
+            "ignore", message="Sparse CSR tensor support is in beta"
+        )
+        return torch.sparse_csr_tensor(
+            start.to(index), column.to(index), value, shape, check_invariants=False
+        )
+
+
+class SparseOperator:
+    """A constant sparse matrix with its transpose, which the backward pass needs.
+
+    Parameters
+    ----------
+    matrix : Tensor of shape (M, N), sparse CSR
+        Not changed afterwards.
+
+    Notes
+    -----
+    1. The transpose is computed once, at the first backward pass, and is the matrix
+       itself where the two are equal: a symmetric adjacency is stored once. torch's own
+       backward of a CSR product transposes anew in every pass.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = _csr(
+            matrix.crow_indices(),
+            matrix.col_indices(),
+            matrix.values().detach(),
+            tuple(matrix.shape),
+        )
+        self._transpose: Tensor | None = None
+
+    @classmethod
+    def from_entries(
+        cls, row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]
+    ) -> SparseOperator:
+        """Build from unsorted entries, see :func:`csr_matrix`."""
+        return cls(csr_matrix(row, column, value, shape))
+
+    @property
+    def transpose(self) -> Tensor:
+        """The transposed matrix, of shape (N, M), sparse CSR."""
+        if self._transpose is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._transpose = self._transposed()
+        return self._transpose
+
+    def _transposed(self) -> Tensor:
+        a = self.matrix
+        rows, columns = a.shape
+        start = a.crow_indices().long()
+        row = torch.repeat_interleave(start.diff(), output_size=a.values().numel())
+        t = csr_matrix(a.col_indices().long(), row, a.values(), (columns, rows))
+        is_symmetric = (
+            rows == columns
+            and torch.equal(a.crow_indices(), t.crow_indices())
+            and torch.equal(a.col_indices(), t.col_indices())
+            and torch.equal(a.values(), t.values())
+        )
+        return a if is_symmetric else t
+
+    def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply ``dense`` (N, p) and add ``bias`` (p,); differentiable in both."""
+        out: Tensor = _Product.apply(self, False, dense, bias)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Product(torch.autograd.Function):
+    """``A @ dense + bias`` or ``Aᵀ @ dense + bias`` for a constant sparse ``A``.
+
+    The backward pass is the same function with the other matrix, so it can itself be
+    differentiated (gradient matching needs that).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        operator: SparseOperator,
+        is_transposed: bool,
+        dense: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        ctx.operator, ctx.is_transposed = operator, is_transposed
+        matrix = operator.transpose if is_transposed else operator.matrix
+        if bias is None:
+            return torch.mm(matrix, dense)
+        return torch.addmm(bias, matrix, dense)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        to_dense = to_bias = None
+        if ctx.needs_input_grad[2]:
+            to_dense = _Product.apply(  # type: ignore[no-untyped-call]
+                ctx.operator, not ctx.is_transposed, grad.contiguous(), None
+            )
+        if ctx.needs_input_grad[3]:
+            to_bias = grad.sum(0)
+        return None, None, to_dense, to_bias
+
+
+class EdgeOperator:
+    """A sparse matrix given by its entries, differentiable in their values.
+
+    Parameters
+    ----------
+    row, column : Tensor of shape (n,), int64
+        Place of each entry.
+    value : Tensor of shape (n,), float
+        The entries; may require grad.
+    num_rows : int
+        Rows M of the matrix.
+
+    Notes
+    -----
+    1. It gathers and scatters one row per entry, n·p floats in memory: for small graphs
+       with learnable weights. Constant matrices take :class:`SparseOperator`.
+    """
+
+    def __init__(
+        self, row: Tensor, column: Tensor, value: Tensor, num_rows: int
+    ) -> None:
+        self.row, self.column, self.value = row, column, value
+        self.num_rows = num_rows
+
+    def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply ``dense`` (N, p), add ``bias`` (p,); differentiable in all."""
+        messages = self.value[:, None] * dense.index_select(0, self.column)
+        out = index_sum(messages, self.row, self.num_rows)
+        return out if bias is None else out + bias
+
+
+def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
+    """Sum the rows that share an index.
+
+    Parameters
+    ----------
+    values : Tensor of shape (n, ...), float
+        Summands.
+    index : Tensor of shape (n,), int64
+        Row of the result each belongs to.
+    size : int
+        Rows of the result.
+
+    Returns
+    -------
+    Tensor of shape (size, ...)
+        Zero where no summand belongs.
+    """
+    return values.new_zeros((size, *values.shape[1:])).index_add(0, index, values)

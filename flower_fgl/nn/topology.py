@@ -1,0 +1,149 @@
+"""The edges of a graph and the propagation operators made of them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flower_fgl.nn.pyg import gcn_norm
+from flower_fgl.nn.sparse import EdgeOperator, Operator, SparseOperator, index_sum
+
+__all__ = ["OperatorKind", "Topology", "graph_filter"]
+
+OperatorKind = Literal["normalised", "mean", "sum"]
+"""D^-1/2 (A + I) D^-1/2 of GCN, D^-1 A of GraphSAGE, A of GIN."""
+
+
+class Topology:
+    """The edges of a graph and the propagation operators made of them.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, E), int64
+        Sources and targets; an undirected edge stands in both directions.
+    edge_weight : Tensor of shape (E,), float, or None
+        Weight of each edge. When it requires grad, operators are differentiable in it
+        and nothing is kept.
+    num_nodes : int
+        Number of nodes N.
+    dtype : torch.dtype
+        Of the operators.
+    """
+
+    def __init__(
+        self,
+        edge_index: Tensor,
+        edge_weight: Tensor | None,
+        num_nodes: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.edge_index, self.edge_weight = edge_index, edge_weight
+        self.num_nodes, self.dtype = num_nodes, dtype
+        self._operators: dict[OperatorKind, Operator] = {}
+        self._attention: tuple[Tensor, Tensor, Tensor | None] | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no gradient flows to the edge weights."""
+        return self.edge_weight is None or not self.edge_weight.requires_grad
+
+    def operator(self, kind: OperatorKind) -> Operator:
+        """Return a propagation operator (N, N), computed once if it is constant.
+
+        Parameters
+        ----------
+        kind : {"normalised", "mean", "sum"}
+            ``normalised`` has self-loops of weight 1 where a node has none; ``mean``
+            and ``sum`` have none, and an isolated node gets 0.
+
+        Returns
+        -------
+        Operator
+        """
+        if not self.is_constant:
+            row, column, value = self._entries(kind)
+            return EdgeOperator(row, column, value, self.num_nodes)
+        if kind not in self._operators:
+            # what is kept must serve training, even if scoring asks for it first
+            with torch.inference_mode(False), torch.no_grad():
+                size = (self.num_nodes, self.num_nodes)
+                self._operators[kind] = SparseOperator.from_entries(
+                    *self._entries(kind), size
+                )
+        return self._operators[kind]
+
+    def _entries(self, kind: OperatorKind) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rows (targets), columns (sources) and values of an operator."""
+        edges, weight = self.edge_index, self.edge_weight
+        if kind == "normalised":
+            edges, value = gcn_norm(edges, weight, self.num_nodes, dtype=self.dtype)
+            return edges[1], edges[0], value
+        if weight is None:
+            weight = torch.ones(edges.shape[1], dtype=self.dtype, device=edges.device)
+        if kind == "mean":
+            total = index_sum(weight, edges[1], self.num_nodes)
+            total = torch.where(total == 0, 1, total)
+            weight = weight / total.index_select(0, edges[1])
+        return edges[1], edges[0], weight
+
+    def attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the edges that attention runs over: each node attends to itself too.
+
+        Returns
+        -------
+        source, target : Tensor of shape (E',), int64
+            The edges without self-loops, then one self-loop per node.
+        weight : Tensor of shape (E',), float, or None
+            Their weights, 1 for the self-loops; ``None`` if the graph has none.
+        """
+        if not self.is_constant:
+            return self._attention_edges()
+        if self._attention is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._attention = self._attention_edges()
+        return self._attention
+
+    def _attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        source, target = self.edge_index
+        others = source != target
+        loops = torch.arange(self.num_nodes, device=source.device)
+        weight = self.edge_weight
+        if weight is not None:
+            weight = torch.cat([weight[others], weight.new_ones(self.num_nodes)])
+        source = torch.cat([source[others], loops])
+        return source, torch.cat([target[others], loops]), weight
+
+
+def graph_filter(
+    operator: Operator,
+    h: Tensor,
+    coefficients: tuple[float, ...],
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Apply a polynomial of an operator by Horner's rule.
+
+    Parameters
+    ----------
+    operator : Operator
+        S, of shape (N, N).
+    h : Tensor of shape (N, p), float
+        Node representations.
+    coefficients : tuple of float
+        c_0, …, c_K; the last is not 0.
+    bias : Tensor of shape (p,), float, optional
+        Added to every row.
+
+    Returns
+    -------
+    Tensor of shape (N, p)
+        ``Σ_k c_k S^k h + b``, by K products.
+    """
+    *lower, highest = coefficients
+    out = h if highest == 1 else highest * h
+    for number, coefficient in enumerate(reversed(lower), start=1):
+        out = operator.matmul(out, bias if number == len(lower) else None)
+        if coefficient:
+            out = out + (h if coefficient == 1 else coefficient * h)
+    return out if lower or bias is None else out + bias

@@ -1,0 +1,127 @@
+"""The ServerApp that Flower loads: settings, method, rounds, run folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.errors import FglError
+from flower_fgl.methods import METHODS
+from flower_fgl.runs import RunWriter, default_folder, summarise
+
+__all__ = ["app", "run_server"]
+
+log = logging.getLogger(__name__)
+app = ServerApp()
+
+OnRound = Callable[[Mapping[str, Any]], None]
+
+
+class _Recorder:
+    """Write to the run folder and keep the rounds for the summary."""
+
+    def __init__(self, writer: RunWriter, on_round: OnRound | None) -> None:
+        self.writer = writer
+        self.on_round = on_round
+        self.rounds: list[Mapping[str, Any]] = []
+
+    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add one line per client."""
+        self.writer.append_clients(rows)
+
+    def append_round(self, row: Mapping[str, Any]) -> None:
+        """Add the line of a round and report progress."""
+        self.rounds.append(row)
+        self.writer.append_round(row)
+        if self.on_round is not None:
+            self.on_round(row)
+
+
+def run_server(
+    grid: Grid,
+    values: Mapping[str, Scalar],
+    *,
+    engine: str,
+    on_round: OnRound | None = None,
+) -> Path:
+    """Run a method's server half and leave a run folder.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid, or the local engine's.
+    values : mapping of str to bool, int, float or str
+        Flower's flat run config.
+    engine : str
+        Where the clients are: ``local``, ``ray`` or ``deployment``.
+    on_round : callable, optional
+        Called with each round's line.
+
+    Returns
+    -------
+    Path
+        The run folder.
+
+    Raises
+    ------
+    ConfigError
+        If the settings are wrong; no folder is made then.
+    RunError
+        If the run cannot go on; the folder's ``summary.json`` says ``failed`` and why.
+    """
+    config = RunConfig.parse(values, METHODS)
+    folder = (
+        Path(config.run_dir)
+        if config.run_dir
+        else default_folder(
+            Path(config.output_dir), config.method, config.dataset, config.seed
+        )
+    )
+    writer = RunWriter.create(folder, config=config.flat(), sources=config.sources)
+    recorder = _Recorder(writer, on_round)
+    strategy = METHODS[config.method].load_strategy()(config, recorder)
+    status, error = "failed", ""
+    try:
+        strategy.start(grid)
+        state = strategy.best_state()
+        if state is not None:
+            writer.write_model(state)
+        status = "completed"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    except Exception as reason:
+        error = str(reason) if isinstance(reason, FglError) else repr(reason)
+        raise
+    finally:
+        federation = getattr(strategy, "federation", None)
+        summary = summarise(
+            recorder.rounds,
+            method=config.method,
+            dataset=config.dataset,
+            clients=len(federation.clients) if federation else config.clients,
+            seed=config.seed,
+            engine=engine,
+            partition_sha256=federation.partition_sha256 if federation else "",
+            evaluate=config.evaluate,
+            status=status,
+            class_names=federation.class_names if federation else None,
+            error=error or None,
+        )
+        writer.write_summary(summary)
+    return folder
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run under Flower: in its simulation or on a SuperLink."""
+    is_simulation = type(grid).__name__ == "InMemoryGrid"
+    run_server(
+        grid, context.run_config, engine="ray" if is_simulation else "deployment"
+    )

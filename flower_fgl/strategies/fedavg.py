@@ -1,0 +1,98 @@
+"""FedAvg's server half, which FedProx shares.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.errors import RunError
+from flower_fgl.nn import build_model
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.seeds import SERVER, derive_seed, seeded
+from flower_fgl.strategies.base import FglStrategy, Upload, weighted_mean
+from flower_fgl.strategies.rounds import RoundLog
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(FglStrategy):
+    """Average the clients' weights, Algorithm 1.
+
+    Notes
+    -----
+    1. With ``finetune-epochs`` > 0 one more exchange follows the last round: every client
+       trains the final model further on its own graph and keeps the epoch that is best
+       on its validation nodes. It is reported as ``finetuned`` and never takes part in
+       the choice of the best round.
+    """
+
+    down = Weights
+    up = Weights
+
+    def prepare(self) -> None:
+        """Build the initial model; all clients must have its architecture."""
+        models = {client.model for client in self.federation.clients.values()}
+        if len(models) > 1:
+            raise RunError(
+                f"{self.config.method} averages weights, so all clients need one model, "
+                f"got {sorted(models)}. Use a single name in model, or a method that "
+                "allows several."
+            )
+        config = self.config
+        with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
+            model = build_model(
+                models.pop(),
+                in_channels=self.federation.num_features,
+                hidden_channels=config.hidden_channels,
+                num_classes=self.federation.num_classes,
+                num_layers=config.num_layers,
+                dropout=config.dropout,
+            )
+        self.weights = Weights(
+            {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        )
+        self.shapes = {
+            name: tuple(tensor.shape) for name, tensor in self.weights.tensors.items()
+        }
+
+    def download(self, server_round: int, partition_id: int) -> Weights:
+        """Send the aggregated weights."""
+        return self.weights
+
+    def upload_spec(self, partition_id: int) -> Mapping[str, tuple[int, ...]]:
+        """Expect the names and shapes of the aggregated weights."""
+        return self.shapes
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Replace the weights by the weighted mean of the uploads."""
+        self.weights = Weights(
+            weighted_mean(
+                [upload.payload.tensors for upload in uploads.values()],
+                [upload.num_examples for upload in uploads.values()],
+            )
+        )
+
+    def global_state(self) -> Mapping[str, Tensor]:
+        """Return the aggregated weights."""
+        return self.weights.tensors
+
+    def finish(self) -> None:
+        """Fine-tune at every client if asked to."""
+        if not self.config.hyper.finetune_epochs:
+            return
+        number = self.config.rounds + 1
+        self._round = RoundLog(number, phase="finetune")
+        messages = self.train_messages(
+            number, self.federation.trainable, action="finetune"
+        )
+        self._round.add_download(messages)
+        exchange = self.exchange(messages)
+        uploads = self.read_uploads(exchange.replies)
+        self._round.close(is_ok=bool(uploads), min_replies=self.config.min_replies)
+        self.record_round()

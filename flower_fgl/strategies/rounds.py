@@ -1,0 +1,214 @@
+"""What happened in one round: scores, seconds, bytes, failures."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from flower_fgl.metrics import Scores, pool
+from flower_fgl.protocols.base import METRICS, read_scores, record_bytes
+from flower_fgl.strategies.exchange import Exchange, Failure
+
+__all__ = ["RoundLog"]
+
+ModeScores = dict[str, dict[str, Any]]
+
+
+class RoundLog:
+    """Collect a round's numbers and turn them into the lines of the run folder.
+
+    Parameters
+    ----------
+    number : int
+        The round, from 1.
+    is_scored : bool
+        Whether models are evaluated in this round.
+    phase : str
+        ``"train"``, or the name of a method's extra exchange.
+    """
+
+    def __init__(
+        self, number: int, *, is_scored: bool = True, phase: str = "train"
+    ) -> None:
+        self.number = number
+        self.is_scored = is_scored
+        self.phase = phase
+        self.failures: list[Failure] = []
+        self.seconds: dict[str, float] = {}
+        self._started = time.perf_counter()
+        self._clients: dict[int, dict[str, Any]] = {}
+        self._scores: dict[int, dict[str, dict[str, Scores]]] = {}
+        self._bytes: dict[str, Counter[str]] = {"up": Counter(), "down": Counter()}
+        self._client_bytes: dict[int, dict[str, int]] = defaultdict(
+            lambda: {"up": 0, "down": 0}
+        )
+        self._is_ok = True
+        self._need = 0
+
+    # ---------------------------------------------------------------- collecting
+    def add_download(self, messages: Mapping[int, Message]) -> None:
+        """Count the bytes sent."""
+        counted: dict[int, int] = {}
+        for pid, message in messages.items():
+            for name, record in message.content.items():
+                # one record may be shared by all messages: count its bytes once
+                size = counted.setdefault(id(record), record.count_bytes())
+                self._bytes["down"][name] += size
+                self._client_bytes[pid]["down"] += size
+
+    def add_exchange(self, exchange: Exchange) -> None:
+        """Keep failures and seconds of the training exchange."""
+        self.failures += exchange.failures
+        busiest = _busiest_worker(exchange.replies)
+        self.seconds["send"] = self.seconds.get("send", 0.0) + exchange.seconds_send
+        self.seconds["clients"] = busiest
+        self.seconds["wait"] = max(0.0, exchange.seconds_wait - busiest)
+
+    def add_reply(self, pid: int, content: RecordDict, num_examples: float) -> None:
+        """Keep loss, scores and bytes of one usable training reply."""
+        metrics = content.metric_records[METRICS]
+        self._count_up(pid, content)
+        self._clients[pid] = {
+            "loss": _number(metrics.get("loss")),
+            "num_examples": num_examples,
+            "seconds": _seconds(metrics),
+        }
+        self.add_scores(pid, metrics)
+
+    def add_evaluation(self, exchange: Exchange) -> None:
+        """Keep scores and failures of the evaluation exchange."""
+        self.failures += exchange.failures
+        for pid, reply in exchange.replies.items():
+            metrics = reply.content.metric_records.get(METRICS)
+            if metrics is None:
+                self.failures.append(Failure(pid, "evaluation reply without metrics"))
+                continue
+            self._count_up(pid, reply.content)
+            self.add_scores(pid, metrics)
+
+    def add_scores(self, pid: int, metrics: MetricRecord) -> None:
+        """Keep the scores found in a reply's metrics."""
+        for mode, columns in read_scores(metrics).items():
+            mine = self._scores.setdefault(pid, {}).setdefault(mode, {})
+            for column, values in columns.items():
+                mine[column] = Scores(
+                    num_nodes=int(values["num_nodes"]),
+                    accuracy=values["accuracy"],
+                    macro_f1=values["macro_f1"],
+                    macro_recall=values["macro_recall"],
+                )
+
+    def _count_up(self, pid: int, content: RecordDict) -> None:
+        for name, size in record_bytes(content).items():
+            self._bytes["up"][name] += size
+            self._client_bytes[pid]["up"] += size
+
+    def has_scores(self, pid: int) -> bool:
+        """Say whether a client's own model was scored already."""
+        return "local" in self._scores.get(pid, {})
+
+    def close(self, *, is_ok: bool, min_replies: int) -> None:
+        """Stop the clock and say whether the round counts."""
+        self._is_ok = is_ok
+        self._need = min_replies
+        self.seconds["total"] = time.perf_counter() - self._started
+
+    # ------------------------------------------------------------------- results
+    @property
+    def loss(self) -> float:
+        """Training loss, weighted as the models are; NaN without a reply."""
+        pairs = [(c["loss"], c["num_examples"]) for c in self._clients.values()]
+        total = sum(weight for _, weight in pairs)
+        return sum(x * w for x, w in pairs) / total if total else math.nan
+
+    def pooled(self) -> dict[str, ModeScores]:
+        """Pool the scores over clients, ``{mode: {column: {metric: value}}}``."""
+        grouped: dict[str, dict[str, list[Scores]]] = {}
+        for pid in sorted(self._scores):
+            for mode, columns in self._scores[pid].items():
+                for column, scores in columns.items():
+                    grouped.setdefault(mode, {}).setdefault(column, []).append(scores)
+        return {
+            mode: {column: pool(scores) for column, scores in columns.items()}
+            for mode, columns in grouped.items()
+        }
+
+    def validation_accuracy(self) -> float | None:
+        """Pooled validation accuracy of the aggregated model, else of the clients'."""
+        pooled = self.pooled()
+        columns = pooled.get("global") or pooled.get("local") or {}
+        value = columns.get("val", {}).get("accuracy")
+        return None if value is None or math.isnan(value) else float(value)
+
+    def why_failed(self) -> str:
+        """Describe the failures for an error message."""
+        counts = Counter(failure.reason for failure in self.failures)
+        text = "; ".join(f"{reason} ({n} clients)" for reason, n in counts.items())
+        return (
+            f"Round {self.number}: {len(self._clients)} usable replies, "
+            f"min-replies is {self._need}. {text or 'No client was asked.'}"
+        )
+
+    def row(self) -> dict[str, Any]:
+        """Return the line of ``rounds.jsonl``."""
+        row: dict[str, Any] = {
+            "round": self.number,
+            "phase": self.phase,
+            "status": "ok" if self._is_ok else "failed",
+            "replies": len(self._clients),
+            "failures": [
+                {"partition_id": f.partition_id, "reason": f.reason}
+                for f in self.failures
+            ],
+            "loss": self.loss,
+            "seconds": dict(self.seconds),
+            "bytes": {way: dict(counts) for way, counts in self._bytes.items()},
+        }
+        pooled = self.pooled()
+        if pooled:
+            row["metrics"] = pooled
+        return row
+
+    def client_rows(self) -> list[dict[str, Any]]:
+        """Return the lines of ``clients.jsonl``, by partition-id."""
+        rows = []
+        for pid in sorted(self._clients.keys() | self._scores.keys()):
+            row: dict[str, Any] = {"round": self.number, "partition_id": pid}
+            row |= self._clients.get(pid, {})
+            if pid in self._scores:
+                row["metrics"] = {
+                    mode: {column: vars(s) for column, s in columns.items()}
+                    for mode, columns in self._scores[pid].items()
+                }
+            row["bytes"] = dict(self._client_bytes[pid])
+            rows.append(row)
+        return rows
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _seconds(metrics: MetricRecord) -> dict[str, float]:
+    """Return the entries ``seconds/<phase>`` of a reply."""
+    return {
+        key.partition("/")[2]: _number(value)
+        for key, value in metrics.items()
+        if key.startswith("seconds/")
+    }
+
+
+def _busiest_worker(replies: Mapping[int, Message]) -> float:
+    """Add up the clients' arithmetic per worker process, return the largest sum."""
+    sums: dict[Any, float] = defaultdict(float)
+    for reply in replies.values():
+        metrics = reply.content.metric_records.get(METRICS)
+        if metrics is not None:
+            worker = metrics.get("worker", 0)
+            sums[worker] += sum(_seconds(metrics).values())
+    return max(sums.values(), default=0.0)

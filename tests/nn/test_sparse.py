@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flower_fgl.nn import sparse as module
+from flower_fgl.nn.sparse import (
+    EdgeOperator,
+    SparseOperator,
+    csr_matrix,
+    index_sum,
+)
+
+
+def entries(
+    rows: int,
+    columns: int,
+    count: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    if rows * columns == 0:
+        count = 0
+    row = torch.randint(0, max(rows, 1), (count,), generator=g)
+    column = torch.randint(0, max(columns, 1), (count,), generator=g)
+    return row, column, torch.randn(count, generator=g, dtype=dtype)
+
+
+def dense_of(
+    row: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]
+) -> Tensor:
+    out = torch.zeros(shape, dtype=value.dtype)
+    for r, c, v in zip(row, column, value, strict=True):
+        out[r, c] += v
+    return out
+
+
+sizes = st.integers(1, 7)
+
+
+@settings(deadline=None)
+@given(rows=sizes, columns=sizes, count=st.integers(0, 30), seed=st.integers(0, 99))
+def test_a_csr_matrix_holds_the_sum_of_its_entries(
+    rows: int, columns: int, count: int, seed: int
+) -> None:
+    row, column, value = entries(rows, columns, count, seed)
+    matrix = csr_matrix(row, column, value, (rows, columns))
+    product = matrix @ torch.eye(columns)
+    torch.testing.assert_close(product, dense_of(row, column, value, (rows, columns)))
+    start = matrix.crow_indices()
+    assert start.dtype == torch.int32
+    for r in range(rows):
+        columns_of_row = matrix.col_indices()[start[r] : start[r + 1]]
+        assert columns_of_row.tolist() == sorted(column[row == r].tolist())
+
+
+@settings(deadline=None)
+@given(
+    rows=sizes,
+    columns=sizes,
+    width=sizes,
+    count=st.integers(0, 30),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_products_and_their_gradients_equal_the_dense_ones(
+    rows: int, columns: int, width: int, count: int, has_bias: bool, seed: int
+) -> None:
+    row, column, value = entries(rows, columns, count, seed)
+    matrix = dense_of(row, column, value, (rows, columns))
+    operator = SparseOperator.from_entries(row, column, value, (rows, columns))
+    g = torch.Generator().manual_seed(seed)
+    h = torch.randn(columns, width, generator=g, requires_grad=True)
+    bias = torch.randn(width, generator=g, requires_grad=True) if has_bias else None
+    weight = torch.randn(rows, width, generator=g)
+    leaves = [h] if bias is None else [h, bias]
+    expected = matrix @ h if bias is None else matrix @ h + bias
+    out = operator.matmul(h, bias)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad((out * weight).sum(), leaves),
+        torch.autograd.grad((expected * weight).sum(), leaves),
+    )
+
+
+def test_the_product_passes_first_and_second_gradient_checks() -> None:
+    operator = SparseOperator.from_entries(
+        *entries(4, 3, 7, dtype=torch.float64), shape=(4, 3)
+    )
+    h = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
+
+    def squared(h: Tensor, bias: Tensor) -> Tensor:
+        return operator.matmul(h, bias).square()
+
+    assert torch.autograd.gradcheck(squared, (h, bias))
+    assert torch.autograd.gradgradcheck(squared, (h, bias))
+
+
+def test_a_linear_map_of_sparse_features_has_the_gradient_of_the_dense_map() -> None:
+    x = dense_of(*entries(6, 5, 9, dtype=torch.float64), shape=(6, 5))
+    row, column = x.nonzero(as_tuple=True)
+    features = SparseOperator.from_entries(row, column, x[row, column], (6, 5))
+    weight = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    target = torch.randn(6, 3, dtype=torch.float64)
+    of_sparse = (features.matmul(weight.t()) - target).square().sum()
+    of_dense = (x @ weight.t() - target).square().sum()
+    (got,) = torch.autograd.grad(of_sparse, weight)
+    (expected,) = torch.autograd.grad(of_dense, weight)
+    torch.testing.assert_close(got, expected)
+
+
+def test_a_gradient_that_is_an_expanded_view_is_taken() -> None:
+    operator = SparseOperator.from_entries(*entries(4, 3, 7), shape=(4, 3))
+    h = torch.randn(3, 2, requires_grad=True)
+    operator.matmul(h).sum().backward()
+    expected = operator.matrix.to_dense().sum(0)[:, None].expand(3, 2)
+    torch.testing.assert_close(h.grad, expected)
+
+
+def test_a_symmetric_matrix_is_its_own_transpose_in_memory() -> None:
+    row, column = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    value = torch.tensor([2.0, 2.0, 3.0, 3.0])
+    symmetric = SparseOperator.from_entries(row, column, value, (3, 3))
+    assert symmetric.transpose is symmetric.matrix
+    other = SparseOperator.from_entries(row, column, torch.arange(4.0), (3, 3))
+    assert other.transpose is not other.matrix
+    torch.testing.assert_close(
+        other.transpose.to_dense(), other.matrix.to_dense().t().contiguous()
+    )
+
+
+def test_the_transpose_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = SparseOperator.from_entries(*entries(4, 3, 7), shape=(4, 3))
+    sorts = []
+    original = module.csr_matrix
+
+    def counted(*args: object) -> Tensor:
+        sorts.append(1)
+        return original(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "csr_matrix", counted)
+    h = torch.randn(3, 2, requires_grad=True)
+    for _ in range(3):
+        operator.matmul(h).sum().backward()
+    assert len(sorts) == 1
+
+
+def test_a_matrix_without_entries_gives_the_bias() -> None:
+    nothing = torch.zeros(0, dtype=torch.int64)
+    operator = SparseOperator.from_entries(nothing, nothing, torch.zeros(0), (3, 2))
+    h = torch.ones(2, 4, requires_grad=True)
+    out = operator.matmul(h, torch.arange(4.0))
+    torch.testing.assert_close(out, torch.arange(4.0).expand(3, 4))
+    out.sum().backward()
+    torch.testing.assert_close(h.grad, torch.zeros(2, 4))
+
+
+def test_an_edge_operator_equals_the_constant_one_and_passes_gradient_checks() -> None:
+    row, column, value = entries(4, 3, 7, dtype=torch.float64)
+    constant = SparseOperator.from_entries(row, column, value, (4, 3))
+    h = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
+
+    def run(value: Tensor, h: Tensor, bias: Tensor) -> Tensor:
+        return EdgeOperator(row, column, value, 4).matmul(h, bias).square()
+
+    value.requires_grad_()
+    torch.testing.assert_close(run(value, h, bias), constant.matmul(h, bias).square())
+    assert torch.autograd.gradcheck(run, (value, h, bias))
+    assert torch.autograd.gradgradcheck(run, (value, h, bias))
+
+
+def test_index_sum_adds_the_rows_of_each_index() -> None:
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    out = index_sum(values, torch.tensor([2, 0, 2]), 4)
+    expected = torch.tensor([[3.0, 4.0], [0.0, 0.0], [6.0, 8.0], [0.0, 0.0]])
+    torch.testing.assert_close(out, expected)
+
+
+def test_products_are_the_same_bit_for_bit_each_time() -> None:
+    operator = SparseOperator.from_entries(*entries(50, 50, 900), shape=(50, 50))
+    h = torch.randn(50, 16, requires_grad=True)
+    runs = []
+    for _ in range(2):
+        out = operator.matmul(h)
+        runs.append((out, *torch.autograd.grad(out.square().sum(), h)))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    assert runs[0][0].abs().sum() > 0
