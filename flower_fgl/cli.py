@@ -1,4 +1,4 @@
-"""The command line: ``flower-fgl run``, ``methods``, ``datasets``, ``partition`` …"""
+"""The command line: ``flower-fgl run``, ``methods``, ``partition`` and so on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from flower_fgl.config import RunConfig, Scalar
 from flower_fgl.errors import ConfigError, FglError
@@ -28,7 +28,10 @@ app = typer.Typer(
 console = Console()
 errors = Console(stderr=True)
 
-Settings = Annotated[
+SEE_METHODS = "A method: flower-fgl methods lists them [fedavg]."
+SEE_DATASETS = "A data set (flower-fgl datasets) or a graph file [synthetic]."
+
+SettingPairs = Annotated[
     list[str] | None,
     typer.Option("--set", help="Any run-config key, e.g. --set fedprox.mu=0.1."),
 ]
@@ -39,11 +42,25 @@ def main() -> None:
     try:
         app()
     except FglError as error:
-        errors.print(f"Error: {error}", style="bold red", markup=False, highlight=False)
+        errors.print(
+            f"Error: {error}",
+            style="bold red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("Interrupted.", style="bold yellow")
         sys.exit(130)
+
+
+def make_table(*names: str) -> Table:
+    """Return an empty table whose first column is never cut."""
+    first, *rest = names
+    return Table(
+        Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in rest)
+    )
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Scalar]:
@@ -89,14 +106,16 @@ def run(
         Path | None, typer.Argument(help="An experiment TOML, or a run's config.toml.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="See flower-fgl methods.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="See flower-fgl datasets.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="See flower-fgl datasets.")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients [10].")] = None,
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run [0].")] = None,
     engine: Annotated[
         str, typer.Option(help="local: this process; ray: Flower's simulation.")
     ] = "ray",
-    settings: Settings = None,
+    settings: SettingPairs = None,
     workers: Annotated[
         int | None, typer.Option(help="Clients at once under Ray [one per core].")
     ] = None,
@@ -128,7 +147,7 @@ def run(
 @app.command()
 def methods() -> None:
     """List the methods, what they send, and their settings."""
-    table = Table("method", "paper", "per round and client", "own settings")
+    table = make_table("method", "paper", "per round and client", "own settings")
     for name, method in sorted(METHODS.items()):
         table.add_row(name, method.paper, method.payload, _own_settings(name))
     console.print(table)
@@ -140,9 +159,32 @@ def _own_settings(name: str) -> str:
     from flower_fgl.config import kebab
 
     cls: Any = METHODS[name].settings
-    lines = [] if cls is None else [f"{kebab(f.name)} = {f.default}" for f in fields(cls)]
+    lines = (
+        [] if cls is None else [f"{kebab(f.name)} = {f.default}" for f in fields(cls)]
+    )
     lines += [f"({key} = {value})" for key, value in METHODS[name].defaults.items()]
     return "\n".join(lines)
+
+
+@app.command()
+def settings() -> None:
+    """Explain every key of the run config."""
+    from dataclasses import fields
+
+    from flower_fgl.config import GeneralSettings, SyntheticSettings, kebab
+
+    table = make_table("key", "default", "meaning")
+    groups: list[tuple[str, Any]] = [("", GeneralSettings)]
+    groups += [("synthetic.", SyntheticSettings)]
+    groups += [(f"{name}.", m.settings) for name, m in sorted(METHODS.items())]
+    for prefix, cls in groups:
+        for f in () if cls is None else fields(cls):
+            mark = " (auto)" if f.metadata["auto"] else ""
+            choices = ", ".join(f.metadata["choices"])
+            text = f.metadata["text"] + (f": {choices}" if choices else "")
+            table.add_row(prefix + kebab(f.name), f"{f.default!r}{mark}", text)
+    console.print(table)
+    console.print('(auto): the value "auto" takes the method\'s own default.')
 
 
 @app.command()
@@ -152,7 +194,9 @@ def datasets(
     """List the data sets with their published statistics."""
     from flower_fgl.datasets.sources import SOURCES
 
-    table = Table("data set", "task", "nodes", "edges", "features", "classes", "split")
+    table = make_table(
+        "data set", "task", "nodes", "edges", "features", "classes", "split"
+    )
     for name, source in SOURCES.items():
         statistics = source.statistics
         table.add_row(
@@ -174,10 +218,12 @@ def _number(value: object) -> str:
 
 @app.command()
 def partition(
-    dataset: Annotated[str, typer.Option(help="See flower-fgl datasets.")] = "synthetic",
+    dataset: Annotated[
+        str, typer.Option(help="See flower-fgl datasets.")
+    ] = "synthetic",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
-    settings: Settings = None,
+    settings: SettingPairs = None,
     out: Annotated[
         Path | None, typer.Option(help="Write a heat map of class by client (PNG).")
     ] = None,
@@ -187,29 +233,33 @@ def partition(
 
     config = data_config(dataset, clients, rule, settings)
     description = describe_clients(config)
-    table = Table("client", "nodes", "train", "val", "test", "classes", "exp(entropy)")
+    table = make_table(
+        "client", "nodes", "train", "val", "test", "classes", "exp(entropy)"
+    )
     for row in description.rows:
         table.add_row(*row)
     console.print(table)
-    console.print(description.summary, markup=False, highlight=False)
+    console.print(description.summary, markup=False, highlight=False, soft_wrap=True)
     if out is not None:
         write_heat_map(description, out)
-        console.print(f"Heat map: {out}", markup=False, highlight=False)
+        console.print(f"Heat map: {out}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="Where the .npz files go.")],
-    dataset: Annotated[str, typer.Option(help="See flower-fgl datasets.")] = "synthetic",
+    dataset: Annotated[
+        str, typer.Option(help="See flower-fgl datasets.")
+    ] = "synthetic",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
     rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
-    settings: Settings = None,
+    settings: SettingPairs = None,
 ) -> None:
     """Write each client's graph as .npz, so that a deployment can be rehearsed."""
     from flower_fgl.inspecting import export_clients
 
     for path in export_clients(data_config(dataset, clients, rule, settings), folder):
-        console.print(str(path), markup=False, highlight=False)
+        console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
 def data_config(
@@ -238,13 +288,13 @@ def report(
     from flower_fgl.runs import Run
 
     path = write_report([Run.load(folder) for folder in runs], out)
-    console.print(f"Report: {path}", markup=False, highlight=False)
+    console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:
     """Turn rows of equal or fewer keys into a table."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(*columns)
+    table = make_table(*columns)
     for row in rows:
         table.add_row(*(row.get(column, "") for column in columns))
     return table

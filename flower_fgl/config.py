@@ -35,11 +35,34 @@ __all__ = [
 Scalar = bool | int | float | str
 AUTO = "auto"
 
-DATASETS = (
-    "synthetic cora citeseer pubmed cora-full cora-ml citeseer-full dblp computers photo "
-    "cs physics flickr reddit reddit2 ogbn-arxiv ogbn-products ogbn-papers100m mutag "
-    "proteins nci1 imdb-binary collab amazon-clothing dblp-few-shot fold-ppi"
-).split()
+DATASETS = [
+    "synthetic",
+    "cora",
+    "citeseer",
+    "pubmed",
+    "cora-full",
+    "cora-ml",
+    "citeseer-full",
+    "dblp",
+    "computers",
+    "photo",
+    "cs",
+    "physics",
+    "flickr",
+    "reddit",
+    "reddit2",
+    "ogbn-arxiv",
+    "ogbn-products",
+    "ogbn-papers100m",
+    "mutag",
+    "proteins",
+    "nci1",
+    "imdb-binary",
+    "collab",
+    "amazon-clothing",
+    "dblp-few-shot",
+    "fold-ppi",
+]
 """Names of the sources in ``datasets/sources.py`` (a test compares them)."""
 
 PARTITIONS = "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform"
@@ -231,10 +254,13 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
         raise ConfigError(
             f'{key} = "{value}" is unknown. {nearest(str(value), metadata["choices"])}'
         )
-    return kind(value)
+    typed: Scalar = kind(value)
+    return typed
 
 
-def read_settings(cls: type[Any], values: Mapping[str, Any], *, prefix: str = "") -> Any:
+def read_settings(
+    cls: type[Any], values: Mapping[str, Any], *, prefix: str = ""
+) -> Any:
     """Make a settings dataclass from kebab-case values.
 
     Parameters
@@ -432,10 +458,12 @@ def _fill(
             continue
         for source, defaults in layers:
             if key in defaults:
-                filled[key], sources[key] = defaults[key], source
+                filled[key] = defaults[key]
+                sources[key] = source
                 break
         else:
-            filled[key], sources[key] = f.default, "default"
+            filled[key] = getattr(GeneralSettings, f.name)
+            sources[key] = "default"
     return filled, sources
 
 

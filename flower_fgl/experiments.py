@@ -7,17 +7,21 @@
     [config]                           # any run-config keys
     dataset = "cora"
     clients = 10
-    [grid]                             # every combination is one run
-    method = ["local", "fedavg"]
+    [[case]]                           # optional: named bundles of settings
+    name = "fedavg, reset"
+    method = "fedavg"
+    optimizer-state = "reset"
+    [grid]                             # every combination, for every case, is one run
     seed = [0, 1, 2]
-    [published]                        # test accuracy in percent, by value of the first
-    fedavg = 79.4                      # grid key (joined by "/" for several, seed left out)
+    [published]                        # test accuracy in percent, by row of the table:
+    "fedavg, reset" = 79.4             # the case and grid values without the seed, "/"
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +37,25 @@ __all__ = ["Experiment", "read_experiment", "results_table"]
 
 
 @dataclass(frozen=True)
+class PlannedRun:
+    """One run of an experiment.
+
+    Parameters
+    ----------
+    name : str
+        Name of its folder.
+    row : str
+        Row of the results table: the same for all seeds.
+    settings : mapping
+        Flat run config.
+    """
+
+    name: str
+    row: str
+    settings: Mapping[str, Scalar]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A grid of runs.
 
@@ -44,6 +67,8 @@ class Experiment:
         What it reproduces.
     config : mapping
         Flat settings common to all runs.
+    cases : sequence of mapping
+        Named bundles of settings, each run over the whole grid.
     grid : mapping of str to list
         Settings of which every combination is run.
     published : mapping of str to float
@@ -55,24 +80,36 @@ class Experiment:
     name: str
     title: str = ""
     config: Mapping[str, Scalar] = field(default_factory=dict)
+    cases: Sequence[Mapping[str, Scalar]] = ()
     grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
     output_dir: str = ""
 
-    def runs(self) -> list[tuple[str, dict[str, Scalar]]]:
-        """Return (folder name, flat settings) of every run, in grid order."""
-        keys = list(self.grid)
-        out = []
-        for values in itertools.product(*self.grid.values()):
-            chosen = dict(zip(keys, values, strict=True))
-            name = "-".join(f"{_short(k)}{_safe(v)}" for k, v in chosen.items())
-            out.append((name or "run", {**self.config, **chosen}))
-        return out
+    @property
+    def is_grid(self) -> bool:
+        """Whether there is more than one run."""
+        return bool(self.cases or self.grid)
 
-    def cell(self, settings: Mapping[str, Scalar]) -> str:
-        """Name the table row of a run: its grid values without the seed."""
-        values = [str(settings[key]) for key in self.grid if key != "seed"]
-        return "/".join(values) or str(settings.get("method", "run"))
+    def runs(self) -> list[PlannedRun]:
+        """Return every run, case by case, in grid order."""
+        out = []
+        for case in self.cases or [{}]:
+            settings = {k: v for k, v in case.items() if k != "name"}
+            title = str(case.get("name", settings.get("method", "")))
+            for values in itertools.product(*self.grid.values()):
+                chosen = dict(zip(self.grid, values, strict=True))
+                parts = [_safe(title)] if title else []
+                parts += [_short(k) + _safe(v) for k, v in chosen.items()]
+                row = [title] if title else []
+                row += [str(v) for k, v in chosen.items() if k != "seed"]
+                out.append(
+                    PlannedRun(
+                        "-".join(parts) or "run",
+                        "/".join(row) or "run",
+                        {**self.config, **settings, **chosen},
+                    )
+                )
+        return out
 
 
 def _short(key: str) -> str:
@@ -80,7 +117,8 @@ def _short(key: str) -> str:
 
 
 def _safe(value: Scalar) -> str:
-    return "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
+    text = "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
+    return re.sub("_+", "_", text).strip("_")
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -114,11 +152,13 @@ def read_experiment(path: Path) -> Experiment:
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"Cannot read experiment {path}: {error.strerror}.") from error
+        raise ConfigError(
+            f"Cannot read experiment {path}: {error.strerror}."
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-    known = {"title", "output-dir", "config", "grid", "published"}
-    if not set(table) <= known:
+    known = {"title", "output-dir", "config", "case", "grid", "published"}
+    if not (set(table) <= known and set(table) & known):
         # a run folder's config.toml: the settings themselves
         settings = {k: v for k, v in table.items() if k != "sources"}
         return Experiment(path.stem, config=flatten(settings))
@@ -130,14 +170,26 @@ def read_experiment(path: Path) -> Experiment:
         path.stem,
         title=str(table.get("title", "")),
         config=flatten(table.get("config", {})),
+        cases=_read_cases(path, table.get("case", [])),
         grid=grid,
         published={k: float(v) for k, v in table.get("published", {}).items()},
         output_dir=str(table.get("output-dir", "")),
     )
 
 
+def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
+    """Check ``[[case]]``: tables, each with a name of its own."""
+    if not isinstance(cases, list) or not all(isinstance(c, Mapping) for c in cases):
+        raise ConfigError(f"{path}: write each case as a table, [[case]].")
+    flat = [flatten(case) for case in cases]
+    names = [case.get("name") for case in flat]
+    if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"{path}: every [[case]] needs its own name, got {names}.")
+    return flat
+
+
 def results_table(
-    experiment: Experiment, runs: Sequence[tuple[Mapping[str, Scalar], Run]]
+    experiment: Experiment, runs: Sequence[tuple[PlannedRun, Run]]
 ) -> list[dict[str, str]]:
     """Average the finished runs of a grid over seeds.
 
@@ -145,7 +197,7 @@ def results_table(
     ----------
     experiment : Experiment
         The grid.
-    runs : sequence of (settings, Run)
+    runs : sequence of (PlannedRun, Run)
         Finished runs.
 
     Returns
@@ -155,8 +207,8 @@ def results_table(
         standard deviation over seeds, and the published value.
     """
     cells: dict[str, list[Run]] = {}
-    for settings, run in runs:
-        cells.setdefault(experiment.cell(settings), []).append(run)
+    for planned, run in runs:
+        cells.setdefault(planned.row, []).append(run)
     rows = []
     for cell, members in cells.items():
         row = {"run": cell, "seeds": str(len(members))}

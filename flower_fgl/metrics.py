@@ -89,9 +89,13 @@ def score(
     from torchmetrics.functional.classification import multiclass_stat_scores
 
     chosen = mask & (y >= 0)
+    labels = y[chosen]
+    num_nodes = labels.numel()
+    if num_nodes == 0:
+        return Scores(0, math.nan, math.nan, math.nan)
     counts = multiclass_stat_scores(
         logits[chosen].argmax(dim=-1),
-        y[chosen],
+        labels,
         num_classes,
         average=None,
         validate_args=False,
@@ -101,13 +105,11 @@ def score(
     f1 = 2 * true_pos / (true_pos + predicted_or_true).clamp(min=1)
     recall = true_pos / support.clamp(min=1)
     num_present = (predicted_or_true > 0).sum()
-    # one transfer for all five numbers: on a GPU each costs a synchronisation
-    sums = [support.sum(), true_pos.sum(), f1.sum(), recall.sum(), num_present]
-    num_nodes, hits, sum_f1, sum_recall, present = torch.stack(sums).tolist()
-    if num_nodes == 0:
-        return Scores(0, math.nan, math.nan, math.nan)
+    # one transfer for all four numbers: on a GPU each costs a synchronisation
+    sums = torch.stack([true_pos.sum(), f1.sum(), recall.sum(), num_present])
+    hits, sum_f1, sum_recall, present = sums.tolist()
     over = num_classes if absent_classes == "zero" else present
-    return Scores(int(num_nodes), hits / num_nodes, sum_f1 / over, sum_recall / over)
+    return Scores(num_nodes, hits / num_nodes, sum_f1 / over, sum_recall / over)
 
 
 def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
@@ -217,10 +219,10 @@ def summarise(
     Returns
     -------
     dict
-        The header, ``status``, ``rounds`` (the last one tried), ``selection``, ``best``,
-        ``last`` (``None`` before the first evaluation), ``bytes``, ``seconds`` and
-        ``failures``; ``global`` where both kinds of evaluation were asked for, and
-        ``finetuned`` after fine-tuning.
+        The header, ``status``, ``rounds`` (the last one tried), ``selection``,
+        ``best``, ``last`` (``None`` before the first evaluation), ``bytes``,
+        ``seconds`` and ``failures``; ``global`` where both kinds of evaluation were
+        asked for, and ``finetuned`` after fine-tuning.
 
     Notes
     -----
@@ -229,8 +231,8 @@ def summarise(
        count. Without any validation node it is the last round, and ``selection`` is
        ``"last"``.
     """
-    train = [row for row in rounds if row["phase"] == "train"]
-    scored = [row for row in train if row["status"] == "ok" and row.get("metrics")]
+    train = [row for row in rounds if row.get("phase") == "train"]
+    scored = [row for row in train if row.get("status") == "ok" and row.get("metrics")]
     scopes = {scope for row in scored for scope in row["metrics"]}
     main = "global" if scopes == {"global"} else "local"
     out: dict[str, Any] = {
@@ -249,7 +251,7 @@ def summarise(
     if {"local", "global"} <= scopes:
         out["global"] = _select(scored, "global")
     for row in rounds:
-        if row["phase"] == "finetune" and row.get("metrics", {}).get(main):
+        if row.get("phase") == "finetune" and row.get("metrics", {}).get(main):
             out["finetuned"] = {"round": row["round"], **row["metrics"][main]}
     if class_names is not None:
         out["class_names"] = list(class_names)

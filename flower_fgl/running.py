@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,12 @@ from rich.progress import (
 from flower_fgl.config import RunConfig, Scalar, pyproject_table
 from flower_fgl.datasets.sources import data_folder
 from flower_fgl.errors import ConfigError, FglError, RunError
-from flower_fgl.experiments import Experiment, read_experiment, results_table
+from flower_fgl.experiments import (
+    Experiment,
+    PlannedRun,
+    read_experiment,
+    results_table,
+)
 from flower_fgl.methods import METHODS
 from flower_fgl.runs import Run, RunWriter, default_folder
 
@@ -81,21 +85,26 @@ def run_all(
             read.name,
             read.title,
             {**read.config, **options},
+            [
+                {k: v for k, v in case.items() if k not in options}
+                for case in read.cases
+            ],
             {k: v for k, v in read.grid.items() if k not in options},
             read.published,
             read.output_dir,
         )
-    done: list[tuple[Mapping[str, Scalar], Run]] = []
-    for name, values in experiment.runs():
-        values = {"clients": DEFAULT_CLIENTS, **values}
-        if experiment.grid:
+    done: list[tuple[PlannedRun, Run]] = []
+    for planned in experiment.runs():
+        name = planned.name
+        values: dict[str, Scalar] = {"clients": DEFAULT_CLIENTS, **planned.settings}
+        if experiment.is_grid:
             base = str(options.get("output-dir", experiment.output_dir or "runs"))
             folder = Path(base) / experiment.name / name
             values["run-dir"] = str(folder.resolve())
             finished = _finished(folder)
             if finished is not None:
                 console.print(f"{name}: already complete", highlight=False)
-                done.append((values, finished))
+                done.append((planned, finished))
                 continue
         total = RunConfig.parse(values, METHODS).rounds
         with _progress(console, name, total, quiet) as on_round:
@@ -106,18 +115,20 @@ def run_all(
                 client_gpus=client_gpus,
                 on_round=on_round,
             )
-        done.append((values, run))
-        if not experiment.grid:
-            console.print(run.table(), markup=False, highlight=False)
-        console.print(f"Run folder: {run.path}", markup=False, highlight=False)
-    if experiment.grid:
+        done.append((planned, run))
+        if not experiment.is_grid:
+            console.print(run.table(), markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"Run folder: {run.path}", markup=False, highlight=False, soft_wrap=True
+        )
+    if experiment.is_grid:
         _print_results(experiment, done, console)
     return [run for _, run in done]
 
 
 def _print_results(
     experiment: Experiment,
-    done: list[tuple[Mapping[str, Scalar], Run]],
+    done: list[tuple[PlannedRun, Run]],
     console: Console,
 ) -> None:
     from flower_fgl.cli import rows_table
@@ -125,7 +136,9 @@ def _print_results(
     console.print(experiment.title or experiment.name, markup=False)
     console.print(rows_table(results_table(experiment, done)))
     hashes = sorted({str(run.summary.get("partition_sha256", "")) for _, run in done})
-    console.print(f"partition {', '.join(hashes)}", markup=False, highlight=False)
+    console.print(
+        f"partition {', '.join(hashes)}", markup=False, highlight=False, soft_wrap=True
+    )
 
 
 def _finished(folder: Path) -> Run | None:
@@ -176,7 +189,7 @@ def run_one(
     RunError
         If the run did not complete; the message names its folder.
     """
-    from flower_fgl.simulate import check_run, run_local
+    from flower_fgl.local_engine import check_run, run_local
 
     config = check_run(values)
     values = _absolute(values, config)

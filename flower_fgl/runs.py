@@ -34,12 +34,12 @@ from torch import Tensor
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import summarise
 
-__all__ = ["Run", "RunWriter", "default_folder", "replace_file", "summarise"]
+__all__ = ["Run", "RunWriter", "default_folder", "flatten", "replace_file", "summarise"]
 
 CONFIG, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
 ROUNDS, CLIENTS = "rounds.jsonl", "clients.jsonl"
-HEADER = ("method", "dataset", "clients", "seed", "engine")
-HEADER += ("partition_sha256", "evaluate")
+HEADER = ["method", "dataset", "clients", "seed", "engine"]
+HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
 TABLE = re.compile(r"^\[(.+)\]$")
 
@@ -206,7 +206,7 @@ class RunWriter:
         Parameters
         ----------
         state : mapping of str to Tensor
-            Weights by name; tensors that share memory are written once each.
+            Weights by name, on any device.
 
         Raises
         ------
@@ -290,12 +290,12 @@ class Run:
             config = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise RunError(f"{folder / CONFIG} is garbled: {error}.") from error
-        summary = _parse(_read(folder / SUMMARY), str(folder / SUMMARY))
+        summary = _parse(_read(folder / SUMMARY), str(folder / SUMMARY), "status")
         rounds = _read_lines(folder / ROUNDS)
         clients = _read_lines(folder / CLIENTS)
-        if "best" not in summary:
+        if summary["status"] == "running":  # at work, or killed: the lines know more
             header = {key: summary.get(key) for key in HEADER}
-            summary |= summarise(rounds, status=str(summary.get("status")), **header)
+            summary |= summarise(rounds, status="running", **header)
         return cls(folder, config, _read_sources(text), summary, rounds, clients)
 
     @property
@@ -319,32 +319,31 @@ class Run:
     def table(self) -> str:
         """Return the results as a few lines of text, scores in percent."""
         about = self.summary
-        lines = [
-            f"{about['method']} on {about['dataset']}, {about['clients']} clients, "
-            f"seed {about['seed']}, {about['rounds']} rounds: {self.status}",
-            f"{'':<22}{'round':>6}{'val acc':>9}{'test acc':>10}{'test F1':>9}",
+        scored = [
+            (
+                "last round" if about["selection"] == "last" else "best validation",
+                self.best,
+            )
         ]
-        by = (
-            "best validation" if about["selection"] == "validation" else "no validation"
-        )
-        scored = [(by, self.best), ("last round", self.last)]
-        if "global" in about:
-            both = about["global"]
-            scored += [(f"{by}, global", both["best"]), ("last, global", both["last"])]
-        scored += [("finetuned", about.get("finetuned"))]
+        if about["selection"] == "validation":
+            scored.append(("last round", self.last))
+        both = about.get("global", {})
+        scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
+        scored.append(("finetuned", about.get("finetuned")))
+        lines = [f"{'':<20}{'round':>6}{'val acc':>9}{'test acc':>10}{'test F1':>9}"]
         for name, entry in scored:
             if entry:
-                shown = [
-                    _percent(entry, "val", "accuracy"),
-                    _percent(entry, "test", "accuracy"),
-                    _percent(entry, "test", "macro_f1"),
-                ]
-                lines.append(
-                    f"{name:<22}{entry['round']:>6}{shown[0]:>9}{shown[1]:>10}"
-                    f"{shown[2]:>9}"
-                )
-        lines.append(str(self.path))
-        return "\n".join(lines)
+                val = _percent(entry, "val", "accuracy")
+                test = _percent(entry, "test", "accuracy")
+                f1 = _percent(entry, "test", "macro_f1")
+                lines.append(f"{name:<20}{entry['round']:>6}{val:>9}{test:>10}{f1:>9}")
+        head = (
+            f"{about['method']} on {about['dataset']}, "
+            f"{about['clients'] or '?'} clients, "
+            f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
+        )
+        why = [f"error: {about['error']}"] if "error" in about else []
+        return "\n".join([head, *why, *(lines if lines[1:] else []), str(self.path)])
 
 
 def _percent(entry: Row, column: str, metric: str) -> str:
@@ -377,10 +376,11 @@ def _dumps(row: Row) -> str:
     return json.dumps(_finite(row), allow_nan=False, separators=(",", ":"))
 
 
-def _flatten(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting of nested tables with its dotted key."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -388,20 +388,19 @@ def _flatten(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _config_toml(config: Row, sources: Mapping[str, str]) -> str:
     """Write settings one a line, general ones first, with sources as comments."""
     tables: dict[str, list[str]] = {"": []}
-    for key, value in _flatten(config):
+    for key, value in flatten(config):
         if value is None:
             continue
-        table, _, name = key.rpartition(".")
+        table, name = key.split(".", 1) if "." in key else ("", key)
+        if (
+            table not in tables
+        ):  # the empty table's dump is its header, quoted if need be
+            tables[table] = [f"\n{tomli_w.dumps({table: {}}).strip()}"]
         line = tomli_w.dumps({name: value}).rstrip("\n")
         comment = f"  # {sources[key]}" if key in sources else ""
-        tables.setdefault(table, []).append(line + comment)
-    blocks = [
-        "\n".join([f"[{table}]", *lines] if table else lines)
-        for table, lines in tables.items()
-        if lines
-    ]
+        tables[table].append(line + comment)
     head = "# All settings of this run; behind a value stands where it came from.\n"
-    return head + "\n\n".join(blocks) + "\n"
+    return head + "\n".join(line for lines in tables.values() for line in lines) + "\n"
 
 
 def _read_sources(text: str) -> dict[str, str]:
@@ -409,7 +408,7 @@ def _read_sources(text: str) -> dict[str, str]:
     sources, table = {}, ""
     for line in text.splitlines():
         if header := TABLE.match(line):
-            table = f"{header[1]}."
+            table = header[1].strip('"') + "."
         elif setting := SETTING.match(line):
             sources[table + setting[1].strip('"')] = setting[2]
     return sources
@@ -426,13 +425,16 @@ def _read(path: Path) -> str:
         raise RunError(f"{path} is garbled: {error}.") from error
 
 
-def _parse(text: str, where: str) -> dict[str, Any]:
+def _parse(text: str, where: str, key: str) -> dict[str, Any]:
+    """Read a JSON object that must hold ``key``."""
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
         raise RunError(f"{where} is garbled: {error}.") from error
-    if not isinstance(row, dict):
-        raise RunError(f"{where} is garbled: expected an object, got {text[:40]!r}.")
+    if not isinstance(row, dict) or key not in row:
+        raise RunError(
+            f'{where} is garbled: expected an object with "{key}", got {text[:40]!r}.'
+        )
     return row
 
 
@@ -441,4 +443,7 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     *whole, _ = _read(path).split("\n")
-    return [_parse(line, f"{path}, line {n}") for n, line in enumerate(whole, start=1)]
+    return [
+        _parse(line, f"{path}, line {number}", "round")
+        for number, line in enumerate(whole, start=1)
+    ]

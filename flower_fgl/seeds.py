@@ -51,9 +51,7 @@ def numpy_generator(
     seed: int, server_round: int, partition_id: int, purpose: str
 ) -> np.random.Generator:
     """Return a NumPy generator for one purpose, see :func:`derive_seed`."""
-    return np.random.default_rng(
-        derive_seed(seed, server_round, partition_id, purpose)
-    )
+    return np.random.default_rng(derive_seed(seed, server_round, partition_id, purpose))
 
 
 @contextlib.contextmanager
@@ -66,7 +64,7 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """
     is_cuda = device is not None and device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if is_cuda and device else []):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         if is_cuda:
             torch.cuda.manual_seed(seed)
         yield

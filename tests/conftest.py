@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,29 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("FLOWER_FGL_DATA is not set: no real data at hand")
     return Path(folder).resolve()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep what the tests compute away from the user's cache folder."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("FLOWER_FGL_CACHE")
+    os.environ["FLOWER_FGL_CACHE"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["FLOWER_FGL_CACHE"]
+    else:
+        os.environ["FLOWER_FGL_CACHE"] = before
+
+
+SMALL = {
+    "synthetic": {"nodes": 120, "classes": 3, "features": 8, "blocks": 6},
+    "hidden_channels": 8,
+    "rounds": 2,
+}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, object]:
+    """Settings of a run that takes a moment."""
+    return {**SMALL, "clients": 3, "output_dir": str(tmp_path / "runs")}

@@ -12,8 +12,12 @@ import torch
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from flower_fgl.client_apps.client import Client, DataCache, node_place
-from flower_fgl.client_apps.client import open_client_data
+from flower_fgl.client_apps.client import (
+    Client,
+    DataCache,
+    node_place,
+    open_client_data,
+)
 from flower_fgl.client_apps.state import (
     ContextStates,
     FileStates,
@@ -116,7 +120,7 @@ class FglClientApp(ClientApp):
         """Train and make the upload."""
         raise NotImplementedError
 
-    def download_spec(self, client: Client, model: Backbone) -> Any:
+    def download_spec(self, client: Client) -> Any:
         """Return what :meth:`Payload.from_record` checks the download against."""
         return None
 
@@ -212,11 +216,7 @@ class FglClientApp(ClientApp):
 
     def read_download(self, client: Client, content: RecordDict) -> Any:
         """Unpack what the server sent, checked."""
-        if not self.down.records:
-            return self.down.from_record(content, None)
-        return self.down.from_record(
-            content, self.download_spec(client, client.build_model())
-        )
+        return self.down.from_record(content, self.download_spec(client))
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Score the client's own model, the aggregated one, or both."""
@@ -227,7 +227,7 @@ class FglClientApp(ClientApp):
         for mode in modes:  # type: ignore[union-attr]
             model = client.build_model()
             if mode == "global":
-                shapes = {n: tuple(t.shape) for n, t in model.state_dict().items()}
+                shapes = client.state_shapes()
                 load_state(model, read_tensors(message.content, "global", shapes))
             else:
                 download = self.read_download(client, message.content)

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,13 @@ from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.store import open_store
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores, score
-from flower_fgl.nn import Backbone, GraphInput, build_model, deal_models
+from flower_fgl.nn import (
+    Backbone,
+    GraphInput,
+    build_model,
+    deal_models,
+    state_shapes,
+)
 from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
 
 __all__ = ["Client", "ClientData", "DataCache"]
@@ -59,6 +65,8 @@ class ClientData:
         Labelled nodes of every score column.
     partition_sha256 : str
         Hash of the partition; empty for an owner's own file.
+    shapes : dict of str to (dict of str to tuple of int)
+        Shapes of the state of each backbone built here: a memo.
     """
 
     graph: ClientGraph
@@ -68,6 +76,7 @@ class ClientData:
     columns: list[dict[str, Tensor]]
     sizes: dict[str, int]
     partition_sha256: str
+    shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -190,6 +199,13 @@ class Client:
                 initialise=initialise,
             ).to(self.device)
 
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the state of the client's backbone."""
+        name = self.model_name
+        if name not in self.data.shapes:
+            self.data.shapes[name] = state_shapes(self.build_model())
+        return self.data.shapes[name]
+
     def train(
         self,
         model: Backbone,
@@ -250,8 +266,10 @@ class Client:
         """Score a model on every column: ``val``, ``test`` and the setting's own."""
         model.eval()
         data = self.data
-        scores = {name: EMPTY for name in data.sizes}
-        for inputs, y, masks in zip(data.inputs, data.labels, data.columns, strict=True):
+        scores = dict.fromkeys(data.sizes, EMPTY)
+        for inputs, y, masks in zip(
+            data.inputs, data.labels, data.columns, strict=True
+        ):
             names = [name for name in masks if data.sizes[name]]
             if names:
                 logits = model(inputs)

@@ -31,11 +31,9 @@ class FedAvgClientApp(FglClientApp):
         super().__init__(workplace)
         self.train("finetune")(self._finetune)
 
-    def download_spec(
-        self, client: Client, model: Backbone
-    ) -> Mapping[str, tuple[int, ...]]:
+    def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Expect the weights of the client's backbone."""
-        return {name: tuple(t.shape) for name, t in model.state_dict().items()}
+        return client.state_shapes()
 
     def penalty(
         self, client: Client, model: Backbone, download: Weights
@@ -69,13 +67,13 @@ class FedAvgClientApp(FglClientApp):
         """
         model = client.build_model()
         load_state(model, download.tensors)
-        best = {"score": _validation(client, model), "state": state_of(model)}
+        best_score, best_state = _validation(client, model), state_of(model)
 
         def keep_best() -> None:
+            nonlocal best_score, best_state
             value = _validation(client, model)
-            if not value <= best["score"]:  # NaN: no validation node, keep the last
-                best.update(score=value, state=state_of(model))
-            model.train()
+            if not value <= best_score:  # NaN: no validation node, keep the last
+                best_score, best_state = value, state_of(model)
 
         loss = client.train(
             model,
@@ -83,7 +81,7 @@ class FedAvgClientApp(FglClientApp):
             epochs=client.config.hyper.finetune_epochs,
             after_epoch=keep_best,
         )
-        load_state(model, best["state"])
+        load_state(model, best_state)
         return Fit(model, Weights(state_of(model)), loss)
 
     def _finetune(self, message: Message, context: Context) -> Message:

@@ -37,8 +37,7 @@ def proximal_term(
     Tensor of shape ()
     """
     terms = [
-        (theta - w).square().sum()
-        for theta, w in zip(parameters, anchors, strict=True)
+        (theta - w).square().sum() for theta, w in zip(parameters, anchors, strict=True)
     ]
     return 0.5 * mu * torch.stack(terms).sum()
 

@@ -140,7 +140,8 @@ def train_epochs(
         if batch_size:
             order = torch.randperm(size, generator=generator).to(data.index.device)
             batches = [
-                (data.index[part], data.labels[part]) for part in order.split(batch_size)
+                (data.index[part], data.labels[part])
+                for part in torch.split(order, batch_size)
             ]
         total.zero_()
         steps = len(batches)

@@ -188,7 +188,9 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
     masks = dict(owned.dataset.masks)
     asked = config.split if config.split not in ("default", "public") else FILE_SPLIT
     fractions = parse_split(asked)
-    if fractions is not None and (not masks or config.split not in ("default", "public")):
+    if fractions is not None and (
+        not masks or config.split not in ("default", "public")
+    ):
         generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
         masks = split_nodes(owned.dataset.y, fractions, generator=generator)
     client = owned.client_graph(partition_id, masks)

@@ -39,6 +39,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.datasets.csv_folder import read_csv_folder
 from flower_fgl.datasets.graph_arrays import (
     GRAPH_KEYS,
+    MASKS,
     Array,
     integers,
     node_dataset,
@@ -154,10 +155,18 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
 
     Raises
     ------
+    DataError
+        If a mask has a name that the file does not know.
     OSError
         If the file cannot be written; an older file of that name is left as it was.
     """
     path = Path(path)
+    names = {name for g in (client.graph, *client.evaluation) for name in g.masks}
+    if not names <= set(MASKS):
+        raise DataError(
+            f"{path}: masks {', '.join(sorted(names - set(MASKS)))} cannot be stored; "
+            f"a graph file knows {', '.join(MASKS)}."
+        )
     arrays = _graph_arrays(client.graph, "")
     arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
     arrays["node_ids"] = client.node_ids.numpy()
@@ -166,7 +175,7 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(scratch, "xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **arrays)
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from flower_fgl.datasets.canonical import (
     csr_tensor,
+    sorted_distinct,
     undirected_simple,
-    validate_node_dataset,
 )
 from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.validate import validate_node_dataset
 from flower_fgl.errors import DataError
 
 __all__ = ["GRAPH_KEYS", "MASKS", "Array", "integers", "node_dataset", "read_arrays"]
@@ -231,7 +232,7 @@ def _tell_dropped(given: Tensor, simple: Tensor, num_nodes: int, where: str) -> 
     """Log what making the graph undirected and simple has changed."""
     row, col = given.numpy()
     keys = (row * num_nodes + col)[row != col]
-    num_distinct = len(np.unique(keys))
+    num_distinct = len(sorted_distinct(keys))
     loops, repeated = len(row) - len(keys), len(keys) - num_distinct
     one_way = simple.shape[1] - num_distinct
     if loops or repeated or one_way:

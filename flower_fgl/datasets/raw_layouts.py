@@ -208,9 +208,9 @@ def fold_ppi(folder: Path) -> RawNodes:
        program a file holds, so this package does not do it. Where you trust the files,
        convert them once, with DGL installed::
 
-           graphs = pickle.load(open("graph_dgl.pkl", "rb"))
+           graphs = pickle.loads(Path("graph_dgl.pkl").read_bytes())
            features = np.load("features.npy", allow_pickle=True)
-           label = pickle.load(open("label.pkl", "rb"))  # {"network_node": category}
+           label = pickle.loads(Path("label.pkl").read_bytes())  # {"0_5": category}
            sizes = [len(f) for f in features]
            start = np.cumsum([0, *sizes])
            names, category = np.unique(list(label.values()), return_inverse=True)

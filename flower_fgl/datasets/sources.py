@@ -17,10 +17,6 @@ import platformdirs
 
 from flower_fgl.config import SyntheticSettings, nearest
 from flower_fgl.datasets import layouts
-from flower_fgl.datasets.canonical import (
-    validate_graph_dataset,
-    validate_node_dataset,
-)
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.raw_layouts import RawGraphs, RawNodes
 from flower_fgl.datasets.source_table import (
@@ -32,6 +28,7 @@ from flower_fgl.datasets.source_table import (
 )
 from flower_fgl.datasets.staging import Raw, obtain
 from flower_fgl.datasets.synthetic import synthetic_dataset
+from flower_fgl.datasets.validate import validate_graph_dataset, validate_node_dataset
 from flower_fgl.errors import ConfigError, DataError
 
 __all__ = [

@@ -129,7 +129,7 @@ def obtain(
             try:
                 return _download(layout, home), layout
             except (Exception, SystemExit) as error:  # loaders fail in all ways
-                reason = f"The download failed: {type(error).__name__}: {error}."
+                reason = f"The download failed: {_brief(error)}."
     raise DataError(_missing(name, layout, data_dir, home, reason))
 
 
@@ -162,9 +162,15 @@ def _guarded(
                 "set FLOWER_FGL_CACHE to another folder."
             ) from error
         raise DataError(
-            f'Data set "{name}" cannot be read from {folder}: {type(error).__name__}: '
-            f"{error}. A file may be damaged or of another data set: fetch it again."
+            f'Data set "{name}" cannot be read from {folder}: {_brief(error)}. A file '
+            "may be damaged or of another data set: fetch it again."
         ) from error
+
+
+def _brief(error: BaseException) -> str:
+    """Return kind and first line of an error: some of torch's fill a page."""
+    first, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {first.rstrip('. ')}"
 
 
 def _read_staged(layout: Layout, folder: Path, home: Path) -> Raw:
@@ -176,7 +182,7 @@ def _read_staged(layout: Layout, folder: Path, home: Path) -> Raw:
         except DataError:
             raise
         except Exception as error:
-            log.warning("%s is damaged (%s): made again.", stage, error)
+            log.warning("%s is damaged (%s): made again.", stage, _brief(error))
     with _scratch(home) as root:
         _link_files(folder, root / str(layout.leaf))
         raw = layout.read(root)
@@ -279,13 +285,15 @@ def _fingerprint(folder: Path) -> str:
 def _missing(
     name: str, layout: Layout, data_dir: Path | None, home: Path, reason: str
 ) -> str:
+    """Say what is missing, where it was looked for, and how to get it."""
     places = [str(data_dir / layout.folder)] if data_dir is not None else []
     places += [str(home / "download")] if layout.leaf else []
+    looked = f"Not found in {', nor in '.join(places)}. " if places else ""
     if data_dir is None:
-        places.append("no data folder, as neither data-dir nor FLOWER_FGL_DATA is set")
+        looked += "No data folder is set. "
+    files = ", ".join(layout.files)
     return (
-        f'Data set "{name}" is missing: {", ".join(layout.files)} not found in '
-        f"{', nor in '.join(places)}. {reason} Get the files from {layout.url}, put "
-        f"them into {layout.folder} in a folder of your choice, and name that folder "
-        "by data-dir or FLOWER_FGL_DATA."
+        f'Data set "{name}" is missing. {looked}{reason} Get {files} from '
+        f"{layout.url}, put them into the folder {layout.folder} of a data folder, and "
+        "name the data folder by data-dir or FLOWER_FGL_DATA."
     )

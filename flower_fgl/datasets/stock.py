@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.datasets.canonical import compact_features, undirected_simple
+from flower_fgl.datasets.canonical import compact_features, quiet_csr, undirected_simple
 from flower_fgl.datasets.raw_layouts import RawGraphs, RawNodes
 from flower_fgl.errors import DataError
 
@@ -43,7 +44,7 @@ def pyg_nodes(loader: str, **settings: str) -> Callable[[Path], RawNodes]:
 
     def read(root: Path) -> RawNodes:
         make = getattr(_import_quietly("torch_geometric.datasets"), loader)
-        with warnings.catch_warnings():  # Planetoid's reader leaves a filter behind
+        with quiet_csr():  # which also undoes a filter that Planetoid's reader leaves
             data = make(str(root), pre_transform=_finish, **settings)[0]
         masks = {
             name: data[f"{name}_mask"]
@@ -69,24 +70,35 @@ def tu_graphs(name: str) -> Callable[[Path], RawGraphs]:
         Features are the one-hot node labels, as papers use them; the node attributes
         where there are no labels; of width 0 where there are neither. It raises
         ``DataError`` if the graphs have no classes.
+
+    Notes
+    -----
+    1. torch-geometric leaves graphs without edges out if they stand last; here they are
+       kept, by the file that gives each node its graph.
     """
 
     def read(root: Path) -> RawGraphs:
         datasets = _import_quietly("torch_geometric.datasets")
         graphs = datasets.TUDataset(str(root), name, use_node_attr=True)
-        union = _import_quietly("torch_geometric.data").Batch.from_data_list(
-            [graphs[i] for i in range(len(graphs))]
+        data = graphs._data  # all graphs in one; node numbers start anew in each
+        indicator = np.loadtxt(
+            root / name / "raw" / f"{name}_graph_indicator.txt", dtype=np.int64, ndmin=1
         )
-        if union.y is None or union.y.is_floating_point():
+        batch = torch.from_numpy(indicator - 1)
+        if data.y is None or data.y.is_floating_point():
             raise DataError(f"{name}: its graphs have no classes to learn.")
-        x = union.x if union.x is not None else torch.empty((union.num_nodes, 0))
+        x = data.x if data.x is not None else torch.empty((batch.numel(), 0))
         if graphs.num_node_labels:
             x = x[:, graphs.num_node_attributes :]
+        num_nodes = batch.bincount(minlength=data.y.numel())
+        first_node = num_nodes.cumsum(0) - num_nodes
+        num_entries = graphs.slices["edge_index"].diff()
+        offset = first_node[: num_entries.numel()].repeat_interleave(num_entries)
         return RawGraphs(
             x=x.to(torch.float32).contiguous(),
-            edge_index=undirected_simple(union.edge_index, union.num_nodes),
-            batch=union.batch,
-            y=union.y.flatten(),
+            edge_index=undirected_simple(data.edge_index + offset, batch.numel()),
+            batch=batch,
+            y=data.y.flatten(),
         )
 
     return read
@@ -126,17 +138,7 @@ def ogb_nodes(name: str) -> Callable[[Path], RawNodes]:
                 f"are of the release ogb {ogb.__version__} reads. Fetch that release."
             )
         loader = _import_quietly("ogb.nodeproppred").PygNodePropPredDataset
-        storage = importlib.import_module("torch_geometric.data.storage")
-        classes = importlib.import_module("torch_geometric.data.data")
-        allowed = [
-            classes.DataEdgeAttr,
-            classes.DataTensorAttr,
-            storage.GlobalStorage,
-        ]
-        with (
-            contextlib.redirect_stdout(sys.stderr),  # progress, not output of a program
-            torch.serialization.safe_globals(allowed),
-        ):
+        with _ogb_surroundings():
             dataset = loader(name, root=str(root), pre_transform=_finish)
             split = dataset.get_idx_split()
         data = dataset[0]
@@ -159,6 +161,7 @@ def ogb_nodes(name: str) -> Callable[[Path], RawNodes]:
 def _finish(data: Any) -> Any:
     """Bring a graph to its final form before the loader writes it."""
     data.entries = data.edge_index.shape[1]
+    data.num_nodes = int(data.num_nodes)  # a NumPy number in binary OGB sets
     data.edge_index = undirected_simple(data.edge_index, data.num_nodes)
     data.x = compact_features(data.x)
     y = data.y.flatten()
@@ -172,6 +175,22 @@ def _mask(nodes: Tensor, num_nodes: int) -> Tensor:
     mask = torch.zeros(num_nodes, dtype=torch.bool)
     mask[nodes] = True
     return mask
+
+
+@contextlib.contextmanager
+def _ogb_surroundings() -> Iterator[None]:
+    """Let OGB's loader work with today's torch and pandas, and keep its talk apart."""
+    storage = importlib.import_module("torch_geometric.data.storage")
+    classes = importlib.import_module("torch_geometric.data.data")
+    allowed = [classes.DataEdgeAttr, classes.DataTensorAttr, storage.GlobalStorage]
+    with (
+        contextlib.redirect_stdout(sys.stderr),  # progress, not a program's output
+        torch.serialization.safe_globals(allowed),
+        quiet_csr(),
+    ):
+        # it wraps what pandas 3 lends it read-only, and only ever reads that
+        warnings.filterwarnings("ignore", message="The given NumPy array is not wri")
+        yield
 
 
 def _ogb_version(package: Path, name: str) -> str:

@@ -14,7 +14,11 @@ import numpy as np
 import torch
 
 from flower_fgl.config import SyntheticSettings
-from flower_fgl.datasets.canonical import compact_features, undirected_simple
+from flower_fgl.datasets.canonical import (
+    compact_features,
+    sorted_distinct,
+    undirected_simple,
+)
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.errors import ConfigError
 
@@ -200,8 +204,8 @@ def _draw_edges(
         is_inside = rng.random(len(u)) < block_share
         v[is_inside] = scopes[0].partners(rng, u[is_inside], is_same=is_same)
         keys = (np.minimum(u, v) * num_nodes + np.maximum(u, v))[u != v]
-        keys = np.unique(keys)
-        keys = keys[~np.isin(keys, found, assume_unique=True)]
+        keys = sorted_distinct(keys)
+        keys = keys[~np.isin(keys, found, assume_unique=True, kind="sort")]
         found = np.concatenate([found, rng.permutation(keys)[:missing]])
     return found
 

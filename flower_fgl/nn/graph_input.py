@@ -84,11 +84,15 @@ class GraphInput:
         if device == self.device and device == self.edge_index.device:
             return self
         weight = self.edge_weight
-        return GraphInput(
-            self.x.to(device),
+        out = object.__new__(GraphInput)
+        out.topology = Topology(
             self.edge_index.to(device),
             None if weight is None else weight.to(device),
+            self.num_nodes,
+            self.topology.dtype,
         )
+        out._set_features(self.x.to(device))
+        return out
 
     def with_features(self, x: Tensor) -> GraphInput:
         """Return the same edges, and what is kept of them, under other features.

@@ -31,11 +31,37 @@ class LayeredNet(Backbone):
         return encoder, self.make_layer(hidden, num_classes, is_last=True)
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Make a layer from ``width`` to ``out`` channels."""
+        """Make a layer.
+
+        Parameters
+        ----------
+        width, out : int
+            Channels in and out.
+        is_last : bool
+            Whether it is the head.
+
+        Returns
+        -------
+        torch.nn.Module
+        """
         raise NotImplementedError
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Run a layer on node representations (features if ``None``)."""
+        """Run a layer, without activation.
+
+        Parameters
+        ----------
+        layer : torch.nn.Module
+            What :meth:`make_layer` returned.
+        graph : GraphInput
+            Graph with N nodes.
+        h : Tensor of shape (N, width), float, or None
+            Node representations; ``None`` for the graph's features.
+
+        Returns
+        -------
+        Tensor of shape (N, out)
+        """
         raise NotImplementedError
 
     def embed(self, graph: GraphInput) -> Tensor:

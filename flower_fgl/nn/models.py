@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -11,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from flower_fgl.config import nearest
 from flower_fgl.errors import ConfigError
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
@@ -138,11 +138,9 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _known(name: str) -> str:
-    if name in MODELS:
-        return name
-    close = difflib.get_close_matches(name.lower(), MODELS, n=2)
-    hint = f" Did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
-    raise ConfigError(f"Unknown model {name!r}. Known: {', '.join(MODELS)}.{hint}")
+    if name not in MODELS:
+        raise ConfigError(f'Unknown model "{name}". {nearest(name, MODELS)}')
+    return name
 
 
 # A memo of a pure function: it holds shapes only, no numbers and no memory to speak of.

@@ -111,8 +111,7 @@ class SparseOperator:
     def transpose(self) -> Tensor:
         """The transposed matrix, of shape (N, M), sparse CSR."""
         if self._transpose is None:
-            with torch.inference_mode(False), torch.no_grad():
-                self._transpose = self._transposed()
+            self._transpose = self._transposed()
         return self._transpose
 
     def _transposed(self) -> Tensor:
@@ -161,7 +160,7 @@ class _Product(torch.autograd.Function):
         to_dense = to_bias = None
         if ctx.needs_input_grad[2]:
             to_dense = _Product.apply(  # type: ignore[no-untyped-call]
-                ctx.operator, not ctx.is_transposed, grad.contiguous(), None
+                ctx.operator, not ctx.is_transposed, grad, None
             )
         if ctx.needs_input_grad[3]:
             to_bias = grad.sum(0)

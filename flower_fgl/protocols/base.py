@@ -125,7 +125,7 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """
     record = {}
     for name, tensor in tensors.items():
-        array = np.ascontiguousarray(tensor.detach().cpu().numpy())
+        array = tensor.detach().cpu().contiguous().numpy()
         buffer = io.BytesIO()
         npy.write_array_header_1_0(buffer, npy.header_data_from_array_1_0(array))
         buffer.write(array.tobytes())

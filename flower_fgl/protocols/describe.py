@@ -103,7 +103,7 @@ class Description(Payload):
             raise PayloadError('"model" and "partition-sha256" must be strings.')
         return cls(
             class_names=tuple(str(name) for name in names),
-            class_counts=tuple(int(c) for c in counts),  # type: ignore[arg-type]
+            class_counts=tuple(int(c) for c in counts),
             model=model,
             partition_sha256=sha256,
             **values,

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
-from flwr.app import RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
@@ -189,7 +195,7 @@ class FglStrategy(Strategy):
         }
         return MetricRecord(flat) if flat else None
 
-    def start(  # type: ignore[override]
+    def start(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord | None = None,
@@ -305,7 +311,8 @@ class FglStrategy(Strategy):
                 {
                     **(config or {}),
                     "server-round": server_round,
-                    "evaluate": self._round.is_scored and self.config.evaluate != "global",
+                    "evaluate": self._round.is_scored
+                    and self.config.evaluate != "global",
                 }
             )
             messages[pid] = Message(
@@ -318,9 +325,7 @@ class FglStrategy(Strategy):
 
     def exchange(self, messages: Mapping[int, Message]) -> Exchange:
         """Send, wait, and keep failures and seconds of the round."""
-        exchange = send_receive(
-            self._grid, messages, timeout=self.config.round_timeout
-        )
+        exchange = send_receive(self._grid, messages, timeout=self.config.round_timeout)
         self._round.add_exchange(exchange)
         return exchange
 
@@ -373,7 +378,9 @@ class FglStrategy(Strategy):
                 content = self.download(server_round + 1, pid).to_record()
             if shared is not None:
                 content["global"] = shared
-            content[CONFIG] = ConfigRecord({"server-round": server_round, "modes": modes})
+            content[CONFIG] = ConfigRecord(
+                {"server-round": server_round, "modes": modes}
+            )
             messages[pid] = Message(
                 content,
                 dst_node_id=self.federation.nodes[pid],

@@ -121,7 +121,9 @@ def send_receive(
 
 def _one_line(reason: str | None) -> str:
     """Keep what a person needs of an error reply: its last line, shortened."""
-    lines = [line.strip() for line in (reason or "unknown").splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in (reason or "unknown").splitlines() if line.strip()
+    ]
     return lines[-1][:300] if lines else "unknown"
 
 

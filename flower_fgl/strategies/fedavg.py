@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.errors import RunError
-from flower_fgl.nn import build_model
+from flower_fgl.nn import build_model, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 from flower_fgl.strategies.base import FglStrategy, Upload, weighted_mean
@@ -57,9 +57,7 @@ class FedAvg(FglStrategy):
         self.weights = Weights(
             {name: tensor.detach() for name, tensor in model.state_dict().items()}
         )
-        self.shapes = {
-            name: tuple(tensor.shape) for name, tensor in self.weights.tensors.items()
-        }
+        self.shapes = state_shapes(model)
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights."""

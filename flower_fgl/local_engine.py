@@ -26,7 +26,14 @@ from flower_fgl.methods import METHODS
 from flower_fgl.runs import Run
 from flower_fgl.server_app import OnRound, run_server
 
-__all__ = ["LocalGrid", "check_run", "run_config_of", "run_local", "simulate"]
+__all__ = [
+    "LocalGrid",
+    "check_run",
+    "run_config_of",
+    "run_local",
+    "simulate",
+    "task_identity",
+]
 
 CLIENT_RAISED = 2
 """Flower's error code of a client that raised."""
@@ -134,7 +141,7 @@ class LocalGrid(Grid):
 
 
 @contextmanager
-def _task_identity(run_id: int) -> Iterator[None]:
+def task_identity(run_id: int) -> Iterator[None]:
     """Tell Flower which run messages belong to, and put back what it knew.
 
     Flower refuses to build a Message outside a run.
@@ -264,9 +271,7 @@ def simulate(
     return run_local(values, on_round=on_round)
 
 
-def run_local(
-    values: Mapping[str, Scalar], *, on_round: OnRound | None = None
-) -> Run:
+def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) -> Run:
     """Run a flat run config in this process; see :func:`simulate`.
 
     Parameters
@@ -290,7 +295,7 @@ def run_local(
     threads = torch.get_num_threads()
     workplace = Workplace(memory=MemoryStates())
     try:
-        with _task_identity(run_id):
+        with task_identity(run_id):
             grid = LocalGrid(
                 DispatchingClientApp(workplace), config.clients, values, run_id=run_id
             )

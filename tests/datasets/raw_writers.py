@@ -1,0 +1,232 @@
+"""Write one small graph in the raw layouts in which data sets are published."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import scipy.io
+import scipy.sparse
+
+# One direction each, but for (0, 1); (3, 3) is a self-loop, (4, 5) stands twice and
+# node 11 is isolated: 9 undirected edges remain.
+EDGES = np.array(
+    [
+        *([0, 1], [1, 0], [1, 2], [0, 2], [3, 3], [3, 4], [4, 5], [4, 5]),
+        *([5, 6], [7, 8], [9, 10], [10, 7]),
+    ]
+)
+SIMPLE = {(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (5, 6), (7, 8), (9, 10), (7, 10)}
+NUM_NODES = 12
+LABELS = np.array([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2])
+ROLES = {"tr": [0, 1, 3, 7], "va": [2, 4, 8], "te": [5, 6, 9, 10, 11]}
+
+
+def features(width: int = 5) -> np.ndarray:
+    """Positive, dense, float32."""
+    values = np.random.default_rng(0).random((NUM_NODES, width), dtype=np.float32)
+    return values + 1
+
+
+def bag_of_words(width: int = 80) -> np.ndarray:
+    """Binary, 5 % ones."""
+    rng = np.random.default_rng(1)
+    return (rng.random((NUM_NODES, width)) < 0.05).astype(np.float32)
+
+
+def adjacency() -> scipy.sparse.csr_matrix:
+    """Return one entry per row of ``EDGES``, none merged."""
+    row, col = EDGES.T
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=NUM_NODES))])
+    order = np.argsort(row, kind="stable")
+    ones = np.ones(len(row), dtype=np.float32)
+    return scipy.sparse.csr_matrix((ones, col[order], indptr), (NUM_NODES, NUM_NODES))
+
+
+def write_npz_graph(path: Path) -> None:
+    """Amazon, Coauthor, CitationFull: one ``.npz`` with two CSR matrices."""
+    path.parent.mkdir(parents=True)
+    arrays = {"labels": LABELS}
+    for name, matrix in (
+        ("adj", adjacency()),
+        ("attr", scipy.sparse.csr_matrix(3 * bag_of_words())),
+    ):
+        arrays |= {
+            f"{name}_data": matrix.data,
+            f"{name}_indices": matrix.indices,
+            f"{name}_indptr": matrix.indptr,
+            f"{name}_shape": np.array(matrix.shape),
+        }
+    np.savez(path, **arrays)
+
+
+def write_saint(raw: Path) -> None:
+    """Flickr, Reddit2: the four files of GraphSAINT."""
+    raw.mkdir(parents=True)
+    adj = adjacency()
+    np.savez(
+        raw / "adj_full.npz",
+        data=adj.data,
+        indices=adj.indices,
+        indptr=adj.indptr,
+        shape=np.array(adj.shape),
+    )
+    np.save(raw / "feats.npy", features().astype(np.float64))
+    class_map = {str(i): int(c) for i, c in enumerate(LABELS)}
+    (raw / "class_map.json").write_text(json.dumps(class_map))
+    (raw / "role.json").write_text(json.dumps(ROLES))
+
+
+def write_reddit(raw: Path) -> None:
+    """Reddit: features with labels and node types, and the graph in COO form."""
+    raw.mkdir(parents=True)
+    types = np.zeros(NUM_NODES, dtype=np.int64)
+    for number, nodes in enumerate(ROLES.values(), start=1):
+        types[nodes] = number
+    np.savez(
+        raw / "reddit_data.npz", feature=features(), label=LABELS, node_types=types
+    )
+    scipy.sparse.save_npz(raw / "reddit_graph.npz", adjacency().tocoo())
+
+
+def write_ogb(folder: Path, class_column: str = "") -> None:
+    """ogbn-arxiv, ogbn-products: compressed text."""
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    tables = {
+        "edge": EDGES,
+        "node-feat": features(),
+        "node-label": LABELS[:, None],
+        "node_year": np.full((NUM_NODES, 1), 2015),
+        "num-node-list": [[NUM_NODES]],
+        "num-edge-list": [[len(EDGES)]],
+    }
+    for name, table in tables.items():
+        _write_gz(raw / f"{name}.csv.gz", table)
+    split = "sales_ranking" if "products" in folder.name else "time"
+    for ogb, ours in (("train", "tr"), ("valid", "va"), ("test", "te")):
+        path = folder / "split" / split / f"{ogb}.csv.gz"
+        _write_gz(path, np.array(ROLES[ours])[:, None])
+    if class_column:
+        path = folder / "mapping" / "labelidx2names.csv.gz"
+        path.parent.mkdir()
+        pd.DataFrame(
+            {"label idx": [2, 0, 1], class_column: ["cs.C", "cs.A", "cs.B"]}
+        ).to_csv(path, index=False)
+
+
+def write_papers100m(folder: Path) -> None:
+    """ogbn-papers100M: binary; most papers have no class."""
+    raw = folder / "raw"
+    raw.mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    np.savez(
+        raw / "data.npz",
+        edge_index=EDGES.T,
+        num_nodes_list=np.array([NUM_NODES]),
+        num_edges_list=np.array([len(EDGES)]),
+        node_feat=features(),
+        node_year=np.full((NUM_NODES, 1), 2015),
+    )
+    label = LABELS[:, None].astype(np.float32)
+    label[11] = np.nan
+    np.savez(raw / "node-label.npz", node_label=label)
+    for ogb, ours in (("train", "tr"), ("valid", "va"), ("test", "te")):
+        nodes = [node for node in ROLES[ours] if node != 11]
+        path = folder / "split" / "time" / f"{ogb}.csv.gz"
+        _write_gz(path, np.array(nodes)[:, None])
+
+
+def write_few_shot(folder: Path, prefix: str, *, has_train: bool = True) -> None:
+    """Write GPN's layout: a network, tables of the base and of the novel classes."""
+    folder.mkdir(parents=True)
+    lines = "".join(f"{u}\t{v}\n" for u, v in EDGES)
+    (folder / f"{prefix}_network").write_text(lines)
+    published = np.array([4.0, 7.0, 9.0])[LABELS]
+    words = scipy.sparse.csc_matrix(2.0 * bag_of_words())
+    parts = {"test": LABELS == 1}
+    if has_train:
+        parts["train"] = LABELS != 1
+    for part, is_in in parts.items():
+        index = np.random.default_rng(2).permutation(np.flatnonzero(is_in))
+        scipy.io.savemat(
+            folder / f"{prefix}_{part}.mat",
+            {
+                "Index": index[None, :],
+                "Attributes": words[index],
+                "Label": published[index][:, None],
+            },
+        )
+
+
+def write_tu(
+    folder: Path, name: str, *, node_labels: bool = True, attributes: bool = False
+) -> None:
+    """TU Dortmund: three graphs of 7, 4 and 1 nodes, numbered from 1."""
+    raw = folder / name / "raw"
+    raw.mkdir(parents=True)
+    edges = EDGES[EDGES[:, 0] != EDGES[:, 1]]
+    graph = np.repeat([1, 2, 3], [7, 4, 1])
+    both = np.concatenate([edges, edges[:, ::-1]]) + 1
+    tables = {"A": both, "graph_indicator": graph[:, None]}
+    tables["graph_labels"] = np.array([[-1], [1], [-1]])
+    if node_labels:
+        tables["node_labels"] = (LABELS + 3)[:, None]
+    if attributes:
+        tables["node_attributes"] = features(2)
+    for part, table in tables.items():
+        rows = "\n".join(", ".join(str(value) for value in row) for row in table)
+        (raw / f"{name}_{part}.txt").write_text(rows + "\n")
+
+
+def write_collab(path: Path) -> None:
+    """Write the graphs of :func:`write_tu` as ``COLLAB.npz``."""
+    path.parent.mkdir(parents=True)
+    pairs = np.array(sorted(SIMPLE))
+    graph = np.searchsorted([7, 11], pairs[:, 0], side="right")
+    first = np.array([0, 7, 11])
+    np.savez(
+        path,
+        num_nodes=np.array([7, 4, 1], dtype=np.int32),
+        y=np.array([0, 1, 0], dtype=np.int8),
+        edge_ptr=np.concatenate([[0], np.cumsum(np.bincount(graph, minlength=3))]),
+        edge_u=(pairs[:, 0] - first[graph]).astype(np.int16),
+        edge_v=(pairs[:, 1] - first[graph]).astype(np.int16),
+    )
+
+
+class PickledGraph:
+    """Stand in for a DGL graph: it can be pickled and has ``edges()``."""
+
+    def __init__(self, edges: np.ndarray) -> None:
+        self._edges = edges
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._edges[:, 0], self._edges[:, 1]
+
+
+def write_g_meta(folder: Path) -> None:
+    """G-Meta: pickled graphs, features and labels of three networks."""
+    folder.mkdir(parents=True)
+    first = np.array([0, 7, 11, 12])
+    network = np.searchsorted([7, 11], EDGES[:, 0], side="right")
+    graphs = [PickledGraph(EDGES[network == g] - first[g]) for g in range(3)]
+    (folder / "graph_dgl.pkl").write_bytes(pickle.dumps(graphs))
+    values = np.empty(3, dtype=object)
+    for g in range(3):
+        values[g] = features()[first[g] : first[g + 1]]
+    np.save(folder / "features.npy", values, allow_pickle=True)
+    names = {}
+    for node in range(NUM_NODES - 1):  # the last node has no category
+        g = int(np.searchsorted(first, node, side="right")) - 1
+        names[f"{g}_{node - first[g]}"] = ["a.1", "b.1", "c.2"][LABELS[node]]
+    (folder / "label.pkl").write_bytes(pickle.dumps(names))
+
+
+def _write_gz(path: Path, table: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(table).to_csv(path, header=False, index=False, compression="gzip")

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets import store
+from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.errors import DataError
+from flower_fgl.methods import METHODS
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def config(**values: Any) -> RunConfig:
+    settings = {"synthetic.nodes": 90, "synthetic.classes": 3, "synthetic.blocks": 6}
+    return RunConfig.parse({**settings, **values}, METHODS)
+
+
+def assert_same(a: ClientGraph, b: ClientGraph) -> None:
+    assert a.class_names == b.class_names
+    assert torch.equal(a.node_ids, b.node_ids)
+    for left, right in zip(
+        [a.graph, *a.evaluation], [b.graph, *b.evaluation], strict=True
+    ):
+        assert torch.equal(left.x.to_dense(), right.x.to_dense())
+        assert left.x.layout == right.x.layout
+        assert torch.equal(left.edge_index, right.edge_index)
+        assert torch.equal(left.y, right.y)
+        assert left.masks.keys() == right.masks.keys()
+        for name, mask in left.masks.items():
+            assert torch.equal(mask, right.masks[name])
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive"])
+def test_what_is_stored_is_what_was_built(setting: str) -> None:
+    settings = config(setting=setting)
+    clients, sha256, edges = store.build_clients(settings, 3)
+    opened = store.open_store(settings, 3)
+    assert opened.index.partition_sha256 == sha256
+    assert opened.index.num_edges == edges
+    for client in clients:
+        assert_same(opened.load(client.partition_id), client)
+
+
+def test_sparse_features_stay_sparse(own_cache: Path) -> None:
+    x = torch.eye(6).to_sparse_csr()
+    from flower_fgl.datasets.client_graph import Graph
+
+    masks = {
+        name: torch.zeros(6, dtype=torch.bool) for name in ("train", "val", "test")
+    }
+    graph = Graph(x, torch.empty(2, 0, dtype=torch.int64), torch.zeros(6).long(), masks)
+    client = ClientGraph(0, graph, ("a",), torch.arange(6))
+    assert_same(store._unpack(store._pack(client), 0, ("a",)), client)
+
+
+def test_a_store_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = store.build_clients
+    monkeypatch.setattr(
+        store, "build_clients", lambda *a: calls.append(a) or original(*a)
+    )
+    for _ in range(3):
+        store.open_store(config(), 3).load(1)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"partition-seed": 1},
+        {"split": "40/30/30"},
+        {"setting": "inductive"},
+        {"partition": "uniform"},
+        {"synthetic.degree": 3.0},
+    ],
+)
+def test_every_data_setting_has_its_own_store(values: dict[str, Any]) -> None:
+    base = store.open_store(config(), 3).folder
+    assert store.open_store(config(**values), 3).folder != base
+    assert store.open_store(config(), 2).folder != base
+
+
+def test_settings_of_the_run_share_a_store() -> None:
+    base = store.open_store(config(), 3).folder
+    assert store.open_store(config(seed=5, lr=0.1, rounds=3), 3).folder == base
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
+def test_a_damaged_file_is_rebuilt_and_said(
+    damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = store.open_store(config(), 3)
+    before = opened.load(1)
+    path = opened.folder / "client-000001.safetensors"
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        end = len(data) - 1
+        path.write_bytes(
+            data[: end // 2]
+            if damage == "truncated"
+            else data[:end] + bytes([data[end] ^ 1])
+        )
+    with caplog.at_level(logging.WARNING):
+        assert_same(opened.load(1), before)
+    assert "rebuilt" in caplog.text
+
+
+def test_a_half_written_store_is_not_believed() -> None:
+    opened = store.open_store(config(), 3)
+    (opened.folder / store.INDEX).write_text("{")
+    assert_same(store.open_store(config(), 3).load(0), opened.load(0))
+
+
+def test_an_unknown_client_is_refused() -> None:
+    with pytest.raises(DataError, match=r"0\.\.2"):
+        store.open_store(config(), 3).load(3)
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="FLOWER_FGL_CACHE"):
+        store.open_store(config(), 3)
+
+
+def _open(number: int) -> tuple[int, int]:
+    """Open a client's graph in a fresh process; count the builds."""
+    builds = 0
+    original = store.build_clients
+
+    def counted(*args: Any) -> Any:
+        nonlocal builds
+        builds += 1
+        return original(*args)
+
+    store.build_clients = counted
+    graph = store.open_store(config(), 3).load(number % 3)
+    return builds, graph.graph.num_nodes
+
+
+def test_50_workers_starting_at_once_compute_once() -> None:
+    context = multiprocessing.get_context("fork")
+    with context.Pool(50) as pool:
+        results = pool.map(_open, range(50), chunksize=1)
+    assert sum(builds for builds, _ in results) == 1
+    assert {nodes for _, nodes in results} <= set(range(20, 41))

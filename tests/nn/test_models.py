@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flower_fgl.errors import ConfigError
+from flower_fgl.nn import (
+    MODELS,
+    GraphInput,
+    build_model,
+    deal_models,
+    num_parameters,
+    state_shapes,
+)
+
+SIZES: dict[str, Any] = {
+    "in_channels": 9,
+    "hidden_channels": 8,
+    "num_classes": 3,
+    "num_layers": 2,
+    "dropout": 0.5,
+}
+TRIANGLE = torch.tensor([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]])
+names = pytest.mark.parametrize("name", MODELS)
+
+
+def test_the_table_holds_the_published_backbones_sorted() -> None:
+    expected = "appnp gamlp gat gcn gcnii gin graphsage mlp sgc sign ssgc"
+    assert list(MODELS) == expected.split()
+
+
+@names
+def test_a_built_model_has_the_state_and_output_of_its_class(name: str) -> None:
+    direct = MODELS[name](**SIZES).eval()
+    built = build_model(name, **SIZES, initialise=False).eval()
+    assert type(built) is type(direct)
+    assert state_shapes(built) == state_shapes(direct)
+    built.load_state_dict(direct.state_dict())
+    graph = GraphInput(torch.randn(3, 9), TRIANGLE)
+    assert torch.equal(built(graph), direct(graph))
+
+
+@names
+def test_every_parameter_is_initialised(name: str) -> None:
+    # in this mode torch fills memory it hands out with NaN
+    torch.use_deterministic_algorithms(True)
+    try:
+        model = build_model(name, **SIZES)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for value in [*model.parameters(), *model.buffers()]:
+        assert value.isfinite().all()
+    assert all(p.std() > 0.01 for p in model.parameters() if p.dim() == 2)
+
+
+@names
+def test_initial_parameters_are_a_function_of_the_seed(name: str) -> None:
+    models = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        models.append(
+            torch.nn.utils.parameters_to_vector(build_model(name, **SIZES).parameters())
+        )
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
+
+
+@names
+def test_building_without_initialising_draws_nothing(name: str) -> None:
+    before = torch.get_rng_state()
+    build_model(name, **{**SIZES, "in_channels": 11}, initialise=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@names
+def test_two_models_share_nothing(name: str) -> None:
+    first, second = build_model(name, **SIZES), build_model(name, **SIZES)
+    before = copy.deepcopy(second.state_dict())
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.fill_(7)
+    first.eval()
+    first.requires_grad_(False)
+    calls = []
+    first.register_forward_hook(lambda *_: calls.append(1))
+    second(GraphInput(torch.randn(3, 9), TRIANGLE))
+    assert not calls
+    assert all(module.training for module in second.modules())
+    assert all(p.requires_grad for p in second.parameters())
+    for key, value in second.state_dict().items():
+        assert torch.equal(value, before[key])
+    pairs = zip(first.modules(), second.modules(), strict=True)
+    assert all(a is not b for a, b in pairs)
+    buffers = zip(first.buffers(), second.buffers(), strict=True)
+    assert all(a.data_ptr() != b.data_ptr() for a, b in buffers)
+
+
+@names
+def test_a_model_can_be_copied_deeply(name: str) -> None:
+    model = build_model(name, **SIZES).eval()
+    other = copy.deepcopy(model)
+    graph = GraphInput(torch.randn(3, 9), TRIANGLE)
+    assert torch.equal(model(graph), other(graph))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not torch.equal(model(graph), other(graph))
+
+
+def test_models_follow_the_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = build_model("gcn", **SIZES)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {p.dtype for p in double.parameters()} == {torch.float64}
+    single = build_model("gcn", **SIZES)
+    assert {p.dtype for p in single.parameters()} == {torch.float32}
+
+
+def test_parameters_of_a_gcn_are_counted() -> None:
+    model = build_model("gcn", **SIZES)
+    assert num_parameters(model) == 9 * 8 + 8 + 8 * 3 + 3
+    model.classifier.requires_grad_(False)
+    assert num_parameters(model) == 9 * 8 + 8
+
+
+def test_state_shapes_keep_names_and_order() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False))
+    shapes = state_shapes(model)
+    assert list(shapes.items()) == [
+        ("0.weight", (3, 2)),
+        ("0.bias", (3,)),
+        ("1.weight", (1, 3)),
+    ]
+
+
+def test_gamlp_has_the_parameters_that_fedpg_counts() -> None:
+    # FedPG Table VII: 538k-539k on Physics (8415 features, 5 classes), width 64
+    sizes = SIZES | {"in_channels": 8415, "hidden_channels": 64, "num_classes": 5}
+    count = num_parameters(build_model("gamlp", **sizes, initialise=False))
+    assert 538_000 <= count < 539_500
+
+
+def test_an_unknown_model_is_refused_with_the_nearest_names() -> None:
+    message = r'Unknown model "graphsag"\. Known: appnp, .*ssgc\. .*"graphsage"\?'
+    with pytest.raises(ConfigError, match=message):
+        build_model("graphsag", **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_layers": 1}, "num_layers of at least 2, got 1"),
+        ({"in_channels": 0}, "in_channels of at least 1, got 0"),
+        ({"hidden_channels": -1}, "hidden_channels of at least 1, got -1"),
+        ({"num_classes": 0}, "num_classes of at least 1, got 0"),
+        ({"dropout": 1.0}, "below 1, got 1.0"),
+        ({"dropout": -0.1}, "at least 0 and below 1, got -0.1"),
+    ],
+)
+def test_sizes_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model("gcn", **(SIZES | change))
+
+
+def test_models_are_dealt_in_turn() -> None:
+    assert deal_models("gcn", 3) == ["gcn"] * 3
+    dealt = deal_models("gcn, gin,graphsage", 5)
+    assert dealt == ["gcn", "gin", "graphsage", "gcn", "gin"]
+
+
+@pytest.mark.parametrize("listed", ["gcn,gan", "gcn,", ""])
+def test_unknown_or_empty_names_are_not_dealt(listed: str) -> None:
+    with pytest.raises(ConfigError, match="Unknown model"):
+        deal_models(listed, 3)

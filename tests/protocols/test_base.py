@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from flower_fgl.errors import PayloadError
+from flower_fgl.protocols.base import (
+    check_tensor,
+    read_scores,
+    read_tensors,
+    record_bytes,
+    write_scores,
+    write_tensors,
+)
+from flower_fgl.protocols.describe import Description
+from flower_fgl.protocols.fedavg import Weights
+
+
+@given(
+    hnp.arrays(
+        np.float32,
+        hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+        elements=st.floats(-1e6, 1e6, width=32),
+    )
+)
+def test_tensors_come_back_bit_for_bit(array: np.ndarray) -> None:
+    tensor = torch.from_numpy(array.copy())
+    content = RecordDict({"r": write_tensors({"a": tensor})})
+    back = read_tensors(content, "r", {"a": tuple(tensor.shape)})["a"]
+    assert torch.equal(back, tensor)
+
+
+def test_an_array_is_written_as_flower_would_write_it() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    ours = write_tensors({"a": torch.from_numpy(array)})["a"]
+    assert ours == Array(array)
+
+
+def test_a_transposed_tensor_keeps_its_values() -> None:
+    tensor = torch.arange(6.0).reshape(2, 3).T
+    content = RecordDict({"r": write_tensors({"a": tensor})})
+    assert torch.equal(read_tensors(content, "r")["a"], tensor)
+
+
+def npy(array: np.ndarray, *, allow_pickle: bool = False) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=allow_pickle)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (Array("object", (1,), "numpy.ndarray", npy(np.array([{}]), allow_pickle=True)),
+         "no plain array"),
+        (Array("float32", (2,), "pickle", b"x"), "pickle"),
+        (Array("float32", (2,), "numpy.ndarray", b"garbage"), "no plain array"),
+        (Array("float32", (2,), "numpy.ndarray",
+               npy(np.zeros(2, np.float32))[:-3]), "no plain array"),
+        (Array("float64", (2,), "numpy.ndarray", npy(np.zeros(2))), "float32"),
+        (Array("float32", (3,), "numpy.ndarray", npy(np.zeros(3, np.float32))),
+         r"shape \(2,\), got \(3,\)"),
+        (Array("float32", (2,), "numpy.ndarray",
+               npy(np.array([1, np.nan], np.float32))), "1 non-finite"),
+    ],
+)  # fmt: skip
+def test_a_malformed_array_is_refused_by_name(array: Array, words: str) -> None:
+    content = RecordDict({"weights": ArrayRecord({"layer": array})})
+    with pytest.raises(PayloadError, match=words) as error:
+        Weights.from_record(content, {"layer": (2,)})
+    assert "layer" in str(error.value)
+
+
+def test_a_missing_or_unexpected_entry_is_named() -> None:
+    content = RecordDict({"weights": write_tensors({"b": torch.zeros(1)})})
+    with pytest.raises(PayloadError, match=r"\['a', 'b'\]"):
+        Weights.from_record(content, {"a": (1,)})
+    with pytest.raises(PayloadError, match="no array record"):
+        Weights.from_record(RecordDict(), {"a": (1,)})
+
+
+def test_large_finite_numbers_are_not_taken_for_infinite() -> None:
+    tensor = torch.full((4,), 3e38)
+    assert check_tensor("x", tensor) is tensor
+
+
+def test_scores_come_back_and_other_metrics_stay_out() -> None:
+    scores = {"local": {"val": {"accuracy": 0.5, "num_nodes": 3.0}}}
+    flat = write_scores(scores)
+    from flwr.app import MetricRecord
+
+    assert read_scores(MetricRecord({**flat, "loss": 1.0})) == scores
+
+
+def test_bytes_are_counted_per_record() -> None:
+    content = RecordDict(
+        {"weights": write_tensors({"a": torch.zeros(100)}), "c": ConfigRecord({"x": 1})}
+    )
+    counted = record_bytes(content)
+    assert set(counted) == {"weights", "c"}
+    assert 400 < counted["weights"] < 700
+
+
+def description(**changes: object) -> Description:
+    values = {
+        "partition_id": 1, "num_partitions": 3, "num_nodes": 10, "num_edges": 9,
+        "num_train": 2, "num_val": 4, "num_test": 4, "num_features": 5,
+        "class_names": ("a", "b"), "class_counts": (1, 1), "model": "gcn",
+        "partition_sha256": "ff",
+    }  # fmt: skip
+    return Description(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("counts", [(1, 1), ()])
+def test_a_description_comes_back(counts: tuple[int, ...]) -> None:
+    sent = description(class_counts=counts)
+    assert Description.from_record(sent.to_record()) == sent
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num-nodes", -1),
+        ("num-nodes", True),
+        ("num-nodes", 1.5),
+        ("class-names", [1, 2]),
+        ("class-counts", [1, 2, 3]),
+        ("model", 3),
+    ],
+)
+def test_a_malformed_description_is_refused(key: str, value: object) -> None:
+    content = description().to_record()
+    content["info"][key] = value  # type: ignore[index]
+    with pytest.raises(PayloadError, match=key.partition("-")[0]):
+        Description.from_record(content)

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_fgl import simulate
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.errors import RunError
+from flower_fgl.strategies.base import weighted_mean
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-10, 10, width=32), st.floats(0.125, 8, width=32)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_the_weighted_mean_is_the_sum_over_the_weights(
+    pairs: list[tuple[float, float]],
+) -> None:
+    states = [{"w": torch.full((2, 2), value)} for value, _ in pairs]
+    mean = weighted_mean(states, [weight for _, weight in pairs])["w"]
+    expected = sum(v * w for v, w in pairs) / sum(w for _, w in pairs)
+    torch.testing.assert_close(mean, torch.full((2, 2), expected), atol=1e-4, rtol=1e-4)
+
+
+def test_the_weighted_mean_by_hand() -> None:
+    # (1·1 + 3·5) / 4 = 4
+    states = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([5.0])}]
+    assert weighted_mean(states, [1, 3])["w"].item() == 4.0
+
+
+def test_the_weighted_mean_needs_a_positive_weight() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        weighted_mean([{"w": torch.zeros(1)}], [0.0])
+
+
+class Faulty:
+    """Make chosen clients misbehave in chosen rounds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: Any, how: Any) -> None:
+        original = DispatchingClientApp.__call__
+
+        def call(app: Any, message: Message, context: Context) -> Message:
+            reply = original(app, message, context)
+            pid = int(context.node_config["partition-id"])  # type: ignore[arg-type]
+            if message.metadata.message_type.startswith("train"):
+                number = int(message.content["config"]["server-round"])  # type: ignore[index,arg-type,call-overload]
+                if when(pid, number):
+                    how(reply)
+            return reply
+
+        monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+
+
+def raises(reply: Message) -> None:
+    raise RuntimeError("out of order")
+
+
+def sends_nan(reply: Message) -> None:
+    name = next(iter(reply.content["weights"]))
+    from flower_fgl.protocols.base import write_tensors
+
+    shape = reply.content.array_records["weights"][name].shape
+    bad = write_tensors({name: torch.full(shape, math.nan)})
+    reply.content.array_records["weights"][name] = bad[name]
+
+
+def sends_another_shape(reply: Message) -> None:
+    from flower_fgl.protocols.base import write_tensors
+
+    name = next(iter(reply.content["weights"]))
+    reply.content.array_records["weights"][name] = write_tensors(
+        {name: torch.zeros(1)}
+    )[name]
+
+
+def sends_no_metrics(reply: Message) -> None:
+    del reply.content["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        (raises, "out of order"),
+        (sends_nan, "non-finite"),
+        (sends_another_shape, "shape"),
+        (sends_no_metrics, "metrics"),
+    ],
+)
+def test_a_client_that_fails_in_round_3_is_counted_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], how: Any, reason: str
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: pid == 1 and number == 3, how)
+    run = simulate(**{**small, "rounds": 4})
+    assert run.status == "completed"
+    assert [row["replies"] for row in run.rounds] == [3, 3, 2, 3]
+    (failure,) = run.rounds[2]["failures"]
+    assert failure["partition_id"] == 1
+    assert reason in failure["reason"]
+    assert sum(run.summary["failures"].values()) == 1
+
+
+def test_a_round_with_too_few_replies_fails_and_keeps_the_model(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: number == 2 and pid > 0, raises)
+    run = simulate(**{**small, "rounds": 3, "min_replies": 2})
+    assert [row["status"] for row in run.rounds] == ["ok", "failed", "ok"]
+    assert run.status == "completed"
+
+
+def test_when_all_clients_fail_the_run_ends_with_an_error_and_the_folder_says_why(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], tmp_path: Any
+) -> None:
+    from flower_fgl.runs import Run
+
+    Faulty(monkeypatch, lambda pid, number: True, raises)
+    folder = tmp_path / "run"
+    with pytest.raises(RunError, match="out of order"):
+        simulate(**{**small, "rounds": 5, "run_dir": str(folder)})
+    run = Run.load(folder)
+    assert run.status == "failed"
+    assert "out of order" in run.summary["error"]
+    assert len(run.rounds) == 3  # three failed rounds in a row end it
+
+
+def test_a_single_failed_round_is_a_failed_run(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: True, raises)
+    with pytest.raises(RunError, match="No round succeeded"):
+        simulate(**{**small, "rounds": 1})
+
+
+def test_with_partial_participation_the_rest_is_scored_too(
+    small: dict[str, Any],
+) -> None:
+    run = simulate(**{**small, "clients": 5, "participation": 0.25, "rounds": 3})
+    for row in run.rounds:
+        assert row["replies"] == 2  # ⌈0.25 · 5⌉
+        scored = run.rounds[0]["metrics"]["local"]["test"]["num_nodes"]
+        assert row["metrics"]["local"]["test"]["num_nodes"] == scored
+    trained = {
+        r["round"]: [c["partition_id"] for c in run.clients
+                     if c["round"] == r["round"] and "loss" in c]
+        for r in run.rounds
+    }  # fmt: skip
+    assert len({tuple(pids) for pids in trained.values()}) > 1
+
+
+@pytest.mark.parametrize("evaluate", ["global", "both"])
+def test_the_aggregated_model_is_scored_on_every_client(
+    small: dict[str, Any], evaluate: str
+) -> None:
+    run = simulate(**{**small, "evaluate": evaluate})
+    modes = {"global": {"global"}, "both": {"local", "global"}}[evaluate]
+    assert set(run.rounds[-1]["metrics"]) == modes
+    assert run.summary["evaluate"] == evaluate
+    assert ("global" in run.summary) == (evaluate == "both")
+
+
+def test_scores_come_every_so_many_rounds_and_in_the_last(
+    small: dict[str, Any],
+) -> None:
+    run = simulate(**{**small, "rounds": 5, "evaluate_every": 2})
+    assert [("metrics" in row) for row in run.rounds] == [
+        False, True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_the_weights_of_the_average_follow_the_setting(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    seen: dict[str, list[float]] = {}
+    for kind in ("train-nodes", "nodes", "equal"):
+        run = simulate(**{**small, "rounds": 1, "weight_by": kind})
+        rows = [c for c in run.clients if c["round"] == 1]
+        seen[kind] = [c["num_examples"] for c in rows]
+        about = [c for c in run.clients if c["round"] == 0]
+        key = {"train-nodes": "num_train", "nodes": "num_nodes"}.get(kind)
+        assert seen[kind] == [c[key] if key else 1 for c in about]
+
+
+def test_bytes_of_the_weights_are_those_of_the_formula(small: dict[str, Any]) -> None:
+    run = simulate(**small)
+    parameters = 8 * 8 + 8 + 8 * 3 + 3  # GCN 8 → 8 → 3
+    counted = run.rounds[0]["bytes"]["up"]["weights"] / 3
+    assert 4 * parameters <= counted <= 4 * parameters + 4 * 250  # 4 arrays' headers
+    assert run.rounds[0]["bytes"]["down"]["weights"] == counted * 3
+
+
+def test_finetuning_is_reported_apart_and_never_chosen(small: dict[str, Any]) -> None:
+    run = simulate(**{**small, "fedavg": {"finetune_epochs": 5}})
+    assert run.rounds[-1]["phase"] == "finetune"
+    assert run.summary["best"]["round"] <= 2
+    assert run.summary["last"]["round"] == 2
+    assert 0 <= run.summary["finetuned"]["test"]["accuracy"] <= 1
+
+
+def test_finetuning_keeps_the_epoch_that_is_best_on_validation(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    found: list[tuple[float, float]] = []
+    original = FedAvgClientApp.finetune
+
+    def finetune(app: Any, client: Any, number: int, download: Any) -> Any:
+        from flower_fgl.client_apps.training import load_state
+
+        start = client.build_model()
+        load_state(start, download.tensors)
+        before = client.evaluate(start)["val"].accuracy
+        fit = original(app, client, number, download)
+        found.append((before, client.evaluate(fit.model)["val"].accuracy))
+        return fit
+
+    monkeypatch.setattr(FedAvgClientApp, "finetune", finetune)
+    simulate(**{**small, "fedavg": {"finetune_epochs": 4}})
+    assert len(found) == 3
+    assert all(after >= before for before, after in found)

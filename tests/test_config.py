@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_fgl.config import (
+    DATASETS,
+    GeneralSettings,
+    RunConfig,
+    kebab,
+    pyproject_table,
+)
+from flower_fgl.errors import ConfigError
+from flower_fgl.methods import METHODS, Method
+
+ROOT = Path(__file__).parents[1]
+
+
+def parse(**values: object) -> RunConfig:
+    return RunConfig.parse({kebab(k): v for k, v in values.items()}, METHODS)  # type: ignore[misc]
+
+
+def test_defaults_are_those_of_the_field() -> None:
+    config = parse(dataset="cora")
+    assert (config.model, config.num_layers, config.hidden_channels) == ("gcn", 2, 64)
+    assert (config.rounds, config.local_epochs, config.participation) == (100, 3, 1.0)
+    assert (config.optimizer, config.lr, config.weight_decay) == ("adam", 0.01, 5e-4)
+    assert (config.partition, config.evaluate) == ("metis", "local")
+    assert config.optimizer_state == "keep"
+
+
+def test_pyproject_holds_every_setting_with_its_default() -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert table["tool"]["flwr"]["app"]["config"] == pyproject_table(METHODS)
+
+
+def test_what_pyproject_holds_parses_to_the_defaults() -> None:
+    table = pyproject_table(METHODS)
+    flat = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    for name in METHODS:
+        flat |= {f"{name}.{k}": v for k, v in table.get(name, {}).items()}
+    assert vars(RunConfig.parse(flat, METHODS)) == vars(parse())
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
+    config = parse(method=name, rounds=7, seed=3)
+    again = RunConfig.parse(config.flat(), METHODS)
+    assert again.flat() == config.flat()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"method": "fedpox"}, ["Unknown method", "fedavg", '"fedprox"']),
+        ({"dataset": "corra"}, ["Unknown data set", '"cora"', "path"]),
+        ({"roundz": 3}, ['"roundz"', 'Did you mean "rounds"']),
+        ({"rounds": "many"}, ["rounds", "'many'", "int", "auto"]),
+        ({"rounds": 2.5}, ["rounds", "2.5", "int"]),
+        ({"rounds": True}, ["rounds", "True"]),
+        ({"rounds": 0}, ["rounds", ">= 1", "0"]),
+        ({"dropout": 1.5}, ["dropout", "<= 1", "1.5"]),
+        ({"lr": float("nan")}, ["lr", "nan"]),
+        ({"lr": 0}, ["lr", "> 0"]),
+        ({"optimizer": "adm"}, ["optimizer", '"adam"']),
+        ({"partition": "metiss"}, ["partition", '"metis"']),
+        ({"fedprox.nu": 1.0}, ["fedprox.nu", "fedprox.mu"]),
+        ({"fedprx.mu": 1.0}, ["fedprx", '"fedprox"']),
+        ({"fedprox.mu": "x"}, ["fedprox.mu", "float", "'x'"]),
+        ({"fedprox.mu": -1.0}, ["fedprox.mu", ">= 0"]),
+        ({"model": "gcn,gin"}, ["fedavg", "different backbones"]),
+        ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
+        ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
+        ({"synthetic.homophily": 2.0}, ["synthetic.homophily", "<= 1"]),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_was_expected(
+    values: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        RunConfig.parse(values, METHODS)  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_auto_takes_the_methods_default_then_the_data_sets() -> None:
+    methods = {
+        **METHODS,
+        "slow": Method("", "", "", defaults={"lr": 0.001, "rounds": 7}),
+    }
+    config = RunConfig.parse({"method": "slow", "lr": "auto"}, methods)
+    assert (config.lr, config.sources["lr"]) == (0.001, "method")
+    assert (config.rounds, config.sources["rounds"]) == (7, "method")
+    assert config.sources["dropout"] == "default"
+    assert parse().sources["rounds"] == "data set"
+
+
+def test_a_users_value_wins_even_if_it_equals_the_general_default() -> None:
+    methods = {**METHODS, "slow": Method("", "", "", defaults={"lr": 0.001})}
+    config = RunConfig.parse({"method": "slow", "lr": 0.01}, methods)
+    assert (config.lr, config.sources["lr"]) == (0.01, "user")
+
+
+def test_every_setting_is_explained() -> None:
+    for cls in [GeneralSettings, *(m.settings for m in METHODS.values() if m.settings)]:
+        for f in fields(cls):
+            assert len(f.metadata["text"]) > 3
+
+
+def test_names_of_data_sets_are_those_of_the_sources() -> None:
+    from flower_fgl.datasets.sources import SOURCES
+
+    assert set(DATASETS) == set(SOURCES)
+
+
+def test_names_of_partition_rules_are_those_of_the_rules() -> None:
+    from flower_fgl.config import PARTITIONS
+    from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES
+
+    assert set(PARTITIONS.split()) == set(NODE_RULES) | set(GRAPH_RULES)
+
+
+@given(st.text(min_size=1, max_size=20))
+def test_any_unknown_key_gives_one_clear_error(key: str) -> None:
+    known = {kebab(f.name) for f in fields(GeneralSettings)}
+    if key in known or "." in key:
+        return
+    with pytest.raises(ConfigError, match="Unknown setting"):
+        RunConfig.parse({key: 1}, METHODS)

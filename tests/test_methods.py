@@ -1,0 +1,249 @@
+"""The contract that every row of METHODS keeps."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from flower_fgl import METHODS, simulate
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.base import Workplace
+from flower_fgl.client_apps.state import MemoryStates
+from flower_fgl.config import RunConfig
+from flower_fgl.local_engine import LocalGrid, run_config_of, task_identity
+from flower_fgl.protocols.base import read_scores
+from flower_fgl.strategies.base import FglStrategy
+from flower_fgl.strategies.exchange import Failure, send_receive
+from flower_fgl.strategies.federation import discover
+from flower_fgl.strategies.rounds import RoundLog
+from tests.conftest import SMALL
+
+HEADER_BYTES = 300
+"""What Flower and the .npy form add to one array at most: header and name."""
+
+every_method = pytest.mark.parametrize("method", sorted(METHODS))
+
+
+@dataclass
+class Stage:
+    """A method after the describe exchange, its clients in this process."""
+
+    strategy: FglStrategy
+    grid: LocalGrid
+    workplace: Workplace
+
+    def replies(self, server_round: int) -> dict[int, Message]:
+        """Run the training exchange of a round."""
+        self.strategy._round = RoundLog(server_round)
+        messages = self.strategy.train_messages(
+            server_round, self.strategy.federation.trainable
+        )
+        self.sent = messages
+        return send_receive(self.grid, messages, timeout=60).replies
+
+    def next_download(self) -> bytes:
+        """Return what client 0 would get next, as bytes."""
+        return content_bytes(self.strategy.download(99, 0).to_record())
+
+
+def content_bytes(content: RecordDict) -> bytes:
+    return (
+        b"".join(
+            name.encode() + array.data
+            for record in content.array_records.values()
+            for name, array in record.items()
+        )
+        + repr(sorted((k, dict(v)) for k, v in content.config_records.items())).encode()
+    )
+
+
+@pytest.fixture
+def stage(method: str) -> Iterator[Stage]:
+    values = run_config_of(
+        method=method, dataset="synthetic", clients=3, seed=0, settings=SMALL
+    )
+    config = RunConfig.parse(values, METHODS)
+    workplace = Workplace(memory=MemoryStates())
+    with task_identity(5):
+        grid = LocalGrid(DispatchingClientApp(workplace), 3, values, run_id=5)
+        strategy = METHODS[method].load_strategy()(config)
+        strategy._grid = grid
+        strategy.federation = discover(grid, config)
+        strategy.prepare()
+        yield Stage(strategy, grid, workplace)
+
+
+@every_method
+def test_two_rounds_run_and_leave_numbers(method: str, small: dict[str, Any]) -> None:
+    run = simulate(method, **small)
+    assert run.status == "completed"
+    assert [row["round"] for row in run.rounds] == [1, 2]
+    assert 0 <= run.best["test"]["accuracy"] <= 1
+    assert run.summary["partition_sha256"]
+
+
+def comparable(run: Any) -> str:
+    """Return all of a run's numbers that do not measure time."""
+    keep = [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
+    clients = [{k: v for k, v in row.items() if k != "seconds"} for row in run.clients]
+    return json.dumps([keep, clients], sort_keys=True)
+
+
+@every_method
+def test_the_same_seed_gives_the_same_run(method: str, small: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    first = simulate(method, **small, seed=4)
+    torch.manual_seed(2)
+    second = simulate(method, **small, seed=4)
+    assert comparable(first) == comparable(second)
+    other = simulate(method, **small, seed=5)
+    assert comparable(other) != comparable(first)
+
+
+@every_method
+def test_payloads_come_back_bit_for_bit_and_have_the_stated_size(
+    method: str, stage: Stage
+) -> None:
+    replies = stage.replies(1)
+    strategy = stage.strategy
+    for pid, reply in replies.items():
+        payload = strategy.up.from_record(reply.content, strategy.upload_spec(pid))
+        sent = RecordDict({n: reply.content[n] for n in strategy.up.records})
+        check_size(payload, sent)
+        assert content_bytes(payload.to_record()) == content_bytes(sent)
+    for pid, message in stage.sent.items():
+        payload = strategy.download(1, pid)
+        names = [n for n in message.content if n in strategy.down.records]
+        sent = RecordDict({n: message.content[n] for n in names})
+        check_size(payload, sent)
+        assert content_bytes(payload.to_record()) == content_bytes(sent)
+
+
+def check_size(payload: Any, sent: RecordDict) -> None:
+    arrays = sum(len(record) for record in sent.array_records.values())
+    counted = sum(record.count_bytes() for record in sent.values())
+    assert payload.num_bytes <= counted <= payload.num_bytes + HEADER_BYTES * arrays
+
+
+@every_method
+def test_only_payloads_and_metrics_cross_the_wire(method: str, stage: Stage) -> None:
+    strategy = stage.strategy
+    for reply in stage.replies(1).values():
+        assert set(reply.content) <= {*strategy.up.records, "metrics"}
+    for message in stage.sent.values():
+        assert set(message.content) <= {*strategy.down.records, "config"}
+
+
+@every_method
+def test_aggregation_ignores_the_order_of_the_replies(
+    method: str, stage: Stage
+) -> None:
+    replies = list(stage.replies(1).values())
+    del stage.strategy._grid
+    twin = copy.deepcopy(stage.strategy)
+    stage.strategy.aggregate_train(1, replies)
+    twin.aggregate_train(1, replies[::-1])
+    before = stage.next_download()
+    stage.strategy = twin
+    assert stage.next_download() == before
+
+
+@every_method
+def test_failed_replies_are_left_out_and_one_is_enough(
+    method: str, stage: Stage
+) -> None:
+    replies = stage.replies(1)
+    _, metrics = stage.strategy.aggregate_train(1, [replies[0]])
+    assert metrics is not None
+    assert metrics["num-replies"] == 1
+
+
+@every_method
+def test_no_reply_keeps_the_state(method: str, stage: Stage) -> None:
+    before = stage.next_download()
+    stage.strategy._round = RoundLog(1)
+    assert stage.strategy.aggregate_train(1, []) == (None, None)
+    assert stage.next_download() == before
+
+
+@every_method
+def test_evaluation_changes_neither_weights_nor_generators(
+    method: str, stage: Stage
+) -> None:
+    stage.strategy.read_uploads(stage.replies(1))
+    state = torch.get_rng_state()
+    stage.strategy._round = RoundLog(1)
+    seen = []
+    for _ in range(2):
+        messages = stage.strategy.evaluate_messages(1)
+        exchange = send_receive(stage.grid, messages, timeout=60)
+        assert exchange.failures == []
+        seen.append(
+            [
+                read_scores(reply.content.metric_records["metrics"])
+                for reply in exchange.replies.values()
+            ]
+        )
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 3
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@every_method
+def test_a_missing_client_is_named(method: str, stage: Stage) -> None:
+    log = RoundLog(1)
+    log.failures.append(Failure(2, "gone"))
+    log.close(is_ok=False, min_replies=1)
+    assert "gone" in log.why_failed()
+
+
+@every_method
+def test_a_row_names_things_that_exist(method: str) -> None:
+    row = METHODS[method]
+    assert issubclass(row.load_strategy(), FglStrategy)
+    client_app = row.load_client_app()
+    assert client_app.down is row.load_strategy().down
+    assert client_app.up is row.load_strategy().up
+    assert row.paper
+    assert row.payload
+
+
+def test_the_server_half_never_loads_data_or_client_code() -> None:
+    modules = {row.strategy.partition(":")[0] for row in METHODS.values()}
+    names = ", ".join(sorted(modules))
+    code = (
+        f"import sys, flower_fgl.server_app, {names}\n"
+        "bad = [m for m in sys.modules if m.startswith(('flower_fgl.datasets', "
+        "'flower_fgl.client_apps'))]\n"
+        "assert not bad, bad"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_the_table_names_methods() -> None:
+    import ast
+    from pathlib import Path
+
+    import flower_fgl
+
+    root = Path(flower_fgl.__file__).parent
+    allowed = {root / "methods.py", root / "config.py"}  # the default is named there
+    for path in sorted(root.rglob("*.py")):
+        if path in allowed:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Compare):
+                texts = [c.value for c in ast.walk(node) if isinstance(c, ast.Constant)]
+                assert not set(texts) & set(METHODS) - {"local"}, path
