@@ -18,6 +18,9 @@ from flower_fgl.methods import METHODS
 
 __all__ = ["app", "main"]
 
+WIDE = 160
+"""Columns of output that goes to a file or another program."""
+
 app = typer.Typer(
     help="Federated graph learning as Flower apps.",
     no_args_is_help=True,
@@ -25,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else WIDE)
 errors = Console(stderr=True)
 
 SEE_METHODS = "A method: flower-fgl methods lists them [fedavg]."

@@ -117,9 +117,9 @@ class SyntheticSettings:
     classes: int = option(5, "number of classes", ge=2)
     features: int = option(64, "feature width", ge=1)
     degree: float = option(8.0, "expected number of neighbours of a node", ge=0)
-    homophily: float = option(0.8, "share of edges inside a class", ge=0, le=1)
+    homophily: float = option(0.7, "share of edges inside a class", ge=0, le=1)
     feature_noise: float = option(
-        4.0, "standard deviation of the features around their class mean", ge=0
+        5.0, "standard deviation of the features around their class mean", ge=0
     )
     blocks: int = option(20, "latent communities, each with its own classes", ge=1)
     block_skew: float = option(

@@ -14,7 +14,7 @@
     [grid]                             # every combination, for every case, is one run
     seed = [0, 1, 2]
     [published]                        # test accuracy in percent, by row of the table:
-    "fedavg, reset" = 79.4             # the case and grid values without the seed, "/"
+    "fedavg, reset" = 79.4             # the case and grid values without seeds, "/"
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from typing import Any
 from flower_fgl.config import Scalar
 from flower_fgl.errors import ConfigError
 from flower_fgl.runs import Run
+
+REPLICATES = ("seed", "partition-seed")
+"""Grid keys over which the results table averages."""
 
 __all__ = ["Experiment", "read_experiment", "results_table"]
 
@@ -101,7 +104,7 @@ class Experiment:
                 parts = [_safe(title)] if title else []
                 parts += [_short(k) + _safe(v) for k, v in chosen.items()]
                 row = [title] if title else []
-                row += [str(v) for k, v in chosen.items() if k != "seed"]
+                row += [str(v) for k, v in chosen.items() if k not in REPLICATES]
                 out.append(
                     PlannedRun(
                         "-".join(parts) or "run",

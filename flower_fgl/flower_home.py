@@ -46,8 +46,6 @@ _DEFAULTS = {
     "RAY_ADDRESS": "local",
     # Payloads up to 2 MB travel inline: 60 ms less per message than Ray's store.
     "RAY_max_direct_call_object_size": "2000000",
-    # Ray starts idle workers that the actors cannot use: 0.5 to 1.5 s on two cores.
-    "RAY_prestart_worker_first_driver": "0",
     # A quarter of the stock second until a run is taken up; costs 2 % of a core.
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
@@ -131,14 +129,14 @@ class FlowerHome:
         return _child(psutil.Process(self._keeper.pid), "flower-superlink")
 
     def find_superexec(self) -> psutil.Process | None:
-        """Return the process that takes up runs; Flower does not restart it."""
+        """Return the process that takes up runs, ended or not: Flower starts one."""
         superlink = self.find_superlink()
         return _child(superlink, "flower-superexec") if superlink else None
 
     def find_simulation(self) -> psutil.Process | None:
-        """Return the process of a run that was taken up (ended ones included)."""
+        """Return the process of a run that was taken up, ended or not."""
         superexec = self.find_superexec()
-        return _child(superexec, "") if superexec else None
+        return _child(superexec, "flwr-simulation") if superexec else None
 
     def ask(self, arguments: Sequence[str], output: Path) -> None:
         """Hand a command to the warm ``flwr``; :meth:`answer` gives its exit status.
@@ -278,14 +276,17 @@ def _free_port() -> int:
 
 
 def _child(parent: psutil.Process, name: str) -> psutil.Process | None:
-    """Return the first child of ``parent`` whose program has ``name`` in its name."""
-    with contextlib.suppress(psutil.Error):
+    """Return the child of ``parent`` that runs the script ``name``, ended or not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
         for child in parent.children():
-            if not name:
-                return child
-            with contextlib.suppress(psutil.Error):
-                if any(Path(word).name == name for word in child.cmdline()[:2]):
-                    return child
+            try:
+                words = child.cmdline()[:2]  # the interpreter, the script
+            except psutil.ZombieProcess:  # has no command line any more
+                words = [child.name()]
+            except psutil.Error:
+                continue
+            if any(Path(word).name[:15] == name[:15] for word in words):
+                return child  # Linux cuts a zombie's name to 15 characters
     return None
 
 

@@ -29,7 +29,7 @@ _START_TIMEOUT = 60.0
 _ANSWER_TIMEOUT = 30.0
 # From the end of the run's process: by then Flower knows the status of any run that was
 # not killed, and the log ends within its polling interval of 0.5 s.
-_LAST_WORD = 5.0
+_LAST_WORD = 3.0
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,11 @@ class FlowerRun:
         if not answer.get("run-id"):
             if not self._flower.is_alive:
                 raise StuckError("the SuperLink ended.")
-            raise RunError(f"Flower refused the run: {answer.get('error-message')}")
+            message = str(answer.get("error-message", ""))
+            reason = (
+                message.partition("\n\n")[2].strip() or message
+            )  # after "Using SuperLink"
+            raise RunError(f"Flower refused the run: {reason}")
         return int(answer["run-id"])
 
     def _until_taken_up(self, timeout: float) -> psutil.Process:
@@ -150,7 +154,8 @@ class FlowerRun:
         def look() -> psutil.Process | str | None:
             if simulation := self._flower.find_simulation():
                 return simulation
-            if self._flower.find_superexec() is None:
+            superexec = self._flower.find_superexec()
+            if superexec is None or not _is_running(superexec):
                 return "its SuperExec, which takes up runs, has ended."
             return None
 

@@ -111,8 +111,9 @@ def launch(
         reason = ""
         for _ in range(2):
             with FlowerHome(home, environment) as flower:
-                log = log_file or flower.folder / "run.log"
-                run = FlowerRun(flower, log.resolve(), on_tick or (lambda: None))
+                log = (log_file or flower.folder / "run.log").resolve()
+                log.parent.mkdir(parents=True, exist_ok=True)
+                run = FlowerRun(flower, log, on_tick or (lambda: None))
                 try:
                     return run.follow(app_dir, run_config, sizes, pending_timeout)
                 except StuckError as error:

@@ -126,11 +126,12 @@ def _one(run: Run) -> dict[str, Any]:
         pictures["clients"] = _picture(figure)
     if counted := [row for row in held if row.get("class_counts")]:
         counts = [row["class_counts"] for row in counted]
-        names = run.summary.get("class_names") or [
-            str(c) for c in range(len(counts[0]))
-        ]
+        numbers = [str(c) for c in range(len(counts[0]))]
+        names = counted[0].get("class_names") or run.summary.get("class_names")
         ids = [row["partition_id"] for row in counted]
-        pictures["labels"] = _picture(plots.label_heat_map(counts, names, ids))
+        pictures["labels"] = _picture(
+            plots.label_heat_map(counts, names or numbers, ids)
+        )
     return {
         "title": _about(run),
         "labels": [_about(run)],

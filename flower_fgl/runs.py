@@ -125,7 +125,7 @@ class RunWriter:
             Must not exist, or be empty.
         config : mapping of str to bool, int, float, str or a mapping of these
             Every setting, resolved; a method's by dotted key or as a table of its own;
-            ``None`` is left out.
+            ``None`` is left out, and ``run-dir`` is written empty.
         sources : mapping of str to str
             Where values came from (``user``, ``method``, ``default``, …) by dotted key.
 
@@ -153,7 +153,9 @@ class RunWriter:
                     if not missing.exists():
                         missing.mkdir()
                         made.append(missing)
-            replace_file(folder / CONFIG, _config_toml(config, sources).encode())
+            # run again, the settings must lead to a folder of their own
+            kept = {key: "" if key == "run-dir" else config[key] for key in config}
+            replace_file(folder / CONFIG, _config_toml(kept, sources).encode())
             known = {key: config.get(key) for key in HEADER}
             writer.write_summary({**known, "rounds": 0, "status": "running"})
         except RunError:
@@ -406,7 +408,7 @@ def _config_toml(config: Row, sources: Mapping[str, str]) -> str:
 def _read_sources(text: str) -> dict[str, str]:
     """Read the comments that :func:`_config_toml` wrote."""
     sources, table = {}, ""
-    for line in text.splitlines():
+    for line in text.split("\n"):  # splitlines also splits inside strings
         if header := TABLE.match(line):
             table = header[1].strip('"') + "."
         elif setting := SETTING.match(line):

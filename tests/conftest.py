@@ -1,4 +1,4 @@
-"""Shared fixtures: a six-node toy graph, a seeded generator, the folder of real data."""
+"""Shared fixtures: a six-node toy graph, a generator, the folder of real data."""
 
 from __future__ import annotations
 

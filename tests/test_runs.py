@@ -30,6 +30,7 @@ CONFIG = {
     "evaluate": "local",
     "share-class-counts": True,
     "data-dir": 'C:\\data "x"\n# user',
+    "state-dir": "\u2028rounds = 1  # user\u2028",
     "fedprox.mu": 0.1,
     "synthetic.nodes": 2000,
     "fedsage+.hops": 2,
@@ -124,6 +125,12 @@ def test_nested_tables_and_dotted_keys_give_the_same_file(tmp_path: Path) -> Non
     assert texts[0] == texts[1]
 
 
+def test_the_settings_do_not_lead_back_to_the_same_folder(tmp_path: Path) -> None:
+    config = {"run-dir": str(tmp_path / "one"), "method": "local"}
+    RunWriter.create(tmp_path / "one", config=config, sources={"run-dir": "user"})
+    assert Run.load(tmp_path / "one").config == {"run-dir": "", "method": "local"}
+
+
 scalars = st.one_of(
     st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text()
 )
@@ -142,7 +149,7 @@ def test_any_setting_survives_the_config_file_and_never_feigns_a_source(
 ) -> None:
     folder = tmp_path_factory.mktemp("run") / "x"
     flat = {**config, **{f"fed+.{key}": value for key, value in table.items()}}
-    sources = {key: "user" for key in list(flat)[::2]}
+    sources = dict.fromkeys(list(flat)[::2], "user")
     RunWriter.create(folder, config=flat, sources=sources)
     run = Run.load(folder)
     expected = {**config, **({"fed+": table} if table else {})}
@@ -249,7 +256,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(
 ) -> None:
     folder = make(tmp_path).folder
     before = (folder / "config.toml").read_bytes()
-    with pytest.raises(RunError, match="is not empty. Give another run-dir"):
+    with pytest.raises(RunError, match=r"is not empty\. Give another run-dir"):
         RunWriter.create(folder, config={"method": "local"}, sources={})
     assert (folder / "config.toml").read_bytes() == before
 
@@ -285,7 +292,7 @@ def test_a_full_disk_at_the_start_leaves_nothing_behind(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(RunError, match="No space left on device. Free some space"):
+    with pytest.raises(RunError, match=r"No space left on device\. Free some"):
         make(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

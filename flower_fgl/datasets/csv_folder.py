@@ -120,9 +120,6 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
         raise DataError(
             f"{path} is not a CSV table in UTF-8 with one header line: {error}."
         ) from error
-    short = table[list(required)].isna().any(axis=1).to_numpy(bool)
-    if short.any():
-        raise DataError(f"{path}, line {_line(short)}: the row has too few columns.")
     return table
 
 
@@ -180,7 +177,7 @@ def _features(nodes: Any, path: Path) -> Array:
                 f'"{table[column].iloc[line - 2]}".'
             )
     with np.errstate(over="ignore"):  # beyond float32 becomes inf: refused below
-        x: Array = table.to_numpy(np.float32)
+        x: Array = np.array(table, dtype=np.float32)
     wrong = ~np.isfinite(x)
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
@@ -213,4 +210,4 @@ def _masks(split: Any, path: Path) -> dict[str, Array]:
             f'{path}, line {_line(wrong)}: split "{split[wrong].iloc[0]}" is none of '
             f"{', '.join(SPLITS)} or empty."
         )
-    return {f"{name}_mask": (split == name).to_numpy(bool) for name in SPLITS}
+    return {f"{name}_mask": np.array(split == name, dtype=np.bool_) for name in SPLITS}

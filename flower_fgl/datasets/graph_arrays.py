@@ -71,7 +71,8 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
         )
     name = ""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as stream:  # np.load leaves a damaged file open
+            file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
                 raise DataError(f"{path} holds a single array; expected an .npz file.")
             for name in file.files:
@@ -88,10 +89,10 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
         raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         if "allow_pickle" in str(error) or "pickled" in str(error):
-            what = f'array "{name}"' if name else "the file"
+            what = f': array "{name}" is no plain array' if name else " is no .npz file"
             raise DataError(
-                f"{path}: {what} is no plain array: pickled objects are refused, "
-                "because reading them can run any program. Save numbers and text only."
+                f"{path}{what}. Pickled objects are refused, because reading them can "
+                "run any program. Save numbers and text only, with numpy.savez."
             ) from error
         raise DataError(
             f"{path} is empty, truncated or not an .npz file ({error}). Write it "

@@ -1,0 +1,5 @@
+"""``python -m flower_fgl`` is ``flower-fgl``."""
+
+from flower_fgl.cli import main
+
+main()

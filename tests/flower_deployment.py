@@ -1,0 +1,149 @@
+"""A SuperLink and SuperNodes on free loopback ports, ended whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+
+from flower_fgl.config import pyproject_table
+from flower_fgl.launcher import write_app_folder
+from flower_fgl.methods import METHODS
+
+PROGRAMS = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Deployment:
+    """One SuperLink, one SuperNode per node config."""
+
+    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", "")]),
+        }
+        home = folder / "flwr"
+        home.mkdir(parents=True)
+        connection = {"address": f"127.0.0.1:{self.port}", "insecure": True}
+        (home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": "dep", "dep": connection}})
+        )
+        self.app = write_app_folder(
+            folder / "flower-fgl", config=pyproject_table(METHODS)
+        )
+        self.start(
+            "flower-superlink", "--insecure", "--host", "127.0.0.1",
+            "--port", str(self.port),
+        )  # fmt: skip
+        self._wait_for_port()
+        for config in nodes:
+            self.start(
+                "flower-supernode", "--insecure",
+                "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+                "--port", str(free_port()), "--node-config", config,
+            )  # fmt: skip
+
+    def start(self, program: str, *arguments: str) -> None:
+        log = (self.folder / f"{program}-{len(self.processes)}.log").open("wb")
+        self.processes.append(
+            subprocess.Popen(
+                [str(PROGRAMS / program), *arguments],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+        log.close()
+
+    def _wait_for_port(self, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), timeout=1),
+            ):
+                return
+            time.sleep(0.2)
+        raise TimeoutError(self.logs())
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def flwr(self, *arguments: str) -> Any:
+        done = subprocess.run(
+            [str(PROGRAMS / "flwr"), *arguments, "--format", "json"],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def run(self, values: Mapping[str, Any], seconds: float = 180) -> str:
+        """Submit a run, wait for its end, return Flower's status."""
+        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        answer = self.flwr("run", str(self.app), "dep", "--run-config", pairs)
+        run_id = str(answer["run-id"])
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            listed = self.flwr("list", "dep", "--run-id", run_id)
+            status = str(listed["runs"][0]["status"])
+            if status.startswith("finished"):
+                return status
+            time.sleep(1)
+        raise TimeoutError(self.logs())
+
+    def stop(self) -> None:
+        """End every process by its pid, children first gathered."""
+        family: list[psutil.Process] = []
+        for process in self.processes:
+            with contextlib.suppress(psutil.Error):
+                parent = psutil.Process(process.pid)
+                family += [*parent.children(recursive=True), parent]
+        for member in family:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        for process in self.processes:
+            process.wait(timeout=20)
+
+
+@contextlib.contextmanager
+def deployment(folder: Path, nodes: Sequence[str]) -> Iterator[Deployment]:
+    """Start a deployment; it is gone when the block ends."""
+    made = Deployment.__new__(Deployment)
+    try:
+        made.__init__(folder, nodes)  # type: ignore[misc]  (so that a failed start is ended too)
+        yield made
+    finally:
+        made.stop()

@@ -1,0 +1,477 @@
+from __future__ import annotations
+
+import base64
+import math
+import os
+import re
+import shutil
+import warnings
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from flower_fgl import plots, report
+from flower_fgl.errors import RunError
+from flower_fgl.metrics import Scores, pool, summarise
+from flower_fgl.report import percent, show_bytes, show_seconds, write_report
+from flower_fgl.runs import Run, RunWriter
+
+CLASSES = ["alpha", "beta", "gamma"]
+HOSTILE = ["<script>alert(1)</script>", "$\\frac{", "_hidden\x00\nsecond line"]
+COUNTS = [[5, 0, 2], [1, 7, 0], [0, 0, 0]]
+
+
+def make(
+    folder: Path,
+    *,
+    method: str = "fedavg",
+    seed: int = 0,
+    val: tuple[float, ...] = (0.5, 0.7931, 0.6),
+    status: str = "completed",
+    class_names: list[str] | None = None,
+    error: str | None = None,
+    drop: list[dict[str, Any]] | None = None,
+    settings: dict[str, Any] | None = None,
+) -> Run:
+    """Write a run of three clients, of which the last has no test nodes."""
+    config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
+    writer = RunWriter.create(
+        folder, config={**config, **(settings or {})}, sources={"lr": "user"}
+    )
+    writer.append_clients(
+        {"round": 0, "partition_id": pid, "num_nodes": 40 + pid, "class_counts": counts}
+        for pid, counts in reversed(list(enumerate(COUNTS)))
+    )
+    rows = []
+    for server_round, accuracy in enumerate(val, start=1):
+        scores = [
+            Scores(10, accuracy, accuracy, accuracy),
+            Scores(30, accuracy / 2, accuracy / 3, accuracy / 4),
+            Scores(0, math.nan, math.nan, math.nan),
+        ]
+        pooled = pool(scores)
+        rows.append(
+            {
+                "round": server_round,
+                "phase": "train",
+                "status": "ok",
+                "replies": 3,
+                "failures": (drop or []) if server_round == 2 else [],
+                "loss": 1 / server_round,
+                "metrics": {"local": {"val": pooled, "test": pooled}},
+                "seconds": {"send": 0.001, "clients": 0.04, "total": 0.042},
+                "bytes": {
+                    "up": {"weights": 123_000, "metrics": 450},
+                    "down": {"weights": 123_000},
+                },
+            }
+        )
+        writer.append_round(rows[-1])
+        writer.append_clients(
+            {
+                "round": server_round,
+                "partition_id": pid,
+                "metrics": {"local": {"test": entry.as_dict()}},
+            }
+            for pid, entry in enumerate(scores)
+        )
+    if status != "running":
+        writer.write_summary(
+            summarise(
+                rows,
+                method=method,
+                dataset="cora",
+                clients=3,
+                seed=seed,
+                engine="local",
+                partition_sha256="3f2a" * 16,
+                evaluate="local",
+                status=status,
+                class_names=class_names or CLASSES,
+                error=error,
+            )
+        )
+    return Run.load(folder)
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.is_style = False
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.is_style = tag == "style"
+        self.links += [v or "" for key, v in attrs if key in ("src", "href", "action")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_style = False
+
+    def handle_data(self, data: str) -> None:
+        if not self.is_style:
+            self.text += data + "\n"
+
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", self.text)
+
+
+def svg(link: str) -> str:
+    """Decode an image and check that it is well-formed."""
+    data = base64.b64decode(link.removeprefix("data:image/svg+xml;base64,"))
+    ElementTree.fromstring(data)
+    return data.decode()
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the rendering, which takes most of the time, where words are tested."""
+    monkeypatch.setattr(plots, "to_svg", lambda _: b"<svg/>")
+
+
+def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
+    run = make(tmp_path / "one")
+    path = write_report([run], None)
+    assert path == run.path / "report.html"
+    words = Page(path).words()
+    # pooled: (10·0.7931 + 30·0.39655)/40; plain mean: (0.7931 + 0.39655)/2
+    assert "49.6 % test accuracy, round 2" in words
+    assert "59.5 % mean of the clients' test accuracies" in words
+    assert "best validation round 2 49.6" in words
+    assert "last round 3 37.5" in words
+    assert "370 kB sent to the server; 369 kB to the clients" in words
+    assert "metrics to server 1.35 kB 450 B" in words
+    assert "clients 120 ms 40 ms" in words
+    assert "lr 0.0125 user" in words
+    assert "3f2a" * 16 in words
+    command = f"flower-fgl run {run.path / 'config.toml'} --clients 3 --engine local"
+    assert command in words
+    assert "Failures" not in words
+
+
+def test_the_report_is_one_file_without_scripts_or_network(tmp_path: Path) -> None:
+    page = Page(write_report([make(tmp_path / "one")], None))
+    assert not {"script", "link", "iframe", "object", "a", "form"} & set(page.tags)
+    assert len(page.links) == 5  # curves, clients, labels, bytes, seconds
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    assert not any("<script" in svg(link) for link in page.links)
+
+
+def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
+    evil = '<img src=x onerror="alert(1)">'
+    run = make(
+        tmp_path / "<b>one",
+        class_names=HOSTILE,
+        error=f"Client 1: {evil}",
+        status="failed",
+        drop=[{"partition_id": 1, "reason": f"ValueError: {evil}"}],
+        settings={"data-dir": evil},
+    )
+    path = write_report([run], None)
+    assert "onerror" in path.read_text()
+    assert evil not in path.read_text()
+    page = Page(path)
+    assert len(page.links) == 5
+    assert "script" not in page.tags
+    words = page.words()
+    assert f"ValueError: {evil} 1 1 2" in words
+    assert f"data-dir {evil}" in words
+    heat_map = svg(page.links[2])
+    assert "<script" not in heat_map
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in heat_map
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        ("running", "The run was killed, or is still at work"),
+        ("failed", "It ended in round 3. All 3 clients failed"),
+        ("interrupted", "Somebody stopped it in round 3"),
+    ],
+)
+def test_an_unfinished_run_is_shown_with_its_status_on_top(
+    tmp_path: Path, status: str, says: str
+) -> None:
+    error = "All 3 clients failed" if status == "failed" else None
+    run = make(tmp_path / "one", status=status, error=error)
+    words = Page(write_report([run], None)).words()
+    assert f"fedavg on cora {status}" in words
+    assert says in words
+    assert words.index(says) < words.index("Results")
+    assert "best validation round 2 49.6" in words
+
+
+def test_a_killed_run_shows_its_class_names_if_the_clients_told_them(
+    tmp_path: Path,
+) -> None:
+    run = make(tmp_path / "one", status="running")
+    numbered = svg(Page(write_report([run], None)).links[2])
+    assert "<!-- alpha -->" not in numbered
+    described = [{**row, "class_names": CLASSES} for row in run.clients]
+    named = svg(Page(write_report([replace(run, clients=described)], None)).links[2])
+    assert "<!-- alpha -->" in named
+
+
+def test_a_run_killed_before_its_first_round_is_shown(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path / "x", config={"method": "local"}, sources={})
+    page = Page(write_report([Run.load(writer.folder)], None))
+    assert "No round was evaluated." in page.words()
+    assert page.links == []
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_failed_round_and_its_lost_replies_are_listed(tmp_path: Path) -> None:
+    drop = [{"partition_id": pid, "reason": "timeout"} for pid in (2, 0)]
+    folder = make(tmp_path / "one", drop=drop).path
+    writer = RunWriter(folder)
+    writer.append_round({"round": 4, "phase": "train", "status": "failed"})
+    words = Page(write_report([Run.load(folder)], None)).words()
+    assert "Too few were left in round 4" in words
+    assert "timeout 2 0, 2 2" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_without_validation_nodes_says_how_it_was_selected(
+    tmp_path: Path,
+) -> None:
+    run = make(tmp_path / "one", val=(math.nan, math.nan))
+    words = Page(write_report([run], None)).words()
+    assert "no client has validation nodes, so the last round is shown" in words
+    assert not re.search(r"\bnan\b", words, flags=re.IGNORECASE)
+
+
+def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / "a", val=(0.5, 0.8)),
+        make(tmp_path / "b", method="fedprox", settings={"fedprox.mu": 0.1}),
+        make(tmp_path / "c", method="local", status="running"),
+    ]
+    path = write_report(runs, None)
+    assert path == tmp_path / "comparison.html"
+    page = Page(path)
+    words = page.words()
+    assert "3 runs compared" in words
+    assert "fedavg cora 3 0 completed 2 50.0 50.0 40.0 247 kB 246 kB 84 ms" in words
+    assert "fedprox cora 3 0 completed 2 49.6 49.6" in words
+    assert "local cora ? 0 running 2 49.6 49.6" in words
+    assert "local: running. The run was killed" in words
+    assert "fedprox.mu – 0.1 –" in words
+    assert len(page.links) == 4  # curves, clients, bytes, seconds
+    assert "Over seeds" not in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / "a", seed=0, val=(0.8,)),
+        make(tmp_path / "b", seed=1, val=(0.72,)),
+        make(tmp_path / "c", seed=2, val=(0.1,), status="failed"),
+        make(tmp_path / "d", seed=3, val=(0.2,), settings={"lr": 1.0}),
+    ]
+    words = Page(write_report(runs, None)).words()
+    # pooled 0.5 and 0.45: mean 47.5, standard deviation 5/√2 = 3.5
+    assert "fedavg on cora 3 0, 1 47.5 ± 3.5 47.5 ± 3.5" in words
+    assert "fedavg · seed 2" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_runs_of_the_same_name_are_numbered(tmp_path: Path) -> None:
+    runs = [make(tmp_path / "a"), make(tmp_path / "b")]
+    words = Page(write_report(runs, tmp_path)).words()
+    assert "1: fedavg cora" in words
+    assert "2: fedavg cora" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_place_of_the_report_can_be_chosen(tmp_path: Path) -> None:
+    run = make(tmp_path / "one")
+    assert write_report([run], tmp_path / "x.html") == tmp_path / "x.html"
+    assert write_report([run], tmp_path) == tmp_path / "report.html"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="Cannot write"):
+        write_report([run], tmp_path / "file" / "x.html")
+    with pytest.raises(RunError, match="at least one run folder"):
+        write_report([], None)
+
+
+def test_a_copy_of_the_package_without_template_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copy(Path(report.__file__), tmp_path / "report.py")
+    monkeypatch.setattr(report, "__file__", os.fspath(copy))
+    run = make(tmp_path / "one")
+    with pytest.raises(RunError, match=r"flower-fgl report .*one"):
+        write_report([run], None)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_reproducing_command_is_safe_to_paste(tmp_path: Path) -> None:
+    run = make(tmp_path / "my run; rm x")
+    words = Page(write_report([run], None)).words()
+    assert f"flower-fgl run '{run.path / 'config.toml'}' --clients 3" in words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.79306, "79.3"), (0, "0.0"), (1, "100.0"), (None, "–")],
+)
+def test_fractions_are_shown_in_percent(value: float | None, text: str) -> None:
+    assert percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (12_345_678, "12.3 MB"),
+        (2e9, "2 GB"),
+    ],
+)
+def test_bytes_are_shown_in_decimal_units(value: float, text: str) -> None:
+    assert show_bytes(value).replace("\u00a0", " ") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0604, "60.4 ms"), (6.647, "6.65 s"), (1234.4, "1234 s"), (None, "–")],
+)
+def test_seconds_are_shown_in_a_fitting_unit(value: float | None, text: str) -> None:
+    assert show_seconds(value).replace("\u00a0", " ") == text
+
+
+def texts(figure: Figure) -> list[str]:
+    """Return what is written inside and along the first panel of a drawn figure."""
+    figure.canvas.draw()
+    panel = figure.axes[0]
+    inside = [text.get_text() for text in panel.texts]
+    ticks = [*panel.get_xticklabels(), *panel.get_yticklabels()]
+    return inside + [tick.get_text() for tick in ticks]
+
+
+def test_the_heat_map_has_a_row_per_class_and_a_column_per_client() -> None:
+    figure = plots.label_heat_map(np.array(COUNTS), CLASSES)
+    shown = texts(figure)
+    assert shown == ["5", "1", "7", "2", "0", "1", "2", *CLASSES]
+    image = figure.axes[0].images[0].get_array()
+    assert image.shape == (3, 3)
+    assert image.filled(0).T.tolist() == COUNTS
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3,), (3, 3, 1)])
+def test_a_heat_map_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"\(clients, classes\) with 3 classes"):
+        plots.label_heat_map(np.zeros(shape, dtype=int), CLASSES)
+
+
+def test_a_heat_map_of_no_nodes_at_all_is_drawn(tmp_path: Path) -> None:
+    figure = plots.label_heat_map(np.zeros((2, 3), dtype=int), CLASSES)
+    figure.savefig(tmp_path / "heat.png")
+    assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_many_clients_and_classes_do_not_crowd_the_axes() -> None:
+    figure = plots.label_heat_map(
+        np.ones((1000, 172), dtype=int), [f"class {c}" for c in range(172)]
+    )
+    panel = figure.axes[0]
+    assert len(panel.texts) == 0
+    assert len(panel.get_xticks()) <= 25
+    assert len(panel.get_yticks()) <= 60
+    few = plots.client_bars(range(50), [0.5] * 50, 0.5).axes[0]
+    assert [tick.get_text() for tick in few.get_xticklabels()] == [
+        str(k) for k in range(50)
+    ]
+
+
+def test_names_that_no_font_has_are_drawn_without_a_warning() -> None:
+    figure = plots.label_heat_map(np.array(COUNTS), ["日本", "\ue000", "ok"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plots.to_svg(figure).startswith(b"<?xml")
+
+
+def test_client_bars_mark_who_has_no_test_nodes() -> None:
+    figure = plots.client_bars([0, 3, 7], [0.25, math.nan, 1.0], 0.4)
+    panel = figure.axes[0]
+    assert [bar.get_height() for bar in panel.patches] == [0.25, 0.0, 1.0]
+    assert texts(figure)[:6] == ["25", "none", "100", "0", "3", "7"]
+    (line,) = panel.lines
+    assert list(line.get_ydata()) == [0.4, 0.4]
+    assert "40.0 %" in panel.get_legend().get_texts()[0].get_text()
+
+
+def test_stacked_bars_end_at_their_totals() -> None:
+    parts = {"weights": [3.0, 1.0], "_metrics": [0.5, 0.25]}
+    figure = plots.stacked_bars(["up", "down"], parts, "MB")
+    panel = figure.axes[0]
+    ends = [bar.get_x() + bar.get_width() for bar in panel.patches]
+    assert ends == [3.0, 1.0, 3.5, 1.25]
+    assert texts(figure)[:2] == ["3.5 MB", "1.25 MB"]
+    legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+    assert legend == ["weights", "_metrics"]
+
+
+def curve(label: str) -> plots.Curve:
+    return plots.Curve(
+        label, [2, 4], [0.1, 0.3], [0.2, math.nan], [1, 2, 4], [3, 2, 1], 4
+    )
+
+
+def test_one_run_has_validation_and_test_in_one_panel() -> None:
+    accuracy, loss = plots.convergence([curve("")]).axes
+    assert [list(line.get_ydata())[:1] for line in accuracy.lines[:2]] == [[0.1], [0.2]]
+    assert list(accuracy.lines[2].get_xdata()) == [4, 4]
+    assert list(loss.lines[0].get_ydata()) == [3, 2, 1]
+    assert accuracy.get_xlabel() == loss.get_xlabel() == "round"
+
+
+def test_several_runs_have_a_panel_for_each_quantity() -> None:
+    figure = plots.convergence([curve("a"), curve("$\\frac{$")])
+    firsts = [[line.get_ydata()[0] for line in panel.lines] for panel in figure.axes]
+    assert firsts == [[0.1, 0.1], [0.2, 0.2], [3, 3]]
+    colours = {line.get_color() for line in figure.axes[0].lines}
+    assert len(colours) == 2
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "$\\frac{$"]
+    assert plots.to_svg(figure)
+
+
+def test_the_spread_of_clients_has_a_row_of_dots_per_run() -> None:
+    figure = plots.client_spread(["a", "b"], [[0.5, math.nan, 0.7], []], [0.6, None])
+    panel = figure.axes[0]
+    dots = np.ma.filled(panel.collections[0].get_offsets(), math.nan)
+    assert dots[:, 0].tolist()[::2] == [0.5, 0.7]
+    assert len(panel.collections[1].get_offsets()) == 0
+    assert list(panel.lines[0].get_xdata()) == [0.6, 0.6]
+    assert texts(figure)[-2:] == ["a", "b"]
+
+
+def test_drawing_leaves_matplotlib_as_it_was() -> None:
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    plots.to_svg(plots.convergence([curve("")]))
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, (1, "B")), (999, (1, "B")), (1e3, (1e3, "kB")), (5e12, (1e12, "TB"))],
+)
+def test_units_of_bytes_fit_the_largest(
+    number: float, expected: tuple[float, str]
+) -> None:
+    assert plots.scale_bytes(number) == expected

@@ -1,0 +1,298 @@
+"""``flower-fgl run``: the local engine's numbers under Ray, the true exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flower_fgl import Run
+
+PROGRAM = [sys.executable, "-m", "flower_fgl"]
+QUICK = [
+    "--clients", "3", "--rounds", "2", "--set", "synthetic.nodes=120",
+    "--set", "synthetic.blocks=6", "--set", "hidden-channels=8",
+]  # fmt: skip
+
+
+def numbers(run: Run) -> str:
+    """Return all that a run computed; places may differ in time and process only."""
+    rounds = [
+        {key: row.get(key) for key in ("round", "loss", "metrics", "replies", "status")}
+        for row in run.rounds
+    ]
+    clients = [
+        {k: row[k] for k in ("round", "partition_id", "loss", "metrics") if k in row}
+        for row in run.clients
+    ]
+    return json.dumps([rounds, clients, run.summary["best"]], sort_keys=True)
+
+
+def environment(**extra: str) -> dict[str, str]:
+    clean = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    return {**clean, **extra}
+
+
+def flower_fgl(
+    *arguments: str, timeout: float = 200, **extra: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PROGRAM, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(**extra),
+    )
+
+
+def run_folder(output: str) -> Path:
+    lines = [line for line in output.splitlines() if line.startswith("Run folder: ")]
+    return Path(lines[-1].removeprefix("Run folder: "))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_ray_gives_the_numbers_of_the_local_engine(method: str, tmp_path: Path) -> None:
+    runs = {}
+    for engine in ("local", "ray"):
+        done = flower_fgl(
+            "run", "--engine", engine, "--method", method, *QUICK,
+            "--set", f"output-dir={tmp_path}/{engine}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        runs[engine] = Run.load(run_folder(done.stdout))
+    assert runs["ray"].summary["engine"] == "ray"
+    assert numbers(runs["ray"]) == numbers(runs["local"])
+    kept = {"config.toml", "rounds.jsonl", "clients.jsonl", "summary.json"}
+    assert kept <= {path.name for path in runs["ray"].path.iterdir()}
+
+
+#: What a user's code can do wrong inside the app, and what the command must say.
+BREAKAGES = {
+    "a client dies every round": (
+        "import flower_fgl.client_apps.fedavg as m\n"
+        "def fit(*a): raise RuntimeError('client is out of order')\n"
+        "m.FedAvgClientApp.fit = fit\n",
+        "client is out of order",
+    ),
+    "the server half raises": (
+        "import flower_fgl.strategies.fedavg as m\n"
+        "def aggregate(*a): raise RuntimeError('server is out of order')\n"
+        "m.FedAvg.aggregate = aggregate\n",
+        "server is out of order",
+    ),
+    "the server half leaves by sys.exit": (
+        "import sys, flower_fgl.strategies.fedavg as m\n"
+        "m.FedAvg.aggregate = lambda *a: sys.exit(3)\n",
+        "failed",
+    ),
+    "a worker process dies": (
+        "import os, flower_fgl.client_apps.fedavg as m\n"
+        "m.FedAvgClientApp.fit = lambda *a: os._exit(7)\n",
+        "worker process",
+    ),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", sorted(BREAKAGES))
+def test_the_exit_status_is_true_when(name: str, tmp_path: Path) -> None:
+    code, words = BREAKAGES[name]
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import importlib.util, sys\n"
+        f"CODE = {code!r}\n"
+        "class Later:\n"  # change the module as soon as it has been imported
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name not in CODE or not name.startswith('flower_fgl.') "
+        "or name.count('.') != 2:\n"
+        "            return None\n"
+        "        sys.meta_path.remove(self)\n"
+        "        spec = importlib.util.find_spec(name)\n"
+        "        run = spec.loader.exec_module\n"
+        "        def exec_module(module):\n"
+        "            run(module)\n"
+        "            exec(CODE, {})\n"
+        "        spec.loader.exec_module = exec_module\n"
+        "        return spec\n"
+        "sys.meta_path.insert(0, Later())\n"
+    )
+    done = flower_fgl(
+        "run", *QUICK, "--quiet", "--set", f"output-dir={tmp_path}/runs",
+        PYTHONPATH=str(tmp_path / "site"),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert Run.load(folder).status == "failed"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_ctrl_c_ends_the_run_and_all_it_started(engine: str, tmp_path: Path) -> None:
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    mark = f"FGL_TEST_{os.getpid()}_{engine}"
+    process = subprocess.Popen(
+        [*PROGRAM, "run", *QUICK, "--engine", engine, "--rounds", "100000",
+         "--set", f"run-dir={tmp_path}/run"],
+        env=environment(FGL_MARK=mark),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while not (tmp_path / "run" / "rounds.jsonl").exists():
+            assert process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        time.sleep(1)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(timeout=90) == 130
+        assert bystander.poll() is None
+        assert Run.load(tmp_path / "run").status == "interrupted"
+        assert marked(mark) == []
+    finally:
+        for left in (process, bystander):
+            left.kill()
+            left.wait()
+        for found in marked(mark):
+            found.kill()
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Return the living processes that inherited our mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FGL_MARK") == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
+    arguments: list[tuple[list[str], str]] = [
+        (["--method", "fedpox"], "fedprox"),
+        (["--set", "roundz=3"], "rounds"),
+        (["--set", "rounds"], "key=value"),
+        (["--clients", "0"], "at least 1"),
+        (["--engine", "rai"], "ray"),
+    ]
+    for words, hint in arguments:
+        done = flower_fgl("run", *words, "--set", f"output-dir={tmp_path}/runs")
+        assert done.returncode == 1
+        assert hint in done.stderr
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_output_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = flower_fgl(
+        "run", "--engine", "local", *QUICK, "--set", f"output-dir={tmp_path}/file"
+    )
+    assert done.returncode == 1
+    assert f"{tmp_path}/file" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_experiment_runs_its_grid_and_goes_on_where_it_stopped(
+    tmp_path: Path,
+) -> None:
+    experiment = tmp_path / "tiny.toml"
+    experiment.write_text(
+        'title = "Tiny"\n[config]\nclients = 2\nrounds = 2\nhidden-channels = 8\n'
+        "synthetic.nodes = 80\nsynthetic.blocks = 4\n"
+        '[[case]]\nname = "alone"\nmethod = "local"\n'
+        '[[case]]\nname = "together"\nmethod = "fedavg"\nevaluate = "both"\n'
+        "[grid]\nseed = [0, 1]\n[published]\nalone = 50.0\n"
+    )
+    arguments = ["run", str(experiment), "--engine", "local", "--quiet"]
+    arguments += ["--set", f"output-dir={tmp_path}/runs"]
+    first = flower_fgl(*arguments)
+    assert first.returncode == 0, first.stderr
+    for word in ("Tiny", "alone", "together", "50.0", "±", "global test acc."):
+        assert word in first.stdout
+    folders = sorted(p.name for p in (tmp_path / "runs" / "tiny").iterdir())
+    assert folders == [
+        "alone-seed0", "alone-seed1", "together-seed0", "together-seed1",
+    ]  # fmt: skip
+    summary = tmp_path / "runs" / "tiny" / "together-seed1" / "summary.json"
+    summary.write_text(summary.read_text().replace("completed", "running"))
+    second = flower_fgl(*arguments)
+    assert second.stdout.count("already complete") == 3
+    assert second.stdout.splitlines()[-8:] == first.stdout.splitlines()[-8:]
+
+
+def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
+    lists: dict[str, list[str]] = {
+        "methods": ["fedavg", "McMahan"],
+        "datasets": ["cora", "5,278"],
+        "settings": ["dirichlet-alpha", "fedprox.mu"],
+    }
+    for command, words in lists.items():
+        done = flower_fgl(command)
+        assert done.returncode == 0, done.stderr
+        assert all(word in done.stdout for word in words)
+    small = ["--clients", "3", "--set", "synthetic.nodes=120"]
+    picture = tmp_path / "pictures" / "labels.png"
+    done = flower_fgl("partition", *small, "--out", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert "edges kept" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    done = flower_fgl("export", str(tmp_path / "graphs"), *small)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "graphs").glob("client-*.npz"))) == 3
+
+
+def test_an_exported_graph_can_be_run_as_ones_own(tmp_path: Path) -> None:
+    small = ["--clients", "2", "--set", "synthetic.nodes=160"]
+    assert flower_fgl("export", str(tmp_path / "graphs"), *small).returncode == 0
+    graph = tmp_path / "graphs" / "client-0.npz"
+    done = flower_fgl(
+        "run", "--engine", "local", "--dataset", str(graph), "--clients", "2",
+        "--rounds", "2", "--set", f"output-dir={tmp_path}/runs",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert Run.load(run_folder(done.stdout)).status == "completed"
+
+
+def test_a_report_of_a_run_and_of_several_is_written(tmp_path: Path) -> None:
+    folders = []
+    for method in ("local", "fedavg"):
+        done = flower_fgl(
+            "run", "--engine", "local", "--method", method, *QUICK,
+            "--set", f"output-dir={tmp_path}/runs",
+        )  # fmt: skip
+        folders.append(str(run_folder(done.stdout)))
+    assert flower_fgl("report", folders[0]).returncode == 0
+    assert (Path(folders[0]) / "report.html").stat().st_size > 10_000
+    both = flower_fgl("report", *folders, "--out", str(tmp_path / "both.html"))
+    assert both.returncode == 0, both.stderr
+    text = (tmp_path / "both.html").read_text("utf-8")
+    assert "fedavg" in text
+    assert "local" in text
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    done = flower_fgl("report", str(tmp_path))
+    assert done.returncode == 1
+    assert str(tmp_path) in done.stderr
+
+
+def test_any_progress_is_drawn_in_plain_output(tmp_path: Path) -> None:
+    done = flower_fgl(
+        "run", "--engine", "local", *QUICK, "--set", f"output-dir={tmp_path}/runs"
+    )
+    assert "2/2" in done.stdout
+    assert "val" in done.stdout
