@@ -48,7 +48,7 @@ class FedAvgClientApp(FglClientApp):
         loss = client.train(
             model, server_round, penalty=self.penalty(client, model, download)
         )
-        return Fit(model, Weights(state_of(model)), loss)
+        return Fit(model, Weights(model.state_dict()), loss)
 
     def personal_model(self, client: Client, download: Weights) -> Backbone:
         """Return the model trained last; before the first training the received one."""
@@ -82,7 +82,7 @@ class FedAvgClientApp(FglClientApp):
             after_epoch=keep_best,
         )
         load_state(model, best_state)
-        return Fit(model, Weights(state_of(model)), loss)
+        return Fit(model, Weights(model.state_dict()), loss)
 
     def _finetune(self, message: Message, context: Context) -> Message:
         return self.handle_fit(message, context, self.finetune)

@@ -29,7 +29,7 @@ Scalar = bool | int | float | str
 
 @dataclass
 class ClientState:
-    """One client's memory.
+    """One client's memory; tensors are replaced, never changed in place.
 
     Parameters
     ----------
@@ -43,10 +43,10 @@ class ClientState:
     values: dict[str, Scalar] = field(default_factory=dict)
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors under ``prefix/``, without the prefix."""
+        """Return copies of the tensors under ``prefix/``, without the prefix."""
         start = prefix + "/"
         return {
-            key[len(start) :]: tensor
+            key[len(start) :]: tensor.clone()
             for key, tensor in self.tensors.items()
             if key.startswith(start)
         }
@@ -77,12 +77,12 @@ class MemoryStates(StatePlace):
         self._states: dict[tuple[int, int], ClientState] = {}
 
     def load(self, context: Context, partition_id: int) -> ClientState:
-        """Return a copy, so that a client that fails half-way changes nothing."""
+        """Return a state of its own, so that a client that fails changes nothing.
+
+        The tensors are shared until they are replaced: nobody changes them in place.
+        """
         state = self._states.get((context.run_id, partition_id), ClientState())
-        return ClientState(
-            {name: tensor.clone() for name, tensor in state.tensors.items()},
-            dict(state.values),
-        )
+        return ClientState(dict(state.tensors), dict(state.values))
 
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Keep the state itself."""
@@ -117,7 +117,7 @@ class FileStates(StatePlace):
             return ClientState()
         try:
             with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
                 values = json.loads((file.metadata() or {}).get("values", "{}"))
         except (OSError, SafetensorError, ValueError) as error:
             raise RunError(f"Client state {path} is damaged: {error}.") from error

@@ -6,6 +6,7 @@ Arrays travel as ``.npy`` bytes, the form Flower itself uses; nothing is ever pi
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from abc import ABC, abstractmethod
@@ -120,22 +121,41 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
     Notes
     -----
-    1. ``Array(ndarray)`` goes through ``np.save`` on a BytesIO, which copies in small
-       pieces; writing the header and the bytes gives the same string faster.
+    1. ``Array(ndarray)`` goes through ``np.save`` on a BytesIO, which copies piece by
+       piece; header and bytes joined give the same string several times faster.
     """
     record = {}
     for name, tensor in tensors.items():
         array = tensor.detach().cpu().contiguous().numpy()
-        buffer = io.BytesIO()
-        npy.write_array_header_1_0(buffer, npy.header_data_from_array_1_0(array))
-        buffer.write(array.tobytes())
+        header = _npy_header(array.dtype.str, array.shape)
         record[name] = Array(
-            dtype=str(array.dtype),
-            shape=tuple(array.shape),
-            stype=NUMPY,
-            data=buffer.getvalue(),
+            str(array.dtype),
+            tuple(array.shape),
+            NUMPY,
+            b"".join((header, array.reshape(-1).view(np.uint8).data)),
         )
     return ArrayRecord(record)
+
+
+@functools.lru_cache(maxsize=1024)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the .npy header of a C-ordered array."""
+    stream = io.BytesIO()
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(stream, header)
+    return stream.getvalue()
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read a .npy header; evaluating it takes 50 µs, and few different ones come."""
+    stream = io.BytesIO(header)
+    if npy.read_magic(stream) != (1, 0):
+        raise ValueError("not version 1.0 of the .npy format")
+    shape, is_fortran, dtype = npy.read_array_header_1_0(stream)
+    if dtype.hasobject or is_fortran:
+        raise ValueError(f"dtype {dtype}, Fortran order {is_fortran}")
+    return shape, dtype
 
 
 def _read_array(name: str, array: Array) -> Tensor:
@@ -143,13 +163,10 @@ def _read_array(name: str, array: Array) -> Tensor:
     if array.stype != NUMPY:
         raise PayloadError(f'"{name}" is stored as {array.stype}, expected {NUMPY}.')
     try:
-        stream = io.BytesIO(array.data)
-        if npy.read_magic(stream) != (1, 0):
-            raise ValueError("not version 1.0 of the .npy format")
-        shape, is_fortran, dtype = npy.read_array_header_1_0(stream)
-        if dtype.hasobject or is_fortran:
-            raise ValueError(f"dtype {dtype}, Fortran order {is_fortran}")
-        flat = np.frombuffer(array.data, dtype=dtype, offset=stream.tell())
+        # magic string and version (8 bytes), length of the header (2), header
+        start = 10 + int.from_bytes(array.data[8:10], "little")
+        shape, dtype = _parse_npy_header(array.data[:start])
+        flat = np.frombuffer(array.data, dtype=dtype, offset=start)
         return torch.from_numpy(flat.reshape(shape).copy())
     except (ValueError, TypeError) as error:
         raise PayloadError(f'"{name}" holds no plain array: {error}.') from error
