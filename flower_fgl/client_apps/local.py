@@ -15,7 +15,7 @@ class LocalClientApp(FglClientApp):
 
     Notes
     -----
-    1. All clients of one backbone start from the same weights, those FedAvg starts from.
+    1. All clients of one backbone start from the same weights, as under FedAvg.
     """
 
     down = Empty
