@@ -116,11 +116,8 @@ def run_all(
                 on_round=on_round,
             )
         done.append((planned, run))
-        if not experiment.is_grid:
-            console.print(run.table(), markup=False, highlight=False, soft_wrap=True)
-        console.print(
-            f"Run folder: {run.path}", markup=False, highlight=False, soft_wrap=True
-        )
+        said = f"Run folder: {run.path}" if experiment.is_grid else run.table()
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
     if experiment.is_grid:
         _print_results(experiment, done, console)
     return [run for _, run in done]

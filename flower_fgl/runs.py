@@ -345,7 +345,9 @@ class Run:
             f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
         )
         why = [f"error: {about['error']}"] if "error" in about else []
-        return "\n".join([head, *why, *(lines if lines[1:] else []), str(self.path)])
+        return "\n".join(
+            [head, *why, *(lines if lines[1:] else []), f"Run folder: {self.path}"]
+        )
 
 
 def _percent(entry: Row, column: str, metric: str) -> str:

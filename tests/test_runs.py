@@ -393,7 +393,7 @@ def test_the_table_shows_the_scores_in_percent(tmp_path: Path) -> None:
         ["last round", "2", "50.00", "50.00", "25.00"],
         ["finetuned", "3", "80.00", "80.00", "40.00"],
     ]
-    assert lines[-1] == str(writer.folder)
+    assert lines[-1] == f"Run folder: {writer.folder}"
     assert repr(run) == run.table()
 
 
