@@ -83,12 +83,13 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         counts.append(count)
         share = count[count > 0].double() / max(1, int(count.sum()))
         entropy = float(-(share * share.log()).sum())
-        nodes += client.graph.num_nodes
-        edges += client.graph.edge_index.shape[1] // 2
+        graphs = [client.graph, *client.evaluation]
+        nodes += sum(graph.num_nodes for graph in graphs)
+        edges += sum(graph.edge_index.shape[1] // 2 for graph in graphs)
         rows.append(
             [
                 str(client.partition_id),
-                str(client.graph.num_nodes),
+                str(len(labels)),
                 *map(str, _sizes(client)),
                 str(int((count > 0).sum())),
                 f"{math.exp(entropy):.2f}",

@@ -53,7 +53,14 @@ def load_dataset(config: RunConfig) -> NodeDataset:
     if config.dataset == "synthetic":
         return synthetic_dataset(config.synthetic, config.partition_seed)
     if is_file(config.dataset):
-        return load_graph_file(config.dataset).dataset
+        owned = load_graph_file(Path(config.dataset).expanduser())
+        if owned.evaluation:
+            raise DataError(
+                f"{config.dataset} is one client's part of a data set: it brings "
+                "evaluation graphs of its own, which cannot be cut again. Give it to a "
+                "SuperNode (graph=...), or export in the transductive setting."
+            )
+        return owned.dataset
     dataset = load(
         config.dataset,
         data_dir=data_folder(config.data_dir),
@@ -184,13 +191,13 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
     DataError
         If the file is missing or malformed.
     """
-    owned = load_graph_file(path)
+    owned = load_graph_file(path.expanduser())
     masks = dict(owned.dataset.masks)
-    asked = config.split if config.split not in ("default", "public") else FILE_SPLIT
+    asked = config.split
+    if asked == "default":
+        asked = "public" if masks else FILE_SPLIT
     fractions = parse_split(asked)
-    if fractions is not None and (
-        not masks or config.split not in ("default", "public")
-    ):
+    if fractions is not None:
         generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
         masks = split_nodes(owned.dataset.y, fractions, generator=generator)
     client = owned.client_graph(partition_id, masks)
