@@ -130,8 +130,10 @@ def hold(folder: Path) -> Iterator[None]:
     lock = folder.with_name(f".{folder.name}.lock")
     try:
         with FileLock(lock, timeout=0):
-            yield
-            lock.unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
     except Timeout as error:
         raise RunError(f"{folder} is being written by another process.") from error
 

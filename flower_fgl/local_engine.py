@@ -171,7 +171,7 @@ def carry(content: RecordDict) -> RecordDict:
     data = recorddict_to_proto(plain).SerializeToString()
     arrived = recorddict_from_proto(ProtoRecordDict.FromString(data))
     for name, record in content.array_records.items():
-        arrived[name] = ArrayRecord.from_array_dict(record)
+        arrived[name] = ArrayRecord.from_array_dict(dict(record.items()))
     return arrived
 
 

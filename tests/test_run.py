@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from flower_fgl import Run
+from flower_fgl.cli import app
 from flower_fgl.engines import hold
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.running import How, run_all
@@ -44,6 +46,13 @@ def environment(**extra: str) -> dict[str, str]:
     return {**clean, **extra}
 
 
+def invoke(*arguments: str) -> str:
+    """Run a command in this process, return what it printed."""
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    assert result.exit_code == 0, result.output
+    return str(result.output)
+
+
 def flower_fgl(
     *arguments: str, timeout: float = 200, **extra: str
 ) -> subprocess.CompletedProcess[str]:
@@ -62,7 +71,9 @@ def run_folder(output: str) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", pytest.param("local", marks=pytest.mark.slow)]
+)
 def test_ray_gives_the_numbers_of_the_local_engine(method: str, tmp_path: Path) -> None:
     runs = {}
     for engine in ("local", "ray"):
@@ -105,12 +116,10 @@ BREAKAGES = {
 }
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", sorted(BREAKAGES))
-def test_the_exit_status_is_true_when(name: str, tmp_path: Path) -> None:
-    code, words = BREAKAGES[name]
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
+def break_app(folder: Path, code: str) -> str:
+    """Return a PYTHONPATH that runs ``code`` once the module it changes is loaded."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(
         "import importlib.util, sys\n"
         f"CODE = {code!r}\n"
         "class Later:\n"  # change the module as soon as it has been imported
@@ -128,15 +137,51 @@ def test_the_exit_status_is_true_when(name: str, tmp_path: Path) -> None:
         "        return spec\n"
         "sys.meta_path.insert(0, Later())\n"
     )
+    return str(folder / "site")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if "server half r" in name else [])
+        for name in sorted(BREAKAGES)
+    ],
+)
+def test_the_exit_status_is_true_when(name: str, tmp_path: Path) -> None:
+    code, words = BREAKAGES[name]
+    site = break_app(tmp_path, code)
     done = flower_fgl(
         "run", *QUICK, "--quiet", "--set", f"output-dir={tmp_path}/runs",
-        PYTHONPATH=str(tmp_path / "site"),
+        PYTHONPATH=site,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert Run.load(folder).status == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_client_that_never_answers_is_left_behind(tmp_path: Path) -> None:
+    code = (
+        "import time, flower_fgl.client_apps.fedavg as m\n"
+        "original = m.FedAvgClientApp.fit\n"
+        "def fit(app, client, number, download):\n"
+        "    if client.partition_id == 1 and number == 2: time.sleep(1000)\n"
+        "    return original(app, client, number, download)\n"
+        "m.FedAvgClientApp.fit = fit\n"
+    )
+    done = flower_fgl(
+        "run", *QUICK, "--rounds", "3", "--quiet",
+        "--set", f"output-dir={tmp_path}/runs", "--set", "round-timeout=10",
+        PYTHONPATH=break_app(tmp_path, code),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Run.load(run_folder(done.stdout))
+    assert run.status == "completed"
+    assert any("no reply within 10 s" in f["reason"] for f in run.rounds[1]["failures"])
 
 
 @pytest.mark.timeout(300)
@@ -186,17 +231,23 @@ def marked(mark: str) -> list[psutil.Process]:
 
 def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
     arguments: list[tuple[list[str], str]] = [
-        (["--method", "fedpox"], "fedprox"),
         (["--set", "roundz=3"], "rounds"),
         (["--set", "rounds"], "key=value"),
+        (["--set", "rounds=[1]"], "one value"),
         (["--clients", "0"], "at least 1"),
         (["--engine", "rai"], "ray"),
+        (["--engine", "local", "--workers", "2"], "--workers"),
+        (["--set", "device=cuda:0"], "--client-gpus"),
     ]
     for words, hint in arguments:
-        done = flower_fgl("run", *words, "--set", f"output-dir={tmp_path}/runs")
-        assert done.returncode == 1
-        assert hint in done.stderr
-        assert "Traceback" not in done.stderr
+        with pytest.raises(ConfigError, match=hint):
+            CliRunner().invoke(app, ["run", *words], catch_exceptions=False)
+    done = flower_fgl(
+        "run", "--method", "fedpox", "--set", f"output-dir={tmp_path}/runs"
+    )
+    assert done.returncode == 1
+    assert "fedprox" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -306,53 +357,52 @@ def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
         "settings": ["dirichlet-alpha", "fedprox.mu"],
     }
     for command, words in lists.items():
-        done = flower_fgl(command)
-        assert done.returncode == 0, done.stderr
-        assert all(word in done.stdout for word in words)
+        output = invoke(command)
+        assert all(word in output for word in words)
     small = ["--clients", "3", "--set", "synthetic.nodes=120"]
     picture = tmp_path / "pictures" / "labels.png"
-    done = flower_fgl("partition", *small, "--out", str(picture))
-    assert done.returncode == 0, done.stderr
-    assert "edges kept" in done.stdout
+    assert "edges kept" in invoke("partition", *small, "--out", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
-    done = flower_fgl("export", str(tmp_path / "graphs"), *small)
-    assert done.returncode == 0, done.stderr
+    invoke("export", str(tmp_path / "graphs"), *small)
     assert len(list((tmp_path / "graphs").glob("client-*.npz"))) == 3
+
+
+def test_an_inductive_partition_counts_all_nodes(tmp_path: Path) -> None:
+    small = ["--clients", "3", "--set", "synthetic.nodes=120"]
+    output = invoke("partition", *small, "--set", "setting=inductive")
+    assert "120 nodes" in output
 
 
 def test_an_exported_graph_can_be_run_as_ones_own(tmp_path: Path) -> None:
     small = ["--clients", "2", "--set", "synthetic.nodes=160"]
-    assert flower_fgl("export", str(tmp_path / "graphs"), *small).returncode == 0
+    invoke("export", str(tmp_path / "graphs"), *small)
     graph = tmp_path / "graphs" / "client-0.npz"
-    done = flower_fgl(
+    output = invoke(
         "run", "--engine", "local", "--dataset", str(graph), "--clients", "2",
-        "--rounds", "2", "--set", f"output-dir={tmp_path}/runs",
+        "--rounds", "2", "--quiet", "--set", f"output-dir={tmp_path}/runs",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert Run.load(run_folder(done.stdout)).status == "completed"
+    assert Run.load(run_folder(output)).status == "completed"
 
 
 def test_a_report_of_a_run_and_of_several_is_written(tmp_path: Path) -> None:
     folders = []
     for method in ("local", "fedavg"):
-        done = flower_fgl(
-            "run", "--engine", "local", "--method", method, *QUICK,
+        output = invoke(
+            "run", "--engine", "local", "--method", method, *QUICK, "--quiet",
             "--set", f"output-dir={tmp_path}/runs",
         )  # fmt: skip
-        folders.append(str(run_folder(done.stdout)))
-    assert flower_fgl("report", folders[0]).returncode == 0
+        folders.append(str(run_folder(output)))
+    invoke("report", folders[0])
     assert (Path(folders[0]) / "report.html").stat().st_size > 10_000
-    both = flower_fgl("report", *folders, "--out", str(tmp_path / "both.html"))
-    assert both.returncode == 0, both.stderr
+    invoke("report", *folders, "--out", str(tmp_path / "both.html"))
     text = (tmp_path / "both.html").read_text("utf-8")
     assert "fedavg" in text
     assert "local" in text
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    done = flower_fgl("report", str(tmp_path))
-    assert done.returncode == 1
-    assert str(tmp_path) in done.stderr
+    with pytest.raises(RunError, match=str(tmp_path)):
+        CliRunner().invoke(app, ["report", str(tmp_path)], catch_exceptions=False)
 
 
 def test_any_progress_is_drawn_in_plain_output(tmp_path: Path) -> None:
