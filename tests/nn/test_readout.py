@@ -16,6 +16,7 @@ from tests.nn.conftest import sparse
 names = pytest.mark.parametrize("name", MODELS)
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
 Graphs = list[tuple[Tensor, Tensor]]
+MapX = Callable[[Tensor], Tensor]
 
 
 def build(name: str, *, dropout: float = 0.0, readout: bool = True) -> Backbone:
@@ -44,9 +45,7 @@ def graphs(generator: torch.Generator) -> Graphs:
     return out
 
 
-def unite(
-    graphs: Graphs, to_x: Callable[[Tensor], Tensor] = Tensor.clone
-) -> GraphInput:
+def unite(graphs: Graphs, to_x: MapX = Tensor.clone) -> GraphInput:
     sizes = torch.tensor([len(x) for x, _ in graphs])
     first = (sizes.cumsum(0) - sizes).tolist()
     edges = torch.cat(
@@ -63,7 +62,7 @@ def one_by_one(model: Backbone, graphs: Graphs) -> Tensor:
 @names
 @pytest.mark.parametrize("to_x", [Tensor.clone, sparse])
 def test_a_union_gives_what_its_graphs_give_one_by_one(
-    name: str, to_x: Callable[[Tensor], Tensor], graphs: Graphs
+    name: str, to_x: MapX, graphs: Graphs
 ) -> None:
     model = build(name).eval()
     out = model(unite(graphs, to_x))
@@ -83,7 +82,7 @@ def test_graphs_without_any_edge_are_classified(name: str, graphs: Graphs) -> No
 @names
 @pytest.mark.parametrize("to_x", [Tensor.clone, sparse])
 def test_selected_graphs_give_what_they_gave_in_the_union(
-    name: str, to_x: Callable[[Tensor], Tensor], graphs: Graphs
+    name: str, to_x: MapX, graphs: Graphs
 ) -> None:
     model = build(name).eval()
     whole = unite(graphs, to_x)
@@ -112,7 +111,8 @@ def test_every_parameter_of_a_readout_gets_a_gradient(
     model(unite(graphs)).square().sum().backward()
     for key, parameter in model.named_parameters():
         assert key.startswith(("encoder.", "classifier."))
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
+        assert parameter.grad is not None, key
+        assert parameter.grad.abs().sum() > 0, key
 
 
 @names
@@ -154,7 +154,8 @@ def test_features_and_device_change_under_the_same_union(graphs: Graphs) -> None
     assert whole.with_features(torch.ones(whole.num_nodes, 2)).num_graphs == 6
     assert whole.to("cpu") is whole
     moved = whole.to("meta")
-    assert moved.batch is not None and moved.batch.device.type == "meta"
+    assert moved.batch is not None
+    assert moved.batch.device.type == "meta"
 
 
 def test_nodes_and_graphs_are_not_mixed_up(graphs: Graphs) -> None:
