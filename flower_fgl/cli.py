@@ -128,7 +128,7 @@ def run(
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
 ) -> None:
     """Train a method over the clients of a data set and leave a run folder."""
-    from flower_fgl.running import run_all
+    from flower_fgl.running import How, run_all
 
     options = given(
         method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
@@ -136,15 +136,12 @@ def run(
     options |= parse_settings(settings or [])
     if engine not in ("local", "ray"):
         raise ConfigError(f'--engine must be "local" or "ray", got "{engine}".')
-    run_all(
-        experiment,
-        options,
-        engine=engine,
-        workers=workers,
-        client_gpus=client_gpus,
-        console=console,
-        quiet=quiet,
-    )
+    if engine == "local" and (workers is not None or client_gpus):
+        raise ConfigError(
+            "--workers and --client-gpus belong to Ray: leave them out with --engine "
+            "local, which runs one client after the other in this process."
+        )
+    run_all(experiment, options, How(engine, workers, client_gpus, quiet), console)
 
 
 @app.command()

@@ -13,6 +13,7 @@ in :attr:`RunConfig.sources`.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
@@ -69,6 +70,7 @@ DATASETS = [
 PARTITIONS = "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform"
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
 """Rules that deal whole graphs (a test compares them)."""
+MODELS = "appnp gamlp gat gcn gcnii gin graphsage mlp sgc sign ssgc"
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {"synthetic": {"rounds": 20}}
 
 
@@ -79,6 +81,7 @@ def option(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
+    lt: float | None = None,
     choices: str = "",
     auto: bool = False,
 ) -> Any:
@@ -90,7 +93,7 @@ def option(
         Value if nobody says otherwise.
     text : str
         What it is, with its unit and source.
-    ge, gt, le : float, optional
+    ge, gt, le, lt : float, optional
         Bounds of a number.
     choices : str
         Space-separated values a string may take; empty allows any.
@@ -106,6 +109,7 @@ def option(
         "ge": ge,
         "gt": gt,
         "le": le,
+        "lt": lt,
         "choices": tuple(choices.split()),
         "auto": auto,
     }
@@ -160,7 +164,7 @@ class GeneralSettings:
     )
     hidden_channels: int = option(64, "width of the embedding", ge=1, auto=True)
     num_layers: int = option(2, "layers or propagation steps", ge=1, auto=True)
-    dropout: float = option(0.5, "dropout probability", ge=0, le=1, auto=True)
+    dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
     rounds: int = option(100, "federated rounds", ge=1, auto=True)
     local_epochs: int = option(3, "epochs a client trains per round", ge=1, auto=True)
     batch_size: int = option(
@@ -233,8 +237,8 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         bool: isinstance(value, bool),
-        int: is_number and float(value).is_integer(),
-        float: is_number and value == value,
+        int: is_number and math.isfinite(value) and float(value).is_integer(),
+        float: is_number and math.isfinite(value),
         str: isinstance(value, str),
     }[kind]
     if not fits:
@@ -245,13 +249,14 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
         )
     bounds = [
         f"{sign} {metadata[name]:g}"
-        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="))
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if metadata[name] is not None
     ]
     ok = (
         (metadata["ge"] is None or value >= metadata["ge"])
         and (metadata["gt"] is None or value > metadata["gt"])
         and (metadata["le"] is None or value <= metadata["le"])
+        and (metadata["lt"] is None or value < metadata["lt"])
     )
     if not ok:
         raise ConfigError(f"{key} must be {' and '.join(bounds)}, got {value!r}.")
@@ -436,6 +441,11 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f'{settings.method} has no aggregated model: evaluate = "'
             f'{settings.evaluate}" is not possible, use evaluate = "local".'
         )
+    for name in settings.model.split(","):
+        if name.strip() not in MODELS.split():
+            raise ConfigError(
+                f'Unknown model "{name.strip()}". {nearest(name, MODELS.split())}'
+            )
     if "," in settings.model and not method.mixes_models:
         raise ConfigError(
             f'model = "{settings.model}" gives the clients different backbones, which '

@@ -24,14 +24,14 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from flower_fgl.config import Scalar
 from flower_fgl.errors import ConfigError
-from flower_fgl.runs import Run
+from flower_fgl.runs import Run, flatten
 
 REPLICATES = ("seed", "partition-seed")
 """Grid keys over which the results table averages."""
@@ -76,8 +76,6 @@ class Experiment:
         Settings of which every combination is run.
     published : mapping of str to float
         Published test accuracy in percent, by cell name.
-    output_dir : str
-        Where its run folders go, empty for ``output-dir``.
     """
 
     name: str
@@ -86,12 +84,23 @@ class Experiment:
     cases: Sequence[Mapping[str, Scalar]] = ()
     grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
-    output_dir: str = ""
 
     @property
     def is_grid(self) -> bool:
         """Whether there is more than one run."""
         return bool(self.cases or self.grid)
+
+    def with_options(self, options: Mapping[str, Scalar]) -> Experiment:
+        """Return the experiment with some settings fixed for all runs."""
+        return replace(
+            self,
+            config={**self.config, **options},
+            cases=[
+                {k: v for k, v in case.items() if k not in options}
+                for case in self.cases
+            ],
+            grid={k: v for k, v in self.grid.items() if k not in options},
+        )
 
     def runs(self) -> list[PlannedRun]:
         """Return every run, case by case, in grid order."""
@@ -124,17 +133,6 @@ def _safe(value: Scalar) -> str:
     return re.sub("_+", "_", text).strip("_")
 
 
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables to dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            out |= flatten(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
-
-
 def read_experiment(path: Path) -> Experiment:
     """Read an experiment file.
 
@@ -164,19 +162,19 @@ def read_experiment(path: Path) -> Experiment:
     if not (set(table) <= known and set(table) & known):
         # a run folder's config.toml: the settings themselves
         settings = {k: v for k, v in table.items() if k != "sources"}
-        return Experiment(path.stem, config=flatten(settings))
-    grid = flatten(table.get("grid", {}))
+        return Experiment(path.stem, config=dict(flatten(settings)))
+    grid = dict(flatten(table.get("grid", {})))
+    place = {k: str(table[k]) for k in ("output-dir",) if k in table}
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
     return Experiment(
         path.stem,
         title=str(table.get("title", "")),
-        config=flatten(table.get("config", {})),
+        config=dict(flatten(table.get("config", {}))) | place,
         cases=_read_cases(path, table.get("case", [])),
         grid=grid,
         published={k: float(v) for k, v in table.get("published", {}).items()},
-        output_dir=str(table.get("output-dir", "")),
     )
 
 
@@ -184,7 +182,7 @@ def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
     """Check ``[[case]]``: tables, each with a name of its own."""
     if not isinstance(cases, list) or not all(isinstance(c, Mapping) for c in cases):
         raise ConfigError(f"{path}: write each case as a table, [[case]].")
-    flat = [flatten(case) for case in cases]
+    flat = [dict(flatten(case)) for case in cases]
     names = [case.get("name") for case in flat]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{path}: every [[case]] needs its own name, got {names}.")

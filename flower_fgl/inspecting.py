@@ -86,12 +86,13 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         counts.append(count)
         share = count[count > 0].double() / max(1, int(count.sum()))
         entropy = float(-(share * share.log()).sum())
-        size += client.num_items
-        edges += client.num_edges
+        graphs = [client.graph, *client.evaluation]
+        size += len(labels)
+        edges += sum(graph.edge_index.shape[1] // 2 for graph in graphs)
         rows.append(
             [
                 str(client.partition_id),
-                str(client.num_items),
+                str(len(labels)),
                 *map(str, _sizes(client)),
                 str(int((count > 0).sum())),
                 f"{math.exp(entropy):.2f}",

@@ -66,5 +66,6 @@ def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if is_cuda and device else []):
         torch.default_generator.manual_seed(seed)
         if is_cuda:
-            torch.cuda.manual_seed(seed)
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         yield

@@ -64,9 +64,13 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"rounds": 2.5}, ["rounds", "2.5", "int"]),
         ({"rounds": True}, ["rounds", "True"]),
         ({"rounds": 0}, ["rounds", ">= 1", "0"]),
-        ({"dropout": 1.5}, ["dropout", "<= 1", "1.5"]),
+        ({"dropout": 1.5}, ["dropout", "< 1", "1.5"]),
         ({"lr": float("nan")}, ["lr", "nan"]),
         ({"lr": 0}, ["lr", "> 0"]),
+        ({"lr": float("inf")}, ["lr", "inf"]),
+        ({"rounds": float("inf")}, ["rounds", "inf"]),
+        ({"model": "graphsag"}, ['"graphsag"', 'Did you mean "graphsage"']),
+        ({"model": ""}, ["Unknown model"]),
         ({"optimizer": "adm"}, ["optimizer", '"adam"']),
         ({"partition": "metiss"}, ["partition", '"metis"']),
         ({"fedprox.nu": 1.0}, ["fedprox.nu", "fedprox.mu"]),
@@ -116,6 +120,13 @@ def test_names_of_data_sets_are_those_of_the_sources() -> None:
     from flower_fgl.datasets.sources import SOURCES
 
     assert set(DATASETS) == set(SOURCES)
+
+
+def test_names_of_models_are_those_of_the_backbones() -> None:
+    from flower_fgl import nn
+    from flower_fgl.config import MODELS
+
+    assert set(MODELS.split()) == set(nn.MODELS)
 
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:

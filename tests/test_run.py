@@ -12,8 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from flower_fgl import Run
+from flower_fgl.engines import hold
+from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.running import How, run_all
 
 PROGRAM = [sys.executable, "-m", "flower_fgl"]
 QUICK = [
@@ -228,10 +232,71 @@ def test_an_experiment_runs_its_grid_and_goes_on_where_it_stopped(
         "alone-seed0", "alone-seed1", "together-seed0", "together-seed1",
     ]  # fmt: skip
     summary = tmp_path / "runs" / "tiny" / "together-seed1" / "summary.json"
-    summary.write_text(summary.read_text().replace("completed", "running"))
+    summary.write_text(summary.read_text().replace("completed", "failed"))
     second = flower_fgl(*arguments)
     assert second.stdout.count("already complete") == 3
     assert second.stdout.splitlines()[-8:] == first.stdout.splitlines()[-8:]
+
+
+TINY = "[config]\nclients = 2\nrounds = 1\nsynthetic.nodes = 80\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[grid]\nseed = 3\n", "must be a list"),
+        ('[[case]]\nmethod = "local"\n', "name"),
+        ('[[case]]\nname = "a b"\n[[case]]\nname = "a/b"\n', "same folder"),
+        ('[[case]]\nname = "a"\n[[case]]\nname = "b"\nmethd = "local"\n', "methd"),
+        ("[grid\n", "TOML"),
+    ],
+)
+def test_a_wrong_experiment_is_refused_before_anything_starts(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY + text)
+    with pytest.raises(ConfigError, match=words):
+        run_all(
+            tmp_path / "tiny.toml",
+            {"output-dir": str(tmp_path / "runs")},
+            How("local", quiet=True),
+            Console(quiet=True),
+        )
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_changed_experiment_does_not_take_old_results(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY + "[grid]\nseed = [0]\n")
+    place = {"output-dir": str(tmp_path / "runs")}
+    how, console = How("local", quiet=True), Console(quiet=True)
+    run_all(tmp_path / "tiny.toml", place, how, console)
+    with pytest.raises(RunError, match="rounds"):
+        run_all(tmp_path / "tiny.toml", {**place, "rounds": 2}, how, console)
+
+
+def test_a_folder_that_is_no_run_is_never_removed(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY + "[grid]\nseed = [0]\n")
+    mine = tmp_path / "runs" / "tiny" / "seed0" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("keep")
+    with pytest.raises(RunError, match="no run folder"):
+        run_all(
+            tmp_path / "tiny.toml",
+            {"output-dir": str(tmp_path / "runs")},
+            How("local", quiet=True),
+            Console(quiet=True),
+        )
+    assert mine.read_text() == "keep"
+
+
+def test_a_run_folder_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with (
+        hold(tmp_path / "run"),
+        pytest.raises(RunError, match="another process"),
+        hold(tmp_path / "run"),
+    ):
+        pass
 
 
 def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:

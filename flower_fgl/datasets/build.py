@@ -32,7 +32,7 @@ from flower_fgl.datasets.sources import (
 from flower_fgl.datasets.split import parse_split, published_split, split_nodes
 from flower_fgl.datasets.subgraph import cut_clients, inductive_graphs, select_rows
 from flower_fgl.datasets.synthetic import synthetic_dataset
-from flower_fgl.errors import ConfigError
+from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.seeds import numpy_generator
 
 __all__ = ["build_clients", "client_from_file", "load_dataset"]
@@ -66,7 +66,14 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
     if config.dataset == "synthetic":
         return synthetic_dataset(config.synthetic, config.partition_seed)
     if is_file(config.dataset):
-        return load_graph_file(config.dataset).dataset
+        owned = load_graph_file(Path(config.dataset).expanduser())
+        if owned.evaluation:
+            raise DataError(
+                f"{config.dataset} is one client's part of a data set: it brings "
+                "evaluation graphs of its own, which cannot be cut again. Give it to a "
+                "SuperNode (graph=...), or export in the transductive setting."
+            )
+        return owned.dataset
     return load(
         config.dataset,
         data_dir=data_folder(config.data_dir),
@@ -253,13 +260,13 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
             f"{path} is one graph, whose nodes are classified: it needs setting = "
             '"transductive" or "inductive", got setting = "graph".'
         )
-    owned = load_graph_file(path)
+    owned = load_graph_file(path.expanduser())
     masks = dict(owned.dataset.masks)
-    asked = config.split if config.split not in ("default", "public") else FILE_SPLIT
+    asked = config.split
+    if asked == "default":
+        asked = "public" if masks else FILE_SPLIT
     fractions = parse_split(asked)
-    if fractions is not None and (
-        not masks or config.split not in ("default", "public")
-    ):
+    if fractions is not None:
         generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
         masks = split_nodes(owned.dataset.y, fractions, generator=generator)
     client = owned.client_graph(partition_id, masks)

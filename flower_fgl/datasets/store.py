@@ -7,13 +7,14 @@ a SHA-256 in the index; one that does not match is rebuilt, and the log says so.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from flower_fgl.config import RunConfig
-from flower_fgl.datasets.build import build_clients
+from flower_fgl.datasets.build import build_clients, is_file
 from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES, partition_key
@@ -35,7 +36,7 @@ from flower_fgl.errors import DataError
 __all__ = ["ClientStore", "StoreIndex", "open_store"]
 
 log = logging.getLogger(__name__)
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 
 
@@ -106,23 +107,34 @@ class ClientStore:
                 f"partition-id must be in 0..{self.index.num_clients - 1}, "
                 f"got {partition_id}."
             )
-        data = self._read(partition_id)
+        data, names = self._read(partition_id), self.index.class_names
         if data is None:
             log.warning(
                 "Stored graph of client %s in %s is damaged or gone: rebuilt.",
                 partition_id,
                 self.folder,
             )
-            with FileLock(_lock_file(self.folder)):
-                data = self._read(partition_id)
-                if data is None:
-                    _write_store(self.folder, self.config, self.index.num_clients)
-                    data = self._read(partition_id)
+            with _locked(self.folder):
+                store = self._reread() or self._rebuild()
+            data, names = store._read(partition_id), store.index.class_names
         if data is None:
             raise DataError(
                 f"{self.folder} cannot be read back after writing. Check the disk."
             )
-        return _unpack(data, partition_id, tuple(self.index.class_names))
+        return _unpack(data, partition_id, tuple(names))
+
+    def _reread(self) -> ClientStore | None:
+        """Return the store as another process has rebuilt it meanwhile, if it has."""
+        index = _read_index(self.folder, self.index.num_clients)
+        if index is None:
+            return None
+        store = ClientStore(self.folder, self.config, index)
+        whole = all(store._read(pid) is not None for pid in range(index.num_clients))
+        return store if whole else None
+
+    def _rebuild(self) -> ClientStore:
+        index = _write_store(self.folder, self.config, self.index.num_clients)
+        return ClientStore(self.folder, self.config, index)
 
     def _read(self, partition_id: int) -> bytes | None:
         """Read a client's file, ``None`` if it is not what the index says."""
@@ -155,24 +167,38 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
         be written.
     """
     folder = cache_folder() / "clients" / _folder_name(config, num_clients)
-    index = _read_index(folder)
+    index = _read_index(folder, num_clients)
     if index is None:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(_lock_file(folder)):
-                index = _read_index(folder)
-                if index is None:
-                    index = _write_store(folder, config, num_clients)
-        except OSError as error:
-            raise DataError(
-                f"Cannot write the partition to {folder}: {error}. Free some space, or "
-                "set FLOWER_FGL_CACHE to another folder."
-            ) from error
+        with _locked(folder):
+            index = _read_index(folder, num_clients)
+            if index is None:
+                index = _write_store(folder, config, num_clients)
     return ClientStore(folder, config, index)
 
 
-def _lock_file(folder: Path) -> str:
-    return str(folder) + ".lock"
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; only one process at a time makes a store."""
+    with _writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{folder}.lock")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn a failure to write into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"Cannot write the partition to {folder}: {error}. Free some space, or "
+            "set FLOWER_FGL_CACHE to another folder."
+        ) from error
 
 
 def _file_name(partition_id: int) -> str:
@@ -183,7 +209,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     """Name a folder after everything that its content depends on."""
     key = {
         "format": FORMAT,
-        "data_dir": str(data_folder(config.data_dir)),
+        "data_dir": _resolved(data_folder(config.data_dir)),
         "partition": partition_key(
             config.partition,
             num_clients,
@@ -198,8 +224,9 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     }
     if config.dataset == "synthetic":
         key["synthetic"] = asdict(config.synthetic)
-    path = Path(config.dataset)
-    if path.exists():
+    path = Path(config.dataset).expanduser()
+    if is_file(config.dataset):
+        key["dataset"] = path.name
         files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
         key["content"] = [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -207,30 +234,54 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     return f"{name}-{config.partition}-{num_clients}-{digest[:16]}"
 
 
-def _read_index(folder: Path) -> StoreIndex | None:
+def _resolved(folder: Path | None) -> str:
+    return "" if folder is None else str(folder.resolve())
+
+
+def _read_index(folder: Path, num_clients: int) -> StoreIndex | None:
+    """Read the index, ``None`` if it is not what was written."""
     try:
-        return StoreIndex(**json.loads((folder / INDEX).read_text("utf-8")))
+        digest, _, text = (folder / INDEX).read_text("utf-8").partition("\n")
+        if hashlib.sha256(text.encode()).hexdigest() != digest:
+            return None
+        index = StoreIndex(**json.loads(text))
     except (OSError, ValueError, TypeError):
         return None
+    return index if index.num_clients == num_clients else None
 
 
 def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreIndex:
     """Write all clients beside the target, then move the folder into place."""
     clients, sha256, num_edges = build_clients(config, num_clients)
-    scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
-    try:
-        hashes = []
-        for client in clients:
-            data = _pack(client)
-            (scratch / _file_name(client.partition_id)).write_bytes(data)
-            hashes.append(hashlib.sha256(data).hexdigest())
-        index = StoreIndex(sha256, hashes, list(clients[0].class_names), num_edges)
-        (scratch / INDEX).write_text(json.dumps(asdict(index)), "utf-8")
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(scratch, folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with _writing(folder):
+        for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of a killed process
+            shutil.rmtree(left, ignore_errors=True)
+        scratch = Path(
+            tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent)
+        )
+        try:
+            index = _fill(scratch, clients, sha256, num_edges)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.replace(scratch, folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return index
+
+
+def _fill(
+    folder: Path, clients: Sequence[ClientGraph], sha256: str, num_edges: int
+) -> StoreIndex:
+    """Write all clients' files and the index."""
+    hashes = []
+    for client in clients:
+        data = _pack(client)
+        (folder / _file_name(client.partition_id)).write_bytes(data)
+        hashes.append(hashlib.sha256(data).hexdigest())
+    index = StoreIndex(sha256, hashes, list(clients[0].class_names), num_edges)
+    text = json.dumps(asdict(index))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    (folder / INDEX).write_text(f"{digest}\n{text}", "utf-8")
     return index
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -23,8 +26,8 @@ def validate_node_dataset(dataset: NodeDataset) -> None:
     ------
     DataError
         If a shape or dtype is wrong, a feature is not finite, a label is outside
-        [-1, C), or the edges are out of range, unsorted, doubled, self-loops or
-        one-way.
+        [-1, C), the edges are out of range, unsorted, doubled, self-loops or one-way,
+        or two masks share a node.
     """
     num_nodes, name = dataset.num_nodes, dataset.name
     _check_features(dataset.x, num_nodes, name)
@@ -36,12 +39,24 @@ def validate_node_dataset(dataset: NodeDataset) -> None:
                 f'{name}: mask "{mask}" must be bool of shape ({num_nodes},), got '
                 f"{member.dtype} of shape {tuple(member.shape)}."
             )
+    _check_disjoint(dataset.masks, name)
     network = dataset.network
     if network is not None and network.shape != (num_nodes,):
         raise DataError(
             f"{name}: network must name one network per node, shape ({num_nodes},), "
             f"got {tuple(network.shape)}."
         )
+
+
+def _check_disjoint(masks: Mapping[str, Tensor], name: str) -> None:
+    """Refuse a node that trains a model and also scores it."""
+    for (one, first), (other, second) in itertools.combinations(masks.items(), 2):
+        shared = int((first & second).sum())
+        if shared:
+            raise DataError(
+                f'{name}: {shared} nodes are in both masks "{one}" and "{other}". Give '
+                "each node to one of train, val and test at most."
+            )
 
 
 def validate_graph_dataset(dataset: GraphDataset) -> None:

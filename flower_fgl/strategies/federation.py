@@ -92,7 +92,12 @@ def discover(grid: Grid, config: RunConfig) -> Federation:
         described |= _describe(grid, new, config) if new else {}
         if described and not config.clients:
             expected = max(d.num_partitions for d in described.values())
-        if described and len(described) >= expected:
+        if len(described) > expected > 0:
+            raise RunError(
+                f"{len(described)} nodes are connected, but clients = {expected}. Set "
+                "clients to their number, or to 0."
+            )
+        if described and len(described) == expected:
             break
         if time.monotonic() > end:
             raise RunError(
@@ -129,11 +134,13 @@ def _describe(
         )
         for index, node in enumerate(nodes)
     }
-    exchange = send_receive(grid, messages, timeout=config.round_timeout)
+    # the first message waits for worker processes to start and graphs to be loaded
+    timeout = max(config.round_timeout, config.join_timeout)
+    exchange = send_receive(grid, messages, timeout=timeout)
     if exchange.failures:
         reasons = Counter(failure.reason for failure in exchange.failures)
         text = "; ".join(f"{reason} ({n} clients)" for reason, n in reasons.items())
-        raise RunError(f"Clients could not load their graphs: {text}")
+        raise RunError(f"Clients cannot take part: {text}")
     out = {}
     for index, reply in exchange.replies.items():
         try:

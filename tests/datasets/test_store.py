@@ -5,12 +5,15 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.sparse
 import torch
 
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets import store
-from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.canonical import csr_tensor
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.errors import DataError
 from flower_fgl.methods import METHODS
 
@@ -53,9 +56,7 @@ def test_what_is_stored_is_what_was_built(setting: str) -> None:
 
 
 def test_sparse_features_stay_sparse(own_cache: Path) -> None:
-    x = torch.eye(6).to_sparse_csr()
-    from flower_fgl.datasets.client_graph import Graph
-
+    x = csr_tensor(scipy.sparse.csr_matrix(np.eye(6)))
     masks = {
         name: torch.zeros(6, dtype=torch.bool) for name in ("train", "val", "test")
     }
@@ -118,10 +119,45 @@ def test_a_damaged_file_is_rebuilt_and_said(
     assert "rebuilt" in caplog.text
 
 
-def test_a_half_written_store_is_not_believed() -> None:
+@pytest.mark.parametrize("damage", ["{", "", "wrong hash", "shorter"])
+def test_a_damaged_index_is_rebuilt(damage: str) -> None:
     opened = store.open_store(config(), 3)
-    (opened.folder / store.INDEX).write_text("{")
-    assert_same(store.open_store(config(), 3).load(0), opened.load(0))
+    path = opened.folder / store.INDEX
+    text = path.read_text()
+    changed = {
+        "wrong hash": text.replace(opened.index.files[1], opened.index.files[0]),
+        "shorter": text[:-20],
+    }
+    path.write_text(changed.get(damage, damage))
+    again = store.open_store(config(), 3)
+    assert again.index == opened.index
+    assert_same(again.load(1), opened.load(1))
+
+
+def test_a_store_damaged_twice_is_read_from_the_new_index() -> None:
+    opened = store.open_store(config(), 3)
+    before = opened.load(1)
+    (opened.folder / "client-000001.safetensors").write_bytes(b"")
+    (opened.folder / store.INDEX).write_text("gone")
+    assert_same(opened.load(1), before)
+
+
+def test_leftovers_of_a_killed_process_are_removed() -> None:
+    folder = store.open_store(config(), 3).folder
+    left = folder.with_name(f"{folder.name}.tmp-killed")
+    left.mkdir()
+    (folder / store.INDEX).unlink()
+    store.open_store(config(), 3)
+    assert not left.exists()
+
+
+def test_a_folder_named_like_a_data_set_does_not_hide_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    base = store.open_store(config(), 3).folder
+    (tmp_path / "synthetic").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert store.open_store(config(), 3).folder == base
 
 
 def test_an_unknown_client_is_refused() -> None:
