@@ -1,9 +1,9 @@
 """Measure a synthetic graph of ogbn-arxiv's size: cutting it, and a run under Ray.
 
-    python benchmarks/large_graph.py        # 169,343 nodes, 1.17 M edges, 10 clients, SGC
+    python benchmarks/large_graph.py   # 169,343 nodes, 1.17 M edges, 10 clients, SGC
 
-Prints seconds of each step and the peak memory of this process and all it started (shared
-pages counted once). The cache is a fresh folder, so nothing is found already made.
+Prints seconds of each step and the peak memory of this process and all it started
+(shared pages counted once). The cache is a fresh folder: nothing is found ready-made.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def floor(options: argparse.Namespace) -> list[dict[str, float]]:
     from flower_fgl.config import RunConfig
     from flower_fgl.datasets.store import open_store
     from flower_fgl.methods import METHODS
-    from flower_fgl.strategies.base import weighted_mean
+    from flower_fgl.strategies.averaging import weighted_mean
 
     torch.set_num_threads(1)
     config = RunConfig.parse(settings(options), METHODS)

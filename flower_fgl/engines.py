@@ -1,4 +1,4 @@
-"""Run one configuration to its end, in this process or under Ray, in a folder of its own."""
+"""Run one configuration to its end, here or under Ray, in a folder of its own."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
@@ -171,10 +171,7 @@ def carry(content: RecordDict) -> RecordDict:
     data = recorddict_to_proto(plain).SerializeToString()
     arrived = recorddict_from_proto(ProtoRecordDict.FromString(data))
     for name, record in content.array_records.items():
-        arrays = {
-            k: Array(a.dtype, a.shape, a.stype, a.data) for k, a in record.items()
-        }
-        arrived[name] = ArrayRecord(arrays)
+        arrived[name] = ArrayRecord.from_array_dict(record)
     return arrived
 
 

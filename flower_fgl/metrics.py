@@ -239,7 +239,8 @@ def summarise(
     -----
     1. ``best`` is the round with the highest pooled validation accuracy, the later one
        of equals, and never looks at test scores. Failed rounds and fine-tuning do not
-       count. Without any validation node it is the last round, and ``selection`` is
+       count, nor rounds that scored fewer validation nodes than others, because replies
+       were lost. Without any validation node it is the last round, and ``selection`` is
        ``"last"``.
     """
     train = [row for row in rounds if row.get("phase") == "train"]
@@ -262,8 +263,8 @@ def summarise(
     if {"local", "global"} <= scopes:
         out["global"] = _select(scored, "global")
     for row in rounds:
-        if row.get("phase") == "finetune" and row.get("metrics", {}).get(main):
-            out["finetuned"] = {"round": row["round"], **row["metrics"][main]}
+        if row.get("phase") == "finetune" and row.get("metrics", {}).get("local"):
+            out["finetuned"] = {"round": row["round"], **row["metrics"]["local"]}
     if class_names is not None:
         out["class_names"] = list(class_names)
     return out if error is None else {**out, "error": error}
@@ -275,14 +276,13 @@ def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
     if not rows:
         return {"selection": "validation", "best": None, "last": None}
     validated = [
-        (accuracy, int(row["round"]), row)
+        (val.get("num_nodes", 0), val["accuracy"], int(row["round"]), row)
         for row in rows
-        if (accuracy := row["metrics"][scope].get("val", {}).get("accuracy"))
-        is not None
-        and math.isfinite(accuracy)
+        if (val := row["metrics"][scope].get("val", {})).get("accuracy") is not None
+        and math.isfinite(val["accuracy"])
     ]
     last = max(rows, key=lambda row: int(row["round"]))
-    best = max(validated, key=lambda entry: entry[:2])[2] if validated else last
+    best = max(validated, key=lambda entry: entry[:3])[3] if validated else last
     return {
         "selection": "validation" if validated else "last",
         "best": {"round": best["round"], **best["metrics"][scope]},

@@ -47,10 +47,10 @@ class Stage:
     def replies(self, server_round: int) -> dict[int, Message]:
         """Run the training exchange of a round."""
         self.strategy._round = RoundLog(server_round)
-        messages = self.strategy.train_messages(
+        sent = self.strategy.train_messages(
             server_round, self.strategy.federation.trainable
         )
-        self.sent = messages
+        self.sent = messages = self.strategy._addressees(sent)
         return send_receive(self.grid, messages, timeout=60).replies
 
     def next_download(self) -> bytes:
@@ -211,7 +211,8 @@ def test_evaluation_changes_neither_weights_nor_generators(
     stage.strategy._round = RoundLog(1)
     seen = []
     for _ in range(2):
-        messages = stage.strategy.evaluate_messages(1)
+        asked = stage.strategy.evaluate_messages(1, is_local=True, is_global=False)
+        messages = stage.strategy._addressees(asked)
         exchange = send_receive(stage.grid, messages, timeout=60)
         assert exchange.failures == []
         seen.append(

@@ -230,7 +230,11 @@ class FglClientApp(ClientApp):
                 shapes = client.state_shapes()
                 load_state(model, read_tensors(message.content, "global", shapes))
             else:
-                download = self.read_download(client, message.content)
+                # a client that trained before is sent nothing
+                is_sent = set(self.down.records) <= set(message.content)
+                download = (
+                    self.read_download(client, message.content) if is_sent else None
+                )
                 own = self.personal_model(client, download)
                 if own is None:
                     raise PayloadError("the client has no model to score yet")

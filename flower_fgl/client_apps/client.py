@@ -197,7 +197,7 @@ class Client:
             else they are to be overwritten.
         """
         with seeded(derive_seed(self.config.seed, 0, SERVER, "init")):
-            return build_model(
+            model = build_model(
                 self.model_name,
                 in_channels=self.data.graph.num_features,
                 hidden_channels=self.config.hidden_channels,
@@ -206,7 +206,8 @@ class Client:
                 dropout=self.config.dropout,
                 readout=self.config.classifies_graphs,
                 initialise=initialise,
-            ).to(self.device)
+            )
+        return model if self.device.type == "cpu" else model.to(self.device)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the state of the client's backbone."""

@@ -50,10 +50,12 @@ class FedAvgClientApp(FglClientApp):
         )
         return Fit(model, Weights(model.state_dict()), loss)
 
-    def personal_model(self, client: Client, download: Weights) -> Backbone:
+    def personal_model(
+        self, client: Client, download: Weights | None
+    ) -> Backbone | None:
         """Return the model trained last; before the first training the received one."""
         own = super().personal_model(client, download)
-        if own is not None:
+        if own is not None or download is None:
             return own
         model = client.build_model()
         load_state(model, download.tensors)

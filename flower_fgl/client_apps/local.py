@@ -27,7 +27,7 @@ class LocalClientApp(FglClientApp):
         loss = client.train(model, server_round)
         return Fit(model, Empty(), loss)
 
-    def personal_model(self, client: Client, download: Empty) -> Backbone:
+    def personal_model(self, client: Client, download: Empty | None) -> Backbone:
         """Return the model trained last, at first an untrained one."""
         own = super().personal_model(client, download)
         return own if own is not None else client.build_model(initialise=True)

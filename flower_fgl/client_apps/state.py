@@ -1,9 +1,9 @@
 """What a client keeps between rounds, and where.
 
-Three places, one interface: the local engine keeps tensors in memory; with ``state-dir``
-they go to one safetensors file per run and client, written atomically; else they ride in
-Flower's ``context.state``, which is always there but costs 7 to 16 ms per MB and message
-in simulation and is lost with the process that holds it.
+Three places, one interface: the local engine keeps tensors in memory; with the setting
+``state-dir`` they go to one safetensors file per run and client, written atomically; else
+they ride in Flower's ``context.state``, which is always there but costs 7 to 16 ms per MB
+and message in simulation and is lost with the process that holds it.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
 """Backbones by the name that the setting ``model`` takes."""
 
 Module = TypeVar("Module", bound=nn.Module)
+CONTAINERS = (dict, list, set)
 
 
 def build_model(
@@ -181,16 +182,19 @@ def _copy_structure(module: Module) -> Module:
     copy = object.__new__(type(module))
     vars(copy).update(
         {
-            key: value.copy() if isinstance(value, dict | list | set) else value
+            key: value.copy() if isinstance(value, CONTAINERS) else value
             for key, value in vars(module).items()
         }
     )
-    for key, parameter in module.named_parameters(recurse=False):
-        copy._parameters[key] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
-    for key, buffer in module.named_buffers(recurse=False):
-        copy._buffers[key] = buffer.clone()
-    for key, child in module.named_children():
-        copy._modules[key] = _copy_structure(child)
+    for key, parameter in module._parameters.items():
+        if parameter is not None:
+            # empty_like of a meta tensor takes 20 µs, empty 1 µs
+            values = torch.empty(parameter.shape, dtype=parameter.dtype)
+            copy._parameters[key] = nn.Parameter(values)
+    for key, buffer in module._buffers.items():
+        copy._buffers[key] = None if buffer is None else buffer.clone()
+    for key, child in module._modules.items():
+        copy._modules[key] = None if child is None else _copy_structure(child)
     return copy
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "Empty",
     "Payload",
     "check_tensor",
+    "read_loss",
     "read_scores",
     "read_tensors",
     "record_bytes",
@@ -45,6 +46,8 @@ INFO = "info"
 DESCRIBE = "describe"
 """Action of the query exchange before round 1."""
 NUMPY = "numpy.ndarray"
+SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
+"""What is sent of every score column."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -124,7 +127,7 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     1. ``Array(ndarray)`` goes through ``np.save`` on a BytesIO, which copies piece by
        piece; header and bytes joined give the same string several times faster.
     """
-    record = {}
+    record = ArrayRecord()
     for name, tensor in tensors.items():
         array = tensor.detach().cpu().contiguous().numpy()
         header = _npy_header(array.dtype.str, array.shape)
@@ -134,7 +137,7 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
             NUMPY,
             b"".join((header, array.reshape(-1).view(np.uint8).data)),
         )
-    return ArrayRecord(record)
+    return record
 
 
 @functools.lru_cache(maxsize=1024)
@@ -284,10 +287,50 @@ def write_scores(
 
 
 def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]:
-    """Undo :func:`write_scores`, ignoring other entries."""
+    """Undo :func:`write_scores`, ignoring other entries.
+
+    Raises
+    ------
+    PayloadError
+        If a column lacks a metric, counts no whole number of nodes, or holds a score
+        outside [0, 1] (NaN stands for no node, and only for that).
+    """
     out: dict[str, dict[str, dict[str, float]]] = {}
     for key, value in metrics.items():
         if key.count("/") == 2 and isinstance(value, int | float):
             mode, column, metric = key.split("/")
             out.setdefault(mode, {}).setdefault(column, {})[metric] = float(value)
+    for mode, columns in out.items():
+        for column, values in columns.items():
+            _check_scores(f"{mode}/{column}", values)
     return out
+
+
+def _check_scores(where: str, values: Mapping[str, float]) -> None:
+    """Refuse scores that no evaluation can give."""
+    if set(values) != set(SCORES):
+        odd = sorted(set(values) ^ set(SCORES))
+        raise PayloadError(f'"{where}": missing or unexpected scores {odd}.')
+    count = values["num_nodes"]
+    if not (count >= 0 and count == int(count)):
+        raise PayloadError(f'"{where}/num_nodes" must be a count, got {count}.')
+    for name in SCORES[1:]:
+        value = values[name]
+        if not (0 <= value <= 1 if count else math.isnan(value)):
+            raise PayloadError(
+                f'"{where}/{name}" must lie in [0, 1], got {value} for {count:g} nodes.'
+            )
+
+
+def read_loss(metrics: MetricRecord) -> float:
+    """Return the training loss of a reply.
+
+    Raises
+    ------
+    PayloadError
+        If it is missing or not finite.
+    """
+    loss = metrics.get("loss")
+    if not isinstance(loss, int | float) or not math.isfinite(loss):
+        raise PayloadError(f'"loss" must be a finite number, got {loss!r}.')
+    return float(loss)

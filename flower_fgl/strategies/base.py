@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-import torch
 from flwr.app import (
     ArrayRecord,
     ConfigRecord,
@@ -26,8 +25,8 @@ from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.protocols.base import CONFIG, METRICS, Payload, write_tensors
 from flower_fgl.seeds import SERVER, numpy_generator
-from flower_fgl.strategies.exchange import Exchange, Failure, send_receive
-from flower_fgl.strategies.federation import Federation, discover
+from flower_fgl.strategies.exchange import Failure, send_receive
+from flower_fgl.strategies.federation import Federation, client_lines, discover
 from flower_fgl.strategies.rounds import RoundLog
 
 __all__ = ["FglStrategy", "Recorder", "Upload"]
@@ -85,9 +84,12 @@ class FglStrategy(Strategy):
         self.recorder = recorder
         self.federation: Federation
         self._grid: Grid
+        self._round = RoundLog(0)
+        self._trained: set[int] = set()
         self._failed_in_a_row = 0
-        self._best: tuple[float, dict[str, Tensor]] | None = None
-        self._round: RoundLog
+        self._owes_scores = False
+        self._any_scored = False
+        self._best: tuple[tuple[int, float], dict[str, Tensor]] | None = None
 
     # ------------------------------------------------------------------ hooks
     def prepare(self) -> None:
@@ -135,11 +137,22 @@ class FglStrategy(Strategy):
         )
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
     ) -> list[Message]:
-        """Address one training message to each sampled client."""
-        messages = self.train_messages(server_round, self.sample(server_round), config)
-        return list(messages.values())
+        """Address one training message to each sampled client.
+
+        Parameters
+        ----------
+        server_round : int
+            Round, from 1.
+        arrays, config, grid
+            Part of Flower's interface, not read: the model lives in the strategy.
+        """
+        return self.train_messages(server_round, self.sample(server_round))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -148,50 +161,55 @@ class FglStrategy(Strategy):
 
         Returns
         -------
-        tuple of ArrayRecord or None, MetricRecord or None
-            The aggregated model if the method has one, and the round's loss; both
-            ``None`` if fewer than ``min-replies`` replies were usable.
+        tuple of None and MetricRecord or None
+            Number of usable replies and training loss, ``None`` if fewer than
+            ``min-replies`` were usable. The aggregated model stays in the strategy.
         """
-        by_node = {node: pid for pid, node in self.federation.nodes.items()}
-        known = {
-            by_node[reply.metadata.src_node_id]: reply
-            for reply in replies
-            if not reply.has_error() and reply.metadata.src_node_id in by_node
-        }
-        if not hasattr(self, "_round"):
-            self._round = RoundLog(server_round)
-        uploads = self.read_uploads(dict(sorted(known.items())))
+        clock = time.perf_counter()
+        uploads = self.read_uploads(self._by_partition(replies))
+        self._round.seconds["receive"] = time.perf_counter() - clock
         if len(uploads) < self.config.min_replies:
             return None, None
+        clock = time.perf_counter()
         self.aggregate(server_round, uploads)
-        state = self.global_state()
-        loss = self._round.loss
-        return (
-            None if state is None else write_tensors(state),
-            MetricRecord({"num-replies": len(uploads), "loss": loss}),
+        self._round.seconds["aggregate"] = time.perf_counter() - clock
+        return None, MetricRecord(
+            {"num-replies": len(uploads), "loss": self._round.loss}
         )
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord | None = None,
+        config: ConfigRecord | None = None,
+        grid: Grid | None = None,
     ) -> list[Message]:
-        """Address an evaluation message to each client that still owes a score."""
-        return list(self.evaluate_messages(server_round).values())
+        """Ask for the scores that training replies did not bring.
+
+        With ``evaluate`` local or both, clients that sat out score their own model; with
+        global or both, every client scores the aggregated one.
+        """
+        mode = self.config.evaluate
+        return self.evaluate_messages(
+            server_round, is_local=mode != "global", is_global=mode != "local"
+        )
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Pool the scores of an evaluation exchange."""
-        by_node = {node: pid for pid, node in self.federation.nodes.items()}
-        for reply in replies:
-            if not reply.has_error() and reply.metadata.src_node_id in by_node:
-                pid = by_node[reply.metadata.src_node_id]
-                self._round.add_scores(pid, reply.content.metric_records[METRICS])
-        pooled = self._round.pooled()
+        """Take in the scores of an evaluation exchange.
+
+        Returns
+        -------
+        MetricRecord or None
+            Pooled accuracy by ``<mode>/<column>``; ``None`` without any score.
+        """
+        for pid, reply in self._by_partition(replies).items():
+            self._round.add_evaluation(pid, reply)
         flat = {
-            f"{mode}/{column}/accuracy": values["accuracy"]
-            for mode, columns in pooled.items()
+            f"{mode}/{column}": values["accuracy"]
+            for mode, columns in self._round.pooled().items()
             for column, values in columns.items()
-            if values["accuracy"] is not None
         }
         return MetricRecord(flat) if flat else None
 
@@ -211,9 +229,11 @@ class FglStrategy(Strategy):
         ----------
         grid : Grid
             Flower's grid, or the local engine's.
-        initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn
-            As in Flower; rounds and timeout default to the settings, and the initial
-            model is the method's own.
+        num_rounds : int, optional
+            Instead of the setting ``rounds``.
+        initial_arrays, timeout, train_config, evaluate_config, evaluate_fn
+            Part of Flower's interface; must be left out: the method builds its own model,
+            and the settings say the rest.
 
         Returns
         -------
@@ -223,24 +243,34 @@ class FglStrategy(Strategy):
         Raises
         ------
         RunError
-            If the clients do not fit together, or three rounds in a row, or the last
-            one and all before it, brought too few usable replies.
+            If the clients do not fit together, if three rounds in a row or all rounds
+            brought too few usable replies, or if no round was scored.
         """
+        given = (initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
+        if any(value is not None for value in given):
+            raise RunError(
+                f"{type(self).__name__}.start takes only grid and num_rounds: the method "
+                "builds its own model, and the settings say the rest."
+            )
         self._grid = grid
         self.federation = discover(grid, self.config)
         self.summary()
-        self._record_clients()
+        if self.recorder is not None:
+            self.recorder.append_clients(client_lines(self.federation))
         self.prepare()
         result = Result()
         rounds = num_rounds or self.config.rounds
-        any_ok = False
         for server_round in range(1, rounds + 1):
             metrics = self.run_round(server_round, is_last=server_round == rounds)
-            any_ok |= metrics is not None
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
-        if not any_ok:
+        if not result.train_metrics_clientapp:
             raise RunError(f"No round succeeded. {self._round.why_failed()}")
+        if not self._any_scored:
+            raise RunError(
+                "No round that succeeded was scored. Lower evaluate-every, or see the "
+                "failures in rounds.jsonl."
+            )
         self.finish()
         state = self.global_state()
         if state is not None:
@@ -261,73 +291,75 @@ class FglStrategy(Strategy):
         RunError
             After three failed rounds in a row.
         """
-        is_scored = is_last or server_round % self.config.evaluate_every == 0
+        is_due = is_last or server_round % self.config.evaluate_every == 0
+        is_scored = is_due or self._owes_scores
         self._round = RoundLog(server_round, is_scored=is_scored)
         clock = time.perf_counter()
-        messages = self.train_messages(server_round, self.sample(server_round))
-        self._round.add_download(messages)
+        messages = self.configure_train(server_round)
         self._round.seconds["send"] = time.perf_counter() - clock
-        exchange = self.exchange(messages)
-        clock = time.perf_counter()
-        uploads = self.read_uploads(exchange.replies)
-        self._round.seconds["receive"] = time.perf_counter() - clock
-        clock = time.perf_counter()
-        is_ok = len(uploads) >= self.config.min_replies
-        if is_ok:
-            self.aggregate(server_round, uploads)
-        self._round.seconds["aggregate"] = time.perf_counter() - clock
+        _, metrics = self.aggregate_train(server_round, self.exchange(messages))
+        is_ok = metrics is not None
         if is_scored:
             self.evaluate_round(server_round)
+        self._owes_scores = is_scored and not is_ok
         self._round.close(is_ok=is_ok, min_replies=self.config.min_replies)
         self.record_round()
-        self._remember_best()
+        if is_ok:
+            self._remember_best()
         self._failed_in_a_row = 0 if is_ok else self._failed_in_a_row + 1
         if self._failed_in_a_row >= MAX_FAILED_ROUNDS:
             raise RunError(
                 f"{MAX_FAILED_ROUNDS} rounds in a row failed. {self._round.why_failed()}"
             )
-        if not is_ok:
-            return None
-        return MetricRecord({"num-replies": len(uploads), "loss": self._round.loss})
+        return metrics
 
     def train_messages(
         self,
         server_round: int,
         partition_ids: Sequence[int],
-        config: ConfigRecord | None = None,
         *,
         action: str = "",
-    ) -> dict[int, Message]:
-        """Pack each client's download; equal payloads are packed once."""
+        is_scored: bool | None = None,
+    ) -> list[Message]:
+        """Pack each client's download; equal payloads are packed once.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        partition_ids : sequence of int
+            Who gets one.
+        action : str
+            Named action of the client half, empty for its training.
+        is_scored : bool, optional
+            Whether the reply brings the client's scores; by default in rounds with
+            evaluation of the clients' own models.
+        """
+        if is_scored is None:
+            is_scored = self._round.is_scored and self.config.evaluate != "global"
+        settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
         packed: dict[int, tuple[Payload, RecordDict]] = {}
-        messages = {}
-        kind = MessageType.TRAIN + (f".{action}" if action else "")
+        messages = []
         for pid in partition_ids:
             payload = self.download(server_round, pid)
             if id(payload) not in packed:
                 packed[id(payload)] = (payload, payload.to_record())
             content = RecordDict(dict(packed[id(payload)][1]))
-            content[CONFIG] = ConfigRecord(
-                {
-                    **(config or {}),
-                    "server-round": server_round,
-                    "evaluate": self._round.is_scored
-                    and self.config.evaluate != "global",
-                }
-            )
-            messages[pid] = Message(
-                content,
-                dst_node_id=self.federation.nodes[pid],
-                message_type=kind,
-                group_id=str(server_round),
-            )
+            content[CONFIG] = settings
+            kind = MessageType.TRAIN + (f".{action}" if action else "")
+            messages.append(self._message(pid, content, kind, server_round))
+        self._round.add_download(self._addressees(messages))
         return messages
 
-    def exchange(self, messages: Mapping[int, Message]) -> Exchange:
-        """Send, wait, and keep failures and seconds of the round."""
-        exchange = send_receive(self._grid, messages, timeout=self.config.round_timeout)
+    def exchange(self, messages: Sequence[Message]) -> list[Message]:
+        """Send, wait, keep failures and seconds of the round; return the replies."""
+        exchange = send_receive(
+            self._grid,
+            self._addressees(messages),
+            timeout=self.config.round_timeout,
+        )
         self._round.add_exchange(exchange)
-        return exchange
+        return list(exchange.replies.values())
 
     def read_uploads(self, replies: Mapping[int, Message]) -> dict[int, Upload]:
         """Check every reply; one that is malformed is dropped, counted and named."""
@@ -335,16 +367,18 @@ class FglStrategy(Strategy):
         for pid, reply in replies.items():
             try:
                 metrics = reply.content.metric_records.get(METRICS)
+                self._round.count_up(pid, reply.content)
                 if metrics is None:
                     raise PayloadError(f'the reply has no record "{METRICS}"')
                 payload = self.up.from_record(reply.content, self.upload_spec(pid))
                 num_examples = self._weight(pid)
-                self._round.add_reply(pid, reply.content, num_examples)
+                self._round.add_reply(pid, metrics, num_examples)
             except PayloadError as error:
                 log.warning("Round %s: client %s: %s", self._round.number, pid, error)
                 self._round.failures.append(Failure(pid, str(error)))
                 continue
             uploads[pid] = Upload(payload, num_examples)
+        self._trained |= set(uploads)
         return uploads
 
     def _weight(self, partition_id: int) -> float:
@@ -357,54 +391,95 @@ class FglStrategy(Strategy):
         }
         return float(weights[self.config.weight_by])
 
-    # ---------------------------------------------------------------- evaluation
-    def evaluate_messages(self, server_round: int) -> dict[int, Message]:
-        """Ask for the scores that training replies did not bring.
+    def _message(
+        self, partition_id: int, content: RecordDict, kind: str, server_round: int
+    ) -> Message:
+        return Message(
+            content,
+            dst_node_id=self.federation.nodes[partition_id],
+            message_type=kind,
+            group_id=str(server_round),
+        )
 
-        With ``evaluate`` local or both, clients that sat out score their own model; with
-        global or both, every client scores the aggregated one.
+    def _addressees(self, messages: Iterable[Message]) -> dict[int, Message]:
+        """Key messages by the partition-id they go to."""
+        by_node = self.federation.partitions
+        return {by_node[m.metadata.dst_node_id]: m for m in messages}
+
+    def _by_partition(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """Key usable replies by the partition-id they come from, ascending."""
+        by_node = self.federation.partitions
+        known = {
+            by_node[reply.metadata.src_node_id]: reply
+            for reply in replies
+            if not reply.has_error() and reply.metadata.src_node_id in by_node
+        }
+        return dict(sorted(known.items()))
+
+    # ---------------------------------------------------------------- evaluation
+    def evaluate_messages(
+        self, server_round: int, *, is_local: bool, is_global: bool
+    ) -> list[Message]:
+        """Ask for scores.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        is_local : bool
+            Whether clients whose own model was not scored in this round score it. One
+            that never trained gets the download it would train from.
+        is_global : bool
+            Whether every client scores the aggregated model.
         """
-        mode = self.config.evaluate
-        state = self.global_state() if mode != "local" else None
+        state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)
-        messages = {}
+        packed: dict[int, tuple[Payload, RecordDict]] = {}
+        messages = []
         for pid in self.federation.clients:
-            modes = [] if mode == "global" or self._round.has_scores(pid) else ["local"]
-            modes += [] if shared is None else ["global"]
-            if not modes:
-                continue
+            modes = ["local"] if is_local and not self._round.has_scores(pid) else []
             content = RecordDict()
-            if "local" in modes:
-                content = self.download(server_round + 1, pid).to_record()
+            if modes and pid not in self._trained:
+                payload = self.download(server_round + 1, pid)
+                if id(payload) not in packed:
+                    packed[id(payload)] = (payload, payload.to_record())
+                content = RecordDict(dict(packed[id(payload)][1]))
             if shared is not None:
+                modes.append("global")
                 content["global"] = shared
-            content[CONFIG] = ConfigRecord(
-                {"server-round": server_round, "modes": modes}
-            )
-            messages[pid] = Message(
-                content,
-                dst_node_id=self.federation.nodes[pid],
-                message_type=MessageType.EVALUATE,
-                group_id=str(server_round),
-            )
+            if modes:
+                content[CONFIG] = ConfigRecord(
+                    {"server-round": server_round, "modes": modes}
+                )
+                kind = MessageType.EVALUATE
+                messages.append(self._message(pid, content, kind, server_round))
         return messages
 
     def evaluate_round(self, server_round: int) -> None:
         """Run the evaluation exchange if any score is still owed."""
         clock = time.perf_counter()
-        messages = self.evaluate_messages(server_round)
-        if messages:
-            self._round.add_download(messages)
-            exchange = send_receive(
-                self._grid, messages, timeout=self.config.round_timeout
-            )
-            self._round.add_evaluation(exchange)
+        self.evaluate(server_round, self.configure_evaluate(server_round))
         self._round.seconds["evaluate"] = time.perf_counter() - clock
 
+    def evaluate(self, server_round: int, messages: Sequence[Message]) -> None:
+        """Send evaluation messages and take in the scores."""
+        if messages:
+            addressed = self._addressees(messages)
+            self._round.add_download(addressed)
+            exchange = send_receive(
+                self._grid, addressed, timeout=self.config.round_timeout
+            )
+            self._round.failures += exchange.failures
+            self.aggregate_evaluate(server_round, exchange.replies.values())
+
     def _remember_best(self) -> None:
-        """Keep the aggregated model of the best validation round."""
+        """Keep the aggregated model of the best validation round.
+
+        As in the summary, rounds that scored fewer validation nodes do not compete.
+        """
+        self._any_scored |= bool(self._round.pooled())
         state = self.global_state()
-        score = self._round.validation_accuracy()
+        score = self._round.validation()
         if state is None or score is None:
             return
         if self._best is None or score >= self._best[0]:
@@ -414,62 +489,8 @@ class FglStrategy(Strategy):
         """Return the aggregated model of the best validation round, else the last."""
         return self._best[1] if self._best is not None else self.global_state()
 
-    # ------------------------------------------------------------------- records
     def record_round(self) -> None:
         """Write the round and its clients to the run folder."""
         if self.recorder is not None:
             self.recorder.append_clients(self._round.client_rows())
             self.recorder.append_round(self._round.row())
-
-    def _record_clients(self) -> None:
-        if self.recorder is None:
-            return
-        self.recorder.append_clients(
-            [
-                {
-                    "round": 0,
-                    "partition_id": pid,
-                    "num_nodes": client.num_nodes,
-                    "num_edges": client.num_edges,
-                    "num_train": client.num_train,
-                    "num_val": client.num_val,
-                    "num_test": client.num_test,
-                    "class_counts": list(client.class_counts),
-                    "class_names": list(client.class_names),
-                    "model": client.model,
-                    "trains": client.num_train > 0,
-                }
-                for pid, client in self.federation.clients.items()
-            ]
-        )
-
-
-def weighted_mean(
-    states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
-) -> dict[str, Tensor]:
-    """Average model states, ``Σ_i (n_i/n) θ_i``, McMahan et al. 2017, Algorithm 1.
-
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        One state per client, with equal names and shapes.
-    weights : sequence of float
-        n_i, not negative, not all zero.
-
-    Returns
-    -------
-    dict of str to Tensor, float32
-
-    Raises
-    ------
-    ValueError
-        If no weight is positive.
-    """
-    total = float(sum(weights))
-    if not total > 0:
-        raise ValueError(f"At least one weight must be positive, got {list(weights)}.")
-    mean = {name: torch.zeros_like(tensor) for name, tensor in states[0].items()}
-    for state, weight in zip(states, weights, strict=True):
-        for name, tensor in state.items():
-            mean[name].add_(tensor, alpha=weight / total)
-    return mean

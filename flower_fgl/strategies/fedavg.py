@@ -15,7 +15,8 @@ from flower_fgl.errors import RunError
 from flower_fgl.nn import build_model, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
-from flower_fgl.strategies.base import FglStrategy, Upload, weighted_mean
+from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.rounds import RoundLog
 
 __all__ = ["FedAvg"]
@@ -87,11 +88,11 @@ class FedAvg(FglStrategy):
             return
         number = self.config.rounds + 1
         self._round = RoundLog(number, phase="finetune")
-        messages = self.train_messages(
-            number, self.federation.trainable, action="finetune"
-        )
-        self._round.add_download(messages)
-        exchange = self.exchange(messages)
-        uploads = self.read_uploads(exchange.replies)
+        able = self.federation.trainable
+        messages = self.train_messages(number, able, action="finetune", is_scored=True)
+        uploads = self.read_uploads(self._by_partition(self.exchange(messages)))
+        # whoever could not fine-tune scores what it has: all clients are in the table
+        rest = self.evaluate_messages(number, is_local=True, is_global=False)
+        self.evaluate(number, rest)
         self._round.close(is_ok=bool(uploads), min_replies=self.config.min_replies)
         self.record_round()

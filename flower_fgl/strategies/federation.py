@@ -6,7 +6,8 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -17,7 +18,7 @@ from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.exchange import send_receive
 
-__all__ = ["Federation", "discover"]
+__all__ = ["Federation", "client_lines", "discover"]
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
@@ -37,6 +38,11 @@ class Federation:
 
     clients: Mapping[int, Description]
     nodes: Mapping[int, int]
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """Partition-id of each of Flower's node ids."""
+        return {node: pid for pid, node in self.nodes.items()}
 
     @property
     def num_features(self) -> int:
@@ -180,3 +186,11 @@ def _refuse_untrainable(federation: Federation) -> None:
         )
     if idle:
         log.warning("Clients %s have no training nodes: evaluated only.", idle)
+
+
+def client_lines(federation: Federation) -> list[dict[str, Any]]:
+    """Return the lines of ``clients.jsonl`` that describe the clients, as round 0."""
+    return [
+        {"round": 0, **asdict(client), "trains": client.num_train > 0}
+        for client in federation.clients.values()
+    ]

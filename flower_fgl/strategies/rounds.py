@@ -10,8 +10,9 @@ from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
 
+from flower_fgl.errors import PayloadError
 from flower_fgl.metrics import Scores, pool
-from flower_fgl.protocols.base import METRICS, read_scores, record_bytes
+from flower_fgl.protocols.base import METRICS, read_loss, read_scores, record_bytes
 from flower_fgl.strategies.exchange import Exchange, Failure
 
 __all__ = ["RoundLog"]
@@ -49,6 +50,7 @@ class RoundLog:
         )
         self._is_ok = True
         self._need = 0
+        self._asked = 0
 
     # ---------------------------------------------------------------- collecting
     def add_download(self, messages: Mapping[int, Message]) -> None:
@@ -56,40 +58,47 @@ class RoundLog:
         counted: dict[int, int] = {}
         for pid, message in messages.items():
             for name, record in message.content.items():
-                # one record may be shared by all messages: count its bytes once
-                size = counted.setdefault(id(record), record.count_bytes())
+                if id(record) not in counted:  # one record may go to all clients
+                    counted[id(record)] = record.count_bytes()
+                size = counted[id(record)]
                 self._bytes["down"][name] += size
                 self._client_bytes[pid]["down"] += size
 
     def add_exchange(self, exchange: Exchange) -> None:
         """Keep failures and seconds of the training exchange."""
+        self._asked = len(exchange.replies) + len(exchange.failures)
         self.failures += exchange.failures
         busiest = _busiest_worker(exchange.replies)
         self.seconds["send"] = self.seconds.get("send", 0.0) + exchange.seconds_send
         self.seconds["clients"] = busiest
         self.seconds["wait"] = max(0.0, exchange.seconds_wait - busiest)
 
-    def add_reply(self, pid: int, content: RecordDict, num_examples: float) -> None:
-        """Keep loss, scores and bytes of one usable training reply."""
-        metrics = content.metric_records[METRICS]
-        self._count_up(pid, content)
+    def add_reply(self, pid: int, metrics: MetricRecord, num_examples: float) -> None:
+        """Keep loss and scores of one usable training reply.
+
+        Raises
+        ------
+        PayloadError
+            If its numbers cannot be; nothing of it is kept then.
+        """
+        loss = read_loss(metrics)
+        self.add_scores(pid, metrics)
         self._clients[pid] = {
-            "loss": _number(metrics.get("loss")),
+            "loss": loss,
             "num_examples": num_examples,
             "seconds": _seconds(metrics),
         }
-        self.add_scores(pid, metrics)
 
-    def add_evaluation(self, exchange: Exchange) -> None:
-        """Keep scores and failures of the evaluation exchange."""
-        self.failures += exchange.failures
-        for pid, reply in exchange.replies.items():
-            metrics = reply.content.metric_records.get(METRICS)
+    def add_evaluation(self, pid: int, reply: Message) -> None:
+        """Keep the scores of an evaluation reply, or why they cannot be used."""
+        self.count_up(pid, reply.content)
+        metrics = reply.content.metric_records.get(METRICS)
+        try:
             if metrics is None:
-                self.failures.append(Failure(pid, "evaluation reply without metrics"))
-                continue
-            self._count_up(pid, reply.content)
+                raise PayloadError("the evaluation reply has no metrics")
             self.add_scores(pid, metrics)
+        except PayloadError as error:
+            self.failures.append(Failure(pid, str(error)))
 
     def add_scores(self, pid: int, metrics: MetricRecord) -> None:
         """Keep the scores found in a reply's metrics."""
@@ -104,7 +113,8 @@ class RoundLog:
                     auroc=values.get("auroc", math.nan),
                 )
 
-    def _count_up(self, pid: int, content: RecordDict) -> None:
+    def count_up(self, pid: int, content: RecordDict) -> None:
+        """Count the bytes of a reply, whether it can be used or not."""
         for name, size in record_bytes(content).items():
             self._bytes["up"][name] += size
             self._client_bytes[pid]["up"] += size
@@ -139,20 +149,26 @@ class RoundLog:
             for mode, columns in grouped.items()
         }
 
-    def validation_accuracy(self) -> float | None:
-        """Pooled validation accuracy of the aggregated model, else of the clients'."""
+    def validation(self) -> tuple[int, float] | None:
+        """Nodes and accuracy of the pooled validation score, what rounds compete by.
+
+        Of the aggregated model where it was scored, else of the clients' own; ``None``
+        without validation nodes.
+        """
         pooled = self.pooled()
         columns = pooled.get("global") or pooled.get("local") or {}
-        value = columns.get("val", {}).get("accuracy")
-        return None if value is None or math.isnan(value) else float(value)
+        column = columns.get("val", {})
+        if not column.get("num_nodes"):
+            return None
+        return int(column["num_nodes"]), float(column["accuracy"])
 
     def why_failed(self) -> str:
         """Describe the failures for an error message."""
         counts = Counter(failure.reason for failure in self.failures)
         text = "; ".join(f"{reason} ({n} clients)" for reason, n in counts.items())
         return (
-            f"Round {self.number}: {len(self._clients)} usable replies, "
-            f"min-replies is {self._need}. {text or 'No client was asked.'}"
+            f"Round {self.number}: {len(self._clients)} usable replies of {self._asked} "
+            f"clients asked, min-replies is {self._need}. {text}".rstrip()
         )
 
     def row(self) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import io
+import math
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -13,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from flower_fgl.errors import PayloadError
 from flower_fgl.protocols.base import (
     check_tensor,
+    read_loss,
     read_scores,
     read_tensors,
     record_bytes,
@@ -92,11 +94,41 @@ def test_large_finite_numbers_are_not_taken_for_infinite() -> None:
 
 
 def test_scores_come_back_and_other_metrics_stay_out() -> None:
-    scores = {"local": {"val": {"accuracy": 0.5, "num_nodes": 3.0}}}
+    val = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
+    scores = {"local": {"val": val}}
     flat = write_scores(scores)
-    from flwr.app import MetricRecord
-
     assert read_scores(MetricRecord({**flat, "loss": 1.0})) == scores
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_nodes": 2.5},
+        {"num_nodes": -1.0},
+        {"num_nodes": math.nan},
+        {"accuracy": 1e9},
+        {"accuracy": math.nan},
+        {"num_nodes": 0.0},
+        {"extra": 1.0},
+    ],
+)
+def test_scores_that_cannot_be_are_refused(change: dict[str, float]) -> None:
+    val = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
+    flat = write_scores({"local": {"val": {**val, **change}}})
+    with pytest.raises(PayloadError, match="local/val"):
+        read_scores(MetricRecord(dict(flat)))
+
+
+def test_scores_of_no_node_are_not_numbers() -> None:
+    none = {"accuracy": math.nan, "macro_f1": math.nan, "macro_recall": math.nan}
+    flat = write_scores({"local": {"val": {"num_nodes": 0, **none}}})
+    assert read_scores(MetricRecord(dict(flat)))["local"]["val"]["num_nodes"] == 0
+
+
+@pytest.mark.parametrize("loss", [{}, {"loss": math.inf}, {"loss": [1.0]}])
+def test_a_loss_that_cannot_be_is_refused(loss: dict[str, object]) -> None:
+    with pytest.raises(PayloadError, match="loss"):
+        read_loss(MetricRecord(loss))  # type: ignore[arg-type]
 
 
 def test_bytes_are_counted_per_record() -> None:

@@ -13,7 +13,8 @@ from flower_fgl import simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.errors import RunError
-from flower_fgl.strategies.base import weighted_mean
+from flower_fgl.metrics import summarise
+from flower_fgl.strategies.averaging import weighted_mean
 
 
 @given(
@@ -87,6 +88,18 @@ def sends_no_metrics(reply: Message) -> None:
     del reply.content["metrics"]
 
 
+def sends_impossible_scores(reply: Message) -> None:
+    reply.content.metric_records["metrics"]["local/test/accuracy"] = 1e9
+
+
+def sends_half_a_column(reply: Message) -> None:
+    del reply.content.metric_records["metrics"]["local/test/num_nodes"]
+
+
+def sends_an_infinite_loss(reply: Message) -> None:
+    reply.content.metric_records["metrics"]["loss"] = math.inf
+
+
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
@@ -94,6 +107,9 @@ def sends_no_metrics(reply: Message) -> None:
         (sends_nan, "non-finite"),
         (sends_another_shape, "shape"),
         (sends_no_metrics, "metrics"),
+        (sends_impossible_scores, "local/test/accuracy"),
+        (sends_half_a_column, "num_nodes"),
+        (sends_an_infinite_loss, "loss"),
     ],
 )
 def test_a_client_that_fails_in_round_3_is_counted_and_the_run_goes_on(
@@ -226,3 +242,91 @@ def test_finetuning_keeps_the_epoch_that_is_best_on_validation(
     simulate(**{**small, "fedavg": {"finetune_epochs": 4}})
     assert len(found) == 3
     assert all(after >= before for before, after in found)
+
+
+def test_finetuning_scores_all_clients_whatever_happens_to_some(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: pid == 1 and number == 3, raises)
+    idle = {"clients": 12, "partition": "dirichlet", "dirichlet_alpha": 0.3}
+    settings = {**small, **idle, "fedavg": {"finetune_epochs": 2}}
+    run = simulate(**settings)
+    assert sum(run.summary["failures"].values()) == 1
+    tested = run.summary["best"]["test"]["num_nodes"]
+    assert run.summary["finetuned"]["test"]["num_nodes"] == tested
+
+
+def test_finetuned_models_are_scored_where_only_the_aggregated_one_was(
+    small: dict[str, Any],
+) -> None:
+    run = simulate(**{**small, "evaluate": "global", "fedavg": {"finetune_epochs": 2}})
+    assert run.summary["finetuned"]["test"]["num_nodes"] > 0
+
+
+def test_a_failed_evaluation_is_made_up_in_the_next_round(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: number == 2, raises)
+    run = simulate(**{**small, "rounds": 4, "evaluate_every": 2})
+    scored = [
+        row["round"] for row in run.rounds if row["status"] == "ok" and "metrics" in row
+    ]
+    assert scored == [3, 4]
+
+
+def test_a_run_in_which_no_good_round_was_scored_is_a_failed_run(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: number >= 3, raises)
+    with pytest.raises(RunError, match="scored"):
+        simulate(**{**small, "rounds": 4, "evaluate_every": 3})
+
+
+def test_rounds_that_lost_scores_do_not_compete() -> None:
+    def row(number: int, num_nodes: int, accuracy: float) -> dict[str, Any]:
+        val = {"num_nodes": num_nodes, "accuracy": accuracy}
+        columns = {"val": val, "test": val}
+        return {
+            "round": number,
+            "phase": "train",
+            "status": "ok",
+            "metrics": {"local": columns},
+        }
+
+    rows = [row(1, 10, 0.5), row(2, 4, 0.9), row(3, 10, 0.4)]
+    unknown = dict.fromkeys(
+        ("method", "dataset", "clients", "seed", "engine", "partition_sha256")
+    )
+    summary = summarise(rows, **unknown, evaluate="local", status="completed")
+    assert summary["best"]["round"] == 1
+    assert summary["last"]["round"] == 3
+
+
+def test_clients_that_trained_are_not_sent_a_model_to_score_their_own(
+    small: dict[str, Any],
+) -> None:
+    run = simulate(**{**small, "participation": 0.34, "rounds": 4})
+    one = run.rounds[0]["bytes"]["up"]["weights"] / 2  # ⌈0.34 · 3⌉ = 2 clients train
+    sent = sum(row["bytes"]["down"]["weights"] for row in run.rounds) / one
+    never = [c["partition_id"] for c in run.clients if "loss" in c]
+    assert 8 < sent <= 8 + len(run.rounds)
+    assert len(set(never)) == 3
+
+
+def test_why_a_round_failed_says_how_many_were_asked(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: pid > 0, raises)
+    with pytest.raises(RunError, match="1 usable replies of 3 clients asked"):
+        simulate(**{**small, "rounds": 3, "min_replies": 2})
+
+
+def test_start_takes_no_model_from_outside(small: dict[str, Any]) -> None:
+    from flwr.app import ArrayRecord
+
+    from flower_fgl import METHODS
+    from flower_fgl.config import RunConfig
+
+    strategy = METHODS["fedavg"].load_strategy()(RunConfig.parse({}, METHODS))
+    with pytest.raises(RunError, match="builds its own model"):
+        strategy.start(None, ArrayRecord())  # type: ignore[arg-type]
