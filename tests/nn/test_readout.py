@@ -158,6 +158,19 @@ def test_features_and_device_change_under_the_same_union(graphs: Graphs) -> None
     assert moved.batch.device.type == "meta"
 
 
+@names
+def test_what_scoring_keeps_of_a_union_serves_training_too(
+    name: str, graphs: Graphs
+) -> None:
+    model, whole = build(name), unite(graphs)
+    with torch.inference_mode():
+        model(whole)
+        model(whole.select(torch.tensor([1, 4])))
+    model(whole).sum().backward()
+    model(whole.select(torch.tensor([4, 0]))).sum().backward()
+    assert model.classifier.bias.grad.tolist() == [8, 8, 8]  # type: ignore[union-attr]
+
+
 def test_nodes_and_graphs_are_not_mixed_up(graphs: Graphs) -> None:
     whole = unite(graphs)
     single = GraphInput(*graphs[0])
