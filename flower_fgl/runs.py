@@ -125,7 +125,7 @@ class RunWriter:
             Must not exist, or be empty.
         config : mapping of str to bool, int, float, str or a mapping of these
             Every setting, resolved; a method's by dotted key or as a table of its own;
-            ``None`` is left out, and ``run-dir`` is written empty.
+            ``None`` is left out.
         sources : mapping of str to str
             Where values came from (``user``, ``method``, ``default``, …) by dotted key.
 
@@ -153,9 +153,7 @@ class RunWriter:
                     if not missing.exists():
                         missing.mkdir()
                         made.append(missing)
-            # run again, the settings must lead to a folder of their own
-            kept = {key: "" if key == "run-dir" else config[key] for key in config}
-            replace_file(folder / CONFIG, _config_toml(kept, sources).encode())
+            writer.write_settings(config, sources)
             known = {key: config.get(key) for key in HEADER}
             writer.write_summary({**known, "rounds": 0, "status": "running"})
         except RunError:
@@ -165,6 +163,22 @@ class RunWriter:
                     path.rmdir()
             raise
         return writer
+
+    def write_settings(self, config: Row, sources: Mapping[str, str]) -> None:
+        """Replace ``config.toml``; parameters and errors as in :meth:`create`.
+
+        Run again, the settings must lead to folders of their own: ``run-dir``, and a
+        ``state-dir`` inside the run folder, are written empty.
+        """
+        inside = str(self.folder.resolve())
+        kept = {
+            key: ""
+            if key == "run-dir"
+            or (key == "state-dir" and str(value).startswith(inside))
+            else value
+            for key, value in config.items()
+        }
+        replace_file(self.folder / CONFIG, _config_toml(kept, sources).encode())
 
     def append_round(self, row: Row) -> None:
         """Add one line to ``rounds.jsonl``.

@@ -26,13 +26,19 @@ OnRound = Callable[[Mapping[str, Any]], None]
 class _Recorder:
     """Write to the run folder and keep the rounds for the summary."""
 
-    def __init__(self, writer: RunWriter, on_round: OnRound | None) -> None:
+    def __init__(
+        self, writer: RunWriter, config: RunConfig, on_round: OnRound | None
+    ) -> None:
         self.writer = writer
+        self.config = config
         self.on_round = on_round
         self.rounds: list[Mapping[str, Any]] = []
 
     def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client."""
+        """Add one line per client; the first ones tell how many there are."""
+        if rows and rows[0]["round"] == 0 and not self.config.clients:
+            settings = self.config.flat() | {"clients": len(rows)}
+            self.writer.write_settings(settings, self.config.sources)
         self.writer.append_clients(rows)
 
     def append_round(self, row: Mapping[str, Any]) -> None:
@@ -84,7 +90,7 @@ def run_server(
         )
     )
     writer = RunWriter.create(folder, config=config.flat(), sources=config.sources)
-    recorder = _Recorder(writer, on_round)
+    recorder = _Recorder(writer, config, on_round)
     strategy = METHODS[config.method].load_strategy()(config, recorder)
     status, error = "failed", ""
     try:

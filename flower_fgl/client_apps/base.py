@@ -279,7 +279,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise RunError(f'device = "{name}" is no torch device: {error}') from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(f'device = "{name}", but torch sees no GPU. Use device = "cpu".')
+        raise RunError(f'device = "{name}" is no torch device.') from error
+    if device.type not in ("cpu", "cuda"):
+        raise RunError(f'device = "{name}" is not supported: use auto, cpu or cuda:N.')
+    found = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= found:
+        raise RunError(
+            f'device = "{name}", but torch sees {found} GPUs here. Use device = "auto"; '
+            "under Ray a client sees a GPU only with --client-gpus."
+        )
     return device

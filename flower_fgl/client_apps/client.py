@@ -336,7 +336,7 @@ def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
     Raises
     ------
     RunError
-        If one is missing or no whole number.
+        If one is missing or no whole number, or there is no such partition.
     """
     out = []
     for key in ("partition-id", "num-partitions"):
@@ -348,4 +348,9 @@ def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
                 '"partition-id=0 num-partitions=3".'
             )
         out.append(value)
+    if out[0] >= out[1]:
+        raise RunError(
+            f"partition-id must be below num-partitions = {out[1]}, got {out[0]}. "
+            "Partitions are numbered from 0."
+        )
     return out[0], out[1]

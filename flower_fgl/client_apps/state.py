@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock
 from flwr.app import ConfigRecord, Context
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -124,21 +125,47 @@ class FileStates(StatePlace):
         return ClientState(tensors, values)
 
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Write beside the file, then move into place."""
+        """Write beside the file, then move into place.
+
+        A worker that comes late, after its client went on elsewhere, changes nothing.
+        """
         path = self._path(context, partition_id)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            scratch = path.with_suffix(f".{os.getpid()}.tmp")
-            tensors = {
-                name: tensor.detach().cpu().contiguous()
-                for name, tensor in state.tensors.items()
-            }
-            save_file(tensors, scratch, {"values": json.dumps(state.values)})
-            os.replace(scratch, path)
+            with FileLock(f"{path}.lock"):
+                if not self._is_outdated(path, state):
+                    self._write(path, state)
         except OSError as error:
             raise RunError(
                 f"Cannot write client state {path}: {error}. Check state-dir."
             ) from error
+
+    def _is_outdated(self, path: Path, state: ClientState) -> bool:
+        if not path.exists():
+            return False
+        try:
+            kept = _read_values(path).get("round", 0)
+        except (OSError, SafetensorError, ValueError):
+            return False
+        return kept > state.values.get("round", 0)  # type: ignore[operator]
+
+    def _write(self, path: Path, state: ClientState) -> None:
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        tensors = {
+            name: tensor.detach().cpu().contiguous()
+            for name, tensor in state.tensors.items()
+        }
+        save_file(tensors, scratch, {"values": json.dumps(state.values)})
+        os.replace(scratch, path)
+
+
+def _read_values(path: Path) -> dict[str, Scalar]:
+    """Read the small values of a state file."""
+    with safe_open(path, "pt") as file:
+        values: dict[str, Scalar] = json.loads(
+            (file.metadata() or {}).get("values", "{}")
+        )
+    return values
 
 
 class ContextStates(StatePlace):
@@ -150,7 +177,7 @@ class ContextStates(StatePlace):
             return ClientState()
         values = context.state.config_records["state-values"]
         return ClientState(
-            read_tensors(context.state, "state-tensors"),
+            read_tensors(context.state, "state-tensors", is_checked=False),
             {key: value for key, value in values.items() if _is_scalar(value)},  # type: ignore[misc]
         )
 

@@ -217,9 +217,13 @@ def check_tensor(
 
 
 def read_tensors(
-    content: RecordDict, record: str, shapes: Shapes | None = None
+    content: RecordDict,
+    record: str,
+    shapes: Shapes | None = None,
+    *,
+    is_checked: bool = True,
 ) -> dict[str, Tensor]:
-    """Unpack an ArrayRecord of float32 tensors.
+    """Unpack an ArrayRecord of tensors.
 
     Parameters
     ----------
@@ -229,6 +233,9 @@ def read_tensors(
         Name of the record.
     shapes : mapping of str to tuple of int, optional
         Exactly the entries expected, with their shapes.
+    is_checked : bool
+        Whether the numbers must be float32 and finite: so for what others send, not for
+        a client's own memory.
 
     Returns
     -------
@@ -252,14 +259,12 @@ def read_tensors(
             f'Record "{record}" must have exactly the entries {names}; '
             f"missing or unexpected: {odd}."
         )
-    return {
-        name: check_tensor(
-            f"{record}/{name}",
-            _read_array(f"{record}/{name}", arrays[name]),
-            shape=None if shapes is None else shapes[name],
-        )
-        for name in names
-    }
+    tensors = {name: _read_array(f"{record}/{name}", arrays[name]) for name in names}
+    if is_checked:
+        for name, tensor in tensors.items():
+            shape = None if shapes is None else shapes[name]
+            check_tensor(f"{record}/{name}", tensor, shape=shape)
+    return tensors
 
 
 def record_bytes(content: RecordDict) -> dict[str, int]:

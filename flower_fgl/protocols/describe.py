@@ -96,16 +96,18 @@ class Description(Payload):
         names, counts = info.get("class-names"), info.get("class-counts")
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise PayloadError(f'"class-names" must be strings, got {names!r}.')
-        if not isinstance(counts, list) or len(counts) not in (0, len(names)):
+        class_counts = _read_counts(counts, len(names))
+        if values["partition_id"] >= values["num_partitions"] or not names:
             raise PayloadError(
-                f'"class-counts" must have {len(names)} entries or none, got {counts!r}.'
+                f'"partition-id" must be below {values["num_partitions"]} and there must '
+                f"be a class, got {values['partition_id']} and {len(names)} classes."
             )
         model, sha256 = info.get("model"), info.get("partition-sha256")
         if not isinstance(model, str) or not isinstance(sha256, str):
             raise PayloadError('"model" and "partition-sha256" must be strings.')
         return cls(
             class_names=tuple(str(name) for name in names),
-            class_counts=tuple(int(c) for c in counts),
+            class_counts=class_counts,
             model=model,
             partition_sha256=sha256,
             **values,
@@ -117,3 +119,14 @@ class Description(Payload):
         names = sum(len(name.encode()) for name in self.class_names)
         text = len(self.model.encode()) + len(self.partition_sha256)
         return 8 * (len(_INTEGERS) + len(self.class_counts)) + names + text
+
+
+def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:
+    """Check the training nodes per class: one count a class, or none at all."""
+    if isinstance(values, list) and len(values) in (0, num_classes):
+        counts = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+        if len(counts) == len(values) and min(counts, default=0) >= 0:
+            return tuple(counts)
+    raise PayloadError(
+        f'"class-counts" must be {num_classes} counts or none, got {values!r}.'
+    )

@@ -90,3 +90,24 @@ def test_a_folder_that_cannot_be_made_is_named(
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(RunError, match="state-dir"):
         FileStates(tmp_path / "file" / "states").save(context, 0, ClientState())
+
+
+def test_a_late_worker_does_not_overwrite_newer_state(
+    tmp_path: Path, context: Context
+) -> None:
+    place = FileStates(tmp_path)
+    place.save(context, 0, ClientState({"w": torch.ones(1)}, {"round": 3}))
+    place.save(context, 0, ClientState({"w": torch.zeros(1)}, {"round": 2}))
+    assert place.load(context, 0).values == {"round": 3}
+    place.save(context, 0, ClientState({"w": torch.zeros(1)}, {"round": 3}))
+    assert torch.equal(place.load(context, 0).tensors["w"], torch.zeros(1))
+
+
+def test_a_state_may_hold_what_no_payload_may(
+    place: StatePlace, context: Context
+) -> None:
+    sent = {"nan": torch.tensor([float("nan")]), "count": torch.tensor([1, 2])}
+    place.save(context, 0, ClientState(dict(sent)))
+    back = place.load(context, 0).tensors
+    assert torch.equal(back["count"], sent["count"])
+    assert back["nan"].isnan().all()

@@ -172,6 +172,9 @@ def test_a_description_comes_back(counts: tuple[int, ...]) -> None:
         ("num-nodes", 1.5),
         ("class-names", [1, 2]),
         ("class-counts", [1, 2, 3]),
+        ("class-counts", [1, -2]),
+        ("class-counts", ["1", "2"]),
+        ("partition-id", 3),
         ("model", 3),
     ],
 )
