@@ -234,7 +234,7 @@ def partition(
     config = data_config(dataset, clients, rule, settings)
     description = describe_clients(config)
     table = make_table(
-        "client", "nodes", "train", "val", "test", "classes", "exp(entropy)"
+        "client", description.items, "train", "val", "test", "classes", "exp(entropy)"
     )
     for row in description.rows:
         table.add_row(*row)

@@ -23,6 +23,7 @@ from flower_fgl.errors import ConfigError
 __all__ = [
     "AUTO",
     "DATASETS",
+    "GRAPH_PARTITIONS",
     "PARTITIONS",
     "GeneralSettings",
     "RunConfig",
@@ -67,6 +68,8 @@ DATASETS = [
 """Names of the sources in ``datasets/sources.py`` (a test compares them)."""
 
 PARTITIONS = "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform"
+GRAPH_PARTITIONS = ("dirichlet", "uniform")
+"""Rules that deal whole graphs (a test compares them)."""
 MODELS = "appnp gamlp gat gcn gcnii gin graphsage mlp sgc sign ssgc"
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {"synthetic": {"rounds": 20}}
 
@@ -152,7 +155,9 @@ class GeneralSettings:
         "default", "train/val/test in percent of each class, `default` or `public`"
     )
     setting: str = option(
-        "transductive", "what is known when", choices="transductive inductive"
+        "transductive",
+        "what is known when; `graph` classifies whole graphs of a set",
+        choices="transductive inductive graph",
     )
     model: str = option(
         "gcn", "backbone, or several (gcn,gin) dealt to the clients in turn", auto=True
@@ -163,7 +168,7 @@ class GeneralSettings:
     rounds: int = option(100, "federated rounds", ge=1, auto=True)
     local_epochs: int = option(3, "epochs a client trains per round", ge=1, auto=True)
     batch_size: int = option(
-        0, "training nodes per step; 0: all of them", ge=0, auto=True
+        0, "training nodes (or graphs) per step; 0: all of them", ge=0, auto=True
     )
     optimizer: str = option(
         "adam", "client optimizer", choices="adam adamw sgd", auto=True
@@ -324,6 +329,11 @@ class RunConfig(GeneralSettings):
     hyper: Any = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def classifies_graphs(self) -> bool:
+        """Whether whole graphs are classified instead of nodes."""
+        return self.setting == "graph"
+
     @classmethod
     def parse(
         cls,
@@ -370,6 +380,7 @@ class RunConfig(GeneralSettings):
         }
         read = read_settings(GeneralSettings, general)
         _check_method(read, method)
+        _check_graphs(read, method, methods)
         return cls(
             **vars(read),
             synthetic=read_settings(
@@ -444,6 +455,26 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
         raise ConfigError(
             f"min-replies must be at most clients = {settings.clients}, "
             f"got {settings.min_replies}."
+        )
+
+
+def _check_graphs(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Refuse a method or a partition rule that cannot do with a set of graphs."""
+    if settings.setting != "graph":
+        return
+    if not method.graphs:
+        able = ", ".join(sorted(name for name, row in methods.items() if row.graphs))
+        raise ConfigError(
+            f'{settings.method} classifies nodes only: setting = "graph" is not '
+            f"possible. These methods classify graphs: {able}."
+        )
+    if settings.partition not in GRAPH_PARTITIONS:
+        names = '" or "'.join(GRAPH_PARTITIONS)
+        raise ConfigError(
+            f'partition = "{settings.partition}" cuts one graph, but setting = "graph" '
+            f'deals whole graphs: use partition = "{names}".'
         )
 
 

@@ -217,6 +217,7 @@ def results_table(
             ("val acc.", ("best", "val", "accuracy")),
             ("test acc.", ("best", "test", "accuracy")),
             ("test macro-F1", ("best", "test", "macro_f1")),
+            ("test AUROC", ("best", "test", "auroc")),
             ("global test acc.", ("global", "best", "test", "accuracy")),
             ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
         ):

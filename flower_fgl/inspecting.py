@@ -14,7 +14,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.files import save_client_graph
 from flower_fgl.datasets.store import ClientStore, open_store
-from flower_fgl.errors import DataError
+from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.plots import label_heat_map
 
 __all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_map"]
@@ -27,20 +27,23 @@ class PartitionReport:
     Parameters
     ----------
     rows : list of list of str
-        For each client: number, nodes, training, validation and test nodes, classes, and
-        the exponential of the entropy of its labels.
+        For each client: number, nodes (or graphs), those that train, validate and test,
+        classes, and the exponential of the entropy of its labels.
     counts : Tensor of shape (K, C), int64
-        Labelled nodes by client and class.
+        Labelled nodes (or graphs) by client and class.
     class_names : tuple of str
         Length C.
     summary : str
         Totals, share of edges kept, and the partition's hash.
+    items : {"nodes", "graphs"}
+        What is counted.
     """
 
     rows: list[list[str]]
     counts: Tensor
     class_names: tuple[str, ...]
     summary: str
+    items: str = "nodes"
 
 
 def _clients(store: ClientStore) -> Iterator[ClientGraph]:
@@ -74,7 +77,7 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         If the data are missing or cannot be cut so.
     """
     store = open_store(config, config.clients)
-    rows, counts, nodes, edges = [], [], 0, 0
+    rows, counts, size, edges = [], [], 0, 0
     names: tuple[str, ...] = ()
     for client in _clients(store):
         names = client.class_names
@@ -84,7 +87,7 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         share = count[count > 0].double() / max(1, int(count.sum()))
         entropy = float(-(share * share.log()).sum())
         graphs = [client.graph, *client.evaluation]
-        nodes += sum(graph.num_nodes for graph in graphs)
+        size += len(labels)
         edges += sum(graph.edge_index.shape[1] // 2 for graph in graphs)
         rows.append(
             [
@@ -97,11 +100,12 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         )
     total = store.index.num_edges
     kept = f"{edges:,} of {total:,} edges kept ({edges / total:.1%})" if total else ""
+    items = "graphs" if config.classifies_graphs else "nodes"
     summary = (
-        f"{len(rows)} clients, {nodes:,} nodes, {kept or 'no edges'}, "
+        f"{len(rows)} clients, {size:,} {items}, {kept or 'no edges'}, "
         f"partition {store.index.partition_sha256}"
     )
-    return PartitionReport(rows, torch.stack(counts), names, summary)
+    return PartitionReport(rows, torch.stack(counts), names, summary, items)
 
 
 def write_heat_map(report: PartitionReport, path: Path) -> None:
@@ -136,9 +140,17 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
 
     Raises
     ------
+    ConfigError
+        If ``setting`` is ``"graph"``: an owner's file holds one graph.
     DataError
         If the data cannot be cut so, or the folder not be written.
     """
+    if config.classifies_graphs:
+        raise ConfigError(
+            "export writes graphs whose nodes are classified; a graph file has no form "
+            'for a set of graphs (setting = "graph"). Choose a data set of task "node" '
+            "(flower-fgl datasets)."
+        )
     store = open_store(config, config.clients)
     width = len(str(store.index.num_clients - 1))
     paths = []

@@ -39,6 +39,8 @@ class Method:
         Whether there is an aggregated model to score and to save.
     mixes_models : bool
         Whether clients may have different backbones.
+    graphs : bool
+        Whether it also classifies whole graphs (``setting = "graph"``).
     """
 
     paper: str
@@ -49,6 +51,7 @@ class Method:
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     has_global_model: bool = True
     mixes_models: bool = False
+    graphs: bool = True
 
     def load_strategy(self) -> type[FglStrategy]:
         """Import the server half."""

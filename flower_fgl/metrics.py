@@ -28,29 +28,34 @@ METRICS = ("accuracy", "macro_f1", "macro_recall")
 
 @dataclass(frozen=True)
 class Scores:
-    """How well one model predicts one set of nodes.
+    """How well one model predicts one set of nodes, or of graphs.
 
     Parameters
     ----------
     num_nodes : int
-        Labelled nodes in the set.
+        Labelled nodes in the set; where whole graphs are classified, graphs.
     accuracy, macro_f1, macro_recall : float in [0, 1]
         NaN where ``num_nodes`` is 0; the run folder writes ``null`` for it.
+    auroc : float in [0, 1]
+        Area under the ROC curve; NaN, and left out of records, where it was not asked
+        for (nodes) or is undefined (graphs of one class only).
     """
 
     num_nodes: int
     accuracy: float
     macro_f1: float
     macro_recall: float
+    auroc: float = math.nan
 
     def as_dict(self) -> dict[str, float]:
-        """Return the four numbers by name."""
-        return {
+        """Return the four numbers by name, and ``auroc`` where there is one."""
+        out = {
             "num_nodes": self.num_nodes,
             "accuracy": self.accuracy,
             "macro_f1": self.macro_f1,
             "macro_recall": self.macro_recall,
         }
+        return out if math.isnan(self.auroc) else {**out, "auroc": self.auroc}
 
 
 def score(
@@ -168,7 +173,8 @@ def pool(scores: Sequence[Scores]) -> dict[str, float]:
         ``num_nodes`` (their sum), ``accuracy``, ``macro_f1``, ``macro_recall`` (means
         weighted by nodes) and ``mean_accuracy``, ``mean_macro_f1``,
         ``mean_macro_recall`` (plain means over the clients that have nodes); NaN if no
-        client has any.
+        client has any. Where a client has ``auroc``, also ``auroc`` and ``mean_auroc``,
+        over the clients that have it.
     """
     counted = [entry for entry in scores if entry.num_nodes > 0]
     num_nodes = int(sum(entry.num_nodes for entry in counted))
@@ -179,6 +185,11 @@ def pool(scores: Sequence[Scores]) -> dict[str, float]:
     for name in METRICS:
         values = (getattr(entry, name) for entry in counted)
         out[f"mean_{name}"] = _ratio(values, len(counted))
+    ranked = [entry for entry in counted if not math.isnan(entry.auroc)]
+    if ranked:
+        size = int(sum(entry.num_nodes for entry in ranked))
+        out["auroc"] = _ratio((e.auroc * e.num_nodes for e in ranked), size)
+        out["mean_auroc"] = _ratio((e.auroc for e in ranked), len(ranked))
     return out
 
 

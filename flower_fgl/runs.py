@@ -347,12 +347,16 @@ class Run:
         scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
         scored.append(("finetuned", about.get("finetuned")))
         lines = [f"{'':<20}{'round':>6}{'val acc':>9}{'test acc':>10}{'test F1':>9}"]
+        is_ranked = any("auroc" in (e or {}).get("test", {}) for _, e in scored)
+        lines[0] += f"{'test AUROC':>12}" if is_ranked else ""
         for name, entry in scored:
             if entry:
                 val = _percent(entry, "val", "accuracy")
                 test = _percent(entry, "test", "accuracy")
                 f1 = _percent(entry, "test", "macro_f1")
-                lines.append(f"{name:<20}{entry['round']:>6}{val:>9}{test:>10}{f1:>9}")
+                line = f"{name:<20}{entry['round']:>6}{val:>9}{test:>10}{f1:>9}"
+                area = _percent(entry, "test", "auroc")
+                lines.append(line + (f"{area:>12}" if is_ranked else ""))
         head = (
             f"{about['method']} on {about['dataset']}, "
             f"{about['clients'] or '?'} clients, "

@@ -130,10 +130,22 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
 
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:
-    from flower_fgl.config import PARTITIONS
+    from flower_fgl.config import GRAPH_PARTITIONS, PARTITIONS
     from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES
 
     assert set(PARTITIONS.split()) == set(NODE_RULES) | set(GRAPH_RULES)
+    assert set(GRAPH_PARTITIONS) == set(GRAPH_RULES)
+
+
+def test_a_method_for_nodes_only_names_those_that_classify_graphs() -> None:
+    methods = {
+        "of-nodes": Method("", "", "", graphs=False),
+        "of-both": Method("", "", ""),
+    }
+    values = {"method": "of-nodes", "dataset": "mutag", "partition": "uniform"}
+    assert not RunConfig.parse(values, methods).classifies_graphs
+    with pytest.raises(ConfigError, match=r"of-nodes classifies nodes only.*of-both\."):
+        RunConfig.parse({**values, "setting": "graph"}, methods)
 
 
 @given(st.text(min_size=1, max_size=20))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.state import MemoryStates
 from flower_fgl.config import RunConfig
+from flower_fgl.errors import ConfigError
 from flower_fgl.local_engine import LocalGrid, run_config_of, task_identity
 from flower_fgl.protocols.base import read_scores
 from flower_fgl.strategies.base import FglStrategy
@@ -26,6 +28,7 @@ from flower_fgl.strategies.exchange import Failure, send_receive
 from flower_fgl.strategies.federation import discover
 from flower_fgl.strategies.rounds import RoundLog
 from tests.conftest import SMALL
+from tests.tiny_graphs import write_tiny
 
 HEADER_BYTES = 300
 """What Flower and the .npy form add to one array at most: header and name."""
@@ -89,6 +92,30 @@ def test_two_rounds_run_and_leave_numbers(method: str, small: dict[str, Any]) ->
     assert [row["round"] for row in run.rounds] == [1, 2]
     assert 0 <= run.best["test"]["accuracy"] <= 1
     assert run.summary["partition_sha256"]
+
+
+@every_method
+def test_it_classifies_graphs_or_says_that_it_does_not(
+    method: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    write_tiny(tmp_path / "data")
+    settings = {
+        **{k: v for k, v in small.items() if k != "synthetic"},
+        "dataset": "tu:TINY",
+        "data_dir": str(tmp_path / "data"),
+        "setting": "graph",
+        "partition": "uniform",
+        "model": "gin",
+    }
+    if not METHODS[method].graphs:
+        with pytest.raises(ConfigError, match="classifies nodes only"):
+            simulate(method, **settings)
+        return
+    first, second = (simulate(method, **settings, seed=4) for _ in range(2))
+    assert first.summary["selection"] == "last"
+    assert first.best["test"]["num_nodes"] == 6
+    assert 0 <= first.best["test"]["auroc"] <= 1
+    assert comparable(first) == comparable(second)
 
 
 def comparable(run: Any) -> str:
@@ -235,7 +262,6 @@ def test_the_server_half_never_loads_data_or_client_code() -> None:
 
 def test_only_the_table_names_methods() -> None:
     import ast
-    from pathlib import Path
 
     import flower_fgl
 

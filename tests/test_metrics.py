@@ -143,6 +143,21 @@ def test_pooling_weighs_by_nodes_and_the_plain_mean_does_not() -> None:
     )
 
 
+def test_areas_are_pooled_over_the_clients_that_have_one() -> None:
+    area = [Scores(2, 0.5, 0.5, 0.5, auroc=a) for a in (0.25, math.nan)]
+    pooled = pool([*area, Scores(6, 1.0, 1.0, 1.0, auroc=0.75)])
+    assert pooled["auroc"] == (2 * 0.25 + 6 * 0.75) / 8
+    assert pooled["mean_auroc"] == 0.5
+    assert pooled["num_nodes"] == 10
+
+
+def test_scores_without_an_area_do_not_speak_of_one() -> None:
+    plain = Scores(2, 0.5, 0.5, 0.5)
+    assert set(plain.as_dict()) == {"num_nodes", *METRICS}
+    assert not [key for key in pool([plain]) if "auroc" in key]
+    assert Scores(2, 0.5, 0.5, 0.5, auroc=0.0).as_dict()["auroc"] == 0.0
+
+
 def test_pooling_nobody_gives_no_number() -> None:
     pooled = pool([Scores(0, math.nan, math.nan, math.nan)])
     assert pooled.pop("num_nodes") == 0

@@ -172,8 +172,8 @@ class FglClientApp(ClientApp):
         description = Description(
             partition_id=client.partition_id,
             num_partitions=client.num_partitions,
-            num_nodes=graph.graph.num_nodes,
-            num_edges=graph.graph.edge_index.shape[1] // 2,
+            num_nodes=graph.num_items,
+            num_edges=graph.num_edges,
             num_train=int(client.data.training.index.numel()),
             num_val=sizes.get("val", 0),
             num_test=sizes.get("test", 0),
@@ -255,7 +255,7 @@ def pack_metrics(
     """Pack a reply's numbers."""
     flat = write_scores(
         {
-            mode: {column: vars(values) for column, values in columns.items()}
+            mode: {column: values.as_dict() for column, values in columns.items()}
             for mode, columns in scores.items()
         }
     )

@@ -6,7 +6,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from flower_fgl.client_apps.training import (
 )
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.build import client_from_file
-from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.store import open_store
 from flower_fgl.errors import RunError
-from flower_fgl.metrics import Scores, score
+from flower_fgl.metrics import Scores, auroc, score
 from flower_fgl.nn import (
     Backbone,
     GraphInput,
@@ -56,13 +56,13 @@ class ClientData:
         Of the training graph and of each evaluation graph; their propagation operators
         are computed once.
     training : TrainingSet
-        Training nodes and labels.
-    labels : list of Tensor of shape (N_g,), int64
-        Classes of each graph's nodes.
-    columns : list of dict of str to Tensor of shape (N_g,), bool
-        For each graph: the nodes of every score column.
+        Training nodes (or graphs) and labels.
+    labels : list of Tensor of shape (n_g,), int64
+        Classes of each graph's nodes; of a union of graphs, those of the graphs.
+    columns : list of dict of str to Tensor of shape (n_g,), bool
+        For each graph: the nodes (or graphs) of every score column.
     sizes : dict of str to int
-        Labelled nodes of every score column.
+        Labelled nodes (or graphs) of every score column.
     partition_sha256 : str
         Hash of the partition; empty for an owner's own file.
     shapes : dict of str to (dict of str to tuple of int)
@@ -84,7 +84,7 @@ class ClientData:
     ) -> ClientData:
         """Move a graph to its device and index its masks."""
         graphs = [graph.graph, *graph.evaluation]
-        inputs = [GraphInput(g.x, g.edge_index).to(device) for g in graphs]
+        inputs = [_graph_input(g).to(device) for g in graphs]
         scored = {name for g in graph.evaluation for name in g.masks} | {"train"}
         columns = [{n: m for n, m in graph.graph.masks.items() if n not in scored}]
         columns += [dict(g.masks) for g in graph.evaluation]
@@ -111,6 +111,14 @@ class ClientData:
         return sum(
             3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
         )
+
+
+def _graph_input(graph: Graph) -> GraphInput:
+    if graph.batch is None:
+        return GraphInput(graph.x, graph.edge_index)
+    return GraphInput(
+        graph.x, graph.edge_index, batch=graph.batch, num_graphs=graph.num_items
+    )
 
 
 def _feature_bytes(x: Tensor) -> int:
@@ -196,6 +204,7 @@ class Client:
                 num_classes=self.data.graph.num_classes,
                 num_layers=self.config.num_layers,
                 dropout=self.config.dropout,
+                readout=self.config.classifies_graphs,
                 initialise=initialise,
             )
         return model if self.device.type == "cpu" else model.to(self.device)
@@ -264,7 +273,10 @@ class Client:
 
     @torch.inference_mode()
     def evaluate(self, model: Backbone) -> dict[str, Scores]:
-        """Score a model on every column: ``val``, ``test`` and the setting's own."""
+        """Score a model on every column: ``val``, ``test`` and the setting's own.
+
+        Where graphs are classified, the area under the ROC curve is among the scores.
+        """
         model.eval()
         data = self.data
         scores = dict.fromkeys(data.sizes, EMPTY)
@@ -274,8 +286,12 @@ class Client:
             names = [name for name in masks if data.sizes[name]]
             if names:
                 logits = model(inputs)
+            num_classes = data.graph.num_classes
             for name in names:
-                scores[name] = score(logits, y, masks[name], data.graph.num_classes)
+                scores[name] = score(logits, y, masks[name], num_classes)
+                if inputs.batch is not None:
+                    area = auroc(logits, y, masks[name], num_classes)
+                    scores[name] = replace(scores[name], auroc=area)
         return scores
 
 

@@ -24,14 +24,14 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """The nodes a client trains on.
+    """The nodes, or graphs of a union, a client trains on.
 
     Parameters
     ----------
     inputs : GraphInput
         The graph as backbones take it.
     index : Tensor of shape (n,), int64
-        Training nodes.
+        Training nodes or graphs.
     labels : Tensor of shape (n,), int64
         Their classes.
     """
@@ -39,6 +39,26 @@ class TrainingSet:
     inputs: GraphInput
     index: Tensor
     labels: Tensor
+
+    def logits(self, model: Backbone, index: Tensor) -> Tensor:
+        """Predict some of the items, for a gradient.
+
+        Parameters
+        ----------
+        model : Backbone
+            The network.
+        index : Tensor of shape (b,), int64
+            Nodes, which need a pass over the whole graph, or graphs, of which only
+            these are passed through the model.
+
+        Returns
+        -------
+        Tensor of shape (b, C)
+        """
+        inputs = self.inputs
+        if inputs.batch is None or len(index) == inputs.num_graphs:
+            return model(inputs)[index]  # type: ignore[no-any-return]
+        return model(inputs.select(index))  # type: ignore[no-any-return]
 
 
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
@@ -99,7 +119,7 @@ def train_epochs(
     penalty: Callable[[], Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Minimise the cross-entropy of the training nodes.
+    """Minimise the cross-entropy of the training nodes or graphs.
 
     Parameters
     ----------
@@ -110,10 +130,10 @@ def train_epochs(
     optimizer : torch.optim.Optimizer
         Over the model's parameters.
     epochs : int
-        Passes over the training nodes.
+        Passes over the training nodes or graphs.
     batch_size : int
-        Training nodes per step, each with a pass over the whole graph; 0 takes all of
-        them in one step.
+        Training nodes per step, each with a pass over the whole graph, or training
+        graphs per step; 0 takes all of them in one step.
     penalty : callable, optional
         Returns a term added to the loss of every step.
     generator : torch.Generator, optional
@@ -147,7 +167,7 @@ def train_epochs(
         steps = len(batches)
         for index, labels in batches:
             optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(model(data.inputs)[index], labels)
+            loss = F.cross_entropy(data.logits(model, index), labels)
             if penalty is not None:
                 loss = loss + penalty()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import (
@@ -14,7 +16,13 @@ from flower_fgl.datasets.client_graph import (
     NodeDataset,
 )
 from flower_fgl.datasets.files import load_graph_file
-from flower_fgl.datasets.partition import partition_nodes, partition_sha256
+from flower_fgl.datasets.graph_sets import cut_graph_clients
+from flower_fgl.datasets.partition import (
+    IntArray,
+    partition_graphs,
+    partition_nodes,
+    partition_sha256,
+)
 from flower_fgl.datasets.sources import (
     cache_folder,
     data_folder,
@@ -24,7 +32,7 @@ from flower_fgl.datasets.sources import (
 from flower_fgl.datasets.split import parse_split, published_split, split_nodes
 from flower_fgl.datasets.subgraph import cut_clients, inductive_graphs, select_rows
 from flower_fgl.datasets.synthetic import synthetic_dataset
-from flower_fgl.errors import DataError
+from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.seeds import numpy_generator
 
 __all__ = ["build_clients", "client_from_file", "load_dataset"]
@@ -33,23 +41,28 @@ FILE_SPLIT = "20/40/40"
 """Default split of a graph file that brings none."""
 
 
-def load_dataset(config: RunConfig) -> NodeDataset:
+def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
     """Load the data set that the settings name.
 
     Parameters
     ----------
     config : RunConfig
-        ``dataset`` (a source's name or a graph file's path), ``data_dir``, ``synthetic``.
+        ``dataset`` (a source's name or a graph file's path), ``data_dir``,
+        ``synthetic``; ``setting`` must fit the data.
 
     Returns
     -------
-    NodeDataset
+    NodeDataset or GraphDataset
+        Graphs where ``setting`` is ``"graph"``, else nodes.
 
     Raises
     ------
+    ConfigError
+        If ``setting`` is not for such data.
     DataError
-        If the data are missing, malformed, or a set of graphs.
+        If the data are missing or malformed.
     """
+    _check_task(config)
     if config.dataset == "synthetic":
         return synthetic_dataset(config.synthetic, config.partition_seed)
     if is_file(config.dataset):
@@ -61,19 +74,28 @@ def load_dataset(config: RunConfig) -> NodeDataset:
                 "SuperNode (graph=...), or export in the transductive setting."
             )
         return owned.dataset
-    dataset = load(
+    return load(
         config.dataset,
         data_dir=data_folder(config.data_dir),
         cache_dir=cache_folder(),
     )
-    if isinstance(dataset, GraphDataset):
-        raise DataError(
-            f"{config.dataset} is a set of {dataset.num_graphs} graphs: its graphs are "
-            f"classified, not their nodes, which setting = "
-            f'"{config.setting}" cannot do. Choose a data set of task "node" '
-            "(flower-fgl datasets)."
+
+
+def _check_task(config: RunConfig) -> None:
+    """Refuse a setting that classifies something else than the data set labels."""
+    is_set = not is_file(config.dataset) and find_source(config.dataset).task == "graph"
+    if is_set and not config.classifies_graphs:
+        raise ConfigError(
+            f"{config.dataset} is a set of graphs, each classified whole: it needs "
+            f'setting = "graph" and partition = "uniform" or "dirichlet", got setting '
+            f'= "{config.setting}". flower-fgl datasets lists data sets of task "node".'
         )
-    return dataset
+    if config.classifies_graphs and not is_set:
+        raise ConfigError(
+            f"{config.dataset} is one graph, whose nodes are classified: it needs "
+            'setting = "transductive" or "inductive", got setting = "graph". '
+            'flower-fgl datasets lists data sets of task "graph".'
+        )
 
 
 def is_file(dataset: str) -> bool:
@@ -81,12 +103,12 @@ def is_file(dataset: str) -> bool:
     return any(mark in dataset for mark in ("/", "\\", ".npz"))
 
 
-def default_split(config: RunConfig, dataset: NodeDataset) -> str:
-    """Resolve ``split = "default"``."""
+def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:
+    """Resolve ``split = "default"``; ``masks`` are those that came with the data."""
     if config.split != "default":
         return config.split
     if is_file(config.dataset):
-        return "public" if dataset.masks else FILE_SPLIT
+        return "public" if masks else FILE_SPLIT
     return find_source(config.dataset).split
 
 
@@ -109,7 +131,7 @@ def build_clients(
     str
         SHA-256 of the partition.
     int
-        Undirected edges of the whole graph.
+        Undirected edges of the whole graph, or of all graphs.
 
     Raises
     ------
@@ -117,28 +139,68 @@ def build_clients(
         If the data are missing or cannot be cut so.
     """
     dataset = load_dataset(config)
-    fractions = parse_split(default_split(config, dataset))
-    parts = partition_nodes(
-        dataset,
-        config.partition,
-        num_clients,
-        seed=config.partition_seed,
-        alpha=config.dirichlet_alpha,
-    )
+    if isinstance(dataset, GraphDataset):
+        parts = partition_graphs(
+            dataset.y,
+            config.partition,
+            num_clients,
+            seed=config.partition_seed,
+            alpha=config.dirichlet_alpha,
+        )
+        masks = _split_clients(dataset.y, {}, parts, config)
+        clients = cut_graph_clients(dataset, parts, masks)
+    else:
+        parts = partition_nodes(
+            dataset,
+            config.partition,
+            num_clients,
+            seed=config.partition_seed,
+            alpha=config.dirichlet_alpha,
+        )
+        masks = _split_clients(dataset.y, dataset.masks, parts, config)
+        clients = _cut_node_clients(dataset, parts, masks, config)
+    return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
+
+
+def _split_clients(
+    y: Tensor,
+    published: Mapping[str, Tensor],
+    parts: Sequence[IntArray],
+    config: RunConfig,
+) -> list[dict[str, Tensor]]:
+    """Split each client's nodes (or graphs) into train, val and test."""
+    fractions = parse_split(default_split(config, published))
+    masks = []
+    for partition_id, part in enumerate(parts):
+        if fractions is None:
+            masks.append(published_split(published, part))
+        else:
+            generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
+            labels = y[torch.from_numpy(part)]
+            masks.append(split_nodes(labels, fractions, generator=generator))
+    return masks
+
+
+def _cut_node_clients(
+    dataset: NodeDataset,
+    parts: Sequence[IntArray],
+    masks: Sequence[Mapping[str, Tensor]],
+    config: RunConfig,
+) -> list[ClientGraph]:
+    """Cut each client's induced subgraph, as its setting lets it see it."""
     pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
     clients = []
     for partition_id, (part, edge_index) in enumerate(zip(parts, pieces, strict=True)):
         nodes = torch.from_numpy(part)
-        labels = dataset.y[nodes]
-        if fractions is None:
-            masks = published_split(dataset.masks, nodes)
-        else:
-            generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
-            masks = split_nodes(labels, fractions, generator=generator)
-        graph = Graph(select_rows(dataset.x, nodes), edge_index, labels, masks)
+        graph = Graph(
+            select_rows(dataset.x, nodes),
+            edge_index,
+            dataset.y[nodes],
+            masks[partition_id],
+        )
         client = ClientGraph(partition_id, graph, dataset.class_names, nodes)
         clients.append(in_setting(client, config))
-    return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
+    return clients
 
 
 def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
@@ -188,9 +250,16 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
 
     Raises
     ------
+    ConfigError
+        If ``setting`` is ``"graph"``.
     DataError
         If the file is missing or malformed.
     """
+    if config.classifies_graphs:
+        raise ConfigError(
+            f"{path} is one graph, whose nodes are classified: it needs setting = "
+            '"transductive" or "inductive", got setting = "graph".'
+        )
     owned = load_graph_file(path.expanduser())
     masks = dict(owned.dataset.masks)
     asked = config.split

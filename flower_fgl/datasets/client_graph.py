@@ -106,27 +106,38 @@ class GraphDataset:
 class Graph:
     """A graph with labels and masks: what a model is trained or scored on.
 
+    With ``batch`` it is the disjoint union of G graphs, each with a label of its own:
+    the items that are labelled, masked and counted are then graphs, not nodes.
+
     Parameters
     ----------
     x : Tensor of shape (N, d), float32
         Features, strided or sparse CSR.
     edge_index : Tensor of shape (2, 2E), int64
         Both directions of each edge; shape (2, 0) where there is none.
-    y : Tensor of shape (N,), int64
+    y : Tensor of shape (N,) or (G,), int64
         Classes, -1 where unknown.
-    masks : mapping of str to Tensor of shape (N,), bool
-        Named node sets: ``train``, ``val``, ``test``, and a setting's own
-        (``unseen``, ``missing``, ``new_client``).
+    masks : mapping of str to Tensor of shape (N,) or (G,), bool
+        Named sets: ``train``, ``val``, ``test``, and a setting's own (``unseen``,
+        ``missing``, ``new_client``).
+    batch : Tensor of shape (N,), int64, or None
+        Graph of each node, non-decreasing; ``None`` where nodes are classified.
     """
 
     x: Tensor
     edge_index: Tensor
     y: Tensor
     masks: Mapping[str, Tensor]
+    batch: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
         """Number of nodes N."""
+        return int(self.x.shape[0])
+
+    @property
+    def num_items(self) -> int:
+        """Number of things with a label: N nodes, or G graphs."""
         return int(self.y.numel())
 
 
@@ -146,8 +157,9 @@ class ClientGraph:
         graphs, unseen nodes, a new client's graph); each mask is one metric column.
     class_names : tuple of str
         Length C, the same on every client.
-    node_ids : Tensor of shape (N,), int64
-        Number of each node of ``graph`` in the source data; ascending.
+    node_ids : Tensor of shape (N,) or (G,), int64
+        Number of each node of ``graph``, or with ``batch`` of each graph, in the source
+        data; ascending.
     """
 
     partition_id: int
@@ -166,8 +178,24 @@ class ClientGraph:
         """Number of classes C."""
         return len(self.class_names)
 
+    @property
+    def held(self) -> tuple[Graph, ...]:
+        """What makes up the client's size: ``graph``; of many graphs, all there are."""
+        is_set = self.graph.batch is not None
+        return (self.graph, *self.evaluation) if is_set else (self.graph,)
+
+    @property
+    def num_items(self) -> int:
+        """Number of nodes of ``graph``; where graphs are classified, of all graphs."""
+        return sum(graph.num_items for graph in self.held)
+
+    @property
+    def num_edges(self) -> int:
+        """Number of undirected edges in what is counted by :attr:`num_items`."""
+        return sum(graph.edge_index.shape[1] // 2 for graph in self.held)
+
     def class_counts(self, mask: str = "train") -> Tensor:
-        """Count the nodes of each class in a mask.
+        """Count the nodes (or graphs) of each class in a mask.
 
         Parameters
         ----------

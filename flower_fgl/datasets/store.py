@@ -29,7 +29,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.datasets.build import build_clients, is_file
 from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.partition import partition_key
+from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES, partition_key
 from flower_fgl.datasets.sources import cache_folder, data_folder
 from flower_fgl.errors import DataError
 
@@ -215,6 +215,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
             num_clients,
             seed=config.partition_seed,
             alpha=config.dirichlet_alpha,
+            rules=GRAPH_RULES if config.classifies_graphs else NODE_RULES,
         ),
         "split": config.split,
         "setting": config.setting,
@@ -293,6 +294,8 @@ def _pack(client: ClientGraph) -> bytes:
 
 def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
     tensors = {"edge_index": graph.edge_index, "y": graph.y}
+    if graph.batch is not None:
+        tensors["batch"] = graph.batch
     if graph.x.layout == torch.sparse_csr:
         tensors["x/indptr"] = graph.x.crow_indices()
         tensors["x/indices"] = graph.x.col_indices()
@@ -334,4 +337,4 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
                 size=tuple(tensors["x/shape"].tolist()),
                 check_invariants=False,  # the file's hash is right
             )
-    return Graph(x, tensors["edge_index"], tensors["y"], masks)
+    return Graph(x, tensors["edge_index"], tensors["y"], masks, tensors.get("batch"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.errors import DataError
+from flower_fgl.unions import select_rows
 
 __all__ = [
     "InductiveGraphs",
@@ -150,40 +150,6 @@ def cut_clients(
         torch.from_numpy(np.stack([local[source[piece]], local[target[piece]]]))
         for piece in pieces
     ]
-
-
-def select_rows(x: Tensor, node_ids: Tensor) -> Tensor:
-    """Take rows of a feature matrix, strided or sparse CSR.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d)
-        Features, strided or sparse CSR.
-    node_ids : Tensor of shape (n,), int64
-        Rows to take.
-
-    Returns
-    -------
-    Tensor of shape (n, d)
-        In the layout and type of ``x``.
-    """
-    if x.layout != torch.sparse_csr:
-        return x[node_ids]
-    first = x.crow_indices()[node_ids]
-    count = x.crow_indices()[node_ids + 1] - first
-    ends = torch.cat([count.new_zeros(1), count.cumsum(0, dtype=count.dtype)])
-    shift = torch.repeat_interleave(first - ends[:-1], count)
-    entry = torch.arange(len(shift)) + shift
-    with warnings.catch_warnings():
-        # torch calls sparse CSR beta, once a process, whatever it is used for.
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            ends,
-            x.col_indices()[entry],
-            x.values()[entry],
-            size=(len(node_ids), x.shape[1]),
-            check_invariants=False,  # rows of a valid matrix are valid
-        )
 
 
 def inductive_graphs(graph: Graph, *, standardise: bool = False) -> InductiveGraphs:

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from flower_fgl.errors import ConfigError
 from flower_fgl.nn import layers
-from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.graph_input import GraphInput, Pooling
 
 __all__ = ["Backbone"]
 
 
 class Backbone(nn.Module):
-    """A network that classifies nodes, split into an encoder and a classifier.
+    """A network that classifies nodes or graphs: an encoder and a classifier.
 
     Names of all parameters start with ``encoder.`` or ``classifier.``: methods that
     personalise the prediction head share the first and keep the second.
@@ -31,6 +31,9 @@ class Backbone(nn.Module):
         Depth, at least ``min_layers``; each backbone says what it counts.
     dropout : float in [0, 1)
         Rate for hidden representations; features are never dropped.
+    readout : bool
+        Whether whole graphs are classified: the nodes of each graph are pooled, and the
+        classifier is a linear map of the pooled embedding.
 
     Raises
     ------
@@ -39,6 +42,9 @@ class Backbone(nn.Module):
     """
 
     min_layers: ClassVar[int] = 2
+    pooling: ClassVar[Pooling] = "mean"
+    """What a readout computes over the nodes of a graph. The mean keeps graphs of all
+    sizes on one scale, which networks that average neighbours expect."""
 
     encoder: nn.Module
     classifier: nn.Module
@@ -51,6 +57,7 @@ class Backbone(nn.Module):
         num_classes: int,
         num_layers: int,
         dropout: float,
+        readout: bool = False,
     ) -> None:
         super().__init__()
         sizes = {
@@ -69,6 +76,7 @@ class Backbone(nn.Module):
             raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}.")
         self.hidden_channels = hidden_channels
         self.dropout = dropout
+        self.readout = readout
         self.encoder, self.classifier = self.make(in_channels, num_classes, num_layers)
 
     def make(
@@ -79,7 +87,8 @@ class Backbone(nn.Module):
         Parameters
         ----------
         in_channels, num_classes, num_layers : int
-            As in the constructor, checked; ``hidden_channels`` and ``dropout`` are set.
+            As in the constructor, checked; ``hidden_channels``, ``dropout`` and
+            ``readout`` are set.
 
         Returns
         -------
@@ -87,8 +96,8 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
-    def embed(self, graph: GraphInput) -> Tensor:
-        """Return the penultimate representation of each node.
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the last hidden representation of each node.
 
         Parameters
         ----------
@@ -102,26 +111,53 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return the penultimate representation of each node, or of each graph.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            One graph with N nodes; for a readout a union of G graphs.
+
+        Returns
+        -------
+        Tensor of shape (N, hidden_channels), for a readout (G, hidden_channels)
+            After dropout, in training mode; then pooled.
+
+        Raises
+        ------
+        ValueError
+            If a union meets a network without readout, or the reverse.
+        """
+        if self.readout != (graph.batch is not None):
+            raise ValueError(
+                "A network with readout takes a GraphInput with batch, one without "
+                f"takes none: got readout = {self.readout}, batch of "
+                f"{'no' if graph.batch is None else graph.num_graphs} graphs."
+            )
+        h = self.embed_nodes(graph)
+        return graph.pool(h, self.pooling) if self.readout else h
+
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Predict classes from what :meth:`embed` returned.
 
         Parameters
         ----------
-        h : Tensor of shape (N, hidden_channels), float
+        h : Tensor of shape (N, hidden_channels) or (G, hidden_channels), float
             Embeddings.
         graph : GraphInput
             The graph they belong to; heads without propagation do not look at it.
 
         Returns
         -------
-        Tensor of shape (N, C)
+        Tensor of shape (N, C) or (G, C)
             Logits.
         """
         out: Tensor = self.classifier(h)
         return out
 
     def forward(self, graph: GraphInput) -> Tensor:
-        """Return the logits (N, C) of all nodes."""
+        """Return the logits of all nodes (N, C), or of all graphs (G, C)."""
         return self.head(self.embed(graph), graph)
 
     def _dropout(self, h: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class SGC(Backbone):
         encoder = SGConv(in_channels, hidden, K=num_layers)
         return encoder, nn.Linear(hidden, num_classes)
 
-    def embed(self, graph: GraphInput) -> Tensor:
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Propagate the features and map them to (N, hidden_channels)."""
         lin: Any = self.encoder.lin
         h = graph.filtered_linear(
@@ -105,7 +105,7 @@ class APPNP(Backbone):
         encoder = _linear_stack(in_channels, hidden, num_layers - 1)
         return encoder, nn.Linear(hidden, num_classes)
 
-    def embed(self, graph: GraphInput) -> Tensor:
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Map the features to (N, hidden_channels) and propagate."""
         encoder: Any = self.encoder
         first, *rest = encoder
@@ -144,7 +144,7 @@ class SIGN(Backbone):
         )
         return encoder, nn.Linear(hidden, num_classes)
 
-    def embed(self, graph: GraphInput) -> Tensor:
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Map each power of propagation, and merge to (N, hidden_channels)."""
         encoder: Any = self.encoder
         parts = [
@@ -192,7 +192,7 @@ class GAMLP(Backbone):
         )
         return encoder, nn.Linear(hidden, num_classes)
 
-    def embed(self, graph: GraphInput) -> Tensor:
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Project, propagate, and mix the powers to (N, hidden_channels)."""
         encoder: Any = self.encoder
         attention = encoder["attention"]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.errors import DataError
-from flower_fgl.nn.sparse import Operator, SparseOperator
+from flower_fgl.nn.sparse import Operator, SparseOperator, index_sum
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
+from flower_fgl.unions import GraphUnion, select_rows
 
-__all__ = ["GraphInput"]
+__all__ = ["GraphInput", "Pooling"]
+
+Pooling = Literal["sum", "mean"]
+"""How the nodes of a graph are put together."""
 
 
 class GraphInput:
@@ -25,11 +31,18 @@ class GraphInput:
         there is none.
     edge_weight : Tensor of shape (E,), float, optional
         Weight of each edge, 1 if left out; may require grad.
+    batch : Tensor of shape (N,), int64, optional
+        Graph of each node, non-decreasing: the graph is then a disjoint union of graphs
+        that are classified whole.
+    num_graphs : int, optional
+        Number of graphs G of the union, those without nodes included; by default one
+        more than the largest in ``batch``.
 
     Raises
     ------
     DataError
-        If shapes or layouts do not fit, or an edge names a node that does not exist.
+        If shapes or layouts do not fit, an edge names a node that does not exist, or
+        ``batch`` decreases or is out of range.
 
     Notes
     -----
@@ -41,11 +54,28 @@ class GraphInput:
     """
 
     def __init__(
-        self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        edge_weight: Tensor | None = None,
+        *,
+        batch: Tensor | None = None,
+        num_graphs: int | None = None,
     ) -> None:
         _check(x, edge_index, edge_weight)
+        self.union = None
+        if batch is not None:
+            self.union = GraphUnion(edge_index, batch, num_graphs)
+            if batch.numel() != x.shape[0]:
+                raise DataError(
+                    f"batch must have one entry for each of the {x.shape[0]} nodes, "
+                    f"got {batch.numel()}."
+                )
         self.topology = Topology(edge_index, edge_weight, x.shape[0], x.dtype)
         self._set_features(x)
+
+    union: GraphUnion | None
+    """Which node belongs to which graph; ``None`` where nodes are classified."""
 
     def _set_features(self, x: Tensor) -> None:
         self.x = x
@@ -67,6 +97,16 @@ class GraphInput:
     def num_nodes(self) -> int:
         """Number of nodes N."""
         return self.topology.num_nodes
+
+    @property
+    def batch(self) -> Tensor | None:
+        """Graph of each node, of shape (N,), int64; ``None`` for a single graph."""
+        return None if self.union is None else self.union.batch
+
+    @property
+    def num_graphs(self) -> int:
+        """Number of graphs G, 1 without ``batch``."""
+        return 1 if self.union is None else self.union.num_graphs
 
     @property
     def num_features(self) -> int:
@@ -91,8 +131,75 @@ class GraphInput:
             self.num_nodes,
             self.topology.dtype,
         )
+        out.union = None
+        if self.union is not None:
+            out.union = GraphUnion.trusted(
+                out.edge_index, self.union.batch.to(device), self.union.num_graphs
+            )
         out._set_features(self.x.to(device))
         return out
+
+    def select(self, graphs: Tensor) -> GraphInput:
+        """Take some graphs out of a disjoint union.
+
+        Parameters
+        ----------
+        graphs : Tensor of shape (g,), int64
+            Numbers of the graphs, in the order wanted.
+
+        Returns
+        -------
+        GraphInput
+            Of these graphs only.
+
+        Raises
+        ------
+        DataError
+            If this is one graph, not a union.
+        """
+        part = self._union().select(graphs)
+        weight = self.edge_weight
+        out = object.__new__(GraphInput)
+        out.topology = Topology(
+            part.edge_index,
+            None if weight is None else weight[part.edges],
+            len(part.nodes),
+            self.topology.dtype,
+        )
+        out.union = GraphUnion.trusted(part.edge_index, part.batch, len(graphs))
+        out._set_features(select_rows(self.x, part.nodes))
+        return out
+
+    def pool(self, h: Tensor, how: Pooling) -> Tensor:
+        """Put the nodes of each graph together.
+
+        Parameters
+        ----------
+        h : Tensor of shape (N, p), float
+            Node representations.
+        how : {"sum", "mean"}
+            What to compute over the nodes of a graph.
+
+        Returns
+        -------
+        Tensor of shape (G, p)
+            Zero for a graph without nodes.
+
+        Raises
+        ------
+        DataError
+            If this is one graph, not a union.
+        """
+        union = self._union()
+        total = index_sum(h, union.batch, union.num_graphs)
+        return total if how == "sum" else total / union.num_nodes.clamp(min=1)[:, None]
+
+    def _union(self) -> GraphUnion:
+        if self.union is None:
+            raise DataError(
+                "This is one graph, not a union of graphs: give GraphInput a batch."
+            )
+        return self.union
 
     def with_features(self, x: Tensor) -> GraphInput:
         """Return the same edges, and what is kept of them, under other features.
@@ -117,7 +224,7 @@ class GraphInput:
                 f"{self.topology.dtype}, got {x.shape[0]} of {x.dtype}."
             )
         out = object.__new__(GraphInput)
-        out.topology = self.topology
+        out.topology, out.union = self.topology, self.union
         out._set_features(x)
         return out
 

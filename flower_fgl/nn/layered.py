@@ -18,7 +18,8 @@ __all__ = ["GAT", "GCN", "GCNII", "GIN", "MLP", "GraphSAGE", "LayeredNet"]
 class LayeredNet(Backbone):
     """Equal layers with ReLU and dropout between them; the last one is the head.
 
-    ``num_layers``, at least 2, counts all of them.
+    ``num_layers``, at least 2, counts all of them. With a readout all of them belong to
+    the encoder, each followed by ReLU and dropout, and the head is a linear map.
     """
 
     def make(
@@ -26,8 +27,12 @@ class LayeredNet(Backbone):
     ) -> tuple[nn.Module, nn.Module]:
         """Make the layers."""
         hidden = self.hidden_channels
-        widths = [in_channels] + [hidden] * (num_layers - 2)
+        widths = [in_channels] + [hidden] * (num_layers - 1)
+        if not self.readout:
+            widths.pop()
         encoder = nn.ModuleList(self.make_layer(width, hidden) for width in widths)
+        if self.readout:
+            return encoder, nn.Linear(hidden, num_classes)
         return encoder, self.make_layer(hidden, num_classes, is_last=True)
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
@@ -64,8 +69,8 @@ class LayeredNet(Backbone):
         """
         raise NotImplementedError
 
-    def embed(self, graph: GraphInput) -> Tensor:
-        """Return the input (N, hidden_channels) of the last layer."""
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return what the encoder's last layer gives: (N, hidden_channels)."""
         encoder: Any = self.encoder
         first, *rest = encoder
         h = self._relu_dropout(self.run_layer(first, graph, None))
@@ -74,7 +79,9 @@ class LayeredNet(Backbone):
         return h
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Run the last layer: logits (N, C)."""
+        """Run the last layer: logits (N, C), for a readout (G, C)."""
+        if self.readout:
+            return super().head(h, graph)
         return self.run_layer(self.classifier, graph, h)
 
 
@@ -143,7 +150,12 @@ class GIN(LayeredNet):
     1. ε is 0 (the paper's GIN-0) and no part of the state.
     2. The layers' MLPs (two linear layers, ReLU) have no batch normalisation: its
        statistics are undefined for a client with one node, and do not average.
+    3. A readout takes the embedding of the last layer alone, where the paper joins
+       those of all layers.
     """
+
+    pooling = "sum"
+    """As in the paper: a sum tells multisets apart that a mean does not."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Make a :class:`~torch_geometric.nn.GINConv`."""
@@ -205,7 +217,7 @@ class GCNII(Backbone):
         )
         return encoder, nn.Linear(hidden, num_classes)
 
-    def embed(self, graph: GraphInput) -> Tensor:
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the input (N, hidden_channels) of the last linear map."""
         encoder: Any = self.encoder
         first = encoder["input"]

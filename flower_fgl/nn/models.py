@@ -47,6 +47,7 @@ def build_model(
     num_classes: int,
     num_layers: int,
     dropout: float,
+    readout: bool = False,
     initialise: bool = True,
 ) -> Backbone:
     """Build a backbone on the CPU by its name.
@@ -65,6 +66,8 @@ def build_model(
         Depth; each backbone says what it counts, and its minimum.
     dropout : float in [0, 1)
         Rate for hidden representations.
+    readout : bool
+        Whether whole graphs are classified, see :class:`Backbone`.
     initialise : bool
         Draw initial parameters from torch's global generator. Otherwise they hold
         whatever was in memory: load a whole state before use.
@@ -94,6 +97,7 @@ def build_model(
         num_layers,
         dropout,
         torch.get_default_dtype(),
+        readout,
     )
     model = _copy_structure(template)
     if initialise:
@@ -154,6 +158,7 @@ def _template(
     num_layers: int,
     dropout: float,
     dtype: torch.dtype,
+    readout: bool,
 ) -> Backbone:
     """Construct a backbone without drawing from the global generator."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
@@ -163,6 +168,7 @@ def _template(
             num_classes=num_classes,
             num_layers=num_layers,
             dropout=dropout,
+            readout=readout,
         )
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):

@@ -48,6 +48,8 @@ DESCRIBE = "describe"
 NUMPY = "numpy.ndarray"
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """What is sent of every score column."""
+EXTRA_SCORES = ("auroc",)
+"""What is sent of a score column where it is asked for and defined."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -313,13 +315,14 @@ def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]
 
 def _check_scores(where: str, values: Mapping[str, float]) -> None:
     """Refuse scores that no evaluation can give."""
-    if set(values) != set(SCORES):
-        odd = sorted(set(values) ^ set(SCORES))
+    extra = [name for name in EXTRA_SCORES if name in values]
+    odd = sorted(set(values) ^ {*SCORES, *extra})
+    if odd:
         raise PayloadError(f'"{where}": missing or unexpected scores {odd}.')
     count = values["num_nodes"]
     if not (count >= 0 and count == int(count)):
         raise PayloadError(f'"{where}/num_nodes" must be a count, got {count}.')
-    for name in SCORES[1:]:
+    for name in (*SCORES[1:], *extra):
         value = values[name]
         if not (0 <= value <= 1 if count else math.isnan(value)):
             raise PayloadError(

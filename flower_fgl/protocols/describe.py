@@ -33,15 +33,17 @@ class Description(Payload):
     partition_id, num_partitions : int
         The client's number and how many there are.
     num_nodes, num_edges : int
-        Size of its graph, in nodes and undirected edges.
+        Size of its graph, in nodes and undirected edges. Where whole graphs are
+        classified, ``num_nodes`` counts what carries a label: its graphs, all splits
+        together, and ``num_edges`` the edges of all of them.
     num_train, num_val, num_test : int
-        Nodes in its masks.
+        Nodes (or graphs) in its masks.
     num_features : int
         Feature width d.
     class_names : tuple of str
         Length C.
     class_counts : tuple of int
-        Training nodes per class, empty if ``share-class-counts`` is off.
+        Training nodes (or graphs) per class, empty if ``share-class-counts`` is off.
     model : str
         Backbone the client builds.
     partition_sha256 : str

@@ -54,6 +54,7 @@ class FedAvg(FglStrategy):
                 num_classes=self.federation.num_classes,
                 num_layers=config.num_layers,
                 dropout=config.dropout,
+                readout=config.classifies_graphs,
             )
         self.weights = Weights(
             {name: tensor.detach() for name, tensor in model.state_dict().items()}

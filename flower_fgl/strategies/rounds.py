@@ -110,6 +110,7 @@ class RoundLog:
                     accuracy=values["accuracy"],
                     macro_f1=values["macro_f1"],
                     macro_recall=values["macro_recall"],
+                    auroc=values.get("auroc", math.nan),
                 )
 
     def count_up(self, pid: int, content: RecordDict) -> None:
@@ -198,7 +199,7 @@ class RoundLog:
             row |= self._clients.get(pid, {})
             if pid in self._scores:
                 row["metrics"] = {
-                    mode: {column: vars(s) for column, s in columns.items()}
+                    mode: {column: s.as_dict() for column, s in columns.items()}
                     for mode, columns in self._scores[pid].items()
                 }
             row["bytes"] = dict(self._client_bytes[pid])

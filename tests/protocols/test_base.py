@@ -100,6 +100,12 @@ def test_scores_come_back_and_other_metrics_stay_out() -> None:
     assert read_scores(MetricRecord({**flat, "loss": 1.0})) == scores
 
 
+def test_an_area_under_the_curve_may_be_among_the_scores() -> None:
+    test = {"num_nodes": 3.0, "accuracy": 0.5, "macro_f1": 0.4, "macro_recall": 0.3}
+    scores = {"local": {"test": {**test, "auroc": 0.25}, "val": test}}
+    assert read_scores(MetricRecord(dict(write_scores(scores)))) == scores
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -109,6 +115,8 @@ def test_scores_come_back_and_other_metrics_stay_out() -> None:
         {"accuracy": 1e9},
         {"accuracy": math.nan},
         {"num_nodes": 0.0},
+        {"auroc": 1.5},
+        {"auroc": math.nan},
         {"extra": 1.0},
     ],
 )
