@@ -305,9 +305,8 @@ def add_noise(
     if not count:
         return prototypes
     device = prototypes.device
-    order = (
-        torch.rand(prototypes.shape, generator=generator).argsort(dim=-1).argsort(-1)
-    )
+    draw = torch.rand(prototypes.shape, generator=generator)
+    order = draw.argsort(dim=-1).argsort(dim=-1)
     noise = torch.randn(prototypes.shape, generator=generator).to(device)
     sigma = prototypes.std(dim=-1, keepdim=True, correction=0)
     return prototypes + noise * sigma * (order < count).to(device)
