@@ -60,8 +60,8 @@ class FedPGClientApp(PrototypeClientApp):
     -----
     1. Prototypes are made and sent once a round, after the last epoch; the printed
        algorithm indents this into the loop over epochs.
-    2. During an epoch the classes of unlabelled nodes are those of the end of the
-       client's last round.
+    2. During an epoch the classes of unlabelled nodes, and the neighbours drawn of
+       those that have many, are those of the end of the client's last round.
     3. Labels of validation and test nodes are never used; the published code takes
        validation labels into the prototypes.
     """
@@ -81,14 +81,16 @@ class FedPGClientApp(PrototypeClientApp):
         with torch.no_grad():
             logits = model(client.data.inputs[0])
             annotation = self.annotation(client, logits)
-            average = average_of(client, server_round, annotation, "upload")
+            average = average_of(client, server_round, annotation)
             values = average(unit_length(model.embedding), scorer)
         client.state.set_group("annotation", {"classes": annotation.float()})
         if scorer is not None:
             client.state.set_group(
                 "scorer", {n: t.detach() for n, t in scorer.state_dict().items()}
             )
-        generator = client_generator(client, server_round, "noise")
+        generator = torch_generator(
+            client.config.seed, server_round, client.partition_id, "noise"
+        )
         values = add_noise(values, share=hyper.noise_dims, generator=generator)
         upload = LocalPrototypes(values.cpu(), average.counts.cpu())
         return Fit(model.backbone, upload, loss)
@@ -129,7 +131,8 @@ class FedPGClientApp(PrototypeClientApp):
             if saved
             else self.annotation(client, None)
         )
-        average = average_of(client, server_round, annotation, "training")
+        drawn_in = int(client.state.values.get("round", 0))
+        average = average_of(client, drawn_in, annotation)
         target = download.values.to(client.device)
         present = download.present.to(client.device)
         if hyper.proto_loss == "node-mse":
@@ -163,15 +166,6 @@ def unit_length(embedding: Tensor) -> Tensor:
     return F.normalize(embedding, dim=-1)
 
 
-def client_generator(
-    client: Client, server_round: int, purpose: str
-) -> torch.Generator:
-    """Return the client's generator for a purpose in a round."""
-    return torch_generator(
-        client.config.seed, server_round, client.partition_id, purpose
-    )
-
-
 def open_scorer(client: Client) -> NeighbourScorer:
     """Return the client's own attention a_k, trained so far."""
     with seeded(client.seed(0, "scorer")):
@@ -192,16 +186,27 @@ def rings_of(client: Client) -> list[Pairs]:
     return found
 
 
-def average_of(
-    client: Client, server_round: int, annotation: Tensor, purpose: str
-) -> HopAverage:
-    """Draw the neighbours that enter the prototypes of one stage of a round."""
-    hyper = client.config.hyper
+def average_of(client: Client, server_round: int, annotation: Tensor) -> HopAverage:
+    """Draw the neighbours that enter the prototypes of a round.
+
+    Training goes on with those of the client's last upload, so they are kept; another
+    process would draw the same again.
+    """
+    hyper, memo = client.config.hyper, client.data.memo
+    key = ("average", client.config.seed, server_round)
+    kept = memo.get(("average",))
+    if kept is not None and kept[0] == key and torch.equal(kept[1], annotation):
+        found: HopAverage = kept[2]
+        return found
     pairs = select_pairs(
         rings_of(client),
         annotation,
         same_class=hyper.neighbor_filter == "same-class",
         limit=hyper.neighbor_limit,
-        generator=client_generator(client, server_round, f"neighbours/{purpose}"),
+        generator=torch_generator(
+            client.config.seed, server_round, client.partition_id, "neighbours"
+        ),
     )
-    return HopAverage(pairs, annotation, client.data.graph.num_classes)
+    made = HopAverage(pairs, annotation, client.data.graph.num_classes)
+    memo[("average",)] = (key, annotation, made)
+    return made

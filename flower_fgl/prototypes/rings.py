@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
+
+from flower_fgl.nn.sparse import csr_matrix
 
 __all__ = ["Pairs", "annotate", "ring_pairs", "select_pairs"]
 
@@ -25,6 +27,29 @@ class Pairs:
 
     centre: Tensor
     neighbour: Tensor
+    _incidence: list[Tensor] = field(default_factory=list, repr=False)
+
+    def incidence(self, num_nodes: int) -> tuple[Tensor, Tensor]:
+        """Return the 0/1 matrices that sum over the pairs of each node, made once.
+
+        Parameters
+        ----------
+        num_nodes : int
+            Number of nodes N.
+
+        Returns
+        -------
+        by_neighbour, by_centre : Tensor of shape (N, E), sparse CSR, float32
+        """
+        if not self._incidence:
+            place = torch.arange(len(self.centre), device=self.centre.device)
+            ones = torch.ones(len(place), device=place.device)
+            shape = (num_nodes, len(place))
+            self._incidence.extend(
+                csr_matrix(node, place, ones, shape)
+                for node in (self.neighbour, self.centre)
+            )
+        return self._incidence[0], self._incidence[1]
 
 
 def ring_pairs(
@@ -164,9 +189,17 @@ def _subsample(
         return pairs
     places = crowded.nonzero().squeeze(1)
     draw = torch.rand(len(places), generator=generator, dtype=torch.float64)
+    draw = draw.to(places.device)
+    # the `limit` smallest draws of a node are below this with near certainty
+    ceiling = (limit + 6 * limit**0.5) / degree[pairs.centre[places]]
+    low = draw < ceiling
+    many = torch.bincount(pairs.centre[places[low]], minlength=num_nodes)
+    if bool((many >= limit)[degree > limit].all()):
+        places, draw = places[low], draw[low]
+    else:
+        many = torch.where(degree > limit, degree, 0)
     # sorting by centre plus a number below 1 shuffles within each centre
-    places = places[torch.argsort(pairs.centre[places] + draw.to(places.device))]
-    many = torch.where(degree > limit, degree, 0)
+    places = places[torch.argsort(pairs.centre[places] + draw)]
     start = many.cumsum(0) - many
     rank = torch.arange(len(places), device=places.device)
     rank -= start[pairs.centre[places]]
