@@ -121,8 +121,9 @@ class _PairScore(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
         to_weight = grad @ hidden
-        slope = torch.where(hidden > 0, 1.0, NEGATIVE_SLOPE)
-        to_hidden = slope.mul_(grad[:, None]).mul_(weight)
+        to_hidden = torch.ops.aten.leaky_relu_backward(
+            grad[:, None] * weight, hidden, NEGATIVE_SLOPE, True
+        )
         by_neighbour, by_centre = ctx.pairs.incidence(ctx.size)
         return by_neighbour @ to_hidden, by_centre @ to_hidden, to_weight, None
 

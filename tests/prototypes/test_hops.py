@@ -102,6 +102,27 @@ def test_prototypes_are_those_of_a_slow_loop(
     torch.testing.assert_close(average(embedding, used), want, atol=1e-6, rtol=1e-5)
 
 
+def test_attention_has_the_gradient_of_the_slow_loop(
+    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
+) -> None:
+    hops = chosen(graph, annotation)
+    average = HopAverage(hops, annotation, C)
+    factor = torch.linspace(-1, 1, C * (L + 1) * P).view(C, L + 1, P)
+    grads = []
+    for is_slow in (False, True):
+        f = embedding.clone().requires_grad_()
+        scorer.zero_grad()
+        if is_slow:
+            made, _ = slow_prototypes(hops, annotation, f, scorer)
+        else:
+            made = average(f, scorer)
+        (made * factor).sum().backward()
+        grads.append([f.grad, *(p.grad.clone() for p in scorer.parameters())])
+    for fast, slow in zip(*grads, strict=True):
+        assert slow.abs().sum() > 0
+        torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-4)
+
+
 def test_attention_sums_to_one_over_each_neighbourhood(
     graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
 ) -> None:
