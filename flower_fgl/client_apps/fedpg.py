@@ -37,9 +37,9 @@ from flower_fgl.client_apps.fedproto import PrototypeClientApp
 from flower_fgl.client_apps.training import load_state
 from flower_fgl.nn.recording import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
+from flower_fgl.prototypes.attention import NeighbourScorer
 from flower_fgl.prototypes.hops import (
     HopAverage,
-    NeighbourScorer,
     add_noise,
     node_distance,
     prototype_distance,

@@ -7,14 +7,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.prototypes.attention import NeighbourScorer, segment_softmax
 from flower_fgl.prototypes.hops import (
     HopAverage,
-    NeighbourScorer,
     add_noise,
     class_means,
     node_distance,
     prototype_distance,
-    segment_softmax,
 )
 from flower_fgl.prototypes.rings import Pairs, ring_pairs, select_pairs
 
