@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.config import Scalar
 from flower_fgl.protocols.fedavg import FedAvgSettings
+from flower_fgl.protocols.fedpg import FedPGSettings
+from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
+from flower_fgl.protocols.fedtgp import FedTGPSettings
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import FglClientApp
@@ -77,12 +80,40 @@ METHODS: dict[str, Method] = {
         settings=FedAvgSettings,
         payload="4P up, 4P down",
     ),
+    "fedpg": Method(
+        paper="Wu et al., arXiv 2504.09493, 2025",
+        strategy="flower_fgl.strategies.fedpg:FedPG",
+        client_app="flower_fgl.client_apps.fedpg:FedPGClientApp",
+        settings=FedPGSettings,
+        payload="4M(p+1) up, 4Mp down, M prototypes present",
+        defaults={"model": "gamlp"},
+        has_global_model=False,
+        mixes_models=True,
+    ),
+    "fedproto": Method(
+        paper="Tan et al., AAAI 2022",
+        strategy="flower_fgl.strategies.fedproto:FedProto",
+        client_app="flower_fgl.client_apps.fedproto:FedProtoClientApp",
+        settings=FedProtoSettings,
+        payload="4M(p+1) up, 4Cp down, M of C classes present",
+        has_global_model=False,
+        mixes_models=True,
+    ),
     "fedprox": Method(
         paper="Li et al., MLSys 2020",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
         client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
         settings=FedProxSettings,
         payload="4P up, 4P down",
+    ),
+    "fedtgp": Method(
+        paper="Zhang et al., AAAI 2024",
+        strategy="flower_fgl.strategies.fedtgp:FedTGP",
+        client_app="flower_fgl.client_apps.fedproto:FedProtoClientApp",
+        settings=FedTGPSettings,
+        payload="4M(p+1) up, 4Cp down, M of C classes present",
+        has_global_model=False,
+        mixes_models=True,
     ),
     "local": Method(
         paper="no federation: every client alone",

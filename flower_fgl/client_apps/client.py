@@ -67,6 +67,8 @@ class ClientData:
         Hash of the partition; empty for an owner's own file.
     shapes : dict of str to (dict of str to tuple of int)
         Shapes of the state of each backbone built here: a memo.
+    memo : dict
+        What a method computes once for the graph.
     """
 
     graph: ClientGraph
@@ -77,6 +79,7 @@ class ClientData:
     sizes: dict[str, int]
     partition_sha256: str
     shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    memo: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     @classmethod
     def build(

@@ -1,0 +1,212 @@
+"""FedPG's client half: multi-hop prototypes up, personalised ones down, no weights.
+
+Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
+
+===============================  ==================================================
+symbol                           argument or attribute
+===============================  ==================================================
+f_k, g_k                         ``RecordingBackbone.embed``, ``.head``
+a_k                              ``NeighbourScorer``, kept in the client's state
+S_c^k                            ``annotation == c``
+N_c^h(v)                         ``Pairs`` of hop h with centre v
+P_{c,h}^k                        ``HopAverage(...)(embedding)[c, h]``
+Ṗ_{c,h}^k                        ``download.values[c, h]``
+μ                                ``fedpg.mu``
+===============================  ==================================================
+
+===============================================  ===========================
+Algorithm 1, client                              function
+===============================================  ===========================
+train by Eq. (6)                                 ``FedPGClientApp.penalty``
+annotate unlabelled nodes                        ``annotate``
+prototypes by Eq. (2)                            ``HopAverage``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedproto import PrototypeClientApp
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
+from flower_fgl.prototypes.attention import NeighbourScorer
+from flower_fgl.prototypes.hops import (
+    HopAverage,
+    add_noise,
+    node_distance,
+    prototype_distance,
+)
+from flower_fgl.prototypes.rings import Pairs, annotate, ring_pairs, select_pairs
+from flower_fgl.seeds import seeded, torch_generator
+
+__all__ = ["FedPGClientApp"]
+
+MANY_CLASSES = 20
+"""Number of classes from which on the sum of Eq. (6) would outweigh cross-entropy."""
+
+
+class FedPGClientApp(PrototypeClientApp):
+    """Train an own model whose prototypes stay near the personalised ones.
+
+    Notes
+    -----
+    1. Prototypes are made and sent once a round, after the last epoch; the printed
+       algorithm indents this into the loop over epochs.
+    2. During an epoch the classes of unlabelled nodes, and the neighbours drawn of
+       those that have many, are those of the end of the client's last round.
+    3. Labels of validation and test nodes are never used; the published code takes
+       validation labels into the prototypes.
+    """
+
+    def num_hops(self, client: Client) -> int:
+        """Return L + 1."""
+        return int(client.config.hyper.hops) + 1
+
+    def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
+        """Train by Eq. (6), annotate, and make prototypes by Eq. (2)."""
+        hyper = client.config.hyper
+        scorer = open_scorer(client) if hyper.attention else None
+        model = RecordingBackbone(self.personal_model(client, download), scorer)
+        penalty = self.penalty(client, server_round, model, scorer, download)
+        loss = client.train(model, server_round, penalty=penalty)
+        model.eval()
+        with torch.no_grad():
+            logits = model(client.data.inputs[0])
+            annotation = self.annotation(client, logits)
+            average = average_of(client, server_round, annotation)
+            values = average(unit_length(model.embedding), scorer)
+        client.state.set_group("annotation", {"classes": annotation.float()})
+        if scorer is not None:
+            client.state.set_group(
+                "scorer", {n: t.detach() for n, t in scorer.state_dict().items()}
+            )
+        generator = torch_generator(
+            client.config.seed, server_round, client.partition_id, "noise"
+        )
+        values = add_noise(values, share=hyper.noise_dims, generator=generator)
+        upload = LocalPrototypes(values.cpu(), average.counts.cpu())
+        return Fit(model.backbone, upload, loss)
+
+    def annotation(self, client: Client, logits: Tensor | None) -> Tensor:
+        """Give nodes classes: training nodes theirs, others the predicted one."""
+        data, hyper = client.data.training, client.config.hyper
+        if logits is not None and hyper.annotation == "train+pseudo":
+            return annotate(
+                logits,
+                data.index,
+                data.labels,
+                min_confidence=hyper.pseudo_conf_min,
+            )
+        size = data.inputs.num_nodes
+        annotation = torch.full((size,), -1, device=client.device)
+        annotation[data.index] = data.labels
+        return annotation
+
+    def penalty(
+        self,
+        client: Client,
+        server_round: int,
+        model: RecordingBackbone,
+        scorer: NeighbourScorer | None,
+        download: Prototypes,
+    ) -> Callable[[], Tensor] | None:
+        """Return μ·L_proto of Eq. (6★); ``None`` before there are prototypes."""
+        hyper = client.config.hyper
+        mu = hyper.mu
+        if hyper.mu_warmup:
+            mu *= min(1.0, server_round / hyper.mu_warmup)
+        if mu == 0 or not download.present.any():
+            return None
+        saved = client.state.group("annotation")
+        annotation = (
+            saved["classes"].long().to(client.device)
+            if saved
+            else self.annotation(client, None)
+        )
+        drawn_in = int(client.state.values.get("round", 0))
+        average = average_of(client, drawn_in, annotation)
+        target = download.values.to(client.device)
+        present = download.present.to(client.device)
+        if hyper.proto_loss == "node-mse":
+            return lambda: (
+                mu
+                * node_distance(
+                    unit_length(model.embedding),
+                    target,
+                    present,
+                    average.hops,
+                    annotation,
+                )
+            )
+        both = present & (average.counts > 0)
+        is_mean = hyper.proto_reduction == "mean" or (
+            hyper.proto_reduction == "auto" and len(target) > MANY_CLASSES
+        )
+        return lambda: (
+            mu
+            * prototype_distance(
+                average(unit_length(model.embedding), scorer),
+                target,
+                both,
+                is_mean=is_mean,
+            )
+        )
+
+
+def unit_length(embedding: Tensor) -> Tensor:
+    """Give each node's embedding unit length."""
+    return F.normalize(embedding, dim=-1)
+
+
+def open_scorer(client: Client) -> NeighbourScorer:
+    """Return the client's own attention a_k, trained so far."""
+    with seeded(client.seed(0, "scorer")):
+        scorer = NeighbourScorer(client.config.hidden_channels).to(client.device)
+    load_state(scorer, client.state.group("scorer"))
+    return scorer
+
+
+def rings_of(client: Client) -> list[Pairs]:
+    """Return the pairs of each hop, computed once for a graph."""
+    hyper, inputs = client.config.hyper, client.data.inputs[0]
+    key = ("rings", hyper.hops, hyper.hop_mode)
+    if key not in client.data.memo:
+        client.data.memo[key] = ring_pairs(
+            inputs.edge_index, inputs.num_nodes, hyper.hops, mode=hyper.hop_mode
+        )
+    found: list[Pairs] = client.data.memo[key]
+    return found
+
+
+def average_of(client: Client, server_round: int, annotation: Tensor) -> HopAverage:
+    """Draw the neighbours that enter the prototypes of a round.
+
+    Training goes on with those of the client's last upload, so they are kept; another
+    process would draw the same again.
+    """
+    hyper, memo = client.config.hyper, client.data.memo
+    key = ("average", client.config.seed, server_round)
+    kept = memo.get(("average",))
+    if kept is not None and kept[0] == key and torch.equal(kept[1], annotation):
+        found: HopAverage = kept[2]
+        return found
+    pairs = select_pairs(
+        rings_of(client),
+        annotation,
+        same_class=hyper.neighbor_filter == "same-class",
+        limit=hyper.neighbor_limit,
+        generator=torch_generator(
+            client.config.seed, server_round, client.partition_id, "neighbours"
+        ),
+    )
+    made = HopAverage(pairs, annotation, client.data.graph.num_classes)
+    memo[("average",)] = (key, annotation, made)
+    return made

@@ -1,0 +1,111 @@
+"""FedProto's client half, which FedTGP shares: class means up, no weights.
+
+Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+AAAI 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.nn import Backbone
+from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
+from flower_fgl.prototypes.hops import class_means
+
+__all__ = ["FedProtoClientApp", "PrototypeClientApp", "class_distance"]
+
+
+def class_distance(
+    embedding: Tensor, labels: Tensor, target: Tensor, present: Tensor
+) -> Tensor:
+    """Add up each class's mean squared distance to its prototype, FedProto Eq. (7).
+
+    ``Σ_c MSE(f(x_{y=c}), P̄^c)``.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (n, p), float32
+        f(x) of the training nodes, with gradient.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    target : Tensor of shape (C, p), float32
+        P̄, a constant.
+    present : Tensor of shape (C,), bool
+        Classes that have a prototype; the others add nothing.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Mean over nodes and dimensions within each class, summed over classes.
+    """
+    count = torch.bincount(labels, minlength=len(target))
+    weight = present[labels] / count[labels]
+    per_node = F.mse_loss(embedding, target[labels], reduction="none").mean(dim=1)
+    return (weight * per_node).sum()
+
+
+class PrototypeClientApp(FglClientApp):
+    """Keep an own model, the same at the start on all clients of one backbone."""
+
+    down = Prototypes
+    up = LocalPrototypes
+
+    def num_hops(self, client: Client) -> int:
+        """Return how many prototypes a class has."""
+        return 1
+
+    def download_spec(self, client: Client) -> tuple[int, int, int]:
+        """Expect at most one prototype of each class and hop."""
+        classes = client.data.graph.num_classes
+        return classes, self.num_hops(client), client.config.hidden_channels
+
+    def personal_model(self, client: Client, download: Prototypes) -> Backbone:
+        """Return the model trained last, at first an untrained one."""
+        own = super().personal_model(client, download)
+        return own if own is not None else client.build_model(initialise=True)
+
+
+class FedProtoClientApp(PrototypeClientApp):
+    """Hold the embeddings of each class near its global prototype.
+
+    Notes
+    -----
+    1. Prototypes are made by the trained model without dropout.
+    """
+
+    def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
+        """Train, then average the embeddings of the training nodes by class."""
+        model = RecordingBackbone(self.personal_model(client, download))
+        penalty = self.penalty(client, model, download)
+        loss = client.train(model, server_round, penalty=penalty)
+        data = client.data.training
+        model.eval()
+        with torch.no_grad():
+            embedding = model.embed(data.inputs)[data.index]
+        classes = client.data.graph.num_classes
+        means = class_means(embedding, data.labels, classes)
+        counts = torch.bincount(data.labels, minlength=classes)
+        upload = LocalPrototypes(means[:, None].cpu(), counts[:, None].cpu())
+        return Fit(model.backbone, upload, loss)
+
+    def penalty(
+        self, client: Client, model: RecordingBackbone, download: Prototypes
+    ) -> Callable[[], Tensor] | None:
+        """Return the prototype term; ``None`` before there are prototypes."""
+        if not download.present.any():
+            return None
+        data = client.data.training
+        target = download.values[:, 0].to(client.device)
+        present = download.present[:, 0].to(client.device)
+        weight = client.config.hyper.proto_weight
+        return lambda: (
+            weight
+            * class_distance(model.embedding[data.index], data.labels, target, present)
+        )

@@ -1,0 +1,1 @@
+"""Arithmetic of class prototypes: tensors in, tensors out, shared by both halves."""

@@ -1,0 +1,335 @@
+"""What the server does with prototypes: FedPG Eqs. (4) and (5), FedTGP, FedProto."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+__all__ = [
+    "PrototypeGenerator",
+    "adaptive_margin",
+    "class_spread",
+    "contrastive_loss",
+    "draw_context",
+    "mean_prototypes",
+    "personalise_prototypes",
+    "topology_loss",
+]
+
+TINY = 1e-12
+
+
+class PrototypeGenerator(nn.Module):
+    """The Global Prototype Generator, of FedPG and FedTGP.
+
+    A trainable table P̈, passed through Linear-ReLU-Linear.
+
+    Parameters
+    ----------
+    num_classes, num_hops, width : int
+        C, L + 1 and p.
+    is_normalised : bool
+        Whether prototypes have unit length.
+    """
+
+    def __init__(
+        self, num_classes: int, num_hops: int, width: int, *, is_normalised: bool = True
+    ) -> None:
+        super().__init__()
+        self.is_normalised = is_normalised
+        self.table = nn.Parameter(torch.randn(num_classes, num_hops, width))
+        self.network = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+        )
+
+    def forward(self) -> Tensor:
+        """Return P̃, of shape (C, L + 1, p)."""
+        out: Tensor = self.network(self.table)
+        return F.normalize(out, dim=-1) if self.is_normalised else out
+
+
+def adaptive_margin(uploads: Tensor, counts: Tensor, *, epsilon: float) -> Tensor:
+    """Measure how near the classes are, M of FedPG Eq. (4★).
+
+    ``M = clip(max_{c≠c'} cos(Q(c), Q(c')), 0, ε)``, Q(c) the mean upload of class c.
+
+    Parameters
+    ----------
+    uploads : Tensor of shape (K, C, H, p), float32
+        Local prototypes; entries with ``counts == 0`` are ignored.
+    counts : Tensor of shape (K, C, H), int64
+        0 marks a missing prototype.
+    epsilon : float in [0, 1]
+        ε.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Without gradient; 0 with fewer than two classes.
+    """
+    query, owned = _class_means(uploads.detach(), counts)
+    unit = F.normalize(query[owned], dim=-1)
+    if len(unit) < 2:
+        return uploads.new_zeros(())
+    similar = unit @ unit.T
+    similar.fill_diagonal_(-1)
+    return similar.max().clamp(0, epsilon)
+
+
+def class_spread(uploads: Tensor, counts: Tensor, *, limit: float) -> Tensor:
+    """Measure how far the classes are apart, the margin of FedTGP.
+
+    ``m = min(max_c min_{c'≠c} ‖Q(c) − Q(c')‖, κ)``, Q(c) the mean upload of class c.
+
+    Parameters
+    ----------
+    uploads : Tensor of shape (K, C, H, p), float32
+        Local prototypes; entries with ``counts == 0`` are ignored.
+    counts : Tensor of shape (K, C, H), int64
+        0 marks a missing prototype.
+    limit : float
+        κ.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Without gradient; 0 with fewer than two classes.
+    """
+    query, owned = _class_means(uploads.detach(), counts)
+    query = query[owned]
+    if len(query) < 2:
+        return uploads.new_zeros(())
+    distance = (query[:, None] - query).square().sum(-1).clamp(min=TINY).sqrt()
+    distance.fill_diagonal_(torch.inf)
+    return distance.min(dim=1).values.max().clamp(max=limit)
+
+
+def _class_means(uploads: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Q (C, p) and whether anybody owns the class (C,)."""
+    present = counts > 0
+    number = present.sum(dim=(0, 2))
+    total = (uploads * present[..., None]).sum(dim=(0, 2))
+    return total / number.clamp(min=1)[:, None], number > 0
+
+
+def draw_context(
+    present: Tensor, *, share: float, generator: torch.Generator
+) -> Tensor:
+    """Choose the uploads that stand for each class at each hop, FedPG Eq. (4★).
+
+    Those of the hop itself, and for class c at hop h ⌈Δs·n⌉ uploads of the same class
+    from other hops, n being the number at hop h.
+
+    Parameters
+    ----------
+    present : Tensor of shape (K, C, H), bool
+        Which prototypes were uploaded.
+    share : float in [0, 1]
+        Δs.
+    generator : torch.Generator
+        Draws without replacement, each upload alike.
+
+    Returns
+    -------
+    Tensor of shape (H, K, C, H), bool
+        Entry (h, k, c, g): whether P_{c,g}^k takes part at hop h.
+    """
+    clients, classes, hops = present.shape
+    same = torch.eye(hops, dtype=torch.bool)[:, None, None, :]  # (H, 1, 1, H)
+    own = same & present  # (H, K, C, H)
+    wanted = torch.ceil(share * present.sum(dim=0).double() - 1e-9)  # (C, H)
+    draw = torch.rand((hops, clients, classes, hops), generator=generator)
+    draw = draw.masked_fill(same | ~present, torch.inf)
+    flat = draw.permute(0, 2, 1, 3).reshape(hops, classes, clients * hops)
+    rank = flat.argsort(dim=-1).argsort(dim=-1)
+    chosen = (rank < wanted.T[..., None]) & flat.isfinite()
+    chosen = chosen.view(hops, classes, clients, hops).permute(0, 2, 1, 3)
+    return own | chosen
+
+
+def contrastive_loss(
+    universal: Tensor,
+    uploads: Tensor,
+    members: Tensor,
+    *,
+    shift: Tensor | float,
+    tau: float,
+) -> Tensor:
+    """Pull universal prototypes to the uploads of their class, FedPG Eq. (4★).
+
+    ``ℓ_{c,h} = −log Σ_𝒫 e^{(D_i + s)/τ} + log(Σ_𝒫 e^{(D_i + s)/τ} + Σ_𝒩 e^{D_i/τ})``,
+    D the cosine to anchor P̃_{c,h}.
+
+    Parameters
+    ----------
+    universal : Tensor of shape (C, H, p), float32
+        P̃, with gradient.
+    uploads : Tensor of shape (K, C, H, p), float32
+        P.
+    members : Tensor of shape (H, K, C, H), bool
+        Which uploads take part at each hop, see :func:`draw_context`.
+    shift : Tensor of shape () or float
+        s, added to the similarity of positives: −M makes the task harder.
+    tau : float, positive
+        Temperature τ.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Mean over the (c, h) that have positives; 0 if none has.
+
+    Notes
+    -----
+    1. Eq. (4) and the first line of (7) give negatives e^M without a similarity; the
+       second line of (7) e^D without margin. The latter has a gradient and is taken.
+    2. The paper adds M to the similarity of positives, which makes the task easier
+       while the text wants it harder: s = −M here, and +M is the setting ``literal``.
+    """
+    classes, hops, _ = universal.shape
+    cosine = torch.einsum(
+        "chp,kdgp->chkdg", F.normalize(universal, dim=-1), F.normalize(uploads, dim=-1)
+    )
+    same = torch.eye(classes, dtype=torch.bool)[:, None, None, :, None]
+    takes_part = members[None].expand_as(cosine)
+    positive = (takes_part & same).reshape(classes * hops, -1)
+    negative = (takes_part & ~same).reshape(classes * hops, -1)
+    used = positive.any(dim=1)
+    if not bool(used.any()):
+        return universal.sum() * 0
+    flat = cosine.reshape(classes * hops, -1)[used]
+    positive, negative = positive[used], negative[used]
+    pulled = ((flat + shift) / tau).masked_fill(~positive, -torch.inf)
+    pushed = (flat / tau).masked_fill(~negative, -torch.inf)
+    both = torch.where(positive, pulled, pushed)
+    return (both.logsumexp(dim=1) - pulled.logsumexp(dim=1)).mean()
+
+
+def topology_loss(
+    universal: Tensor, uploads: Tensor, members: Tensor, *, margin: Tensor | float
+) -> Tensor:
+    """Classify uploads by their distance to global prototypes, FedTGP.
+
+    ``−log(e^{−(d_c + m)} / (e^{−(d_c + m)} + Σ_{c'≠c} e^{−d_{c'}}))`` with
+    ``d_c = ‖P_i^c − P̂^c‖``.
+
+    Parameters
+    ----------
+    universal : Tensor of shape (C, H, p), float32
+        P̂, with gradient.
+    uploads : Tensor of shape (K, C, H, p), float32
+        P.
+    members : Tensor of shape (H, K, C, H), bool
+        Which uploads take part at each hop, see :func:`draw_context`.
+    margin : Tensor of shape () or float
+        m.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Mean over uploads and hops; 0 without any.
+
+    Notes
+    -----
+    1. Zhang et al., AAAI 2024, print the sum over uploads; the mean keeps the step
+       independent of the number of clients.
+    2. Classes that nobody uploaded at a hop are no candidates there.
+    """
+    hop, _, label, _ = members.nonzero(as_tuple=True)
+    if not len(hop):
+        return universal.sum() * 0
+    sample = uploads.expand(len(members), *uploads.shape)[members]  # (n, p)
+    owned = members.any(dim=3).any(dim=1)  # (H, C)
+    candidate = universal.permute(1, 0, 2)[hop]  # (n, C, p)
+    sq_norm = (sample[:, None] - candidate).square().sum(dim=-1)
+    logits = -sq_norm.clamp(min=TINY).sqrt()
+    logits = logits.masked_fill(~owned[hop], -torch.inf)
+    logits = logits - margin * F.one_hot(label, universal.shape[0])
+    return F.cross_entropy(logits, label)
+
+
+def mean_prototypes(uploads: Tensor, counts: Tensor) -> Tensor:
+    """Average over clients that own the class, FedProto Eq. (6), FedPG Eq. (3).
+
+    ``P̄_c = Σ_i n_i^c P_i^c / Σ_i n_i^c``.
+
+    Parameters
+    ----------
+    uploads : Tensor of shape (K, C, H, p), float32
+        Local prototypes.
+    counts : Tensor of shape (K, C, H), int64
+        n, 0 marks a missing prototype.
+
+    Returns
+    -------
+    Tensor of shape (C, H, p), float32
+        Zero where nobody owns the class.
+
+    Notes
+    -----
+    1. Both papers print a further factor 1/|N_c|, which would shrink the mean with the
+       number of clients; it is dropped.
+    """
+    weight = counts / counts.sum(dim=0).clamp(min=1)
+    return torch.einsum("kch,kchp->chp", weight, uploads)
+
+
+def personalise_prototypes(
+    universal: Tensor,
+    uploads: Tensor,
+    counts: Tensor,
+    *,
+    alpha: float,
+    threshold: float,
+    is_fresh: Tensor | None = None,
+) -> Tensor:
+    """Blend the universal prototype with those of similar clients, FedPG Eq. (5).
+
+    Parameters
+    ----------
+    universal : Tensor of shape (C, H, p), float32
+        Universal prototypes, unit length along ``p``.
+    uploads : Tensor of shape (K, C, H, p), float32
+        Local prototypes; entries with ``counts == 0`` are ignored.
+    counts : Tensor of shape (K, C, H), int64
+        Centre nodes behind each upload; 0 marks a missing prototype.
+    alpha : float in [0, 1]
+        Weight of ``universal``.
+    threshold : float in [-1, 1]
+        Cosine similarity from which two clients share prototypes (λ in the paper).
+    is_fresh : Tensor of shape (K,), bool, optional
+        Whether the upload is of this round. One of an earlier round tells only to whom
+        its own client is similar, and enters that client's blend alone.
+
+    Returns
+    -------
+    Tensor of shape (K, C, H, p), float32
+        Personalised prototypes, zero where ``counts == 0``.
+
+    Raises
+    ------
+    ValueError
+        If ``counts`` is not of shape ``uploads.shape[:-1]``.
+
+    Notes
+    -----
+    1. The paper leaves the weight n_j undefined; here it is the count of the same
+       class and hop.
+    2. The published code takes the two most similar clients and divides by one more
+       than their number; the printed threshold and weights are used.
+    """
+    if counts.shape != uploads.shape[:-1]:
+        raise ValueError(
+            "counts must be (clients, classes, hops) = "
+            f"{tuple(uploads.shape[:-1])} as in uploads, got {tuple(counts.shape)}."
+        )
+    unit = F.normalize(uploads, dim=-1)
+    similar = torch.einsum("ichp,jchp->ijch", unit, unit) >= threshold
+    if is_fresh is not None:
+        similar &= is_fresh[None, :, None, None]
+    itself = torch.eye(len(uploads), dtype=torch.bool)
+    similar |= itself[:, :, None, None]  # rounding may put cos(i, i) just below 1
+    weight = similar * counts  # (K, K, C, H), zero where client j uploaded nothing
+    weight = weight / weight.sum(dim=1, keepdim=True).clamp(min=1)
+    mixture = torch.einsum("ijch,jchp->ichp", weight, uploads)
+    return (alpha * universal + (1 - alpha) * mixture) * (counts > 0)[..., None]

@@ -1,0 +1,144 @@
+"""FedPG's server half: universal prototypes, personalised for each client.
+
+Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
+
+=====================  ==================================================
+symbol                 argument or attribute
+=====================  ==================================================
+P_{c,h}^k              ``uploads[k, c, h]``
+n_{c,h}^k              ``counts[k, c, h]``
+P̈, GPG(·, θ)           ``PrototypeTrainer.generator``
+P̃_{c,h}                ``universal[c, h]``
+Ṗ_{c,h}^i              ``FedPG.personal[i].values[c, h]``
+M, ε                   ``adaptive_margin``, ``fedpg.epsilon``
+Δs                     ``fedpg.context-share``
+α, λ                   ``fedpg.alpha``, ``fedpg.threshold``
+L                      ``fedpg.hops``
+=====================  ==================================================
+
+===============================================  ===========================
+Algorithm 2, server                              function
+===============================================  ===========================
+draw extra uploads, Sec. III-B                   ``draw_context``
+margin of Eq. (4)                                ``adaptive_margin``
+update P̈ and θ by Eq. (4)                        ``contrastive_loss``
+personalise by Eq. (5)                           ``personalise_prototypes``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
+from flower_fgl.prototypes.universal import (
+    adaptive_margin,
+    class_spread,
+    contrastive_loss,
+    draw_context,
+    personalise_prototypes,
+    topology_loss,
+)
+from flower_fgl.seeds import SERVER, torch_generator
+from flower_fgl.strategies.base import FglStrategy, Upload
+from flower_fgl.strategies.fedproto import stack_uploads
+from flower_fgl.strategies.generating import PrototypeTrainer
+
+__all__ = ["FedPG"]
+
+TGP_LIMIT = 100.0
+"""Largest margin of FedTGP's loss in the published code."""
+
+
+class FedPG(FglStrategy):
+    """Generate universal prototypes and blend them for each client.
+
+    Notes
+    -----
+    1. All classes and hops are trained together, one Adam step an epoch; the paper's
+       algorithm trains each for all its epochs in turn, which would pull the shared
+       network back and forth.
+    2. A client that sat out gets the newest universal prototypes when it returns,
+       blended with the uploads of the last round and its own last one; its old upload
+       enters nobody else's prototypes.
+    3. A client gets prototypes of those classes and hops that it uploaded last; before
+       its first upload it gets none.
+    """
+
+    down = Prototypes
+    up = LocalPrototypes
+
+    def prepare(self) -> None:
+        """Draw P̈ and θ."""
+        hyper = self.config.hyper
+        self.table = (
+            self.federation.num_classes,
+            hyper.hops + 1,
+            self.config.hidden_channels,
+        )
+        self.trainer = PrototypeTrainer(
+            self.table,
+            seed=self.config.seed,
+            is_normalised=True,
+            lr=hyper.server_lr,
+            weight_decay=hyper.server_weight_decay,
+        )
+        self.nothing = no_prototypes(self.table)
+        self.latest: dict[int, Upload] = {}
+        self.personal: dict[int, Prototypes] = {}
+
+    def download(self, server_round: int, partition_id: int) -> Prototypes:
+        """Send Ṗ, nothing before the client's first upload."""
+        return self.personal.get(partition_id, self.nothing)
+
+    def upload_spec(self, partition_id: int) -> tuple[int, int, int]:
+        """Expect at most one prototype of each class and hop."""
+        return self.table
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Train on the uploads of the round, then personalise for all clients."""
+        hyper = self.config.hyper
+        universal = self.generate(server_round, *stack_uploads(uploads))
+        latest = self.latest | dict(uploads)
+        self.latest = {pid: latest[pid] for pid in sorted(latest)}
+        values, counts = stack_uploads(self.latest)
+        present = counts > 0
+        if hyper.personalized:
+            made = personalise_prototypes(
+                universal,
+                values,
+                counts,
+                alpha=hyper.alpha,
+                threshold=hyper.threshold,
+                is_fresh=torch.tensor([pid in uploads for pid in self.latest]),
+            )
+        else:
+            made = universal * present[..., None]
+        self.personal = {
+            pid: Prototypes(made[k], present[k]) for k, pid in enumerate(self.latest)
+        }
+
+    def generate(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
+        """Minimise Eq. (4) for ``server-epochs`` and return P̃ (C, L + 1, p)."""
+        hyper = self.config.hyper
+        generator = torch_generator(self.config.seed, server_round, SERVER, "context")
+        present = counts > 0
+        share = hyper.context_share if hyper.rf_context else 0.0
+        is_tgp = hyper.contrast == "tgp"
+        margin = torch.zeros(())
+        if hyper.ada_margin and is_tgp:
+            margin = class_spread(uploads, counts, limit=TGP_LIMIT)
+        elif hyper.ada_margin:
+            margin = adaptive_margin(uploads, counts, epsilon=hyper.epsilon)
+        shift = margin if hyper.contrast == "literal" else -margin
+
+        def loss(made: Tensor) -> Tensor:
+            members = draw_context(present, share=share, generator=generator)
+            if is_tgp:
+                return topology_loss(made, uploads, members, margin=margin)
+            return contrastive_loss(made, uploads, members, shift=shift, tau=hyper.tau)
+
+        return self.trainer.train(hyper.server_epochs, loss)

@@ -1,0 +1,74 @@
+"""FedProto's server half: the mean of the clients' prototypes.
+
+Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+AAAI 2022.
+
+===========  =====================================
+symbol       here
+===========  =====================================
+C_i^(j)      ``uploads[i, j]``, client i's mean of class j
+abs D_{i,j}  ``counts[i, j]``
+C̄^(j)        ``FedProto.prototypes``
+===========  =====================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
+from flower_fgl.prototypes.universal import mean_prototypes
+from flower_fgl.strategies.base import FglStrategy, Upload
+
+__all__ = ["FedProto", "stack_uploads"]
+
+
+def stack_uploads(uploads: Mapping[int, Upload]) -> tuple[Tensor, Tensor]:
+    """Stack prototypes (K, C, H, p) and counts (K, C, H) in the order given."""
+    payloads = [upload.payload for upload in uploads.values()]
+    return (
+        torch.stack([payload.values for payload in payloads]),
+        torch.stack([payload.counts for payload in payloads]),
+    )
+
+
+class FedProto(FglStrategy):
+    """Send every client the mean prototype of every class.
+
+    Notes
+    -----
+    1. A class that nobody uploads in a round keeps its prototype of before.
+    """
+
+    down = Prototypes
+    up = LocalPrototypes
+
+    def prepare(self) -> None:
+        """Start without prototypes."""
+        self.table = (self.federation.num_classes, 1, self.config.hidden_channels)
+        self.prototypes = no_prototypes(self.table)
+
+    def download(self, server_round: int, partition_id: int) -> Prototypes:
+        """Send all clients the same."""
+        return self.prototypes
+
+    def upload_spec(self, partition_id: int) -> tuple[int, int, int]:
+        """Expect at most one prototype of each class."""
+        return self.table
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Average, and keep what no client uploaded."""
+        values, counts = stack_uploads(uploads)
+        new = self.combine(server_round, values, counts)
+        owned = (counts > 0).any(dim=0)
+        old = self.prototypes
+        self.prototypes = Prototypes(
+            torch.where(owned[..., None], new, old.values), owned | old.present
+        )
+
+    def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
+        """Return the prototypes (C, 1, p) of the uploaded classes."""
+        return mean_prototypes(uploads, counts)

@@ -1,0 +1,39 @@
+"""FedTGP's server half: global prototypes trained to keep classes apart.
+
+Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
+Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flower_fgl.prototypes.universal import class_spread, topology_loss
+from flower_fgl.strategies.fedproto import FedProto
+from flower_fgl.strategies.generating import PrototypeTrainer
+
+__all__ = ["FedTGP"]
+
+
+class FedTGP(FedProto):
+    """Train the prototypes that FedProto averages."""
+
+    def prepare(self) -> None:
+        """Draw the table P̂ and the network F."""
+        super().prepare()
+        self.trainer = PrototypeTrainer(
+            self.table,
+            seed=self.config.seed,
+            is_normalised=False,
+            lr=self.config.hyper.server_lr,
+        )
+
+    def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
+        """Train for ``server-epochs`` and return P̂."""
+        hyper = self.config.hyper
+        margin = class_spread(uploads, counts, limit=hyper.margin_limit)
+        members = (counts > 0)[None]  # (H, K, C, H) with one hop
+        return self.trainer.train(
+            hyper.server_epochs,
+            lambda made: topology_loss(made, uploads, members, margin=margin),
+        )

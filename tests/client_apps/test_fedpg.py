@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer
+from flower_fgl.client_apps.fedproto import FedProtoClientApp, class_distance
+from flower_fgl.client_apps.state import ClientState
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.methods import METHODS
+from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.protocols.prototypes import (
+    LocalPrototypes,
+    Prototypes,
+    no_prototypes,
+)
+
+N, C, WIDTH = 30, 3, 8
+
+
+def make_client(
+    method: str = "fedpg",
+    *,
+    y: Tensor | None = None,
+    edge_index: Tensor | None = None,
+    train: list[int] | None = None,
+    **settings: Any,
+) -> Client:
+    """A client with a random graph; half its nodes are for training."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(N, 6, generator=draw)
+    upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
+    if edge_index is None:
+        edge_index = (upper | upper.T).nonzero().T.contiguous()
+    labels = torch.randint(0, C, (N,), generator=draw) if y is None else y
+    masks = {
+        name: torch.zeros(N, dtype=torch.bool) for name in ("train", "val", "test")
+    }
+    masks["train"][list(range(0, N, 2)) if train is None else train] = True
+    masks["val"][1::4] = True
+    masks["test"][3::4] = True
+    graph = ClientGraph(
+        0, Graph(x, edge_index, labels, masks), ("a", "b", "c"), torch.arange(N)
+    )
+    config = RunConfig.parse(
+        {
+            "method": method,
+            "hidden-channels": WIDTH,
+            "model": "gcn",
+            **{f"{method}.{key.replace('_', '-')}": v for key, v in settings.items()},
+        },
+        METHODS,
+    )
+    device = torch.device("cpu")
+    data = ClientData.build(graph, device)
+    return Client(config, 0, 1, data, ClientState(), device)
+
+
+def answer(upload: LocalPrototypes) -> Prototypes:
+    """A download that is not what was uploaded."""
+    return Prototypes(upload.values.flip(-1), upload.counts > 0)
+
+
+def two_rounds(client: Client, app: Any) -> list[LocalPrototypes]:
+    """Train twice as the message handler does, and return the uploads."""
+    spec = app.download_spec(client)
+    download, uploads = no_prototypes(spec), []
+    for server_round in (1, 2):
+        fit = app.fit(client, server_round, download)
+        client.state.set_group("model", dict(fit.model.state_dict()))
+        uploads.append(fit.upload)
+        download = answer(fit.upload)
+    return uploads
+
+
+@pytest.mark.parametrize("method", ["fedpg", "fedproto"])
+def test_no_upload_depends_on_validation_and_test_labels(method: str) -> None:
+    app = METHODS[method].load_client_app()()
+    client = make_client(method)
+    graph = client.data.graph.graph
+    flipped = torch.where(graph.masks["train"], graph.y, (graph.y + 1) % C)
+    assert not torch.equal(flipped, graph.y)
+    first = two_rounds(client, app)
+    second = two_rounds(make_client(method, y=flipped), app)
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a.values, b.values)
+        assert torch.equal(a.counts, b.counts)
+
+
+def test_an_upload_has_a_prototype_for_each_class_and_hop() -> None:
+    upload = two_rounds(make_client(), FedPGClientApp())[0]
+    assert upload.values.shape == (C, 3, WIDTH)
+    assert upload.counts.shape == (C, 3)
+    # every node has a class, so hop 0 counts all of them
+    assert int(upload.counts[:, 0].sum()) == N
+    norms = upload.values[upload.counts > 0].norm(dim=-1)
+    assert bool((norms <= 1 + 1e-6).all())  # means of unit vectors
+
+
+def test_training_nodes_alone_are_counted_without_pseudo_labels() -> None:
+    client = make_client(annotation="train")
+    upload = two_rounds(client, FedPGClientApp())[1]
+    assert torch.equal(upload.counts[:, 0], client.data.graph.class_counts())
+
+
+def penalty_of(**settings: Any) -> tuple[RecordingBackbone, Any, Client]:
+    app, client = FedPGClientApp(), make_client(**settings)
+    download = answer(two_rounds(client, app)[1])
+    scorer = open_scorer(client) if client.config.hyper.attention else None
+    model = RecordingBackbone(app.personal_model(client, download), scorer)
+    return model, app.penalty(client, 3, model, scorer, download), client
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"proto_loss": "node-mse"},
+        {"neighbor_filter": "any", "hop_mode": "within"},
+        {"proto_reduction": "mean", "attention": False},
+    ],
+)
+def test_the_prototype_term_has_a_gradient(settings: dict[str, Any]) -> None:
+    model, penalty, client = penalty_of(**settings)
+    model.eval()
+    model.embed(client.data.inputs[0])
+    loss = penalty()
+    loss.backward()
+    assert float(loss.detach()) > 0
+    grads = [p.grad for p in model.backbone.encoder.parameters() if p.grad is not None]
+    assert sum(float(g.abs().sum()) for g in grads) > 0
+    assert all(p.grad is None for p in model.backbone.classifier.parameters())
+    if not settings:
+        assert model.extra.out.weight.grad.abs().sum() > 0
+
+
+def test_the_prototype_term_is_its_weight_times_the_distance() -> None:
+    values = []
+    for mu in (0.5, 1.0):
+        model, _, client = penalty_of(mu=0.25)
+        other = make_client(mu=mu)
+        app = FedPGClientApp()
+        other.state = client.state
+        download = answer(LocalPrototypes(torch.ones(C, 3, WIDTH), torch.ones(C, 3)))
+        model.eval()
+        model.embed(client.data.inputs[0])
+        term = app.penalty(other, 3, model, model.extra, download)
+        values.append(float(term().detach()))
+    assert values[1] == pytest.approx(2 * values[0])
+
+
+def test_mu_grows_over_its_warm_up() -> None:
+    app, client = FedPGClientApp(), make_client(mu_warmup=10)
+    download = answer(two_rounds(client, app)[1])
+    model = RecordingBackbone(app.personal_model(client, download))
+    model.eval()
+    model.embed(client.data.inputs[0])
+    values = [
+        float(app.penalty(client, number, model, None, download)().detach())
+        for number in (5, 10, 20)
+    ]
+    assert values[0] == pytest.approx(values[1] / 2)
+    assert values[1] == pytest.approx(values[2])
+
+
+def test_attention_is_trained_and_kept() -> None:
+    client = make_client()
+    fresh = open_scorer(client).state_dict()
+    two_rounds(client, FedPGClientApp())
+    kept = client.state.group("scorer")
+    assert set(kept) == set(fresh)
+    assert kept["out.weight"].abs().sum() > 0  # it starts at zero
+    assert torch.equal(
+        open_scorer(client).state_dict()["out.weight"], kept["out.weight"]
+    )
+
+
+def test_rings_are_computed_once() -> None:
+    client = make_client()
+    two_rounds(client, FedPGClientApp())
+    (key,) = (key for key in client.data.memo if key[0] == "rings")
+    before = client.data.memo[key]
+    FedPGClientApp().fit(client, 3, no_prototypes((C, 3, WIDTH)))
+    assert client.data.memo[key] is before
+
+
+def test_a_class_of_one_node_and_a_class_of_none() -> None:
+    y = torch.zeros(N, dtype=torch.int64)
+    y[0] = 1
+    client = make_client(y=y, annotation="train")
+    for upload in two_rounds(client, FedPGClientApp()):
+        assert upload.counts[1].tolist() == [1, 0, 0]
+        assert upload.counts[2].tolist() == [0, 0, 0]
+        assert bool(upload.values.isfinite().all())
+
+
+def test_a_client_without_edges_sends_hop_zero_only() -> None:
+    client = make_client(edge_index=torch.empty(2, 0, dtype=torch.int64))
+    for upload in two_rounds(client, FedPGClientApp()):
+        assert not upload.counts[:, 1:].any()
+        assert int(upload.counts[:, 0].sum()) == N
+
+
+def test_more_hops_than_any_ring_has_are_left_out() -> None:
+    line = torch.tensor([[0, 1], [1, 0]])
+    client = make_client(edge_index=line, hops=6)
+    for upload in two_rounds(client, FedPGClientApp()):
+        assert upload.counts.shape == (C, 7)
+        assert not upload.counts[:, 2:].any()
+
+
+def test_noise_changes_the_upload_and_not_the_training() -> None:
+    clean, noisy = make_client(), make_client(noise_dims=0.25)
+    a = FedPGClientApp().fit(clean, 1, no_prototypes((C, 3, WIDTH)))
+    b = FedPGClientApp().fit(noisy, 1, no_prototypes((C, 3, WIDTH)))
+    changed = (a.upload.values != b.upload.values).sum(-1)[a.upload.counts > 0]
+    assert bool((changed == 2).all())  # a quarter of 8 dimensions
+    for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("method", ["fedpg", "fedproto"])
+def test_without_weight_on_prototypes_every_client_trains_alone(
+    method: str, small: dict[str, Any]
+) -> None:
+    key = {"fedpg": "mu", "fedproto": "proto_weight"}[method]
+    run = simulate(method, **small, **{method: {key: 0}}, model="gcn")
+    alone = simulate("local", **small, model="gcn")
+    assert [row["metrics"] for row in run.rounds] == [
+        row["metrics"] for row in alone.rounds
+    ]
+
+
+def test_class_distance_adds_up_the_classes_means() -> None:
+    f = torch.tensor([[1.0, 1.0], [3.0, 3.0], [2.0, 0.0]], requires_grad=True)
+    labels = torch.tensor([0, 0, 1])
+    target = torch.zeros(2, 2)
+    both = torch.tensor([True, True])
+    # class 0: (1 + 9) / 2 = 5; class 1: (4 + 0) / 2 = 2
+    assert float(class_distance(f, labels, target, both).detach()) == pytest.approx(7)
+    only = torch.tensor([False, True])
+    assert float(class_distance(f, labels, target, only).detach()) == pytest.approx(2)
+    class_distance(f, labels, target, both).backward()
+    assert f.grad.abs().sum() > 0
+
+
+def test_fedproto_uploads_the_means_of_the_training_nodes() -> None:
+    client = make_client("fedproto")
+    fit = FedProtoClientApp().fit(client, 1, no_prototypes((C, 1, WIDTH)))
+    fit.model.eval()
+    with torch.no_grad():
+        f = fit.model.embed(client.data.inputs[0])
+    data = client.data.training
+    for c in range(C):
+        mine = data.index[data.labels == c]
+        assert int(fit.upload.counts[c, 0]) == len(mine)
+        torch.testing.assert_close(fit.upload.values[c, 0], f[mine].mean(0))
