@@ -29,8 +29,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from flower_fgl.config import Scalar
 from flower_fgl.errors import ConfigError
+from flower_fgl.options import Scalar
 from flower_fgl.runs import Run, flatten
 
 REPLICATES = ("seed", "partition-seed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -93,7 +94,7 @@ class Workplace:
         return FileStates(Path(folder)) if folder else ContextStates()
 
 
-class FglClientApp(ClientApp):
+class FglClientApp(ClientApp, ABC):
     """Base of all client halves.
 
     A method sets ``down`` and ``up`` and overrides :meth:`fit`, and where needed
@@ -116,9 +117,9 @@ class FglClientApp(ClientApp):
         self.evaluate()(self._evaluate)
 
     # ------------------------------------------------------------------ hooks
+    @abstractmethod
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
         """Train and make the upload."""
-        raise NotImplementedError
 
     def download_spec(self, client: Client) -> Any:
         """Return what :meth:`Payload.from_record` checks the download against."""

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_fgl.config import nearest
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.communities import RECURSIVE_UP_TO
 from flower_fgl.datasets.partition_rules import (
@@ -26,6 +25,7 @@ from flower_fgl.datasets.partition_rules import (
     PartitionRule,
 )
 from flower_fgl.errors import ConfigError, DataError
+from flower_fgl.options import nearest
 
 __all__ = [
     "GRAPH_RULES",

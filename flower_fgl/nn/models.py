@@ -10,11 +10,11 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from flower_fgl.config import nearest
 from flower_fgl.errors import ConfigError
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.layered import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
+from flower_fgl.options import nearest
 
 __all__ = ["MODELS", "build_model", "deal_models", "num_parameters", "state_shapes"]
 

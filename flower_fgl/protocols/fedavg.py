@@ -13,7 +13,7 @@ from typing import Self
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.config import option
+from flower_fgl.options import option
 from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
 
 __all__ = ["FedAvgSettings", "Weights"]

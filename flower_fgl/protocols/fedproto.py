@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_fgl.config import option
+from flower_fgl.options import option
 
 __all__ = ["FedProtoSettings"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -95,17 +96,17 @@ class FglStrategy(Strategy):
     def prepare(self) -> None:
         """Build the server's state; ``self.federation`` is known."""
 
+    @abstractmethod
     def download(self, server_round: int, partition_id: int) -> Payload:
         """Return what a client gets before it trains."""
-        raise NotImplementedError
 
     def upload_spec(self, partition_id: int) -> Any:
         """Return what :meth:`Payload.from_record` checks the upload against."""
         return None
 
+    @abstractmethod
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Take in the uploads of a round, keyed by partition-id, ascending."""
-        raise NotImplementedError
 
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated model, ``None`` if the method has none."""
