@@ -13,7 +13,7 @@ in :attr:`RunConfig.sources`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flower_fgl.errors import ConfigError
@@ -28,6 +28,7 @@ __all__ = [
     "RunConfig",
     "Scalar",
     "SyntheticSettings",
+    "is_file",
     "kebab",
     "nearest",
     "option",
@@ -265,9 +266,10 @@ class RunConfig(GeneralSettings):
                 }
         return out
 
-    def with_values(self, **values: Any) -> RunConfig:
-        """Return a copy with some general settings replaced."""
-        return replace(self, **values)
+
+def is_file(dataset: str) -> bool:
+    """Say whether ``dataset`` is a path rather than a source's name."""
+    return any(mark in dataset for mark in ("/", "\\", ".npz"))
 
 
 def _check_names(
@@ -281,8 +283,8 @@ def _check_names(
     if method not in methods:
         raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
     dataset = str(general.get("dataset", GeneralSettings.dataset))
-    is_path = any(mark in dataset for mark in ("/", "\\", ".npz"))
-    if not (dataset in set(datasets) or dataset.startswith("tu:") or is_path):
+    is_known = dataset in set(datasets) or dataset.startswith("tu:")
+    if not (is_known or is_file(dataset)):
         raise ConfigError(
             f'Unknown data set "{dataset}". {nearest(dataset, datasets)} '
             "A path to a graph file (.npz or a CSV folder) works as well."

@@ -15,8 +15,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from flower_fgl.config import RunConfig, Scalar, pyproject_table
-from flower_fgl.datasets.build import is_file
+from flower_fgl.config import RunConfig, Scalar, is_file, pyproject_table
 from flower_fgl.errors import ConfigError, FglError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.runs import Run, RunWriter, default_folder

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.files import save_client_graph
+from flower_fgl.datasets.partition_summary import PartitionSummary
 from flower_fgl.datasets.store import ClientStore, open_store
 from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.plots import label_heat_map
@@ -77,32 +78,39 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         If the data are missing or cannot be cut so.
     """
     store = open_store(config, config.clients)
-    rows, counts, size, edges = [], [], 0, 0
+    counts, sizes, masked, edges = [], [], [], 0
     names: tuple[str, ...] = ()
     for client in _clients(store):
         names = client.class_names
-        labels = torch.cat([g.y for g in (client.graph, *client.evaluation)])
-        count = torch.bincount(labels[labels >= 0], minlength=len(names))
-        counts.append(count)
-        share = count[count > 0].double() / max(1, int(count.sum()))
-        entropy = float(-(share * share.log()).sum())
         graphs = [client.graph, *client.evaluation]
-        size += len(labels)
+        labels = torch.cat([graph.y for graph in graphs])
+        counts.append(torch.bincount(labels[labels >= 0], minlength=len(names)))
+        sizes.append(len(labels))
+        masked.append(_sizes(client))
         edges += sum(graph.edge_index.shape[1] // 2 for graph in graphs)
-        rows.append(
-            [
-                str(client.partition_id),
-                str(len(labels)),
-                *map(str, _sizes(client)),
-                str(int((count > 0).sum())),
-                f"{math.exp(entropy):.2f}",
-            ]
-        )
     total = store.index.num_edges
-    kept = f"{edges:,} of {total:,} edges kept ({edges / total:.1%})" if total else ""
+    pieces = PartitionSummary(
+        torch.stack(counts).numpy(), np.array(sizes), edges / total if total else 1.0
+    )
+    rows = [
+        [str(pid), str(size), *map(str, masked[pid]), str(present), f"{effective:.2f}"]
+        for pid, (size, present, effective) in enumerate(
+            zip(
+                sizes,
+                pieces.num_classes_present,
+                pieces.exp_label_entropy,
+                strict=True,
+            )
+        )
+    ]
+    kept = (
+        f"{edges:,} of {total:,} edges kept ({pieces.share_edges_kept:.1%})"
+        if total
+        else ""
+    )
     items = "graphs" if config.classifies_graphs else "nodes"
     summary = (
-        f"{len(rows)} clients, {size:,} {items}, {kept or 'no edges'}, "
+        f"{len(rows)} clients, {sum(sizes):,} {items}, {kept or 'no edges'}, "
         f"partition {store.index.partition_sha256}"
     )
     return PartitionReport(rows, torch.stack(counts), names, summary, items)

@@ -226,8 +226,8 @@ class FglClientApp(ClientApp, ABC):
         modes = message.content.config_records[CONFIG]["modes"]
         scores = {}
         for mode in modes:  # type: ignore[union-attr]
-            model = client.build_model()
             if mode == "global":
+                model = client.build_model()
                 shapes = client.state_shapes()
                 load_state(model, read_tensors(message.content, "global", shapes))
             else:

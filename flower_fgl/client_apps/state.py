@@ -13,6 +13,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 from flwr.app import ConfigRecord, Context
@@ -21,11 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flower_fgl.errors import RunError
+from flower_fgl.options import Scalar
 from flower_fgl.protocols.base import read_tensors, write_tensors
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StatePlace"]
-
-Scalar = bool | int | float | str
 
 
 @dataclass
@@ -119,7 +119,7 @@ class FileStates(StatePlace):
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                values = json.loads((file.metadata() or {}).get("values", "{}"))
+                values = _values(file)
         except (OSError, SafetensorError, ValueError) as error:
             raise RunError(f"Client state {path} is damaged: {error}.") from error
         return ClientState(tensors, values)
@@ -144,7 +144,8 @@ class FileStates(StatePlace):
         if not path.exists():
             return False
         try:
-            kept = _read_values(path).get("round", 0)
+            with safe_open(path, "pt") as file:
+                kept = _values(file).get("round", 0)
         except (OSError, SafetensorError, ValueError):
             return False
         return kept > state.values.get("round", 0)  # type: ignore[operator]
@@ -159,12 +160,9 @@ class FileStates(StatePlace):
         os.replace(scratch, path)
 
 
-def _read_values(path: Path) -> dict[str, Scalar]:
-    """Read the small values of a state file."""
-    with safe_open(path, "pt") as file:
-        values: dict[str, Scalar] = json.loads(
-            (file.metadata() or {}).get("values", "{}")
-        )
+def _values(file: Any) -> dict[str, Scalar]:
+    """Read the small values of an opened state file."""
+    values: dict[str, Scalar] = json.loads((file.metadata() or {}).get("values", "{}"))
     return values
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flower_fgl.config import RunConfig
+from flower_fgl.config import RunConfig, is_file
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
@@ -96,11 +96,6 @@ def _check_task(config: RunConfig) -> None:
             'setting = "transductive" or "inductive", got setting = "graph". '
             'flower-fgl datasets lists data sets of task "graph".'
         )
-
-
-def is_file(dataset: str) -> bool:
-    """Say whether ``dataset`` is a path rather than a source's name."""
-    return any(mark in dataset for mark in ("/", "\\", ".npz"))
 
 
 def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:

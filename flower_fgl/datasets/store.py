@@ -25,8 +25,8 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from flower_fgl.config import RunConfig
-from flower_fgl.datasets.build import build_clients, is_file
+from flower_fgl.config import RunConfig, is_file
+from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES, partition_key

@@ -322,7 +322,7 @@ class FglStrategy(Strategy):
         action: str = "",
         is_scored: bool | None = None,
     ) -> list[Message]:
-        """Pack each client's download; equal payloads are packed once.
+        """Address each client's download to it.
 
         Parameters
         ----------
@@ -339,13 +339,9 @@ class FglStrategy(Strategy):
         if is_scored is None:
             is_scored = self._round.is_scored and self.config.evaluate != "global"
         settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
-        packed: dict[int, tuple[Payload, RecordDict]] = {}
+        downloads = self._pack_downloads(server_round, partition_ids)
         messages = []
-        for pid in partition_ids:
-            payload = self.download(server_round, pid)
-            if id(payload) not in packed:
-                packed[id(payload)] = (payload, payload.to_record())
-            content = RecordDict(dict(packed[id(payload)][1]))
+        for pid, content in downloads.items():
             content[CONFIG] = settings
             kind = MessageType.TRAIN + (f".{action}" if action else "")
             messages.append(self._message(pid, content, kind, server_round))
@@ -392,6 +388,19 @@ class FglStrategy(Strategy):
         }
         return float(weights[self.config.weight_by])
 
+    def _pack_downloads(
+        self, server_round: int, partition_ids: Sequence[int]
+    ) -> dict[int, RecordDict]:
+        """Pack what clients get before they train; equal payloads are packed once."""
+        packed: dict[int, tuple[Payload, RecordDict]] = {}
+        contents = {}
+        for pid in partition_ids:
+            payload = self.download(server_round, pid)
+            if id(payload) not in packed:
+                packed[id(payload)] = (payload, payload.to_record())
+            contents[pid] = RecordDict(dict(packed[id(payload)][1]))
+        return contents
+
     def _message(
         self, partition_id: int, content: RecordDict, kind: str, server_round: int
     ) -> Message:
@@ -435,16 +444,14 @@ class FglStrategy(Strategy):
         """
         state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)
-        packed: dict[int, tuple[Payload, RecordDict]] = {}
+        clients = self.federation.clients
+        owing = [p for p in clients if is_local and not self._round.has_scores(p)]
+        untrained = [pid for pid in owing if pid not in self._trained]
+        downloads = self._pack_downloads(server_round + 1, untrained)
         messages = []
-        for pid in self.federation.clients:
-            modes = ["local"] if is_local and not self._round.has_scores(pid) else []
-            content = RecordDict()
-            if modes and pid not in self._trained:
-                payload = self.download(server_round + 1, pid)
-                if id(payload) not in packed:
-                    packed[id(payload)] = (payload, payload.to_record())
-                content = RecordDict(dict(packed[id(payload)][1]))
+        for pid in clients:
+            modes = ["local"] if pid in owing else []
+            content = downloads.get(pid, RecordDict())
             if shared is not None:
                 modes.append("global")
                 content["global"] = shared
