@@ -111,6 +111,15 @@ class GeneralSettings:
     split: str = option(
         "default", "train/val/test in percent of each class, `default` or `public`"
     )
+    feature_sparsity: float = option(
+        0.0, "share of features missing on nodes that do not train", ge=0, lt=1
+    )
+    edge_sparsity: float = option(
+        0.0, "share of each client's edges missing", ge=0, lt=1
+    )
+    label_sparsity: float = option(
+        0.0, "share of each client's training labels missing, by class", ge=0, lt=1
+    )
     setting: str = option(
         "transductive",
         "what is known when; `graph` classifies whole graphs of a set",
@@ -337,6 +346,13 @@ def _check_graphs(
             f'partition = "{settings.partition}" cuts one graph, but setting = "graph" '
             f'deals whole graphs: use partition = "{names}".'
         )
+    for name in ("feature_sparsity", "edge_sparsity", "label_sparsity"):
+        if getattr(settings, name):
+            raise ConfigError(
+                f"{kebab(name)} takes away from the nodes of one graph, but setting = "
+                f'"graph" classifies whole graphs: use {kebab(name)} = 0, got '
+                f"{getattr(settings, name)}."
+            )
 
 
 def _fill(

@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.config import GeneralSettings, RunConfig, Scalar, kebab
 from flower_fgl.engines import OnRound, hold, run_one
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.experiments import (
@@ -162,6 +162,8 @@ def _finished(planned: PlannedRun) -> Run | None:
             return None
     before = dict(flatten(run.config))
     now = RunConfig.parse(planned.settings, METHODS).flat()
+    absent = {kebab(f.name): f.default for f in fields(GeneralSettings)}  # in old runs
+    before = absent | before
     changed = [k for k, v in now.items() if k not in PLACES and before.get(k) != v]
     if changed:
         raise RunError(

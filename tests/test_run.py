@@ -325,6 +325,21 @@ def test_a_changed_experiment_does_not_take_old_results(tmp_path: Path) -> None:
         run_all(tmp_path / "tiny.toml", {**place, "rounds": 2}, how, console)
 
 
+def test_a_run_made_before_a_setting_existed_still_counts(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(TINY + "[grid]\nseed = [0]\n")
+    place = {"output-dir": str(tmp_path / "runs")}
+    how, console = How("local", quiet=True), Console(quiet=True)
+    run_all(tmp_path / "tiny.toml", place, how, console)
+    (written,) = (tmp_path / "runs").rglob("config.toml")
+    old = [r for r in written.read_text().splitlines() if "edge-sparsity" not in r]
+    written.write_text("\n".join(old) + "\n")
+    before = written.stat().st_mtime_ns
+    run_all(tmp_path / "tiny.toml", place, how, console)
+    assert written.stat().st_mtime_ns == before
+    with pytest.raises(RunError, match="edge-sparsity"):
+        run_all(tmp_path / "tiny.toml", {**place, "edge-sparsity": 0.2}, how, console)
+
+
 def test_a_folder_that_is_no_run_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY + "[grid]\nseed = [0]\n")
     mine = tmp_path / "runs" / "tiny" / "seed0" / "notes.txt"

@@ -29,6 +29,7 @@ from flower_fgl.datasets.sources import (
     find_source,
     load,
 )
+from flower_fgl.datasets.sparsity import Sparsity, sparsify, sparsity_sha256
 from flower_fgl.datasets.split import parse_split, published_split, split_nodes
 from flower_fgl.datasets.subgraph import cut_clients, inductive_graphs, select_rows
 from flower_fgl.datasets.synthetic import synthetic_dataset
@@ -124,7 +125,7 @@ def build_clients(
     list of ClientGraph
         By partition-id.
     str
-        SHA-256 of the partition.
+        SHA-256 of the partition, and of what is missing from it.
     int
         Undirected edges of the whole graph, or of all graphs.
 
@@ -154,7 +155,8 @@ def build_clients(
         )
         masks = _split_clients(dataset.y, dataset.masks, parts, config)
         clients = _cut_node_clients(dataset, parts, masks, config)
-    return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
+    sha256 = sparsity_sha256(partition_sha256(parts), Sparsity.of(config))
+    return clients, sha256, dataset.edge_index.shape[1] // 2
 
 
 def _split_clients(
@@ -182,7 +184,8 @@ def _cut_node_clients(
     masks: Sequence[Mapping[str, Tensor]],
     config: RunConfig,
 ) -> list[ClientGraph]:
-    """Cut each client's induced subgraph, as its setting lets it see it."""
+    """Cut each client's induced subgraph, as sparsity and setting let it see it."""
+    sparsity = Sparsity.of(config)
     pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
     clients = []
     for partition_id, (part, edge_index) in enumerate(zip(parts, pieces, strict=True)):
@@ -192,6 +195,9 @@ def _cut_node_clients(
             edge_index,
             dataset.y[nodes],
             masks[partition_id],
+        )
+        graph = sparsify(
+            graph, sparsity, seed=config.partition_seed, partition_id=partition_id
         )
         client = ClientGraph(partition_id, graph, dataset.class_names, nodes)
         clients.append(in_setting(client, config))
@@ -246,7 +252,7 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``.
+        If ``setting`` is ``"graph"``, or something is to be taken away from the graph.
     DataError
         If the file is missing or malformed.
     """
@@ -254,6 +260,13 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
         raise ConfigError(
             f"{path} is one graph, whose nodes are classified: it needs setting = "
             '"transductive" or "inductive", got setting = "graph".'
+        )
+    if Sparsity.of(config):
+        raise ConfigError(
+            f"{path} is an owner's own graph and is used as it is, but feature-sparsity, "
+            "edge-sparsity or label-sparsity asks to take something away. Set them to "
+            "0, or let the app cut the data set itself (partition-id=... instead of "
+            "graph=... in the SuperNode's --node-config)."
         )
     owned = load_graph_file(path.expanduser())
     masks = dict(owned.dataset.masks)

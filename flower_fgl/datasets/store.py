@@ -31,6 +31,7 @@ from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES, partition_key
 from flower_fgl.datasets.sources import cache_folder, data_folder
+from flower_fgl.datasets.sparsity import Sparsity
 from flower_fgl.errors import DataError
 
 __all__ = ["ClientStore", "StoreIndex", "open_store"]
@@ -222,6 +223,9 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         "seed": config.partition_seed,
         "dataset": config.dataset,
     }
+    sparsity = Sparsity.of(config)
+    if sparsity:
+        key["sparsity"] = asdict(sparsity)
     if config.dataset == "synthetic":
         key["synthetic"] = asdict(config.synthetic)
     path = Path(config.dataset).expanduser()

@@ -278,10 +278,17 @@ def test_with_partial_participation_everybody_is_scored(
 
 
 @pytest.mark.slow
-def test_fedpg_learns_cora(real_data: Any, tmp_path: Any) -> None:
+def test_noise_on_a_tenth_of_the_dimensions_costs_at_most_a_point(
+    real_data: Any, tmp_path: Any
+) -> None:
     settings = {"clients": 10, "output_dir": str(tmp_path), "rounds": 30}
-    run = simulate("fedpg", "cora", **settings)
-    noisy = simulate("fedpg", "cora", **settings, fedpg={"noise_dims": 0.1})
-    assert run.best["test"]["accuracy"] > 0.72
-    # 2708 nodes, 40 % for testing: a standard deviation of 1.3 points
-    assert noisy.best["test"]["accuracy"] > run.best["test"]["accuracy"] - 0.03
+    losses = []
+    for seed in range(3):
+        clean, noisy = (
+            simulate("fedpg", "cora", **settings, seed=seed, fedpg={"noise_dims": dims})
+            for dims in (0.0, 0.1)
+        )
+        accuracy = clean.best["test"]["accuracy"]
+        assert accuracy > 0.72
+        losses.append(accuracy - noisy.best["test"]["accuracy"])
+    assert np.mean(losses) <= 0.01
