@@ -124,7 +124,9 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
     DataError
         If the file cannot be written.
     """
-    figure = label_heat_map(report.counts.numpy(), report.class_names)
+    figure = label_heat_map(
+        report.counts.numpy(), report.class_names, items=report.items
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, bbox_inches="tight")

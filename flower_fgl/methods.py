@@ -89,7 +89,6 @@ METHODS: dict[str, Method] = {
         defaults={"model": "gamlp"},
         has_global_model=False,
         mixes_models=True,
-        graphs=False,
     ),
     "fedproto": Method(
         paper="Tan et al., AAAI 2022",

@@ -145,7 +145,11 @@ def _draw_one(panels: Any, curve: Curve) -> None:
 
 
 def client_bars(
-    partition_ids: Sequence[int], accuracy: Sequence[float], pooled: float | None
+    partition_ids: Sequence[int],
+    accuracy: Sequence[float],
+    pooled: float | None,
+    *,
+    items: str = "nodes",
 ) -> Figure:
     """Draw the test accuracy of every client of one run.
 
@@ -156,7 +160,9 @@ def client_bars(
     accuracy : sequence of float in [0, 1]
         Length K; NaN where a client has no test nodes.
     pooled : float in [0, 1] or None
-        Accuracy over all clients' nodes, drawn as a line.
+        Accuracy over all clients' items, drawn as a line.
+    items : str
+        What is classified: nodes or graphs.
 
     Returns
     -------
@@ -181,7 +187,7 @@ def client_bars(
     panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     if pooled is not None:
         line = panel.axhline(pooled, color=PALETTE[5], linewidth=1.3, zorder=3)
-        name = f"all clients' test nodes: {100 * pooled:.1f} %"
+        name = f"all clients' test {items}: {100 * pooled:.1f} %"
         _legend(panel, [line], [name], "lower right", 1, bbox_to_anchor=(1.01, 0.985))
     return figure
 
@@ -286,17 +292,21 @@ def label_heat_map(
     counts: Any,
     class_names: Sequence[str],
     partition_ids: Sequence[int] | None = None,
+    *,
+    items: str = "nodes",
 ) -> Figure:
-    """Draw how many nodes of each class each client holds.
+    """Draw how many nodes, or graphs, of each class each client holds.
 
     Parameters
     ----------
     counts : array-like of shape (K, C), int
-        Nodes by client and class.
+        Items by client and class.
     class_names : sequence of str
         Length C.
     partition_ids : sequence of int, optional
         Length K; 0..K-1 if left out.
+    items : str
+        What is counted: nodes or graphs.
 
     Returns
     -------
@@ -351,7 +361,7 @@ def label_heat_map(
     bar = figure.colorbar(
         image, ax=panel, pad=0.015, fraction=0.03, aspect=24, anchor=(0, 1)
     )
-    bar.set_label("nodes", color=INK, fontsize=9)
+    bar.set_label(items, color=INK, fontsize=9)
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     bar.ax.tick_params(labelsize=8.5, colors=MUTED, length=0)
     bar.outline.set_visible(False)

@@ -82,7 +82,13 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
             f"no HTML). Use the installed command: flower-fgl report {runs[0].path}"
         ) from error
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
-    page = template.render(runs=runs, columns=_columns(runs), **context)
+    page = template.render(
+        runs=runs,
+        columns=_columns(runs),
+        metrics=_metrics(runs),
+        items=_items(runs),
+        **context,
+    )
     replace_file(path, page.encode(errors="replace"))
     return path
 
@@ -122,7 +128,9 @@ def _one(run: Run) -> dict[str, Any]:
     pictures = _progress([_curve(run, "")])
     if accuracy:
         values = [_number(value) for value in accuracy.values()]
-        figure = plots.client_bars(list(accuracy), values, _test_accuracy(run))
+        figure = plots.client_bars(
+            list(accuracy), values, _test_accuracy(run), items=_items([run])
+        )
         pictures["clients"] = _picture(figure)
     if counted := [row for row in held if row.get("class_counts")]:
         counts = [row["class_counts"] for row in counted]
@@ -130,7 +138,7 @@ def _one(run: Run) -> dict[str, Any]:
         names = counted[0].get("class_names") or run.summary.get("class_names")
         ids = [row["partition_id"] for row in counted]
         pictures["labels"] = _picture(
-            plots.label_heat_map(counts, names or numbers, ids)
+            plots.label_heat_map(counts, names or numbers, ids, items=_items([run]))
         )
     return {
         "title": _about(run),
@@ -236,6 +244,23 @@ def _scope(run: Run) -> str:
     return "global" if scopes == {"global"} else "local"
 
 
+def _items(runs: Sequence[Run]) -> str:
+    """Name what the runs classify."""
+    kinds = {run.config.get("setting") == "graph" for run in runs}
+    if len(kinds) > 1:
+        return "nodes or graphs"
+    return "graphs" if True in kinds else "nodes"
+
+
+def _metrics(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return keys and names of the scores to show; AUROC where a run has it."""
+    shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
+    shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
+    if any("auroc" in (run.best or {}).get("test", {}) for run in runs):
+        shown.append(("auroc", "AUROC"))
+    return shown
+
+
 def _columns(runs: Sequence[Run]) -> list[str]:
     """Name the node sets that were scored, validation and test first."""
     scored = (run.best or {} for run in runs)
@@ -289,7 +314,7 @@ def _scores(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
     chosen = (
         "best validation round"
         if run.summary["selection"] == "validation"
-        else ("last round (no validation nodes)")
+        else f"last round (no validation {_items([run])})"
     )
     rows = [
         (chosen, run.best),

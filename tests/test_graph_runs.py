@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from flower_fgl import simulate
+from flower_fgl import METHODS, simulate
 from flower_fgl.cli import app
 from flower_fgl.errors import ConfigError
 from tests.tiny_graphs import write_tiny
@@ -38,6 +38,14 @@ def test_rings_are_told_from_stars(batch_size: int, tiny: dict[str, Any]) -> Non
     run = simulate("fedavg", **{**tiny, "rounds": 20, "batch_size": batch_size})
     assert run.best["test"]["accuracy"] >= 5 / 6
     assert run.rounds[-1]["loss"] < 0.3
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_batches_of_graphs_run(method: str, tiny: dict[str, Any]) -> None:
+    if METHODS[method].graphs:
+        run = simulate(method, **{**tiny, "batch_size": 3, "rounds": 3})
+        assert [row["status"] for row in run.rounds] == ["ok"] * 3
+        assert [row.get("failures", []) for row in run.rounds] == [[]] * 3
 
 
 def test_the_last_round_counts_and_graphs_are_counted(tiny: dict[str, Any]) -> None:

@@ -38,6 +38,7 @@ def make(
     error: str | None = None,
     drop: list[dict[str, Any]] | None = None,
     settings: dict[str, Any] | None = None,
+    auroc: float = math.nan,
 ) -> Run:
     """Write a run of three clients, of which the last has no test nodes."""
     config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
@@ -51,7 +52,7 @@ def make(
     rows = []
     for server_round, accuracy in enumerate(val, start=1):
         scores = [
-            Scores(10, accuracy, accuracy, accuracy),
+            Scores(10, accuracy, accuracy, accuracy, auroc),
             Scores(30, accuracy / 2, accuracy / 3, accuracy / 4),
             Scores(0, math.nan, math.nan, math.nan),
         ]
@@ -252,6 +253,25 @@ def test_a_run_without_validation_nodes_says_how_it_was_selected(
     assert not re.search(r"\bnan\b", words, flags=re.IGNORECASE)
 
 
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_over_graphs_speaks_of_graphs_and_shows_auroc(tmp_path: Path) -> None:
+    run = make(tmp_path / "one", settings={"setting": "graph"}, auroc=0.875)
+    words = Page(write_report([run], None)).words()
+    # the nodes of the graphs are never what is counted
+    assert "nodes" not in words
+    assert "over the graphs of all clients" in words
+    assert "Training graphs of each class" in words
+    assert "recall per client AUROC" in words
+    assert "best validation round 2 49.6 39.7 34.7 59.5 87.5" in words
+    twins = [run, make(tmp_path / "two", settings={"setting": "graph"}, auroc=0.5)]
+    words = Page(write_report(twins, None)).words()
+    assert "over the graphs of all clients" in words
+    assert "test F1 test AUROC up" in words
+    mixed = [run, make(tmp_path / "three")]
+    words = Page(write_report(mixed, None)).words()
+    assert "over the nodes or graphs of all clients" in words
+
+
 def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / "a", val=(0.5, 0.8)),
@@ -369,6 +389,14 @@ def test_the_heat_map_has_a_row_per_class_and_a_column_per_client() -> None:
     image = figure.axes[0].images[0].get_array()
     assert image.shape == (3, 3)
     assert image.filled(0).T.tolist() == COUNTS
+
+
+def test_pictures_of_graphs_say_so() -> None:
+    figure = plots.label_heat_map(np.array(COUNTS), CLASSES, items="graphs")
+    assert figure.axes[1].get_ylabel() == "graphs"
+    bars = plots.client_bars([0], [0.5], 0.5, items="graphs")
+    legend = bars.axes[0].get_legend().get_texts()[0].get_text()
+    assert legend == "all clients' test graphs: 50.0 %"
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (3,), (3, 3, 1)])

@@ -45,6 +45,7 @@ from flower_fgl.prototypes.hops import (
     prototype_distance,
 )
 from flower_fgl.prototypes.rings import Pairs, annotate, ring_pairs, select_pairs
+from flower_fgl.prototypes.similar import similar_pairs
 from flower_fgl.seeds import seeded, torch_generator
 
 __all__ = ["FedPGClientApp"]
@@ -64,6 +65,17 @@ class FedPGClientApp(PrototypeClientApp):
        those that have many, are those of the end of the client's last round.
     3. Labels of validation and test nodes are never used; the published code takes
        validation labels into the prototypes.
+    4. Where graphs are classified, they take the nodes' place and the client's training
+       graphs are all there is: those without label are annotated by prediction, as
+       Algorithm 1 does with unlabelled nodes. Validation and test graphs enter no
+       prototype, not even unlabelled: unlike the nodes of one graph, they are no part
+       of what a client trains on. The paper says nothing of either.
+    5. Similar graphs are looked for once a round, after the last epoch; the next round
+       trains with them. The paper has a "construction step after obtaining the encoded
+       representations", without saying how often.
+    6. With mini-batches of graphs, or graphs without label, prototypes are made of the
+       embeddings of the step and of the last ones known of the other graphs, through
+       which no gradient flows.
     """
 
     def num_hops(self, client: Client) -> int:
@@ -81,8 +93,11 @@ class FedPGClientApp(PrototypeClientApp):
         with torch.no_grad():
             logits = model(client.data.inputs[0])
             annotation = self.annotation(client, logits)
-            average = average_of(client, server_round, annotation)
-            values = average(unit_length(model.embedding), scorer)
+            embedding = unit_length(model.embedding)
+            average = average_of(
+                client, server_round, annotation, embed=lambda: embedding
+            )
+            values = average(embedding, scorer)
         client.state.set_group("annotation", {"classes": annotation.float()})
         if scorer is not None:
             client.state.set_group(
@@ -105,7 +120,7 @@ class FedPGClientApp(PrototypeClientApp):
                 data.labels,
                 min_confidence=hyper.pseudo_conf_min,
             )
-        size = data.inputs.num_nodes
+        size = len(client.data.labels[0])
         annotation = torch.full((size,), -1, device=client.device)
         annotation[data.index] = data.labels
         return annotation
@@ -132,14 +147,21 @@ class FedPGClientApp(PrototypeClientApp):
             else self.annotation(client, None)
         )
         drawn_in = int(client.state.values.get("round", 0))
-        average = average_of(client, drawn_in, annotation)
+        inputs = client.data.inputs[0]
+        average = average_of(
+            client,
+            drawn_in,
+            annotation,
+            embed=lambda: unit_length(model.at_rest(inputs)),
+        )
+        current = unit_rows(client, model)
         target = download.values.to(client.device)
         present = download.present.to(client.device)
         if hyper.proto_loss == "node-mse":
             return lambda: (
                 mu
                 * node_distance(
-                    unit_length(model.embedding),
+                    current(),
                     target,
                     present,
                     average.hops,
@@ -153,7 +175,7 @@ class FedPGClientApp(PrototypeClientApp):
         return lambda: (
             mu
             * prototype_distance(
-                average(unit_length(model.embedding), scorer),
+                average(current(), scorer),
                 target,
                 both,
                 is_mean=is_mean,
@@ -162,8 +184,33 @@ class FedPGClientApp(PrototypeClientApp):
 
 
 def unit_length(embedding: Tensor) -> Tensor:
-    """Give each node's embedding unit length."""
+    """Give the embedding of each node or graph unit length."""
     return F.normalize(embedding, dim=-1)
+
+
+def unit_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
+    """Return a function that gives the current embeddings of all items, unit length.
+
+    A step may embed a part of the graphs only: those of a mini-batch, or with a label.
+    The others are as they were when last embedded, at first without dropout, and carry
+    no gradient.
+    """
+    training, config = client.data.training, client.config
+    is_whole = len(training.index) == training.inputs.num_graphs
+    if not config.classifies_graphs or (is_whole and not config.batch_size):
+        return lambda: unit_length(model.embedding)
+    table = unit_length(model.at_rest(training.inputs))
+
+    def current() -> Tensor:
+        nonlocal table
+        rows = unit_length(model.embedding)
+        if model.items is None:
+            return rows
+        out = table.index_copy(0, model.items, rows)
+        table = out.detach()
+        return out
+
+    return current
 
 
 def open_scorer(client: Client) -> NeighbourScorer:
@@ -186,11 +233,18 @@ def rings_of(client: Client) -> list[Pairs]:
     return found
 
 
-def average_of(client: Client, server_round: int, annotation: Tensor) -> HopAverage:
+def average_of(
+    client: Client,
+    server_round: int,
+    annotation: Tensor,
+    *,
+    embed: Callable[[], Tensor],
+) -> HopAverage:
     """Draw the neighbours that enter the prototypes of a round.
 
     Training goes on with those of the client's last upload, so they are kept; another
-    process would draw the same again.
+    process would draw the same again. Neighbours of graphs are those whose embeddings,
+    which ``embed`` gives, are alike.
     """
     hyper, memo = client.config.hyper, client.data.memo
     key = ("average", client.config.seed, server_round)
@@ -198,15 +252,28 @@ def average_of(client: Client, server_round: int, annotation: Tensor) -> HopAver
     if kept is not None and kept[0] == key and torch.equal(kept[1], annotation):
         found: HopAverage = kept[2]
         return found
-    pairs = select_pairs(
-        rings_of(client),
-        annotation,
-        same_class=hyper.neighbor_filter == "same-class",
-        limit=hyper.neighbor_limit,
-        generator=torch_generator(
-            client.config.seed, server_round, client.partition_id, "neighbours"
-        ),
-    )
+    same_class = hyper.neighbor_filter == "same-class"
+    if client.config.classifies_graphs:
+        pairs = similar_pairs(
+            embed(),
+            annotation,
+            hops=hyper.hops,
+            rho=hyper.rho,
+            decay=hyper.rho_decay,
+            limit=hyper.neighbor_limit,
+            same_class=same_class,
+            mode=hyper.hop_mode,
+        )
+    else:
+        pairs = select_pairs(
+            rings_of(client),
+            annotation,
+            same_class=same_class,
+            limit=hyper.neighbor_limit,
+            generator=torch_generator(
+                client.config.seed, server_round, client.partition_id, "neighbours"
+            ),
+        )
     made = HopAverage(pairs, annotation, client.data.graph.num_classes)
     memo[("average",)] = (key, annotation, made)
     return made

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.training import TrainingSet
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.recording import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
@@ -49,6 +50,26 @@ def class_distance(
     weight = present[labels] / count[labels]
     per_node = F.mse_loss(embedding, target[labels], reduction="none").mean(dim=1)
     return (weight * per_node).sum()
+
+
+def labelled(model: RecordingBackbone, data: TrainingSet) -> tuple[Tensor, Tensor]:
+    """Return the training items embedded last, and their classes.
+
+    Parameters
+    ----------
+    model : RecordingBackbone
+        Has embedded all of the client's items, or a batch of its training graphs.
+    data : TrainingSet
+        Training nodes or graphs, in ascending order.
+
+    Returns
+    -------
+    embedding : Tensor of shape (n, p), float32
+    labels : Tensor of shape (n,), int64
+    """
+    if model.items is None:
+        return model.embedding[data.index], data.labels
+    return model.embedding, data.labels[torch.searchsorted(data.index, model.items)]
 
 
 class PrototypeClientApp(FglClientApp):
@@ -105,7 +126,4 @@ class FedProtoClientApp(PrototypeClientApp):
         target = download.values[:, 0].to(client.device)
         present = download.present[:, 0].to(client.device)
         weight = client.config.hyper.proto_weight
-        return lambda: (
-            weight
-            * class_distance(model.embedding[data.index], data.labels, target, present)
-        )
+        return lambda: weight * class_distance(*labelled(model, data), target, present)

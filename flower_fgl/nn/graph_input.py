@@ -77,6 +77,9 @@ class GraphInput:
     union: GraphUnion | None
     """Which node belongs to which graph; ``None`` where nodes are classified."""
 
+    selected: Tensor | None = None
+    """Graphs that :meth:`select` took, of shape (G,), int64; ``None`` for a whole."""
+
     def _set_features(self, x: Tensor) -> None:
         self.x = x
         is_sparse = x.layout == torch.sparse_csr
@@ -167,6 +170,7 @@ class GraphInput:
             self.topology.dtype,
         )
         out.union = GraphUnion.trusted(part.edge_index, part.batch, len(graphs))
+        out.selected = graphs
         out._set_features(select_rows(self.x, part.nodes))
         return out
 

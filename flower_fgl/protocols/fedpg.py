@@ -68,7 +68,16 @@ class FedPGSettings:
         choices="same-class any",
     )
     neighbor_limit: int = option(
-        32, "neighbours of a node, hop and round at most, drawn at random", ge=1
+        32,
+        "neighbours of a node, hop and round at most, drawn at random; of a graph the "
+        "most similar",
+        ge=1,
+    )
+    rho: float = option(
+        0.9, "ρ_1, cosine from which graphs are neighbours at hop 1", gt=0, le=1
+    )
+    rho_decay: float = option(
+        0.9, "factor from one hop's cosine to the next, ρ_h", gt=0, le=1
     )
     attention: bool = option(True, "whether Eq. (2) weighs neighbours by attention")
     annotation: str = option(
