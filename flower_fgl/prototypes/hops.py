@@ -64,6 +64,13 @@ class HopAverage:
             self._place.append(classes * size + pairs.neighbour)
         self.counts = torch.stack(counts, dim=1)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes; matrices by their entries, 8 bytes each and direction."""
+        tensors = sum(t.nbytes for t in (*self._degree, *self._place, self.counts))
+        matrices = sum(2 * 8 * len(self.hops[hop].centre) for hop in self._mean)
+        return tensors + matrices + sum(pairs.num_bytes for pairs in self.hops)
+
     def weights(
         self, embedding: Tensor, hop: int, scorer: NeighbourScorer | None
     ) -> Tensor:

@@ -62,8 +62,14 @@ class Pairs:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the pairs, in bytes."""
-        return self.centre.nbytes + self.neighbour.nbytes
+        """Memory, in bytes, what was made from the pairs included."""
+        total = self.centre.nbytes + self.neighbour.nbytes
+        if "start" in self._made:
+            total += int(self._made["start"].nbytes)
+        if "reverse" in self._made:
+            swapped, order = self._made["reverse"]
+            total += swapped.num_bytes + order.nbytes
+        return total
 
 
 def ring_pairs(

@@ -42,6 +42,17 @@ def test_hops_beyond_the_diameter_are_empty() -> None:
     assert [len(pairs.centre) for pairs in hops] == [3, 2, 0, 0, 0]
 
 
+def test_pairs_count_the_memory_of_what_is_made_from_them() -> None:
+    pairs = Pairs(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]))
+    assert pairs.num_bytes == 2 * 3 * 8
+    assert pairs.start(3).tolist() == [0, 2, 3, 3]
+    swapped, order = pairs.reverse()
+    assert as_set(swapped) == {(1, 0), (2, 0), (0, 1)}
+    assert order.tolist() == [2, 0, 1]
+    # three more arrays of three numbers, and four starts
+    assert pairs.num_bytes == (2 * 3 + 3 * 3 + 4) * 8
+
+
 def test_a_graph_without_edges_has_only_hop_zero() -> None:
     hops = ring_pairs(torch.empty(2, 0, dtype=torch.int64), 4, 2)
     assert [len(pairs.centre) for pairs in hops] == [4, 0, 0]
