@@ -109,9 +109,9 @@ class ClientData:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of features and edges, in bytes, caches estimated."""
+        """Memory of features, edges and the memo, in bytes, caches estimated."""
         graphs = [self.graph.graph, *self.graph.evaluation]
-        return sum(
+        return _memo_bytes(self.memo) + sum(
             3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
         )
 
@@ -130,6 +130,17 @@ def _feature_bytes(x: Tensor) -> int:
     return 4 * x.numel()
 
 
+def _memo_bytes(value: Any) -> int:
+    """Add up tensors, and what says its ``num_bytes``, in a memo."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(_memo_bytes(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_memo_bytes(item) for item in value)
+    return int(getattr(value, "num_bytes", 0))
+
+
 class DataCache:
     """The graphs a process has opened, the least recently used dropped first.
 
@@ -142,18 +153,23 @@ class DataCache:
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self._limit = limit
         self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
+        self._sizes: dict[tuple[Any, ...], int] = {}
 
     def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
         """Return what is kept under ``key``, else build and keep it."""
-        if key in self._entries:
-            self._entries.move_to_end(key)
-            return self._entries[key]
-        data = self._entries[key] = build()
-        total = sum(entry.num_bytes for entry in self._entries.values())
+        if self._entries:
+            # its memo may have grown since it was handed out
+            newest = next(reversed(self._entries))
+            self._sizes[newest] = self._entries[newest].num_bytes
+        if key not in self._entries:
+            self._entries[key] = build()
+        self._entries.move_to_end(key)
+        self._sizes[key] = self._entries[key].num_bytes
+        total = sum(self._sizes.values())
         while total > self._limit and len(self._entries) > 1:
-            _, dropped = self._entries.popitem(last=False)
-            total -= dropped.num_bytes
-        return data
+            oldest, _ = self._entries.popitem(last=False)
+            total -= self._sizes.pop(oldest)
+        return self._entries[key]
 
 
 @dataclass(eq=False)

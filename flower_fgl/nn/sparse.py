@@ -107,6 +107,28 @@ class SparseOperator:
         """Build from unsorted entries, see :func:`csr_matrix`."""
         return cls(csr_matrix(row, column, value, shape))
 
+    @classmethod
+    def from_sorted(
+        cls,
+        rows: tuple[Tensor, Tensor, Tensor],
+        columns: tuple[Tensor, Tensor, Tensor],
+        shape: tuple[int, int],
+    ) -> SparseOperator:
+        """Build from a matrix and its transpose, both in order already.
+
+        Parameters
+        ----------
+        rows : (Tensor (M + 1,), Tensor (n,), Tensor (n,))
+            Start of each row, column and value of each entry.
+        columns : (Tensor (N + 1,), Tensor (n,), Tensor (n,))
+            The same of the transposed matrix.
+        shape : (int, int)
+            M and N.
+        """
+        made = cls(_csr(*rows, shape))
+        made._transpose = _csr(*columns, shape[::-1])
+        return made
+
     @property
     def transpose(self) -> Tensor:
         """The transposed matrix, of shape (N, M), sparse CSR."""

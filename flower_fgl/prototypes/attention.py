@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +15,8 @@ from flower_fgl.prototypes.rings import Pairs
 __all__ = ["NeighbourScorer", "segment_softmax"]
 
 NEGATIVE_SLOPE = 0.2
+BLOCK = 4096
+"""Pairs computed at a time: 1 MiB at width 64, which stays in a core's cache."""
 
 
 def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tensor:
@@ -33,10 +37,10 @@ def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tenso
         Sums to 1 over each group.
     """
     top = scores.new_full((num_segments,), -torch.inf)
-    top = top.scatter_reduce(0, segment, scores.detach(), "amax")
-    weight = (scores - top[segment]).exp()
+    top = top.scatter_reduce(0, segment.long(), scores.detach(), "amax")
+    weight = (scores - top.index_select(0, segment)).exp()
     total = weight.new_zeros(num_segments).index_add(0, segment, weight)
-    return weight / total[segment]
+    return weight / total.index_select(0, segment)
 
 
 class NeighbourScorer(nn.Module):
@@ -93,25 +97,68 @@ class NeighbourScorer(nn.Module):
 class _PairScore(torch.autograd.Function):
     """``w · LeakyReLU(a_u + b_v)`` for each pair (v, u).
 
-    torch's backward of a gather adds rows one by one; products with 0/1 matrices that
-    pick each node's pairs do the same several times faster.
+    Blocks of pairs stay in the processor's cache, and the backward pass computes the
+    sums again: memory for all pairs at once costs more than the arithmetic. With D_v
+    the sum of a node's gradients where the sum is positive, and G_v of all, the
+    gradient for b_v is ``w · (0.2 G_v + 0.8 D_v)``; that for a_u alike.
     """
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-        hidden = a.index_select(0, pairs.neighbour)
-        hidden += b.index_select(0, pairs.centre)
-        F.leaky_relu_(hidden, NEGATIVE_SLOPE)
-        ctx.save_for_backward(hidden, weight)
-        ctx.pairs, ctx.size = pairs, len(a)
-        return hidden @ weight
+        ctx.save_for_backward(a, b, weight)
+        ctx.pairs = pairs
+        scores = a.new_empty(len(pairs.centre))
+        both, rows = torch.cat([b, a]), _rows(pairs, len(a))
+        for place, _ in _blocks(pairs, len(a)):
+            hidden = F.embedding_bag(rows[place], both, mode="sum")
+            torch.mv(F.leaky_relu_(hidden, NEGATIVE_SLOPE), weight, out=scores[place])
+        return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight = ctx.saved_tensors
-        to_weight = grad @ hidden
-        to_hidden = torch.ops.aten.leaky_relu_backward(
-            grad[:, None] * weight, hidden, NEGATIVE_SLOPE, True
+        a, b, weight = ctx.saved_tensors
+        swapped, order = ctx.pairs.reverse()
+        to_b = _slopes(grad, b, a, ctx.pairs)
+        to_a = _slopes(grad.index_select(0, order), a, b, swapped)
+        to_weight = (a * to_a).sum(0) + (b * to_b).sum(0)
+        return to_a * weight, to_b * weight, to_weight, None
+
+
+def _blocks(pairs: Pairs, num_nodes: int) -> Iterator[tuple[slice, slice]]:
+    """Split pairs into blocks of whole centres; yield places and centres of each."""
+    start = pairs.start(num_nodes)
+    size = len(pairs.centre)
+    edges = torch.arange(0, size, BLOCK, device=start.device)
+    nodes = torch.searchsorted(start, edges, right=True) - 1
+    # a centre with more pairs than a block has one to itself
+    found = nodes.unique()  # type: ignore[no-untyped-call]
+    nodes = torch.cat([found, found.new_tensor([num_nodes])])
+    places = start[nodes].tolist()
+    for node, place in zip(pairwise(nodes.tolist()), pairwise(places), strict=True):
+        if place[0] < place[1]:
+            yield slice(*place), slice(*node)
+
+
+def _rows(pairs: Pairs, num_nodes: int) -> Tensor:
+    """Return the two rows of ``[own; other]`` that each pair adds, (E, 2)."""
+    return torch.stack([pairs.centre, pairs.neighbour + num_nodes], dim=1)
+
+
+def _slopes(grad: Tensor, own: Tensor, other: Tensor, pairs: Pairs) -> Tensor:
+    """Sum gradient times the slope of LeakyReLU over each centre's pairs, (N, p)."""
+    size = len(own)
+    start = pairs.start(size)
+    out = torch.zeros_like(own)
+    both, rows = torch.cat([own, other]), _rows(pairs, size)
+    for place, nodes in _blocks(pairs, size):
+        is_up = F.embedding_bag(rows[place], both, mode="sum").gt_(0)
+        local = torch.arange(len(is_up), device=start.device)
+        out[nodes] = F.embedding_bag(
+            local,
+            is_up,
+            start[nodes] - place.start,
+            mode="sum",
+            per_sample_weights=grad[place],
         )
-        by_neighbour, by_centre = ctx.pairs.incidence(ctx.size)
-        return by_neighbour @ to_hidden, by_centre @ to_hidden, to_weight, None
+    total = grad.new_zeros(size).index_add(0, pairs.centre, grad)
+    return out.mul_(1 - NEGATIVE_SLOPE) + NEGATIVE_SLOPE * total[:, None]

@@ -56,13 +56,20 @@ class HopAverage:
         counts = []
         size = len(annotation)
         for pairs in hops:
-            degree = torch.bincount(pairs.centre, minlength=size)
-            classes = annotation[pairs.centre]
+            degree = pairs.start(size).diff()
+            classes = annotation.index_select(0, pairs.centre)
             counts.append(torch.bincount(annotation[degree > 0], minlength=num_classes))
             self._degree.append(degree)
             # where the pair's weight goes in a table (classes, nodes), laid out flat
             self._place.append(classes * size + pairs.neighbour)
         self.counts = torch.stack(counts, dim=1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes; matrices by their entries, 8 bytes each and direction."""
+        tensors = sum(t.nbytes for t in (*self._degree, *self._place, self.counts))
+        matrices = sum(2 * 8 * len(self.hops[hop].centre) for hop in self._mean)
+        return tensors + matrices + sum(pairs.num_bytes for pairs in self.hops)
 
     def weights(
         self, embedding: Tensor, hop: int, scorer: NeighbourScorer | None
@@ -70,7 +77,7 @@ class HopAverage:
         """Return w_vu of each pair of a hop, of shape (E,); uniform without scorer."""
         pairs = self.hops[hop]
         if scorer is None or hop == 0:
-            share: Tensor = 1 / self._degree[hop][pairs.centre]
+            share: Tensor = (1 / self._degree[hop]).index_select(0, pairs.centre)
             return share
         mean = self._mean_operator(hop).matmul(embedding)
         scores = scorer(embedding, mean, pairs)
@@ -79,12 +86,13 @@ class HopAverage:
     def _mean_operator(self, hop: int) -> SparseOperator:
         """Return the matrix (N, N) that averages over each node's neighbours."""
         if hop not in self._mean:
-            pairs, degree = self.hops[hop], self._degree[hop]
-            self._mean[hop] = SparseOperator.from_entries(
-                pairs.centre,
-                pairs.neighbour,
-                1 / degree[pairs.centre],
-                (len(degree), len(degree)),
+            pairs, size = self.hops[hop], len(self._degree[hop])
+            share = (1 / self._degree[hop]).index_select(0, pairs.centre)
+            swapped, order = pairs.reverse()
+            self._mean[hop] = SparseOperator.from_sorted(
+                (pairs.start(size), pairs.neighbour, share),
+                (swapped.start(size), swapped.neighbour, share[order]),
+                (size, size),
             )
         return self._mean[hop]
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from scipy import sparse
 from torch import Tensor
 
-from flower_fgl.nn.sparse import csr_matrix
-
 __all__ = ["Pairs", "annotate", "ring_pairs", "select_pairs"]
+
+DRAWS = 3
+"""Draws with repetition per neighbour wanted, before a node's neighbours are listed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,35 +23,53 @@ class Pairs:
 
     Parameters
     ----------
-    centre, neighbour : Tensor of shape (E,), int64
+    centre, neighbour : Tensor of shape (E,), int32 or int64
         v and u of each pair, sorted by centre.
     """
 
     centre: Tensor
     neighbour: Tensor
-    _incidence: list[Tensor] = field(default_factory=list, repr=False)
+    _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
-    def incidence(self, num_nodes: int) -> tuple[Tensor, Tensor]:
-        """Return the 0/1 matrices that sum over the pairs of each node, made once.
+    def start(self, num_nodes: int) -> Tensor:
+        """Return where each node's pairs begin, of shape (N + 1,), int64, made once."""
+        if "start" not in self._made:
+            start = torch.zeros(
+                num_nodes + 1, dtype=torch.int64, device=self.centre.device
+            )
+            degree = torch.bincount(self.centre, minlength=num_nodes)
+            torch.cumsum(degree, 0, out=start[1:])
+            self._made["start"] = start
+        found: Tensor = self._made["start"]
+        return found
 
-        Parameters
-        ----------
-        num_nodes : int
-            Number of nodes N.
+    def reverse(self) -> tuple[Pairs, Tensor]:
+        """Return the pairs with their sides swapped, made once.
 
         Returns
         -------
-        by_neighbour, by_centre : Tensor of shape (N, E), sparse CSR, float32
+        Pairs
+            Sorted by what is ``neighbour`` here.
+        Tensor of shape (E,), int64
+            Place here of each of them.
         """
-        if not self._incidence:
-            place = torch.arange(len(self.centre), device=self.centre.device)
-            ones = torch.ones(len(place), device=place.device)
-            shape = (num_nodes, len(place))
-            self._incidence.extend(
-                csr_matrix(node, place, ones, shape)
-                for node in (self.neighbour, self.centre)
-            )
-        return self._incidence[0], self._incidence[1]
+        if "reverse" not in self._made:
+            order = torch.argsort(self.neighbour, stable=True)
+            swapped = Pairs(self.neighbour[order], self.centre[order])
+            self._made["reverse"] = swapped, order
+        found: tuple[Pairs, Tensor] = self._made["reverse"]
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory, in bytes, what was made from the pairs included."""
+        total = self.centre.nbytes + self.neighbour.nbytes
+        if "start" in self._made:
+            total += int(self._made["start"].nbytes)
+        if "reverse" in self._made:
+            swapped, order = self._made["reverse"]
+            total += swapped.num_bytes + order.nbytes
+        return total
 
 
 def ring_pairs(
@@ -108,8 +128,8 @@ def _boolean(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
 
 
 def _pairs(matrix: sparse.csr_matrix, device: torch.device) -> Pairs:
-    rows = np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
-    columns = matrix.indices.astype(np.int64)
+    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+    columns = matrix.indices.astype(np.int32)
     return Pairs(
         torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
     )
@@ -167,16 +187,94 @@ def select_pairs(
     -------
     list of Pairs
         Centres are annotated.
+
+    Notes
+    -----
+    1. Of a crowded node, neighbours are drawn with repetition; those of another class
+       and repeated ones are passed over until there are ``limit``. A node whose draws
+       do not suffice has all its neighbours listed, and ``limit`` of them drawn anew.
+       Either way every set of ``limit`` neighbours is equally likely.
     """
-    out = []
-    for pairs in hops:
-        wanted = annotation[pairs.centre]
-        keep = wanted >= 0
-        if same_class:
-            keep &= annotation[pairs.neighbour] == wanted
-        kept = Pairs(pairs.centre[keep], pairs.neighbour[keep])
-        out.append(_subsample(kept, len(annotation), limit, generator))
-    return out
+    return [_select(p, annotation, same_class, limit, generator) for p in hops]
+
+
+def _select(
+    pairs: Pairs,
+    annotation: Tensor,
+    same_class: bool,
+    limit: int,
+    generator: torch.Generator,
+) -> Pairs:
+    size = len(annotation)
+    start = pairs.start(size)
+    degree = start.diff()
+    listed = annotation >= 0
+    crowded = (listed & (degree > DRAWS * limit)).nonzero().squeeze(1)
+    found, drawn = _draw(pairs, annotation, crowded, same_class, limit, generator)
+    listed[found] = False
+    kept = _listed(pairs, start, listed.nonzero().squeeze(1))
+    if same_class:
+        same = annotation[kept.centre] == annotation[kept.neighbour]
+    else:
+        same = annotation[kept.centre] >= 0
+    kept = Pairs(kept.centre[same], kept.neighbour[same])
+    kept = _subsample(kept, size, limit, generator)
+    # put both kinds in their places, so that nothing need be sorted
+    count = kept.start(size).diff()
+    rank = torch.arange(len(kept.centre), device=start.device)
+    rank -= kept.start(size)[kept.centre]
+    count[found] = limit
+    end = count.cumsum(0)
+    neighbour = kept.neighbour.new_empty(int(end[-1]) if size else 0)
+    begin = end - count
+    neighbour[begin[kept.centre] + rank] = kept.neighbour
+    ranks = torch.arange(limit, device=start.device)
+    neighbour[begin[found][:, None] + ranks] = drawn
+    nodes = torch.arange(size, dtype=neighbour.dtype, device=start.device)
+    return Pairs(nodes.repeat_interleave(count), neighbour)
+
+
+def _draw(
+    pairs: Pairs,
+    annotation: Tensor,
+    nodes: Tensor,
+    same_class: bool,
+    limit: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Draw neighbours with repetition; return nodes with enough, and ``limit`` each."""
+    draws = DRAWS * limit
+    start = pairs.start(len(annotation))
+    place = torch.rand(len(nodes), draws, generator=generator, dtype=torch.float64)
+    place = place.to(start.device) * start.diff()[nodes][:, None]
+    found = pairs.neighbour[place.long() + start[nodes][:, None]]
+    code = found.long() * draws + torch.arange(draws, device=start.device)
+    if same_class:
+        code[annotation[found] != annotation[nodes][:, None]] = -1
+    code = _sort_rows(code)  # by neighbour, then by draw
+    value = code.div(draws, rounding_mode="floor")
+    order = code.remainder(draws)
+    order[value < 0] = draws
+    order[:, 1:][value[:, 1:] == value[:, :-1]] = draws
+    order = _sort_rows(order)[:, :limit]  # the first draws of each neighbour
+    enough = order[:, -1] < draws
+    return nodes[enough], found[enough].gather(1, order[enough])
+
+
+def _sort_rows(matrix: Tensor) -> Tensor:
+    """Sort each row; numpy sorts integers many times faster than torch on a CPU."""
+    if matrix.device.type == "cpu":
+        return torch.from_numpy(np.sort(matrix.numpy(), axis=1))
+    return matrix.sort(dim=1).values
+
+
+def _listed(pairs: Pairs, start: Tensor, nodes: Tensor) -> Pairs:
+    """Return the pairs of some centres."""
+    count = start.diff()[nodes]
+    shift = start[nodes] - (count.cumsum(0) - count)
+    place = torch.repeat_interleave(shift, count)
+    place += torch.arange(len(place), device=start.device)
+    return Pairs(pairs.centre[place], pairs.neighbour[place])
 
 
 def _subsample(
@@ -190,14 +288,7 @@ def _subsample(
     places = crowded.nonzero().squeeze(1)
     draw = torch.rand(len(places), generator=generator, dtype=torch.float64)
     draw = draw.to(places.device)
-    # the `limit` smallest draws of a node are below this with near certainty
-    ceiling = (limit + 6 * limit**0.5) / degree[pairs.centre[places]]
-    low = draw < ceiling
-    many = torch.bincount(pairs.centre[places[low]], minlength=num_nodes)
-    if bool((many >= limit)[degree > limit].all()):
-        places, draw = places[low], draw[low]
-    else:
-        many = torch.where(degree > limit, degree, 0)
+    many = torch.where(degree > limit, degree, 0)
     # sorting by centre plus a number below 1 shuffles within each centre
     places = places[torch.argsort(pairs.centre[places] + draw)]
     start = many.cumsum(0) - many

@@ -7,6 +7,7 @@ from flower_fgl.client_apps.base import choose_device
 from flower_fgl.client_apps.client import ClientData, DataCache, node_place
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.errors import RunError
+from flower_fgl.prototypes.rings import Pairs
 
 
 def data_of(toy: NodeDataset) -> ClientData:
@@ -65,6 +66,21 @@ def test_the_cache_keeps_the_newest_within_its_limit(toy: NodeDataset) -> None:
     for name in ("a", "b", "a", "c", "a", "b"):
         cache.get((name,), lambda name=name: build(name))
     assert built == ["a", "b", "c", "b"]  # b was the least recently used when c came
+
+
+def test_what_a_method_computes_for_a_graph_counts_in_the_cache(
+    toy: NodeDataset,
+) -> None:
+    plain = data_of(toy).num_bytes
+    cache = DataCache(limit=3 * plain)
+    first = cache.get(("a",), lambda: data_of(toy))
+    assert cache.get(("b",), lambda: data_of(toy)) is not first
+    assert cache.get(("a",), lambda: data_of(toy)) is first
+    floats = torch.zeros(plain // 4)
+    first.memo["rings",] = [Pairs(floats, floats)]
+    assert first.num_bytes == plain + 2 * floats.nbytes
+    cache.get(("b",), lambda: data_of(toy))  # a, now of 3 parts, has to go for b
+    assert cache.get(("a",), lambda: data_of(toy)) is not first
 
 
 def test_the_cache_keeps_one_graph_however_large(toy: NodeDataset) -> None:

@@ -191,3 +191,18 @@ def test_products_are_the_same_bit_for_bit_each_time() -> None:
         runs.append((out, *torch.autograd.grad(out.square().sum(), h)))
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
     assert runs[0][0].abs().sum() > 0
+
+
+def test_a_matrix_given_with_its_transpose_multiplies_both_ways() -> None:
+    rows = torch.tensor([0, 2, 3]), torch.tensor([0, 2, 1]), torch.tensor([1.0, 2, 3])
+    columns = (
+        torch.tensor([0, 1, 2, 3]),
+        torch.tensor([0, 1, 0]),
+        torch.tensor([1.0, 3, 2]),
+    )
+    operator = SparseOperator.from_sorted(rows, columns, (2, 3))
+    dense = torch.tensor([[1.0], [10.0], [100.0]], requires_grad=True)
+    out = operator.matmul(dense)
+    assert out.tolist() == [[201.0], [30.0]]
+    out.backward(torch.tensor([[1.0], [10.0]]))
+    assert dense.grad.tolist() == [[1.0], [30.0], [2.0]]

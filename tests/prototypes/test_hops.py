@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.prototypes import attention
 from flower_fgl.prototypes.attention import NeighbourScorer, segment_softmax
 from flower_fgl.prototypes.hops import (
     HopAverage,
@@ -101,9 +102,16 @@ def test_prototypes_are_those_of_a_slow_loop(
     torch.testing.assert_close(average(embedding, used), want, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("block", [1, 5, 4096])
 def test_attention_has_the_gradient_of_the_slow_loop(
-    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
+    graph: Tensor,
+    annotation: Tensor,
+    embedding: Tensor,
+    scorer: NeighbourScorer,
+    monkeypatch: pytest.MonkeyPatch,
+    block: int,
 ) -> None:
+    monkeypatch.setattr(attention, "BLOCK", block)
     hops = chosen(graph, annotation)
     average = HopAverage(hops, annotation, C)
     factor = torch.linspace(-1, 1, C * (L + 1) * P).view(C, L + 1, P)
@@ -120,6 +128,20 @@ def test_attention_has_the_gradient_of_the_slow_loop(
     for fast, slow in zip(*grads, strict=True):
         assert slow.abs().sum() > 0
         torch.testing.assert_close(fast, slow, atol=1e-5, rtol=1e-4)
+
+
+def test_attention_passes_a_numerical_check_of_its_gradient(
+    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
+) -> None:
+    average = HopAverage(chosen(graph, annotation), annotation, C)
+    scorer.double()
+
+    def scores(f: Tensor) -> Tensor:
+        pairs = average.hops[2]
+        return scorer(f, f.flip(0), pairs)
+
+    f = embedding.double().requires_grad_()
+    assert torch.autograd.gradcheck(scores, (f,))
 
 
 def test_attention_sums_to_one_over_each_neighbourhood(

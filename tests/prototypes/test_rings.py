@@ -42,6 +42,17 @@ def test_hops_beyond_the_diameter_are_empty() -> None:
     assert [len(pairs.centre) for pairs in hops] == [3, 2, 0, 0, 0]
 
 
+def test_pairs_count_the_memory_of_what_is_made_from_them() -> None:
+    pairs = Pairs(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]))
+    assert pairs.num_bytes == 2 * 3 * 8
+    assert pairs.start(3).tolist() == [0, 2, 3, 3]
+    swapped, order = pairs.reverse()
+    assert as_set(swapped) == {(1, 0), (2, 0), (0, 1)}
+    assert order.tolist() == [2, 0, 1]
+    # three more arrays of three numbers, and four starts
+    assert pairs.num_bytes == (2 * 3 + 3 * 3 + 4) * 8
+
+
 def test_a_graph_without_edges_has_only_hop_zero() -> None:
     hops = ring_pairs(torch.empty(2, 0, dtype=torch.int64), 4, 2)
     assert [len(pairs.centre) for pairs in hops] == [4, 0, 0]
@@ -103,6 +114,41 @@ def test_every_neighbour_is_drawn_equally_often() -> None:
         seen += torch.bincount(kept.neighbour[kept.centre == 0], minlength=11)
     # 1000 × 3/10 = 300 draws each, standard deviation √(1000 · 0.3 · 0.7) = 14.5
     assert seen[1:].sub(300).abs().max() < 60
+
+
+def drawn_sets(
+    num_leaves: int, num_same: int, limit: int
+) -> dict[tuple[int, ...], int]:
+    """Count the sets of neighbours a hub keeps over 1500 rounds."""
+    star = both_ways([(0, leaf) for leaf in range(1, num_leaves + 1)])
+    hops = ring_pairs(star, num_leaves + 1, 1)
+    annotation = torch.ones(num_leaves + 1, dtype=torch.int64)
+    annotation[: num_same + 1] = 0
+    generator = torch.Generator().manual_seed(0)
+    seen: dict[tuple[int, ...], int] = {}
+    for _ in range(1500):
+        kept = select_pairs(
+            hops, annotation, same_class=True, limit=limit, generator=generator
+        )[1]
+        key = tuple(sorted(kept.neighbour[kept.centre == 0].tolist()))
+        seen[key] = seen.get(key, 0) + 1
+    return seen
+
+
+@pytest.mark.parametrize(
+    "num_leaves", [pytest.param(7, id="draws suffice"), pytest.param(40, id="or not")]
+)
+def test_every_set_of_neighbours_is_drawn_equally_often(num_leaves: int) -> None:
+    # 6 neighbours of the class, 2 kept: 15 sets, 1500 / 15 = 100 each, standard
+    # deviation √(1500 · 1/15 · 14/15) = 9.7; six draws of 40 seldom meet two of the 6
+    seen = drawn_sets(num_leaves, num_same=6, limit=2)
+    assert len(seen) == 15
+    assert all(len(key) == 2 and max(key) <= 6 for key in seen)
+    assert max(abs(count - 100) for count in seen.values()) < 45
+
+
+def test_a_hub_with_as_many_neighbours_as_the_limit_keeps_all() -> None:
+    assert drawn_sets(30, num_same=3, limit=3) == {(1, 2, 3): 1500}
 
 
 def test_training_labels_outrank_predictions() -> None:
