@@ -50,9 +50,6 @@ from flower_fgl.seeds import seeded, torch_generator
 
 __all__ = ["FedPGClientApp"]
 
-MANY_CLASSES = 20
-"""Number of classes from which on the sum of Eq. (6) would outweigh cross-entropy."""
-
 
 class FedPGClientApp(PrototypeClientApp):
     """Train an own model whose prototypes stay near the personalised ones.
@@ -169,9 +166,7 @@ class FedPGClientApp(PrototypeClientApp):
                 )
             )
         both = present & (average.counts > 0)
-        is_mean = hyper.proto_reduction == "mean" or (
-            hyper.proto_reduction == "auto" and len(target) > MANY_CLASSES
-        )
+        is_mean = hyper.proto_reduction == "mean"
         return lambda: (
             mu
             * prototype_distance(
