@@ -124,6 +124,19 @@ class GeneralSettings:
     dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
     rounds: int = option(100, "federated rounds", ge=1, auto=True)
     local_epochs: int = option(3, "epochs a client trains per round", ge=1, auto=True)
+    check_every: int = option(
+        0,
+        "local epochs between checks on the validation nodes, the best weights of a "
+        "round's training kept; 0: keep the last",
+        ge=0,
+        auto=True,
+    )
+    patience: int = option(
+        0,
+        "checks without a better one after which local training ends; 0: never",
+        ge=0,
+        auto=True,
+    )
     batch_size: int = option(
         0, "training nodes (or graphs) per step; 0: all of them", ge=0, auto=True
     )
@@ -157,6 +170,13 @@ class GeneralSettings:
         auto=True,
     )
     evaluate_every: int = option(1, "rounds between evaluations", ge=1)
+    absent_classes: str = option(
+        "ignore",
+        "what a class that is neither true nor predicted on a client adds to its macro "
+        "means: nothing, or a zero",
+        choices="ignore zero",
+        auto=True,
+    )
     share_class_counts: bool = option(
         True, "whether clients tell the server their training nodes per class"
     )
@@ -311,6 +331,11 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
         raise ConfigError(
             f'model = "{settings.model}" gives the clients different backbones, which '
             f"{settings.method} cannot average. Use one name."
+        )
+    if method.is_one_shot and settings.rounds > 1:
+        raise ConfigError(
+            f"{settings.method} is one upload and one download: rounds must be 1, got "
+            f"{settings.rounds}. Set rounds = 1, or leave it out."
         )
     if settings.clients and settings.min_replies > settings.clients:
         raise ConfigError(

@@ -42,6 +42,8 @@ class Method:
         Whether there is an aggregated model to score and to save.
     mixes_models : bool
         Whether clients may have different backbones.
+    is_one_shot : bool
+        Whether it is one upload and one download: ``rounds`` above 1 is an error.
     graphs : bool
         Whether it also classifies whole graphs (``setting = "graph"``).
     """
@@ -54,6 +56,7 @@ class Method:
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     has_global_model: bool = True
     mixes_models: bool = False
+    is_one_shot: bool = False
     graphs: bool = True
 
     def load_strategy(self) -> type[FglStrategy]:
