@@ -13,6 +13,7 @@ from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
+from flower_fgl.protocols.opfgl import OPFGLSettings
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import FglClientApp
@@ -126,5 +127,25 @@ METHODS: dict[str, Method] = {
         payload="0",
         has_global_model=False,
         mixes_models=True,
+    ),
+    "opfgl": Method(
+        paper="Yan et al., arXiv 2411.11304, 2024",
+        strategy="flower_fgl.strategies.opfgl:OPFGL",
+        client_app="flower_fgl.client_apps.opfgl:OPFGLClientApp",
+        settings=OPFGLSettings,
+        payload="8M(D+1) up, 4(sd+s+s²) down, once; M classes, D = (h+1)d, s nodes",
+        defaults={
+            "rounds": 1,
+            "local-epochs": 3000,
+            "check-every": 100,
+            "patience": 10,
+            "dropout": 0.0,
+            "weight-decay": 0.0,
+            "absent-classes": "zero",
+        },
+        has_global_model=False,
+        mixes_models=True,
+        is_one_shot=True,
+        graphs=False,
     ),
 }

@@ -49,7 +49,7 @@ def test_what_pyproject_holds_parses_to_the_defaults() -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
-    config = parse(method=name, rounds=7, seed=3)
+    config = parse(method=name, lr=0.3, seed=3)
     again = RunConfig.parse(config.flat(), METHODS)
     assert again.flat() == config.flat()
 
@@ -79,6 +79,7 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"fedprox.mu": -1.0}, ["fedprox.mu", ">= 0"]),
         ({"model": "gcn,gin"}, ["fedavg", "different backbones"]),
         ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
+        ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
         ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
         ({"synthetic.homophily": 2.0}, ["synthetic.homophily", "<= 1"]),
     ],
