@@ -14,8 +14,8 @@ from torch import Tensor
 
 __all__ = ["pair_scores", "pair_similarity"]
 
-BLOCK = 2**18
-"""Numbers handled at once: 1 MB of float32, the size of a core's second-level cache."""
+BLOCK = 2**17
+"""Numbers handled at once: 512 kB of float32, so that three blocks fit a core's cache."""
 
 EPSILON = 1e-5
 """Added to variances in batch normalisation, PyTorch's default."""
@@ -29,7 +29,7 @@ def _blocks(rows: int, row_size: int) -> Iterator[slice]:
 
 def pair_scores(
     left: Tensor, right: Tensor, weight: Tensor, scale: Tensor, shift: Tensor,
-    head: Tensor,
+    head: Tensor, *, pool: list[Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
     """Score ordered pairs by the upper layers of the link predictor, O-pFGL Eq. (10).
 
@@ -45,13 +45,16 @@ def pair_scores(
         Of the batch normalisation.
     head : Tensor of shape (h',), float
         v.
+    pool : list of Tensor, optional
+        Keeps the one large buffer, s²h' numbers, from call to call.
 
     Returns
     -------
     Tensor of shape (s, s), float
-        t, not symmetric; differentiable in every argument.
+        t, not symmetric; differentiable once in every tensor.
     """
-    out: Tensor = _PairScores.apply(left, right, weight, scale, shift, head)  # type: ignore[no-untyped-call]
+    pool = [] if pool is None else pool
+    out: Tensor = _PairScores.apply(pool, left, right, weight, scale, shift, head)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -80,6 +83,7 @@ class _PairScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        pool: list[Tensor],
         left: Tensor,
         right: Tensor,
         weight: Tensor,
@@ -88,71 +92,115 @@ class _PairScores(torch.autograd.Function):
         head: Tensor,
     ) -> Tensor:
         s, width = len(left), len(weight)
-        before = left.new_empty((s * s, width))  # W ReLU(l_i + r_j)
+        before = _take(pool, left, s * s, width)  # W ReLU(l_i + r_j)
         total = left.new_zeros(width, dtype=torch.float64)
         squares = torch.zeros_like(total)
-        for rows in _blocks(s, s * max(width, left.shape[1])):
-            lower = (left[rows, None] + right).clamp_(min=0).flatten(0, 1)
-            block = before[rows.start * s : rows.stop * s]
-            torch.mm(lower, weight.T, out=block)
+        inner, outer = _scratch(left, weight)
+        for rows, pairs in _pair_blocks(s, max(width, left.shape[1])):
+            lower = _lower(left[rows], right, inner).clamp_(min=0)
+            block = torch.mm(lower, weight.T, out=before[pairs])
             total += block.sum(dim=0)
-            squares += torch.linalg.vector_norm(block, dim=0).double().square()
+            squares += torch.mul(block, block, out=outer[: len(block)]).sum(dim=0)
         mean = total / (s * s)
-        variance = (squares / (s * s) - mean.square()).clamp(min=0)
-        deviation = (variance + EPSILON).sqrt().to(left.dtype)
-        mean = mean.to(left.dtype)
+        deviation = (squares / (s * s) - mean.square()).clamp(min=0).add(EPSILON).sqrt()
+        mean, deviation = mean.to(left.dtype), deviation.to(left.dtype)
         slope = scale / deviation
         offset = shift - slope * mean
-        after = torch.empty_like(before)
         out = left.new_empty(s * s)
-        for rows in _blocks(s, s * width):
-            pairs = slice(rows.start * s, rows.stop * s)
-            block = torch.addcmul(offset, before[pairs], slope, out=after[pairs])
+        for _, pairs in _pair_blocks(s, max(width, left.shape[1])):
+            block = before[pairs]
+            block = torch.addcmul(offset, block, slope, out=outer[: len(block)])
             torch.mv(block.clamp_(min=0), head, out=out[pairs])
-        ctx.save_for_backward(
-            left, right, weight, scale, head, before, after, mean, deviation
-        )
+        if any(ctx.needs_input_grad):
+            ctx.pool, ctx.before = pool, before
+            ctx.save_for_backward(
+                left, right, weight, scale, head, mean, deviation, offset
+            )
+        else:
+            pool.append(before)
         return out.view(s, s)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (
-            left, right, weight, scale, head, before, after, mean, deviation
+            left, right, weight, scale, head, mean, deviation, offset
         ) = ctx.saved_tensors  # fmt: skip
+        before: Tensor = ctx.before
         s, width = len(left), len(weight)
         grad = grad.reshape(-1)
-        to_head, active, along = (left.new_zeros(width) for _ in range(3))
-        for rows in _blocks(s, s * width):
-            pairs = slice(rows.start * s, rows.stop * s)
-            g, block = grad[pairs], after[pairs]
-            to_head += g @ block
-            block = block.sign()
-            active += g @ block
-            along += g @ block.mul_(before[pairs])
-        # sums over pairs of the gradient at the normalised value n and of its product
-        # with n; the gradient at W·lower is slope·(g_n − mean g_n − n mean(g_n n))
+        slope = scale / deviation
+        active, along = torch.zeros_like(head), torch.zeros_like(head)
+        inner, outer = _scratch(left, weight)
+        below = torch.empty_like(inner)
+        for _, pairs in _pair_blocks(s, max(width, left.shape[1])):
+            block = _active(before[pairs], slope, offset, outer)
+            active += grad[pairs] @ block
+            along += grad[pairs] @ block.mul_(before[pairs])
+        # sums over pairs of the gradient g at the normalised value n, and of g·n; the
+        # gradient at W·lower is slope·(g − mean g − n·mean(g n))
         to_shift = head * active
         to_scale = head * (along - mean * active) / deviation
-        slope = scale / deviation
+        to_head = slope * along + offset * active
         tilt = slope * to_scale / deviation / (s * s)
         level = slope * to_shift / (s * s) - tilt * mean
-        need_pairs = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        needs_ends = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         to_left, to_right = torch.zeros_like(left), torch.zeros_like(right)
         to_weight = torch.zeros_like(weight)
-        for rows in _blocks(s, s * max(width, left.shape[1])):
-            pairs = slice(rows.start * s, rows.stop * s)
-            block = after[pairs].sign().mul_(slope * head)
+        for rows, pairs in _pair_blocks(s, max(width, left.shape[1])):
+            block = _active(before[pairs], slope, offset, outer).mul_(slope * head)
             block.mul_(grad[pairs, None]).addcmul_(before[pairs], -tilt).sub_(level)
-            lower = (left[rows, None] + right).flatten(0, 1)
-            if need_pairs:
-                below = torch.ops.aten.threshold_backward(block @ weight, lower, 0)
-                below = below.view(-1, s, below.shape[-1])
-                to_left[rows] = below.sum(dim=1)
-                to_right += below.sum(dim=0)
-            if ctx.needs_input_grad[2]:
+            lower = _lower(left[rows], right, inner)
+            if needs_ends:
+                ends = torch.mm(block, weight, out=below[: len(block)])
+                _zero_where_negative(ends, lower)
+                ends = ends.view(-1, s, ends.shape[1])
+                to_left[rows] = ends.sum(dim=1)
+                to_right += ends.sum(dim=0)
+            if ctx.needs_input_grad[3]:
                 to_weight.addmm_(block.T, lower.clamp_(min=0))
-        return to_left, to_right, to_weight, to_scale, to_shift, to_head
+        ctx.pool.append(before)
+        return None, to_left, to_right, to_weight, to_scale, to_shift, to_head
+
+
+def _pair_blocks(s: int, width: int) -> Iterator[tuple[slice, slice]]:
+    """Yield rows i and the places of their pairs (i, ·) in row-major order."""
+    for rows in _blocks(s, s * width):
+        yield rows, slice(rows.start * s, rows.stop * s)
+
+
+def _take(pool: list[Tensor], like: Tensor, rows: int, width: int) -> Tensor:
+    """Take a buffer out of the pool: fresh memory would cost a page fault per 4 kB."""
+    if pool:
+        buffer = pool.pop()
+        if buffer.shape == (rows, width) and buffer.dtype == like.dtype:
+            return buffer
+    return like.new_empty((rows, width))
+
+
+def _scratch(left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Make room for one block before and after W."""
+    s, sizes = len(left), weight.shape
+    rows = next(_blocks(s, s * max(sizes))).stop
+    return left.new_empty((rows * s, sizes[1])), left.new_empty((rows * s, sizes[0]))
+
+
+def _lower(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
+    """Write l_i + r_j for all j, one pair a row."""
+    pairs = out[: len(left) * len(right)]
+    torch.add(left[:, None], right, out=pairs.view(len(left), *right.shape))
+    return pairs
+
+
+def _active(before: Tensor, slope: Tensor, offset: Tensor, out: Tensor) -> Tensor:
+    """Write 1 where the normalised value is positive, else 0."""
+    after = torch.addcmul(offset, before, slope, out=out[: len(before)])
+    return torch.gt(after, 0, out=after)
+
+
+def _zero_where_negative(grad: Tensor, value: Tensor) -> None:
+    """Apply the derivative of ReLU, in place and in one pass."""
+    torch.ops.aten.threshold_backward.grad_input(grad, value, 0, grad_input=grad)
 
 
 class _PairSimilarity(torch.autograd.Function):

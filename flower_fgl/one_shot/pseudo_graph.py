@@ -117,6 +117,7 @@ class LinkPredictor(nn.Module):
         self.last = nn.Linear(hidden_channels, 1)
         self.scale = nn.Parameter(torch.ones(2, hidden_channels))
         self.shift = nn.Parameter(torch.zeros(2, hidden_channels))
+        self._pool: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Return z of shape (s, s), symmetric, for features of shape (s, d)."""
@@ -132,6 +133,7 @@ class LinkPredictor(nn.Module):
             self.scale[1],
             self.shift[1],
             self.last.weight[0],
+            pool=self._pool,
         )
         out: Tensor = (scores + scores.T) / 2 + self.last.bias
         return out
@@ -163,6 +165,7 @@ def link_weights(
        the weight itself, the default here.
     """
     weight = torch.sigmoid(scores)
+    weight = (weight + weight.T) / 2  # a vectorised σ may differ in the last bit
     kept = (weight.detach() >= threshold).to(weight.dtype).fill_diagonal_(0)
     weight = weight * kept
     return weight + (kept - weight).detach() if is_hard else weight
