@@ -43,6 +43,8 @@ class Method:
         Whether there is an aggregated model to score and to save.
     mixes_models : bool
         Whether clients may have different backbones.
+    shares_embeddings : bool
+        Whether the clients' embeddings meet, and so must be of one width.
     is_one_shot : bool
         Whether it is one upload and one download: ``rounds`` above 1 is an error.
     graphs : bool
@@ -57,6 +59,7 @@ class Method:
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     has_global_model: bool = True
     mixes_models: bool = False
+    shares_embeddings: bool = False
     is_one_shot: bool = False
     graphs: bool = True
 
@@ -93,6 +96,7 @@ METHODS: dict[str, Method] = {
         defaults={"model": "gamlp"},
         has_global_model=False,
         mixes_models=True,
+        shares_embeddings=True,
         graphs=False,
     ),
     "fedproto": Method(
@@ -103,6 +107,7 @@ METHODS: dict[str, Method] = {
         payload="4M(p+1) up, 4Cp down, M of C classes present",
         has_global_model=False,
         mixes_models=True,
+        shares_embeddings=True,
     ),
     "fedprox": Method(
         paper="Li et al., MLSys 2020",
@@ -119,6 +124,7 @@ METHODS: dict[str, Method] = {
         payload="4M(p+1) up, 4Cp down, M of C classes present",
         has_global_model=False,
         mixes_models=True,
+        shares_embeddings=True,
     ),
     "local": Method(
         paper="no federation: every client alone",
