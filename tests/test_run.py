@@ -271,12 +271,13 @@ def test_an_experiment_runs_its_grid_and_goes_on_where_it_stopped(
         '[[case]]\nname = "alone"\nmethod = "local"\n'
         '[[case]]\nname = "together"\nmethod = "fedavg"\nevaluate = "both"\n'
         "[grid]\nseed = [0, 1]\n[published]\nalone = 50.0\n"
+        "[published-macro-f1]\nalone = 41.5\n"
     )
     arguments = ["run", str(experiment), "--engine", "local", "--quiet"]
     arguments += ["--set", f"output-dir={tmp_path}/runs"]
     first = flower_fgl(*arguments)
     assert first.returncode == 0, first.stderr
-    for word in ("Tiny", "alone", "together", "50.0", "±", "global test acc."):
+    for word in ("Tiny", "alone", "together", "50.0", "41.5", "±", "global test acc."):
         assert word in first.stdout
     folders = sorted(p.name for p in (tmp_path / "runs" / "tiny").iterdir())
     assert folders == [
