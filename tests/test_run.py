@@ -412,3 +412,15 @@ def test_any_progress_is_drawn_in_plain_output(tmp_path: Path) -> None:
     )
     assert "2/2" in done.stdout
     assert "val" in done.stdout
+
+
+def test_the_steps_of_a_servers_training_are_shown_above_the_bar(
+    tmp_path: Path,
+) -> None:
+    done = flower_fgl(
+        "run", "--engine", "local", *QUICK, "--method", "opfgl", "--rounds", "1",
+        "--set", "opfgl.server-steps=60", "--set", "local-epochs=5",
+        "--set", f"output-dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Pseudo-graph: step 60 of 60, loss" in done.stdout
