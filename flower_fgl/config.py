@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flower_fgl.errors import ConfigError
+from flower_fgl.model_names import read_model, split_models
 from flower_fgl.options import AUTO, Scalar, kebab, nearest, option, read_settings
 
 __all__ = [
@@ -69,7 +70,6 @@ DATASETS = [
 PARTITIONS = "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform"
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
 """Rules that deal whole graphs (a test compares them)."""
-MODELS = "appnp gamlp gat gcn gcnii gin graphsage mlp sgc sign ssgc"
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {"synthetic": {"rounds": 20}}
 
 
@@ -126,13 +126,29 @@ class GeneralSettings:
         choices="transductive inductive graph",
     )
     model: str = option(
-        "gcn", "backbone, or several (gcn,gin) dealt to the clients in turn", auto=True
+        "gcn",
+        "backbone, or several (gcn,gin) dealt to the clients in turn; sizes of its own: "
+        "gcn:3x512 is 3 layers, 512 wide",
+        auto=True,
     )
     hidden_channels: int = option(64, "width of the embedding", ge=1, auto=True)
     num_layers: int = option(2, "layers or propagation steps", ge=1, auto=True)
     dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
     rounds: int = option(100, "federated rounds", ge=1, auto=True)
     local_epochs: int = option(3, "epochs a client trains per round", ge=1, auto=True)
+    check_every: int = option(
+        0,
+        "local epochs between checks on the validation nodes, the best weights of a "
+        "round's training kept; 0: keep the last",
+        ge=0,
+        auto=True,
+    )
+    patience: int = option(
+        0,
+        "checks without a better one after which local training ends; 0: never",
+        ge=0,
+        auto=True,
+    )
     batch_size: int = option(
         0, "training nodes (or graphs) per step; 0: all of them", ge=0, auto=True
     )
@@ -166,6 +182,13 @@ class GeneralSettings:
         auto=True,
     )
     evaluate_every: int = option(1, "rounds between evaluations", ge=1)
+    absent_classes: str = option(
+        "ignore",
+        "what a class that is neither true nor predicted on a client adds to its macro "
+        "means: nothing, or a zero",
+        choices="ignore zero",
+        auto=True,
+    )
     share_class_counts: bool = option(
         True, "whether clients tell the server their training nodes per class"
     )
@@ -311,21 +334,36 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f'{settings.method} has no aggregated model: evaluate = "'
             f'{settings.evaluate}" is not possible, use evaluate = "local".'
         )
-    for name in settings.model.split(","):
-        if name.strip() not in MODELS.split():
-            raise ConfigError(
-                f'Unknown model "{name.strip()}". {nearest(name, MODELS.split())}'
-            )
+    names = split_models(settings.model)
+    if method.shares_embeddings:
+        _refuse_widths(settings, names)
     if "," in settings.model and not method.mixes_models:
         raise ConfigError(
             f'model = "{settings.model}" gives the clients different backbones, which '
             f"{settings.method} cannot average. Use one name."
+        )
+    if method.is_one_shot and settings.rounds > 1:
+        raise ConfigError(
+            f"{settings.method} is one upload and one download: rounds must be 1, got "
+            f"{settings.rounds}. Set rounds = 1, or leave it out."
         )
     if settings.clients and settings.min_replies > settings.clients:
         raise ConfigError(
             f"min-replies must be at most clients = {settings.clients}, "
             f"got {settings.min_replies}."
         )
+
+
+def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
+    """Refuse embeddings of different widths where they meet."""
+    for name in names:
+        width = read_model(name).hidden_channels
+        if width not in (None, settings.hidden_channels):
+            raise ConfigError(
+                f'{settings.method} compares the clients\' embeddings, so model "{name}" '
+                f"must be hidden-channels = {settings.hidden_channels} wide, got "
+                f"{width}. Other methods, e.g. local, take any widths."
+            )
 
 
 def _check_graphs(

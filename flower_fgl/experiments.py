@@ -15,6 +15,7 @@
     seed = [0, 1, 2]
     [published]                        # test accuracy in percent, by row of the table:
     "fedavg, reset" = 79.4             # the case and grid values without seeds, "/"
+    [published-macro-f1]               # optional: the same for test macro-F1
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class Experiment:
         Named bundles of settings, each run over the whole grid.
     grid : mapping of str to list
         Settings of which every combination is run.
-    published : mapping of str to float
-        Published test accuracy in percent, by cell name.
+    published, published_f1 : mapping of str to float
+        Published test accuracy and macro-F1 in percent, by cell name.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Experiment:
     cases: Sequence[Mapping[str, Scalar]] = ()
     grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
+    published_f1: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_grid(self) -> bool:
@@ -158,7 +160,8 @@ def read_experiment(path: Path) -> Experiment:
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-    known = {"title", "output-dir", "config", "case", "grid", "published"}
+    known = {"title", "output-dir", "config", "case", "grid"}
+    known |= {"published", "published-macro-f1"}
     if not (set(table) <= known and set(table) & known):
         # a run folder's config.toml: the settings themselves
         settings = {k: v for k, v in table.items() if k != "sources"}
@@ -174,8 +177,13 @@ def read_experiment(path: Path) -> Experiment:
         config=dict(flatten(table.get("config", {}))) | place,
         cases=_read_cases(path, table.get("case", [])),
         grid=grid,
-        published={k: float(v) for k, v in table.get("published", {}).items()},
+        published=_percentages(table, "published"),
+        published_f1=_percentages(table, "published-macro-f1"),
     )
+
+
+def _percentages(table: Mapping[str, Any], name: str) -> dict[str, float]:
+    return {cell: float(value) for cell, value in table.get(name, {}).items()}
 
 
 def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
@@ -220,6 +228,7 @@ def results_table(
             ("test AUROC", ("best", "test", "auroc")),
             ("global test acc.", ("global", "best", "test", "accuracy")),
             ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
+            ("fine-tuned test macro-F1", ("finetuned", "test", "macro_f1")),
         ):
             values = [_dig(run.summary, path) for run in members]
             present = [v for v in values if v is not None and not math.isnan(v)]
@@ -227,6 +236,8 @@ def results_table(
                 row[title] = percent(present)
         if cell in experiment.published:
             row["published"] = f"{experiment.published[cell]:.1f}"
+        if cell in experiment.published_f1:
+            row["published macro-F1"] = f"{experiment.published_f1[cell]:.1f}"
         rows.append(row)
     return rows
 

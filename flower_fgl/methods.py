@@ -13,6 +13,7 @@ from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
+from flower_fgl.protocols.opfgl import OPFGLSettings
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import FglClientApp
@@ -42,6 +43,10 @@ class Method:
         Whether there is an aggregated model to score and to save.
     mixes_models : bool
         Whether clients may have different backbones.
+    shares_embeddings : bool
+        Whether the clients' embeddings meet, and so must be of one width.
+    is_one_shot : bool
+        Whether it is one upload and one download: ``rounds`` above 1 is an error.
     graphs : bool
         Whether it also classifies whole graphs (``setting = "graph"``).
     """
@@ -54,6 +59,8 @@ class Method:
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     has_global_model: bool = True
     mixes_models: bool = False
+    shares_embeddings: bool = False
+    is_one_shot: bool = False
     graphs: bool = True
 
     def load_strategy(self) -> type[FglStrategy]:
@@ -89,6 +96,7 @@ METHODS: dict[str, Method] = {
         defaults={"model": "gamlp"},
         has_global_model=False,
         mixes_models=True,
+        shares_embeddings=True,
     ),
     "fedproto": Method(
         paper="Tan et al., AAAI 2022",
@@ -98,6 +106,7 @@ METHODS: dict[str, Method] = {
         payload="4M(p+1) up, 4Cp down, M of C classes present",
         has_global_model=False,
         mixes_models=True,
+        shares_embeddings=True,
     ),
     "fedprox": Method(
         paper="Li et al., MLSys 2020",
@@ -114,6 +123,7 @@ METHODS: dict[str, Method] = {
         payload="4M(p+1) up, 4Cp down, M of C classes present",
         has_global_model=False,
         mixes_models=True,
+        shares_embeddings=True,
     ),
     "local": Method(
         paper="no federation: every client alone",
@@ -122,5 +132,25 @@ METHODS: dict[str, Method] = {
         payload="0",
         has_global_model=False,
         mixes_models=True,
+    ),
+    "opfgl": Method(
+        paper="Yan et al., arXiv 2411.11304, 2024",
+        strategy="flower_fgl.strategies.opfgl:OPFGL",
+        client_app="flower_fgl.client_apps.opfgl:OPFGLClientApp",
+        settings=OPFGLSettings,
+        payload="8M(D+1) up, 4(sd+s+s²) down, once; M classes, D = (h+1)d, s nodes",
+        defaults={
+            "rounds": 1,
+            "local-epochs": 3000,
+            "check-every": 100,
+            "patience": 10,
+            "dropout": 0.0,
+            "weight-decay": 0.0,
+            "absent-classes": "zero",
+        },
+        has_global_model=False,
+        mixes_models=True,
+        is_one_shot=True,
+        graphs=False,
     ),
 }

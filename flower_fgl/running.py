@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -212,7 +213,26 @@ def _progress(
                 numbers=_numbers(row),
             )
 
-        yield on_round
+        with _logged_to(progress.console):
+            yield on_round
+
+
+@contextmanager
+def _logged_to(console: Console) -> Iterator[None]:
+    """Show what this process logs above the bar, e.g. the steps of a server's training."""
+    logger = logging.getLogger(__package__)
+    handler = logging.Handler()
+    handler.emit = lambda record: console.print(  # type: ignore[method-assign]
+        record.getMessage(), markup=False, highlight=False
+    )
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _numbers(row: Mapping[str, Any]) -> str:

@@ -49,7 +49,7 @@ def test_what_pyproject_holds_parses_to_the_defaults() -> None:
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
-    config = parse(method=name, rounds=7, seed=3)
+    config = parse(method=name, lr=0.3, seed=3)
     again = RunConfig.parse(config.flat(), METHODS)
     assert again.flat() == config.flat()
 
@@ -78,7 +78,18 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"fedprox.mu": "x"}, ["fedprox.mu", "float", "'x'"]),
         ({"fedprox.mu": -1.0}, ["fedprox.mu", ">= 0"]),
         ({"model": "gcn,gin"}, ["fedavg", "different backbones"]),
+        ({"model": "graphsag:2x64"}, ['"graphsag"', 'Did you mean "graphsage"']),
+        ({"model": "gcn:2"}, ['"gcn:2"', "gcn:LAYERSxWIDTH", "gcn:2x128"]),
+        ({"model": "gcn:2x0"}, ['"gcn:2x0"', "gcn:LAYERSxWIDTH"]),
+        ({"model": "gcn:2x64:3x64"}, ["gcn:LAYERSxWIDTH"]),
+        ({"model": "appnp:k2:k3"}, ["appnp:2x128:kSTEPS"]),
+        ({"model": "gcn:2x64:k2"}, ["gcn", "steps", "appnp and gamlp"]),
+        (
+            {"method": "fedproto", "model": "gcn,gcn:2x128"},
+            ["fedproto", '"gcn:2x128"', "hidden-channels = 64", "128"],
+        ),
         ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
+        ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
         ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
         ({"synthetic.homophily": 2.0}, ["synthetic.homophily", "<= 1"]),
     ],
@@ -124,9 +135,10 @@ def test_names_of_data_sets_are_those_of_the_sources() -> None:
 
 def test_names_of_models_are_those_of_the_backbones() -> None:
     from flower_fgl import nn
-    from flower_fgl.config import MODELS
+    from flower_fgl.model_names import BACKBONES, STEPPED
 
-    assert set(MODELS.split()) == set(nn.MODELS)
+    assert set(BACKBONES) == set(nn.MODELS)
+    assert set(STEPPED) == {name for name, model in nn.MODELS.items() if model.steps}
 
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:

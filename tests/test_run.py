@@ -271,12 +271,13 @@ def test_an_experiment_runs_its_grid_and_goes_on_where_it_stopped(
         '[[case]]\nname = "alone"\nmethod = "local"\n'
         '[[case]]\nname = "together"\nmethod = "fedavg"\nevaluate = "both"\n'
         "[grid]\nseed = [0, 1]\n[published]\nalone = 50.0\n"
+        "[published-macro-f1]\nalone = 41.5\n"
     )
     arguments = ["run", str(experiment), "--engine", "local", "--quiet"]
     arguments += ["--set", f"output-dir={tmp_path}/runs"]
     first = flower_fgl(*arguments)
     assert first.returncode == 0, first.stderr
-    for word in ("Tiny", "alone", "together", "50.0", "±", "global test acc."):
+    for word in ("Tiny", "alone", "together", "50.0", "41.5", "±", "global test acc."):
         assert word in first.stdout
     folders = sorted(p.name for p in (tmp_path / "runs" / "tiny").iterdir())
     assert folders == [
@@ -426,3 +427,15 @@ def test_any_progress_is_drawn_in_plain_output(tmp_path: Path) -> None:
     )
     assert "2/2" in done.stdout
     assert "val" in done.stdout
+
+
+def test_the_steps_of_a_servers_training_are_shown_above_the_bar(
+    tmp_path: Path,
+) -> None:
+    done = flower_fgl(
+        "run", "--engine", "local", *QUICK, "--method", "opfgl", "--rounds", "1",
+        "--set", "opfgl.server-steps=60", "--set", "local-epochs=5",
+        "--set", f"output-dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Pseudo-graph: step 60 of 60, loss" in done.stdout

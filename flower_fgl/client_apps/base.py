@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,17 +51,21 @@ class Fit:
 
     Parameters
     ----------
-    model : Backbone
-        The client's personalised model: what ``evaluate = "local"`` scores.
+    model : Backbone or None
+        The client's personalised model: what ``evaluate = "local"`` scores. ``None`` in
+        an exchange that trains none.
     upload : Payload
         What goes to the server.
     loss : float
         Training loss.
+    seconds : mapping of str to float
+        Parts of the training's seconds that are reported by themselves.
     """
 
-    model: Backbone
+    model: Backbone | None
     upload: Payload
     loss: float
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -200,15 +205,19 @@ class FglClientApp(ClientApp, ABC):
         download = self.read_download(client, message.content)
         clock = time.perf_counter()
         result = fit(client, server_round, download)
-        seconds["train"] = time.perf_counter() - clock
+        parts = sum(result.seconds.values())
+        seconds["train"] = max(0.0, time.perf_counter() - clock - parts)
+        seconds |= result.seconds
         scores: dict[str, dict[str, Scores]] = {}
-        if settings["evaluate"]:
+        model = result.model
+        if model is not None and settings["evaluate"]:
             clock = time.perf_counter()
-            scores["local"] = client.evaluate(result.model)
+            scores["local"] = client.evaluate(model)
             seconds["evaluate"] = time.perf_counter() - clock
-        client.state.set_group(
-            "model", {n: t.detach() for n, t in result.model.state_dict().items()}
-        )
+        if model is not None:
+            client.state.set_group(
+                "model", {n: t.detach() for n, t in model.state_dict().items()}
+            )
         client.state.values["round"] = server_round
         place.save(context, client.partition_id, client.state)
         content = result.upload.to_record()

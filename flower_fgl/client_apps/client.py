@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import Context
@@ -20,6 +20,7 @@ from flower_fgl.client_apps.training import (
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
+    train_and_check,
     train_epochs,
 )
 from flower_fgl.config import RunConfig
@@ -27,7 +28,7 @@ from flower_fgl.datasets.build import client_from_file
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.store import open_store
 from flower_fgl.errors import RunError
-from flower_fgl.metrics import Scores, auroc, score
+from flower_fgl.metrics import AbsentClasses, Scores, auroc, score
 from flower_fgl.nn import (
     Backbone,
     GraphInput,
@@ -246,6 +247,8 @@ class Client:
     ) -> float:
         """Train a model on the client's training nodes, keeping optimizer moments.
 
+        With ``check-every`` the weights best on the validation nodes are kept.
+
         Parameters
         ----------
         model : Backbone
@@ -257,7 +260,7 @@ class Client:
         penalty : callable, optional
             Returns a term added to the loss.
         after_epoch : callable, optional
-            Called after each epoch.
+            Called after each epoch; nothing is checked then.
 
         Returns
         -------
@@ -272,23 +275,55 @@ class Client:
         )
         loss = float("nan")
         epochs = self.config.local_epochs if epochs is None else epochs
-        chunk = 1 if after_epoch else epochs
+        check_every = self.config.check_every
+
+        def train(number: int) -> float:
+            return train_epochs(
+                model,
+                self.data.training,
+                optimizer,
+                epochs=number,
+                batch_size=self.config.batch_size,
+                penalty=penalty,
+                generator=generator,
+            )
+
         with seeded(self.seed(server_round, "training"), self.device):
-            for _ in range(epochs // chunk if chunk else 0):
-                loss = train_epochs(
-                    model,
-                    self.data.training,
-                    optimizer,
-                    epochs=chunk,
-                    batch_size=self.config.batch_size,
-                    penalty=penalty,
-                    generator=generator,
-                )
-                if after_epoch:
+            if after_epoch:
+                for _ in range(epochs):
+                    loss = train(1)
                     after_epoch()
+            elif check_every:
+                loss = train_and_check(
+                    model,
+                    train,
+                    lambda: self.validate(model),
+                    epochs=epochs,
+                    check_every=check_every,
+                    patience=self.config.patience,
+                )
+            elif epochs:
+                loss = train(epochs)
         if self.config.optimizer_state == "keep":
             self.state.set_group("optimizer", optimizer_tensors(model, optimizer))
         return loss
+
+    @torch.inference_mode()
+    def validate(self, model: Backbone) -> float:
+        """Return a model's accuracy on the validation nodes; NaN without any."""
+        model.eval()
+        data = self.data
+        hits = total = 0
+        for inputs, y, masks in zip(
+            data.inputs, data.labels, data.columns, strict=True
+        ):
+            if "val" in masks:
+                mask = masks["val"] & (y >= 0)
+                found = int(mask.sum())
+                if found:
+                    hits += int((model(inputs).argmax(dim=1) == y)[mask].sum())
+                    total += found
+        return hits / total if total else math.nan
 
     @torch.inference_mode()
     def evaluate(self, model: Backbone) -> dict[str, Scores]:
@@ -299,6 +334,7 @@ class Client:
         model.eval()
         data = self.data
         scores = dict.fromkeys(data.sizes, EMPTY)
+        absent = cast(AbsentClasses, self.config.absent_classes)  # checked by choices
         for inputs, y, masks in zip(
             data.inputs, data.labels, data.columns, strict=True
         ):
@@ -307,7 +343,9 @@ class Client:
                 logits = model(inputs)
             num_classes = data.graph.num_classes
             for name in names:
-                scores[name] = score(logits, y, masks[name], num_classes)
+                scores[name] = score(
+                    logits, y, masks[name], num_classes, absent_classes=absent
+                )
                 if inputs.batch is not None:
                     area = auroc(logits, y, masks[name], num_classes)
                     scores[name] = replace(scores[name], auroc=area)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import load_state
+from flower_fgl.client_apps.training import load_state, state_of
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 
@@ -65,10 +64,14 @@ class FedAvgClientApp(FglClientApp):
         """Train the final weights on, keep the epoch best on validation nodes.
 
         Ties go to the earlier epoch; zero epochs count as a candidate. Without
-        validation nodes the last epoch is kept.
+        validation nodes the last epoch is kept. With ``check-every`` its rule holds.
         """
         model = client.build_model()
         load_state(model, download.tensors)
+        epochs = client.config.hyper.finetune_epochs
+        if client.config.check_every:
+            loss = client.train(model, server_round, epochs=epochs)
+            return Fit(model, Weights(model.state_dict()), loss)
         best_score, best_state = _validation(client, model), state_of(model)
 
         def keep_best() -> None:
@@ -80,7 +83,7 @@ class FedAvgClientApp(FglClientApp):
         loss = client.train(
             model,
             server_round,
-            epochs=client.config.hyper.finetune_epochs,
+            epochs=epochs,
             after_epoch=keep_best,
         )
         load_state(model, best_state)
@@ -88,11 +91,6 @@ class FedAvgClientApp(FglClientApp):
 
     def _finetune(self, message: Message, context: Context) -> Message:
         return self.handle_fit(message, context, self.finetune)
-
-
-def state_of(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Copy a model's state."""
-    return {name: t.detach().clone() for name, t in model.state_dict().items()}
 
 
 def _validation(client: Client, model: Backbone) -> float:

@@ -18,6 +18,8 @@ __all__ = [
     "make_optimizer",
     "optimizer_tensors",
     "restore_optimizer",
+    "state_of",
+    "train_and_check",
     "train_epochs",
 ]
 
@@ -61,14 +63,31 @@ class TrainingSet:
         return model(inputs.select(index))  # type: ignore[no-any-return]
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
-    """Build the client optimizer that the settings name."""
+def make_optimizer(
+    model: nn.Module, config: RunConfig, *, lr: float | None = None
+) -> torch.optim.Optimizer:
+    """Build the client optimizer that the settings name.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose parameters it steps.
+    config : RunConfig
+        ``optimizer``, ``lr`` and ``weight-decay`` are read.
+    lr : float, optional
+        Instead of ``lr``.
+
+    Returns
+    -------
+    torch.optim.Optimizer
+    """
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
         "sgd": torch.optim.SGD,
     }
-    options = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    rate = config.lr if lr is None else lr
+    options = {"lr": rate, "weight_decay": config.weight_decay, "fused": True}
     return kinds[config.optimizer](model.parameters(), **options)  # type: ignore[arg-type]
 
 
@@ -107,6 +126,60 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in state.items():
             own[name].copy_(tensor)
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copy a model's state."""
+    return {name: t.detach().clone() for name, t in model.state_dict().items()}
+
+
+def train_and_check(
+    model: nn.Module,
+    train: Callable[[int], float],
+    validate: Callable[[], float],
+    *,
+    epochs: int,
+    check_every: int,
+    patience: int,
+) -> float:
+    """Train, and keep the weights that do best on the validation nodes.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Ends with the weights of the best check, the earliest of equals; with the last
+        ones if no check is above 0.
+    train : callable
+        Trains that many epochs on, and returns the loss.
+    validate : callable
+        Returns the validation score; NaN without validation nodes.
+    epochs : int
+        Epochs at most.
+    check_every : int, positive
+        Epochs between checks; the last epoch is checked too.
+    patience : int
+        Checks without a better one after which training ends; 0: never. Without
+        validation nodes it never ends early.
+
+    Returns
+    -------
+    float
+        Loss of the last epoch trained; NaN if there was none.
+    """
+    best, kept, waited = 0.0, None, 0
+    loss = float("nan")
+    for start in range(0, epochs, check_every):
+        loss = train(min(check_every, epochs - start))
+        value = validate()
+        if value > best:
+            best, kept, waited = value, state_of(model), 0
+        elif value <= best:  # false for NaN
+            waited += 1
+            if waited == patience:
+                break
+    if kept is not None:
+        load_state(model, kept)
+    return loss
 
 
 def train_epochs(

@@ -31,6 +31,9 @@ class Backbone(nn.Module):
         Depth, at least ``min_layers``; each backbone says what it counts.
     dropout : float in [0, 1)
         Rate for hidden representations; features are never dropped.
+    steps : int, optional
+        Steps of propagation, instead of the backbone's own number; only for backbones
+        that count them apart from layers.
     readout : bool
         Whether whole graphs are classified: the nodes of each graph are pooled, and the
         classifier is a linear map of the pooled embedding.
@@ -46,6 +49,9 @@ class Backbone(nn.Module):
     """What a readout computes over the nodes of a graph. The mean keeps graphs of all
     sizes on one scale, which networks that average neighbours expect."""
 
+    steps: int = 0
+    """Steps of propagation where they are counted apart from layers, else 0."""
+
     encoder: nn.Module
     classifier: nn.Module
 
@@ -57,6 +63,7 @@ class Backbone(nn.Module):
         num_classes: int,
         num_layers: int,
         dropout: float,
+        steps: int | None = None,
         readout: bool = False,
     ) -> None:
         super().__init__()
@@ -74,6 +81,13 @@ class Backbone(nn.Module):
                 )
         if not 0 <= dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {dropout}.")
+        if steps is not None:
+            if not self.steps or steps < 1:
+                raise ConfigError(
+                    f"{type(self).__name__} takes "
+                    + (f"at least 1 step, got {steps}." if self.steps else "no steps.")
+                )
+            self.steps = steps
         self.hidden_channels = hidden_channels
         self.dropout = dropout
         self.readout = readout

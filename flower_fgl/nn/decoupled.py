@@ -89,7 +89,7 @@ class APPNP(Backbone):
     2. Edges are not dropped.
     """
 
-    steps: ClassVar[int] = 10
+    steps: int = 10
     """Steps K of propagation, as in the paper."""
     alpha: ClassVar[float] = 0.1
     """Teleport probability, as in the paper."""
@@ -176,7 +176,7 @@ class GAMLP(Backbone):
     2. No label reuse, no residual connections.
     """
 
-    steps: ClassVar[int] = 3
+    steps: int = 3
     """Steps K of propagation, as in FedPG's experiments."""
 
     def make(

@@ -10,11 +10,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from flower_fgl.errors import ConfigError
+from flower_fgl.model_names import read_model, split_models
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.layered import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
-from flower_fgl.options import nearest
 
 __all__ = ["MODELS", "build_model", "deal_models", "num_parameters", "state_shapes"]
 
@@ -55,15 +54,17 @@ def build_model(
     Parameters
     ----------
     name : str
-        One of ``MODELS``.
+        One of ``MODELS``, with sizes of its own or not: ``"gcn"``, ``"gcn:3x512"``, see
+        :mod:`flower_fgl.model_names`.
     in_channels : int
         Feature width d, at least 1.
     hidden_channels : int
-        Embedding width, at least 1.
+        Embedding width, at least 1, unless the name has one.
     num_classes : int
         Number of classes C, at least 1.
     num_layers : int
-        Depth; each backbone says what it counts, and its minimum.
+        Depth, unless the name has one; each backbone says what it counts, and its
+        minimum.
     dropout : float in [0, 1)
         Rate for hidden representations.
     readout : bool
@@ -89,13 +90,15 @@ def build_model(
        once per set of sizes and copied from then on. Its initial parameters therefore
        differ from those of a directly constructed class with the same seed.
     """
+    model_name = read_model(name)
     template = _template(
-        _known(name),
+        model_name.name,
         in_channels,
-        hidden_channels,
+        model_name.hidden_channels or hidden_channels,
         num_classes,
-        num_layers,
+        model_name.num_layers or num_layers,
         dropout,
+        model_name.steps,
         torch.get_default_dtype(),
         readout,
     )
@@ -111,7 +114,7 @@ def deal_models(names: str, num_clients: int) -> list[str]:
     Parameters
     ----------
     names : str
-        One of ``MODELS``, or several separated by commas: ``"gcn,gin,graphsage"``.
+        One backbone, or several separated by commas: ``"gcn,gin,gcn:2x128"``.
     num_clients : int
         Number of clients K, at least 0.
 
@@ -123,9 +126,9 @@ def deal_models(names: str, num_clients: int) -> list[str]:
     Raises
     ------
     ConfigError
-        If a name is unknown.
+        If a name is unknown or its sizes are malformed.
     """
-    dealt = [_known(name.strip()) for name in names.split(",")]
+    dealt = split_models(names)
     return [dealt[client % len(dealt)] for client in range(num_clients)]
 
 
@@ -142,12 +145,6 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
-def _known(name: str) -> str:
-    if name not in MODELS:
-        raise ConfigError(f'Unknown model "{name}". {nearest(name, MODELS)}')
-    return name
-
-
 # A memo of a pure function: it holds shapes only, no numbers and no memory to speak of.
 @functools.lru_cache(maxsize=64)
 def _template(
@@ -157,6 +154,7 @@ def _template(
     num_classes: int,
     num_layers: int,
     dropout: float,
+    steps: int | None,
     dtype: torch.dtype,
     readout: bool,
 ) -> Backbone:
@@ -168,6 +166,7 @@ def _template(
             num_classes=num_classes,
             num_layers=num_layers,
             dropout=dropout,
+            steps=steps,
             readout=readout,
         )
     for module in model.modules():

@@ -108,6 +108,18 @@ class FglStrategy(Strategy):
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Take in the uploads of a round, keyed by partition-id, ascending."""
 
+    def complete_round(self, server_round: int) -> bool:
+        """Run after the aggregation of a round, before the scores.
+
+        For further exchanges of the round.
+
+        Returns
+        -------
+        bool
+            Whether the round counts; by default it does.
+        """
+        return True
+
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated model, ``None`` if the method has none."""
         return None
@@ -299,7 +311,7 @@ class FglStrategy(Strategy):
         messages = self.configure_train(server_round)
         self._round.seconds["send"] = time.perf_counter() - clock
         _, metrics = self.aggregate_train(server_round, self.exchange(messages))
-        is_ok = metrics is not None
+        is_ok = metrics is not None and self.complete_round(server_round)
         if is_scored:
             self.evaluate_round(server_round)
         self._owes_scores = is_scored and not is_ok
@@ -312,7 +324,7 @@ class FglStrategy(Strategy):
             raise RunError(
                 f"{MAX_FAILED_ROUNDS} rounds in a row failed. {self._round.why_failed()}"
             )
-        return metrics
+        return metrics if is_ok else None
 
     def train_messages(
         self,
@@ -358,8 +370,23 @@ class FglStrategy(Strategy):
         self._round.add_exchange(exchange)
         return list(exchange.replies.values())
 
-    def read_uploads(self, replies: Mapping[int, Message]) -> dict[int, Upload]:
-        """Check every reply; one that is malformed is dropped, counted and named."""
+    def read_uploads(
+        self, replies: Mapping[int, Message], up: type[Payload] | None = None
+    ) -> dict[int, Upload]:
+        """Check every reply; one that is malformed is dropped, counted and named.
+
+        Parameters
+        ----------
+        replies : mapping of int to Message
+            Replies by partition-id.
+        up : type of Payload, optional
+            What they carry, instead of the method's own ``up``.
+
+        Returns
+        -------
+        dict of int to Upload
+        """
+        up = up or self.up
         uploads = {}
         for pid, reply in replies.items():
             try:
@@ -367,7 +394,7 @@ class FglStrategy(Strategy):
                 self._round.count_up(pid, reply.content)
                 if metrics is None:
                     raise PayloadError(f'the reply has no record "{METRICS}"')
-                payload = self.up.from_record(reply.content, self.upload_spec(pid))
+                payload = up.from_record(reply.content, self.upload_spec(pid))
                 num_examples = self._weight(pid)
                 self._round.add_reply(pid, metrics, num_examples)
             except PayloadError as error:

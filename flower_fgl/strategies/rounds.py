@@ -65,13 +65,24 @@ class RoundLog:
                 self._client_bytes[pid]["down"] += size
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Keep failures and seconds of the training exchange."""
+        """Keep failures and seconds of a training exchange."""
         self._asked = len(exchange.replies) + len(exchange.failures)
         self.failures += exchange.failures
         busiest = _busiest_worker(exchange.replies)
-        self.seconds["send"] = self.seconds.get("send", 0.0) + exchange.seconds_send
-        self.seconds["clients"] = busiest
-        self.seconds["wait"] = max(0.0, exchange.seconds_wait - busiest)
+        for name, seconds in (
+            ("send", exchange.seconds_send),
+            ("clients", busiest),
+            ("wait", max(0.0, exchange.seconds_wait - busiest)),
+        ):
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def forget_replies(self) -> None:
+        """Let only the replies of the exchange that follows count.
+
+        For a round of several exchanges of which the last one trains; bytes, seconds
+        and failures of the earlier ones are kept.
+        """
+        self._clients.clear()
 
     def add_reply(self, pid: int, metrics: MetricRecord, num_examples: float) -> None:
         """Keep loss and scores of one usable training reply.

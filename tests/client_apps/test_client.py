@@ -1,21 +1,35 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
 from flower_fgl.client_apps.base import choose_device
-from flower_fgl.client_apps.client import ClientData, DataCache, node_place
+from flower_fgl.client_apps.client import Client, ClientData, DataCache, node_place
+from flower_fgl.client_apps.state import ClientState
+from flower_fgl.config import RunConfig, kebab
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.errors import RunError
+from flower_fgl.methods import METHODS
 from flower_fgl.prototypes.rings import Pairs
 
 
-def data_of(toy: NodeDataset) -> ClientData:
+def data_of(toy: NodeDataset, *, has_val: bool = True) -> ClientData:
     half = torch.arange(6) < 3
-    masks = {"train": half, "val": ~half, "test": torch.zeros(6, dtype=torch.bool)}
+    none = torch.zeros(6, dtype=torch.bool)
+    masks = {"train": half, "val": ~half if has_val else none, "test": none}
     graph = Graph(toy.x, toy.edge_index, toy.y, masks)
     client = ClientGraph(0, graph, toy.class_names, torch.arange(6))
     return ClientData.build(client, torch.device("cpu"))
+
+
+def client_of(toy: NodeDataset, *, has_val: bool = True, **values: object) -> Client:
+    settings = {kebab(key): value for key, value in values.items()}
+    config = RunConfig.parse(settings, METHODS)  # type: ignore[arg-type]
+    device = torch.device("cpu")
+    return Client(config, 0, 1, data_of(toy, has_val=has_val), ClientState(), device)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +101,45 @@ def test_the_cache_keeps_one_graph_however_large(toy: NodeDataset) -> None:
     cache = DataCache(limit=0)
     first = cache.get(("a",), lambda: data_of(toy))
     assert cache.get(("a",), lambda: data_of(toy)) is first
+
+
+def test_the_validation_score_is_the_accuracy_of_the_column(
+    toy: NodeDataset,
+) -> None:
+    client = client_of(toy)
+    model = client.build_model(initialise=True)
+    assert client.validate(model) == client.evaluate(model)["val"].accuracy
+
+
+def test_without_validation_nodes_the_validation_score_is_undefined(
+    toy: NodeDataset,
+) -> None:
+    client = client_of(toy, has_val=False)
+    assert math.isnan(client.validate(client.build_model(initialise=True)))
+
+
+def test_absent_classes_count_as_zero_where_it_is_asked_for(toy: NodeDataset) -> None:
+    """Two of three classes are predicted or true: the third is left out, or a zero."""
+    three = replace(toy, class_names=("left", "right", "none"))
+    kept, zero = (client_of(three, absent_classes=how) for how in ("ignore", "zero"))
+    model = kept.build_model(initialise=True).eval()
+    with torch.no_grad():
+        model.classifier.bias.copy_(torch.tensor([0.0, 0.0, -99.0]))
+    present = {*kept.data.labels[0][3:].tolist()}
+    present |= set(model(kept.data.inputs[0])[3:].argmax(dim=1).tolist())
+    first, second = (c.evaluate(model)["val"].macro_f1 for c in (kept, zero))
+    assert second == pytest.approx(first * len(present) / 3)
+
+
+def test_checking_keeps_the_best_of_local_training(toy: NodeDataset) -> None:
+    client = client_of(toy, check_every=1, local_epochs=5, dropout=0.0)
+    model = client.build_model(initialise=True)
+    client.train(model, 1)
+    best = client.validate(model)
+    plain = client_of(toy, local_epochs=1, dropout=0.0, optimizer_state="keep")
+    other = plain.build_model(initialise=True)
+    seen = []
+    for _ in range(5):
+        plain.train(other, 1)
+        seen.append(plain.validate(other))
+    assert best == max(seen)

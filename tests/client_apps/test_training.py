@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from flower_fgl.client_apps.training import (
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
+    train_and_check,
     train_epochs,
 )
 from flower_fgl.config import RunConfig
@@ -142,3 +144,57 @@ def test_the_proximal_term_by_hand() -> None:
     assert term.item() == pytest.approx(2.0)
     (gradient,) = torch.autograd.grad(term, theta)
     torch.testing.assert_close(gradient, torch.tensor([1.0, -1.0]))  # μ(θ − w)
+
+
+def checked(
+    scores: list[float], *, epochs: int, patience: int = 0
+) -> tuple[float, list[int], float]:
+    """Train a counter two epochs at a time; check ``i`` scores ``scores[i]``."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    trained: list[int] = []
+    left = iter(scores)
+
+    def train(number: int) -> float:
+        trained.append(number)
+        with torch.no_grad():
+            model.weight.fill_(sum(trained))
+        return 1 / sum(trained)
+
+    loss = train_and_check(
+        model,
+        train,
+        lambda: next(left),
+        epochs=epochs,
+        check_every=2,
+        patience=patience,
+    )
+    return model.weight.item(), trained, loss
+
+
+def test_the_best_check_is_kept_the_earliest_of_equals() -> None:
+    weight, trained, loss = checked([0.5, 0.7, 0.7, 0.6], epochs=7)
+    assert weight == 4
+    assert trained == [2, 2, 2, 1]
+    assert loss == 1 / 7
+
+
+def test_training_ends_after_patience_checks_without_a_better_one() -> None:
+    weight, trained, _ = checked([0.5, 0.4, 0.6, 0.6, 0.5, 0.9], epochs=12, patience=2)
+    assert weight == 6
+    assert len(trained) == 5
+
+
+def test_without_a_check_above_zero_the_last_weights_are_kept() -> None:
+    assert checked([0.0, 0.0], epochs=4)[0] == 4
+
+
+def test_without_validation_nodes_training_goes_on_to_the_end() -> None:
+    weight, trained, _ = checked([math.nan] * 4, epochs=8, patience=1)
+    assert weight == 8
+    assert len(trained) == 4
+
+
+def test_no_epochs_train_nothing() -> None:
+    weight_changes = checked([], epochs=0)
+    assert weight_changes[1] == []
+    assert math.isnan(weight_changes[2])

@@ -178,3 +178,37 @@ def test_models_are_dealt_in_turn() -> None:
 def test_unknown_or_empty_names_are_not_dealt(listed: str) -> None:
     with pytest.raises(ConfigError, match="Unknown model"):
         deal_models(listed, 3)
+
+
+def test_a_name_may_carry_its_sizes() -> None:
+    sized = build_model("gcn:3x10", **SIZES)
+    assert state_shapes(sized) == state_shapes(
+        build_model("gcn", **(SIZES | {"num_layers": 3, "hidden_channels": 10}))
+    )
+    assert sized.hidden_channels == 10
+
+
+def test_models_of_different_sizes_are_dealt_in_turn() -> None:
+    dealt = deal_models("gcn, gcn:2x128,appnp:2x64:k2", 4)
+    assert dealt == ["gcn", "gcn:2x128", "appnp:2x64:k2", "gcn"]
+
+
+def test_steps_of_propagation_are_taken_from_the_name() -> None:
+    """APPNP with K = 2: α Z + α(1 − α) S Z + (1 − α)² S² Z, α = 0.1."""
+    model = build_model("appnp:k2", **SIZES)
+    assert model.coefficients == pytest.approx((0.1, 0.09, 0.81))
+    assert len(build_model("appnp", **SIZES).coefficients) == 11
+
+
+def test_the_ten_architectures_of_opfgl_can_be_dealt() -> None:
+    names = (
+        "ssgc:2x64,gcn:2x64,gcn:2x128,gcn:2x256,gcn:2x512,sgc:2x64,gcn:3x64,gcn:3x512,"
+        "appnp:2x64:k2,sgc:4x64"
+    )
+    built = [build_model(name, **SIZES) for name in deal_models(names, 10)]
+    widths = [model.hidden_channels for model in built]
+    assert widths == [64, 64, 128, 256, 512, 64, 64, 512, 64, 64]
+    assert [len(m.encoder) for m in built if type(m).__name__ == "GCN"] == [
+        *[1] * 4,
+        *[2] * 2,
+    ]

@@ -1,0 +1,299 @@
+"""O-pFGL's client half: class statistics up, two stages of training on the way down.
+
+Yan et al., "Toward Personalized Federated Node Classification in One-shot
+Communication", arXiv 2411.11304.
+
+=====================  ==================================================
+symbol                 argument or attribute
+=====================  ==================================================
+ỹ, H, w_dist           ``LocalKnowledge.soft``, ``class_homophily``, ``factor``
+X_k^prop               ``propagated_features``
+M_G                    what :meth:`OPFGLClientApp.train_global` returns
+M_k                    ``Fit.model`` of :meth:`OPFGLClientApp.personalise`
+γ_i                    ``node_weights``
+β, γ_min, γ_max        ``opfgl.beta``, ``opfgl.gamma-min``, ``opfgl.gamma-max``
+=====================  ==================================================
+
+===============================================  ===========================
+algorithm, client                                function
+===============================================  ===========================
+label propagation, Eqs. (2)-(4)                  ``study_labels``
+reliable nodes, Eq. (7)                          ``reliable_nodes``
+statistics, Eqs. (5), (6), (8)                   ``class_statistics``
+stage 1, Eq. (16)                                ``train_global``
+stage 2, Eqs. (17)-(19)                          ``train_personal``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from flwr.app import Context, Message
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.training import (
+    load_state,
+    make_optimizer,
+    state_of,
+    train_and_check,
+)
+from flower_fgl.errors import PayloadError
+from flower_fgl.nn import Backbone
+from flower_fgl.nn.sparse import SparseOperator
+from flower_fgl.one_shot.distillation import (
+    class_weights,
+    distillation_loss,
+    node_weights,
+)
+from flower_fgl.one_shot.labels import reliable_nodes
+from flower_fgl.one_shot.local import LocalKnowledge, pseudo_input, study_labels
+from flower_fgl.one_shot.pseudo_graph import PseudoGraph
+from flower_fgl.one_shot.statistics import (
+    ClassStatistics,
+    class_statistics,
+    propagated_features,
+)
+from flower_fgl.protocols.base import Empty
+from flower_fgl.protocols.opfgl import (
+    MIN_COUNT,
+    VARIANTS,
+    GraphDownload,
+    LocalStatistics,
+    Variant,
+)
+from flower_fgl.seeds import seeded
+
+__all__ = ["OPFGLClientApp"]
+
+
+class OPFGLClientApp(FglClientApp):
+    """Send statistics; train a global and then a personal model of the pseudo-graph.
+
+    Notes
+    -----
+    1. Both stages take at most ``local-epochs`` full-batch steps, and keep the weights
+       of the best check on the validation nodes, see ``check-every``, ``patience``.
+    2. Under ``setting = "inductive"`` no reliable nodes are inferred, and statistics,
+       distillation and training see the graph of the training nodes only.
+    3. A client without training nodes keeps the model of stage 1.
+    """
+
+    down = GraphDownload
+    up = LocalStatistics
+
+    def __init__(self, workplace: Workplace | None = None) -> None:
+        super().__init__(workplace)
+        self.train("personalise")(self._personalise)
+
+    def download_spec(self, client: Client) -> tuple[int, int]:
+        """Expect a graph with the client's classes and feature width."""
+        graph = client.data.graph
+        return graph.num_classes, graph.num_features
+
+    def fit(self, client: Client, server_round: int, download: GraphDownload) -> Fit:
+        """Make the upload; nothing is trained yet."""
+        return Fit(None, LocalStatistics(local_statistics(client)), loss=0.0)
+
+    def personalise(
+        self, client: Client, server_round: int, download: GraphDownload
+    ) -> Fit:
+        """Train both stages."""
+        if not len(download.graph.labels):
+            raise PayloadError("the message brought no pseudo-graph")
+        clock = time.perf_counter()
+        model, loss = self.train_global(client, download.graph)
+        seconds = {"stage-1": time.perf_counter() - clock}
+        if variant_of(client).personalises and client.data.training.index.numel():
+            clock = time.perf_counter()
+            model, loss = self.train_personal(client, model)
+            seconds["stage-2"] = time.perf_counter() - clock
+        return Fit(model, Empty(), loss, seconds)
+
+    def personal_model(
+        self, client: Client, download: GraphDownload | None
+    ) -> Backbone:
+        """Return the model trained last, else what stage 1 gives, else an initial one."""
+        own = super().personal_model(client, download)
+        if own is not None:
+            return own
+        if download is None or not len(download.graph.labels):
+            return client.build_model(initialise=True)
+        with torch.inference_mode(False):
+            return self.train_global(client, download.graph)[0]
+
+    def train_global(
+        self, client: Client, graph: PseudoGraph
+    ) -> tuple[Backbone, float]:
+        """Train M_G on the pseudo-graph, stage 1, Eq. (16).
+
+        Returns
+        -------
+        model : Backbone
+            Best on the client's validation nodes; all clients of one backbone start
+            from the same weights.
+        loss : float
+            Of the last step.
+        """
+        model = client.build_model(initialise=True)
+        inputs = pseudo_input(graph).to(client.device)
+        labels = graph.labels.to(client.device)
+        return model, self._run_stage(
+            client,
+            model,
+            lambda: F.cross_entropy(model(inputs), labels),
+            lr=client.config.hyper.lr_global,
+            purpose="stage-1",
+        )
+
+    def train_personal(
+        self, client: Client, teacher: Backbone
+    ) -> tuple[Backbone, float]:
+        """Train M_k on the client's graph, stage 2, Eqs. (17)-(19).
+
+        Returns
+        -------
+        model : Backbone
+            Best on the client's validation nodes.
+        loss : float
+            Of the last step.
+        """
+        hyper, variant = client.config.hyper, variant_of(client)
+        model = client.build_model(initialise=True)
+        if not variant.starts_anew:
+            load_state(model, state_of(teacher))
+        data = client.data.training
+        classes = client.data.graph.num_classes
+        weight = None
+        if variant.weighs_classes:
+            counts = torch.bincount(data.labels, minlength=classes)
+            weight = class_weights(counts)
+        teacher.eval()
+        with torch.no_grad():
+            target = F.log_softmax(teacher(data.inputs), dim=1)
+        gamma = distillation_weights(client, variant)
+
+        def loss() -> Tensor:
+            logits = model(data.inputs)
+            value = F.cross_entropy(logits[data.index], data.labels, weight)
+            if gamma is not None:
+                value = value + distillation_loss(logits, target, gamma)
+            return value
+
+        return model, self._run_stage(
+            client, model, loss, lr=hyper.lr_personal, purpose="stage-2"
+        )
+
+    def _run_stage(
+        self,
+        client: Client,
+        model: Backbone,
+        loss: Callable[[], Tensor],
+        *,
+        lr: float,
+        purpose: str,
+    ) -> float:
+        """Minimise a loss with a fresh optimizer; return its last value."""
+        config = client.config
+        optimizer = make_optimizer(model, config, lr=lr)
+
+        def train(steps: int) -> float:
+            model.train()
+            value = torch.zeros(())
+            for _ in range(steps):
+                optimizer.zero_grad(set_to_none=True)
+                value = loss()
+                value.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            return float(value.detach())
+
+        with seeded(client.seed(1, purpose), client.device):
+            return train_and_check(
+                model,
+                train,
+                lambda: client.validate(model),
+                epochs=config.local_epochs,
+                check_every=config.check_every or config.local_epochs,
+                patience=config.patience,
+            )
+
+    def _personalise(self, message: Message, context: Context) -> Message:
+        return self.handle_fit(message, context, self.personalise)
+
+
+def variant_of(client: Client) -> Variant:
+    """Return what the setting ``variant`` names."""
+    return VARIANTS[client.config.hyper.variant]
+
+
+def knowledge_of(client: Client) -> LocalKnowledge:
+    """Return what the client's labels say, computed once for its graph."""
+    hyper, data = client.config.hyper, client.data
+    key = ("opfgl", hyper.propagation_steps, hyper.propagation_share)
+    if key not in data.memo:
+        data.memo[key] = study_labels(
+            data.inputs[0],
+            data.training.index,
+            data.training.labels,
+            data.graph.num_classes,
+            steps=hyper.propagation_steps,
+            share=hyper.propagation_share,
+        )
+    knowledge: LocalKnowledge = data.memo[key]
+    return knowledge
+
+
+def local_statistics(client: Client) -> ClassStatistics:
+    """Compute the client's class statistics, Eqs. (5)-(8), on the CPU."""
+    hyper, inputs = client.config.hyper, client.data.inputs[0]
+    knowledge = knowledge_of(client)
+    classes = own = knowledge.labels
+    if variant_of(client).expands and client.config.setting == "transductive":
+        inferred = reliable_nodes(
+            knowledge.soft,
+            knowledge.degree,
+            own < 0,
+            knowledge.class_homophily,
+            min_confidence=hyper.reliable_confidence,
+            min_degree=hyper.reliable_degree,
+            num_classes_kept=hyper.reliable_classes,
+        )
+        classes = torch.where(own >= 0, own, inferred)
+    # an operator of constant edges is sparse
+    operator = cast(SparseOperator, inputs.operator("normalised"))
+    stats = class_statistics(
+        propagated_features(operator, inputs.x, hyper.depth),
+        classes,
+        client.data.graph.num_classes,
+        min_count=MIN_COUNT,
+        is_labelled=own >= 0,
+    )
+    return ClassStatistics(
+        stats.mean.cpu(),
+        stats.variance.cpu(),
+        stats.count.cpu(),
+        stats.labelled_count.cpu(),
+    )
+
+
+def distillation_weights(client: Client, variant: Variant) -> Tensor | None:
+    """Return γ (N,) of Eq. (19), a constant, or ``None`` without distillation."""
+    hyper = client.config.hyper
+    if variant.distill == "none":
+        return None
+    knowledge = knowledge_of(client)
+    if variant.distill == "fixed":
+        return torch.full_like(knowledge.soft[:, 0], hyper.beta)
+    return node_weights(
+        knowledge.soft,
+        knowledge.factor,
+        beta=hyper.beta,
+        low=hyper.gamma_min,
+        high=hyper.gamma_max,
+    )

@@ -1,0 +1,1 @@
+"""Arithmetic of one-shot federated graph learning: tensors in, tensors out."""

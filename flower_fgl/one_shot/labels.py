@@ -1,0 +1,136 @@
+"""Soft labels, class homophily and reliable nodes: O-pFGL Eqs. (2)-(4) and (7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flower_fgl.nn.sparse import SparseOperator
+
+__all__ = ["distillation_factor", "homophily", "propagate_labels", "reliable_nodes"]
+
+
+def propagate_labels(
+    adjacency: SparseOperator, labels0: Tensor, *, steps: int, share: float
+) -> Tensor:
+    """Spread labels over the graph, the label propagation of O-pFGL Sec. IV-B.
+
+    ``Y ← clip(a S Y + (1 − a) Y₀, 0, 1)``.
+
+    Parameters
+    ----------
+    adjacency : SparseOperator of shape (N, N)
+        S = D^{-1/2} A D^{-1/2}, without self-loops.
+    labels0 : Tensor of shape (N, C), float32
+        Y₀: one-hot for training nodes, zero elsewhere.
+    steps : int, at least 0
+        How often to spread (n_lp).
+    share : float in [0, 1]
+        a, the weight of the neighbours.
+
+    Returns
+    -------
+    Tensor of shape (N, C), float32, in [0, 1]
+        ỹ, not normalised; uniform 1/C for nodes that no label reached.
+    """
+    soft = labels0
+    for _ in range(steps):
+        soft = adjacency.matmul(soft).mul_(share)
+        soft.add_(labels0, alpha=1 - share).clamp_(0, 1)
+    is_unreached = soft.sum(dim=1, keepdim=True) == 0
+    return torch.where(is_unreached, 1 / labels0.shape[1], soft)
+
+
+def homophily(edge_index: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Add up the homophily of the labelled nodes of each class, O-pFGL Eqs. (2), (3).
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, E), int64
+        Every undirected edge in both directions; self-loops do not count.
+    labels : Tensor of shape (N,), int64
+        Label of training nodes, −1 elsewhere.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (C,), float32
+        H; 0 for a class without labelled nodes.
+
+    Notes
+    -----
+    1. A node without labelled neighbours has homophily 0 (0/0 in the paper).
+    """
+    source, target = edge_index
+    counts = (labels[source] >= 0) & (labels[target] >= 0) & (source != target)
+    source, target = source[counts], target[counts]
+    neighbours = torch.bincount(target, minlength=len(labels))
+    is_same = labels[source] == labels[target]
+    alike = torch.bincount(target[is_same], minlength=len(labels))
+    ratio = alike.double() / neighbours.clamp(min=1)
+    known = labels >= 0
+    total = torch.bincount(labels[known], weights=ratio[known], minlength=num_classes)
+    return total.float()
+
+
+def distillation_factor(class_homophily: Tensor) -> Tensor:
+    """Give classes that are easy to learn locally less distillation, O-pFGL Eq. (4).
+
+    ``w(c) = 1 / (1 + ln(H(c) + 1))``.
+
+    Parameters
+    ----------
+    class_homophily : Tensor of shape (C,), float32, non-negative
+        H.
+
+    Returns
+    -------
+    Tensor of shape (C,), float32, in (0, 1]
+        w_dist.
+    """
+    return 1 / (1 + torch.log1p(class_homophily))
+
+
+def reliable_nodes(
+    soft: Tensor,
+    degree: Tensor,
+    is_unlabelled: Tensor,
+    class_homophily: Tensor,
+    *,
+    min_confidence: float,
+    min_degree: int,
+    num_classes_kept: int,
+) -> Tensor:
+    """Infer the class of nodes that are safe to count as labelled, O-pFGL Eq. (7).
+
+    Parameters
+    ----------
+    soft : Tensor of shape (N, C), float32, non-negative
+        ỹ, normalised here.
+    degree : Tensor of shape (N,)
+        Neighbours of each node.
+    is_unlabelled : Tensor of shape (N,), bool
+        V_U.
+    class_homophily : Tensor of shape (C,), float32
+        H.
+    min_confidence : float in [0, 1]
+        f_th.
+    min_degree : int
+        d_th.
+    num_classes_kept : int
+        K of topK(H); ties go to the smaller class id.
+
+    Returns
+    -------
+    Tensor of shape (N,), int64
+        Class, or −1 where the node is not reliable or has a label.
+    """
+    ranked = torch.sort(class_homophily, descending=True, stable=True).indices
+    is_kept = torch.zeros_like(class_homophily, dtype=torch.bool)
+    is_kept[ranked[:num_classes_kept]] = True
+    total = soft.sum(dim=1).clamp(min=torch.finfo(soft.dtype).tiny)
+    largest, best = soft.max(dim=1)
+    reliable = is_unlabelled & (degree >= min_degree) & is_kept[best]
+    reliable &= largest / total >= min_confidence
+    return torch.where(reliable, best, -1)

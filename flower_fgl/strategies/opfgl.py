@@ -1,0 +1,201 @@
+"""O-pFGL's server half: merge class statistics, make a pseudo-graph of them.
+
+Yan et al., "Toward Personalized Federated Node Classification in One-shot
+Communication", arXiv 2411.11304; the generator follows Xiao et al., "Simple graph
+condensation", ECML-PKDD 2024.
+
+==========================  ==============================================
+symbol                      argument or attribute
+==========================  ==============================================
+μ_k^c, s_k^{2c}, N_k^c      ``LocalStatistics.statistics`` of client k
+μ^c, s^{2c}, N^c            ``statistics`` of :meth:`OPFGL.make_graph`
+G' = (A', X', Y')           ``OPFGL.pseudo.graph``
+g_θ                         ``LinkPredictor``
+T_c, δ, p                   ``opfgl.server-steps``, ``link-threshold``, ``node-share``
+==========================  ==============================================
+
+==========================================  ==============================
+algorithm, server                           function
+==========================================  ==============================
+aggregate the statistics, Eq. (9)           ``merge_statistics``
+nodes of each class                         ``pseudo_counts``
+links of X', Eq. (10)                       ``LinkPredictor``, ``link_weights``
+losses, Eqs. (11)-(13)                      ``alignment_loss``, ``smoothness_loss``
+==========================================  ==============================
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import cast
+
+from flwr.app import Message
+
+from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.one_shot.pseudo_graph import (
+    GeneratorSettings,
+    PseudoGraph,
+    generate,
+    pseudo_counts,
+)
+from flower_fgl.one_shot.statistics import (
+    ClassStatistics,
+    Denominator,
+    merge_statistics,
+)
+from flower_fgl.protocols.base import Empty
+from flower_fgl.protocols.opfgl import (
+    GraphDownload,
+    LocalStatistics,
+    OPFGLSettings,
+    no_pseudo_graph,
+)
+from flower_fgl.seeds import SERVER, torch_generator
+from flower_fgl.strategies.base import FglStrategy, Upload
+
+__all__ = ["OPFGL"]
+
+log = logging.getLogger(__name__)
+LOG_STEPS = 500
+"""Steps of the generator between two lines of the log."""
+
+
+class OPFGL(FglStrategy):
+    """Collect statistics, send a pseudo-graph, and let every client personalise.
+
+    Notes
+    -----
+    1. The one round has two exchanges: the first brings the upload, the second takes
+       the download and brings back scores, no payload.
+    2. A client whose statistics do not arrive, or are impossible, takes no part in the
+       second exchange. It is scored with the model that stage 1 gives it.
+    """
+
+    down = GraphDownload
+    up = LocalStatistics
+
+    def prepare(self) -> None:
+        """Start without a pseudo-graph."""
+        self.pseudo = GraphDownload(no_pseudo_graph(self.federation.num_features))
+        self.contributors: list[int] = []
+
+    def configure_train(
+        self,
+        server_round: int,
+        arrays: object = None,
+        config: object = None,
+        grid: object = None,
+    ) -> list[Message]:
+        """Ask each sampled client for its statistics."""
+        sampled = self.sample(server_round)
+        return self.train_messages(server_round, sampled, is_scored=False)
+
+    def download(self, server_round: int, partition_id: int) -> GraphDownload:
+        """Send the pseudo-graph, nothing before there is one."""
+        return self.pseudo
+
+    def upload_spec(self, partition_id: int) -> tuple[int, int]:
+        """Expect at most the statistics of every class, (h + 1)·d wide."""
+        hops = self.config.hyper.depth + 1
+        return self.federation.num_classes, hops * self.federation.num_features
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Merge the clients' statistics, Eq. (9), and make the pseudo-graph."""
+        every = [upload.payload.statistics for upload in uploads.values()]
+        statistics = merge_statistics(
+            [s.mean for s in every],
+            [s.variance for s in every],
+            [s.count for s in every],
+            denominator=cast(Denominator, self.config.hyper.denominator),
+            labelled_counts=[s.labelled_count for s in every],
+        )
+        self.contributors = list(uploads)
+        self.pseudo = GraphDownload(self.make_graph(statistics))
+
+    def make_graph(self, statistics: ClassStatistics) -> PseudoGraph:
+        """Generate the pseudo-graph of pooled statistics, Eqs. (10)-(13).
+
+        Parameters
+        ----------
+        statistics : ClassStatistics
+            μ, s² and N, merged of uploads or recovered from their sums.
+
+        Returns
+        -------
+        PseudoGraph
+
+        Raises
+        ------
+        RunError
+            If no class was uploaded, or the statistics do not fit.
+        """
+        hyper = self.config.hyper
+        missing = [
+            name
+            for name, count in zip(
+                next(iter(self.federation.clients.values())).class_names,
+                statistics.count.tolist(),
+                strict=True,
+            )
+            if not count
+        ]
+        if missing:
+            log.warning(
+                "No client uploaded statistics of %s: left out of the pseudo-graph.",
+                ", ".join(missing),
+            )
+        share = hyper.node_share or None
+        number = pseudo_counts(statistics.labelled_count, share=share)
+        try:
+            graph, _ = generate(
+                statistics.mean,
+                statistics.variance,
+                statistics.count,
+                number,
+                num_features=self.federation.num_features,
+                depth=hyper.depth,
+                settings=generator_settings(hyper),
+                generator=torch_generator(self.config.seed, 1, SERVER, "pseudo-graph"),
+                progress=log_progress,
+            )
+        except PayloadError as error:
+            raise RunError(f"The pseudo-graph cannot be made: {error}") from error
+        return graph
+
+    def complete_round(self, server_round: int) -> bool:
+        """Send the pseudo-graph; clients train both stages and reply with scores.
+
+        Returns
+        -------
+        bool
+            Whether at least ``min-replies`` clients trained.
+        """
+        self._trained.clear()  # who has sent statistics has no model yet
+        self._round.forget_replies()
+        messages = self.train_messages(
+            server_round, self.contributors, action="personalise"
+        )
+        replies = self._by_partition(self.exchange(messages))
+        return len(self.read_uploads(replies, Empty)) >= self.config.min_replies
+
+
+def generator_settings(hyper: OPFGLSettings) -> GeneratorSettings:
+    """Translate the method's settings into the generator's."""
+    return GeneratorSettings(
+        steps=hyper.server_steps,
+        lr_features=hyper.lr_features,
+        lr_links=hyper.lr_links,
+        hidden_channels=hyper.link_channels,
+        threshold=hyper.link_threshold,
+        is_hard=hyper.links == "hard",
+        alignment_weight=hyper.alignment_weight,
+        smoothness_weight=hyper.smoothness_weight,
+        smooth_sign=1 if hyper.smoothness == "separate" else -1,
+    )
+
+
+def log_progress(step: int, steps: int, loss: float) -> None:
+    """Write a line every ``LOG_STEPS`` steps, and at the end."""
+    if step % LOG_STEPS == 0 or step == steps:
+        log.info("Pseudo-graph: step %d of %d, loss %.5f", step, steps, loss)
