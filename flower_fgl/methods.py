@@ -44,6 +44,8 @@ class Method:
         Whether clients may have different backbones.
     graphs : bool
         Whether it also classifies whole graphs (``setting = "graph"``).
+    additive : bool
+        Whether sums of the uploads are all it needs (``secure-aggregation = true``).
     """
 
     paper: str
@@ -55,6 +57,7 @@ class Method:
     has_global_model: bool = True
     mixes_models: bool = False
     graphs: bool = True
+    additive: bool = False
 
     def load_strategy(self) -> type[FglStrategy]:
         """Import the server half."""
@@ -79,6 +82,7 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
         settings=FedAvgSettings,
         payload="4P up, 4P down",
+        additive=True,
     ),
     "fedpg": Method(
         paper="Wu et al., arXiv 2504.09493, 2025",
@@ -106,6 +110,7 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
         settings=FedProxSettings,
         payload="4P up, 4P down",
+        additive=True,
     ),
     "fedtgp": Method(
         paper="Zhang et al., AAAI 2024",
