@@ -12,6 +12,7 @@ in :attr:`RunConfig.sources`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "AUTO",
     "DATASETS",
     "GRAPH_PARTITIONS",
+    "MIN_SECURE_CLIENTS",
     "PARTITIONS",
     "GeneralSettings",
     "RunConfig",
@@ -70,6 +72,8 @@ DATASETS = [
 PARTITIONS = "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform"
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
 """Rules that deal whole graphs (a test compares them)."""
+MIN_SECURE_CLIENTS = 3
+"""A sum of one is no secret, and in a sum of two each knows the other's part."""
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {"synthetic": {"rounds": 20}}
 
 
@@ -192,6 +196,18 @@ class GeneralSettings:
     share_class_counts: bool = option(
         True, "whether clients tell the server their training nodes per class"
     )
+    secure_aggregation: bool = option(
+        False, "whether the server sees sums of the uploads only"
+    )
+    secure_threshold: float = option(
+        0.66,
+        "share of the asked clients that must stay for a sum to be opened",
+        gt=0.5,
+        le=1,
+    )
+    secure_fraction_bits: int = option(
+        24, "numbers are summed in steps of 2 to the power of minus this", ge=1, le=40
+    )
     seed: int = option(0, "seed of the run", ge=0)
     device: str = option("auto", "auto, cpu, or a torch device such as cuda:0")
     threads: int = option(1, "torch threads of one client", ge=1)
@@ -273,6 +289,7 @@ class RunConfig(GeneralSettings):
         read = read_settings(GeneralSettings, general)
         _check_method(read, method)
         _check_graphs(read, method, methods)
+        _check_secure(read, method, methods)
         return cls(
             **vars(read),
             synthetic=read_settings(
@@ -364,6 +381,28 @@ def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
                 f"must be hidden-channels = {settings.hidden_channels} wide, got "
                 f"{width}. Other methods, e.g. local, take any widths."
             )
+
+
+def _check_secure(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Refuse secure aggregation where uploads are no summands, or too few."""
+    if not settings.secure_aggregation:
+        return
+    if not method.additive:
+        able = ", ".join(sorted(name for name, row in methods.items() if row.additive))
+        raise ConfigError(
+            f"{settings.method} needs more than the sum of its uploads: "
+            f"secure-aggregation = true is not possible. These methods can: {able}."
+        )
+    asked = math.ceil(settings.participation * settings.clients - 1e-9)
+    if settings.clients and asked < MIN_SECURE_CLIENTS:
+        raise ConfigError(
+            f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients a round: one alone is "
+            "no secret, and of two each knows the other's part. clients = "
+            f"{settings.clients} and participation = {settings.participation:g} give "
+            f"{asked}."
+        )
 
 
 def _check_graphs(

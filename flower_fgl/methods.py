@@ -49,6 +49,8 @@ class Method:
         Whether it is one upload and one download: ``rounds`` above 1 is an error.
     graphs : bool
         Whether it also classifies whole graphs (``setting = "graph"``).
+    additive : bool
+        Whether sums of the uploads are all it needs (``secure-aggregation = true``).
     """
 
     paper: str
@@ -62,6 +64,7 @@ class Method:
     shares_embeddings: bool = False
     is_one_shot: bool = False
     graphs: bool = True
+    additive: bool = False
 
     def load_strategy(self) -> type[FglStrategy]:
         """Import the server half."""
@@ -86,6 +89,7 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
         settings=FedAvgSettings,
         payload="4P up, 4P down",
+        additive=True,
     ),
     "fedpg": Method(
         paper="Wu et al., arXiv 2504.09493, 2025",
@@ -114,6 +118,7 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
         settings=FedProxSettings,
         payload="4P up, 4P down",
+        additive=True,
     ),
     "fedtgp": Method(
         paper="Zhang et al., AAAI 2024",
@@ -152,5 +157,6 @@ METHODS: dict[str, Method] = {
         mixes_models=True,
         is_one_shot=True,
         graphs=False,
+        additive=True,
     ),
 }

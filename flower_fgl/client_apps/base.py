@@ -20,6 +20,7 @@ from flower_fgl.client_apps.client import (
     node_place,
     open_client_data,
 )
+from flower_fgl.client_apps.secure import answer, join, pack_upload
 from flower_fgl.client_apps.state import (
     ContextStates,
     FileStates,
@@ -41,6 +42,7 @@ from flower_fgl.protocols.base import (
     write_scores,
 )
 from flower_fgl.protocols.describe import Description
+from flower_fgl.secure.payloads import SHARES, UNMASK
 
 __all__ = ["FglClientApp", "Fit", "Workplace"]
 
@@ -120,6 +122,8 @@ class FglClientApp(ClientApp, ABC):
         self.query(DESCRIBE)(self._describe)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
+        self.query(SHARES)(self._secure)
+        self.query(UNMASK)(self._secure)
 
     # ------------------------------------------------------------------ hooks
     @abstractmethod
@@ -171,7 +175,8 @@ class FglClientApp(ClientApp, ABC):
 
     def _describe(self, message: Message, context: Context) -> Message:
         """Answer the query before round 1."""
-        client, _ = self.open(context)
+        client, place = self.open(context)
+        is_secure = client.config.secure_aggregation
         graph = client.data.graph
         counts = tuple(graph.class_counts("train").tolist())
         sizes = client.data.sizes
@@ -188,6 +193,7 @@ class FglClientApp(ClientApp, ABC):
             class_counts=counts if client.config.share_class_counts else (),
             model=client.model_name,
             partition_sha256=client.data.partition_sha256,
+            public_key=join(client, place, context) if is_secure else b"",
         )
         return Message(description.to_record(), reply_to=message)
 
@@ -219,10 +225,14 @@ class FglClientApp(ClientApp, ABC):
                 "model", {n: t.detach() for n, t in model.state_dict().items()}
             )
         client.state.values["round"] = server_round
+        content = pack_upload(client, server_round, message.content, result.upload)
         place.save(context, client.partition_id, client.state)
-        content = result.upload.to_record()
         content[METRICS] = pack_metrics(scores, seconds, loss=result.loss)
         return Message(content, reply_to=message)
+
+    def _secure(self, message: Message, context: Context) -> Message:
+        """Take a step of secure aggregation beside the training."""
+        return answer(self.workplace, message, context)
 
     def read_download(self, client: Client, content: RecordDict) -> Any:
         """Unpack what the server sent, checked."""

@@ -203,6 +203,16 @@ class Client:
         """Backbone of this client: names in ``model`` are dealt in turn."""
         return deal_models(self.config.model, self.num_partitions)[self.partition_id]
 
+    @property
+    def weight(self) -> float:
+        """What ``weight-by`` makes the client weigh, as the server would count it."""
+        weights = {
+            "train-nodes": self.data.training.index.numel(),
+            "nodes": self.data.graph.num_items,
+            "equal": 1,
+        }
+        return float(weights[self.config.weight_by])
+
     def seed(self, server_round: int, purpose: str) -> int:
         """Derive a seed of this client."""
         return derive_seed(self.config.seed, server_round, self.partition_id, purpose)

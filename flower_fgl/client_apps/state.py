@@ -34,7 +34,7 @@ class ClientState:
 
     Parameters
     ----------
-    tensors : dict of str to Tensor, float32
+    tensors : dict of str to Tensor
         E.g. ``model/encoder.weight``, ``optimizer/exp_avg/encoder.weight``.
     values : dict of str to bool, int, float or str
         Small facts, e.g. the round of the last training.

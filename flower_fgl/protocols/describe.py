@@ -12,6 +12,7 @@ from flower_fgl.protocols.base import INFO, Payload
 
 __all__ = ["Description"]
 
+KEY_BYTES = 32
 _INTEGERS = (
     "partition-id",
     "num-partitions",
@@ -48,6 +49,8 @@ class Description(Payload):
         Backbone the client builds.
     partition_sha256 : str
         Hash of the partition its graph belongs to; empty for an owner's own file.
+    public_key : bytes
+        With secure aggregation 32 bytes, the key to which shares are sealed; else empty.
     """
 
     partition_id: int
@@ -62,6 +65,7 @@ class Description(Payload):
     class_counts: tuple[int, ...]
     model: str
     partition_sha256: str = ""
+    public_key: bytes = b""
     records = (INFO,)
 
     def to_record(self) -> RecordDict:
@@ -73,6 +77,7 @@ class Description(Payload):
         values["class-counts"] = list(self.class_counts)
         values["model"] = self.model
         values["partition-sha256"] = self.partition_sha256
+        values["public-key"] = self.public_key
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
@@ -105,11 +110,17 @@ class Description(Payload):
         model, sha256 = info.get("model"), info.get("partition-sha256")
         if not isinstance(model, str) or not isinstance(sha256, str):
             raise PayloadError('"model" and "partition-sha256" must be strings.')
+        public_key = info.get("public-key")
+        if not isinstance(public_key, bytes) or len(public_key) not in (0, KEY_BYTES):
+            raise PayloadError(
+                f'"public-key" must be {KEY_BYTES} bytes or none, got {public_key!r}.'
+            )
         return cls(
             class_names=tuple(str(name) for name in names),
             class_counts=class_counts,
             model=model,
             partition_sha256=sha256,
+            public_key=public_key,
             **values,
         )
 
@@ -118,7 +129,8 @@ class Description(Payload):
         """8 bytes a count, and the names."""
         names = sum(len(name.encode()) for name in self.class_names)
         text = len(self.model.encode()) + len(self.partition_sha256)
-        return 8 * (len(_INTEGERS) + len(self.class_counts)) + names + text
+        counts = len(_INTEGERS) + len(self.class_counts)
+        return 8 * counts + names + text + len(self.public_key)
 
 
 def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:

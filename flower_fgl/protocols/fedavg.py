@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.options import option
-from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
+from flower_fgl.protocols.base import Shapes, read_tensors, write_tensors
+from flower_fgl.secure.additive import AdditivePayload
 
 __all__ = ["FedAvgSettings", "Weights"]
 
@@ -31,8 +33,11 @@ class FedAvgSettings:
 
 
 @dataclass(frozen=True)
-class Weights(Payload):
+class Weights(AdditivePayload):
     """All weights of a model: 4·P bytes for its P parameters, up and down.
+
+    With secure aggregation 8·(P + 2) bytes go up instead: the weights times what the
+    client weighs, the weight, and a check entry.
 
     Parameters
     ----------
@@ -57,6 +62,16 @@ class Weights(Payload):
             If a tensor is missing, unexpected, of the wrong shape, or not finite.
         """
         return cls(read_tensors(content, "weights", spec))
+
+    def summands(self, weight: float) -> dict[str, Tensor]:
+        """Return n_k·θ_k and n_k: the mean is the quotient of their sums."""
+        scaled = {f"weights/{n}": weight * t.double() for n, t in self.tensors.items()}
+        return {"weight": torch.tensor(weight, dtype=torch.float64), **scaled}
+
+    @classmethod
+    def summand_shapes(cls, spec: Shapes) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of :meth:`summands`."""
+        return {"weight": (), **{f"weights/{n}": shape for n, shape in spec.items()}}
 
     @property
     def num_bytes(self) -> int:

@@ -18,9 +18,14 @@ from torch import Tensor
 
 from flower_fgl.errors import PayloadError
 from flower_fgl.one_shot.pseudo_graph import PseudoGraph
-from flower_fgl.one_shot.statistics import ClassStatistics, check_statistics
+from flower_fgl.one_shot.statistics import (
+    ClassStatistics,
+    additive_sums,
+    check_statistics,
+)
 from flower_fgl.options import option
 from flower_fgl.protocols.base import Payload, check_tensor, read_tensors, write_tensors
+from flower_fgl.secure.additive import AdditivePayload
 
 __all__ = [
     "VARIANTS",
@@ -134,12 +139,13 @@ class OPFGLSettings:
 
 
 @dataclass(frozen=True)
-class LocalStatistics(Payload):
+class LocalStatistics(AdditivePayload):
     """Class statistics of one client: 4·C_k·(2D + 2) bytes for its C_k classes.
 
     Mean and variance of width D = (h + 1)·d, the nodes behind them, and how many of
     those carry a label, as int32. Which classes there are travels as one bit each,
-    ⌈C/8⌉ bytes of the record's own overhead.
+    ⌈C/8⌉ bytes of the record's own overhead. With secure aggregation 8·C·(2D + 3) bytes
+    of masked sums, whatever the client holds.
 
     Parameters
     ----------
@@ -163,6 +169,30 @@ class LocalStatistics(Payload):
             "present": torch.from_numpy(bits),
         }
         return RecordDict({STATISTICS: write_tensors(tensors)})
+
+    def summands(self, weight: float) -> dict[str, Tensor]:
+        """Return N, Nμ, (N − 1)s² + Nμ², owners and labelled nodes of every class."""
+        count, total, squares, owners = additive_sums(self.statistics)
+        labelled = self.statistics.labelled_count.double()
+        return {
+            "count": count,
+            "sum": total,
+            "squares": squares,
+            "owners": owners,
+            "labelled": labelled,
+        }
+
+    @classmethod
+    def summand_shapes(cls, spec: tuple[int, int]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of :meth:`summands` for ``spec`` = (C, D)."""
+        one, wide = spec[:1], spec
+        return {
+            "count": one,
+            "sum": wide,
+            "squares": wide,
+            "owners": one,
+            "labelled": one,
+        }
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:

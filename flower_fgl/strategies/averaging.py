@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["weighted_mean"]
+from flower_fgl.errors import PayloadError
+
+__all__ = ["mean_of_sums", "weighted_mean"]
 
 
 def weighted_mean(
@@ -39,3 +41,35 @@ def weighted_mean(
         for name, tensor in state.items():
             mean[name].add_(tensor, alpha=weight / total)
     return mean
+
+
+def mean_of_sums(
+    sums: Mapping[str, Tensor], expected: float, names: Iterable[str]
+) -> dict[str, Tensor]:
+    """Divide the sums of secure aggregation, ``Σ_i n_i θ_i / Σ_i n_i``.
+
+    Parameters
+    ----------
+    sums : mapping of str to Tensor, float64
+        Σ n_i as ``weight``, Σ n_i θ_i as ``weights/<name>``.
+    expected : float
+        Σ n_i by the clients' own descriptions.
+    names : iterable of str
+        Names of the weights.
+
+    Returns
+    -------
+    dict of str to Tensor, float32
+
+    Raises
+    ------
+    PayloadError
+        If Σ n_i is not ``expected``: a client weighed itself otherwise.
+    """
+    total = float(sums["weight"])
+    if total != expected or not total > 0:
+        raise PayloadError(
+            f"The weights of the clients sum up to {total:g}, but by their descriptions to "
+            f"{expected:g}."
+        )
+    return {name: (sums[f"weights/{name}"] / total).float() for name in names}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -29,6 +30,7 @@ from flower_fgl.seeds import SERVER, numpy_generator
 from flower_fgl.strategies.exchange import Failure, send_receive
 from flower_fgl.strategies.federation import Federation, client_lines, discover
 from flower_fgl.strategies.rounds import RoundLog
+from flower_fgl.strategies.secure import SecureExchanges
 
 __all__ = ["FglStrategy", "Recorder", "Upload"]
 
@@ -79,11 +81,14 @@ class FglStrategy(Strategy):
 
     down: ClassVar[type[Payload]]
     up: ClassVar[type[Payload]]
+    scores_uploads: ClassVar[bool] = True
+    """Whether the reply that brings an upload brings the client's scores as well."""
 
     def __init__(self, config: RunConfig, recorder: Recorder | None = None) -> None:
         self.config = config
         self.recorder = recorder
         self.federation: Federation
+        self.secure: SecureExchanges | None = None
         self._grid: Grid
         self._round = RoundLog(0)
         self._trained: set[int] = set()
@@ -119,6 +124,32 @@ class FglStrategy(Strategy):
             Whether the round counts; by default it does.
         """
         return True
+
+    def aggregate_sums(
+        self,
+        server_round: int,
+        sums: Mapping[str, Tensor],
+        weights: Mapping[int, float],
+    ) -> None:
+        """Take in what secure aggregation gives, instead of :meth:`aggregate`.
+
+        A method with an :class:`AdditivePayload` as ``up`` overrides it.
+
+        Parameters
+        ----------
+        server_round : int
+            Round, from 1.
+        sums : mapping of str to Tensor, float64
+            Sums of the clients' :meth:`AdditivePayload.summands`.
+        weights : mapping of int to float
+            Who is in the sums, by partition-id, and what ``weight-by`` makes each weigh.
+
+        Raises
+        ------
+        PayloadError
+            If the sums cannot be; the round fails then.
+        """
+        raise NotImplementedError(f"{type(self).__name__} needs more than sums.")
 
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated model, ``None`` if the method has none."""
@@ -165,7 +196,15 @@ class FglStrategy(Strategy):
         arrays, config, grid
             Part of Flower's interface, not read: the model lives in the strategy.
         """
-        return self.train_messages(server_round, self.sample(server_round))
+        partition_ids = self.sample(server_round)
+        if self.secure is not None:
+            with self._failing_round():
+                partition_ids = self.secure.open(server_round, partition_ids)
+        return self.train_messages(
+            server_round,
+            [] if self._round.reason else partition_ids,
+            is_scored=None if self.scores_uploads else False,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -184,7 +223,13 @@ class FglStrategy(Strategy):
         if len(uploads) < self.config.min_replies:
             return None, None
         clock = time.perf_counter()
-        self.aggregate(server_round, uploads)
+        if self.secure is None:
+            self.aggregate(server_round, uploads)
+        else:
+            with self._failing_round():
+                self._aggregate_securely(self.secure, server_round, uploads)
+        if self._round.reason:
+            return None, None
         self._round.seconds["aggregate"] = time.perf_counter() - clock
         return None, MetricRecord(
             {"num-replies": len(uploads), "loss": self._round.loss}
@@ -267,6 +312,8 @@ class FglStrategy(Strategy):
             )
         self._grid = grid
         self.federation = discover(grid, self.config)
+        if self.config.secure_aggregation:
+            self.secure = SecureExchanges(self)
         self.summary()
         if self.recorder is not None:
             self.recorder.append_clients(client_lines(self.federation))
@@ -355,6 +402,8 @@ class FglStrategy(Strategy):
         messages = []
         for pid, content in downloads.items():
             content[CONFIG] = settings
+            if self.secure is not None and not action:
+                self.secure.attach(pid, content)
             kind = MessageType.TRAIN + (f".{action}" if action else "")
             messages.append(self._message(pid, content, kind, server_round))
         self._round.add_download(self._addressees(messages))
@@ -386,7 +435,6 @@ class FglStrategy(Strategy):
         -------
         dict of int to Upload
         """
-        up = up or self.up
         uploads = {}
         for pid, reply in replies.items():
             try:
@@ -394,16 +442,85 @@ class FglStrategy(Strategy):
                 self._round.count_up(pid, reply.content)
                 if metrics is None:
                     raise PayloadError(f'the reply has no record "{METRICS}"')
-                payload = up.from_record(reply.content, self.upload_spec(pid))
+                payload = self._unpack(pid, reply.content, up)
                 num_examples = self._weight(pid)
                 self._round.add_reply(pid, metrics, num_examples)
             except PayloadError as error:
-                log.warning("Round %s: client %s: %s", self._round.number, pid, error)
-                self._round.failures.append(Failure(pid, str(error)))
+                self.drop(pid, str(error))
                 continue
             uploads[pid] = Upload(payload, num_examples)
         self._trained |= set(uploads)
         return uploads
+
+    def _unpack(
+        self, partition_id: int, content: RecordDict, up: type[Payload] | None
+    ) -> Payload:
+        """Read a client's upload; the method's own is masked with secure aggregation."""
+        spec = self.upload_spec(partition_id)
+        if self.secure is None or up is not None:
+            return (up or self.up).from_record(content, spec)
+        return self.secure.unpack(self._round.number, content, spec)
+
+    def _aggregate_securely(
+        self,
+        secure: SecureExchanges,
+        server_round: int,
+        uploads: Mapping[int, Upload],
+    ) -> None:
+        """Open the sum of masked uploads and take it in."""
+        sums = secure.close({pid: upload.payload for pid, upload in uploads.items()})
+        weights = {pid: upload.num_examples for pid, upload in uploads.items()}
+        self.aggregate_sums(server_round, sums, weights)
+
+    def ask(
+        self, server_round: int, action: str, payloads: Mapping[int, Payload]
+    ) -> dict[int, RecordDict]:
+        """Send each client a payload beside the training, return what they answer.
+
+        Failures and bytes are the round's.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        action : str
+            Query action of the client half.
+        payloads : mapping of int to Payload
+            What each client gets; equal objects are packed once.
+
+        Returns
+        -------
+        dict of int to RecordDict
+            Answers by partition-id, ascending.
+        """
+        records = {id(p): p.to_record() for p in payloads.values()}
+        settings = ConfigRecord({"server-round": server_round})
+        kind = f"{MessageType.QUERY}.{action}"
+        messages = {}
+        for pid, payload in payloads.items():
+            content = RecordDict({CONFIG: settings, **records[id(payload)]})
+            messages[pid] = self._message(pid, content, kind, server_round)
+        self._round.add_download(messages)
+        exchange = send_receive(self._grid, messages, timeout=self.config.round_timeout)
+        for pid, reply in exchange.replies.items():
+            self._round.count_up(pid, reply.content)
+        for failure in exchange.failures:
+            self.drop(failure.partition_id, failure.reason)
+        return {pid: reply.content for pid, reply in exchange.replies.items()}
+
+    def drop(self, partition_id: int, reason: str) -> None:
+        """Count and name a client whose answer cannot be used."""
+        log.warning("Round %s: client %s: %s", self._round.number, partition_id, reason)
+        self._round.failures.append(Failure(partition_id, reason))
+
+    @contextlib.contextmanager
+    def _failing_round(self) -> Iterator[None]:
+        """Turn an error of secure aggregation into a round that failed."""
+        try:
+            yield
+        except PayloadError as error:
+            log.warning("Round %s: %s", self._round.number, error)
+            self._round.reason = str(error)
 
     def _weight(self, partition_id: int) -> float:
         """Return what ``weight-by`` makes a client weigh."""

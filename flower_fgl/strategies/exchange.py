@@ -83,6 +83,8 @@ def send_receive(
     2. Error replies made by Flower itself carry no client's node id, so replies are told
        apart by the message they answer.
     """
+    if not messages:
+        return Exchange({})
     start = time.perf_counter()
     order = sorted(messages)
     ids = list(grid.push_messages([messages[pid] for pid in order]))

@@ -15,7 +15,7 @@ from flower_fgl.errors import RunError
 from flower_fgl.nn import build_model, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
-from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.strategies.averaging import mean_of_sums, weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.rounds import RoundLog
 
@@ -77,6 +77,21 @@ class FedAvg(FglStrategy):
                 [upload.num_examples for upload in uploads.values()],
             )
         )
+
+    def aggregate_sums(
+        self,
+        server_round: int,
+        sums: Mapping[str, Tensor],
+        weights: Mapping[int, float],
+    ) -> None:
+        """Replace the weights by ``Σ n_k θ_k / Σ n_k``.
+
+        Raises
+        ------
+        PayloadError
+            If Σ n_k is not what the clients said of themselves before round 1.
+        """
+        self.weights = Weights(mean_of_sums(sums, sum(weights.values()), self.shapes))
 
     def global_state(self) -> Mapping[str, Tensor]:
         """Return the aggregated weights."""

@@ -190,7 +190,9 @@ def _refuse_untrainable(federation: Federation) -> None:
 
 def client_lines(federation: Federation) -> list[dict[str, Any]]:
     """Return the lines of ``clients.jsonl`` that describe the clients, as round 0."""
-    return [
-        {"round": 0, **asdict(client), "trains": client.num_train > 0}
-        for client in federation.clients.values()
-    ]
+    lines = []
+    for client in federation.clients.values():
+        about = asdict(client)
+        del about["public_key"]  # new in every run, and of no use later
+        lines.append({"round": 0, **about, "trains": client.num_train > 0})
+    return lines

@@ -18,6 +18,7 @@ T_c, δ, p                   ``opfgl.server-steps``, ``link-threshold``, ``node-
 algorithm, server                           function
 ==========================================  ==============================
 aggregate the statistics, Eq. (9)           ``merge_statistics``
+the same of sums, Eqs. (14), (15)           ``statistics_of_sums``
 nodes of each class                         ``pseudo_counts``
 links of X', Eq. (10)                       ``LinkPredictor``, ``link_weights``
 losses, Eqs. (11)-(13)                      ``alignment_loss``, ``smoothness_loss``
@@ -30,7 +31,7 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
-from flwr.app import Message
+from torch import Tensor
 
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.one_shot.pseudo_graph import (
@@ -43,6 +44,7 @@ from flower_fgl.one_shot.statistics import (
     ClassStatistics,
     Denominator,
     merge_statistics,
+    statistics_of_sums,
 )
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.opfgl import (
@@ -74,22 +76,12 @@ class OPFGL(FglStrategy):
 
     down = GraphDownload
     up = LocalStatistics
+    scores_uploads = False
 
     def prepare(self) -> None:
         """Start without a pseudo-graph."""
         self.pseudo = GraphDownload(no_pseudo_graph(self.federation.num_features))
         self.contributors: list[int] = []
-
-    def configure_train(
-        self,
-        server_round: int,
-        arrays: object = None,
-        config: object = None,
-        grid: object = None,
-    ) -> list[Message]:
-        """Ask each sampled client for its statistics."""
-        sampled = self.sample(server_round)
-        return self.train_messages(server_round, sampled, is_scored=False)
 
     def download(self, server_round: int, partition_id: int) -> GraphDownload:
         """Send the pseudo-graph, nothing before there is one."""
@@ -111,6 +103,30 @@ class OPFGL(FglStrategy):
             labelled_counts=[s.labelled_count for s in every],
         )
         self.contributors = list(uploads)
+        self.pseudo = GraphDownload(self.make_graph(statistics))
+
+    def aggregate_sums(
+        self,
+        server_round: int,
+        sums: Mapping[str, Tensor],
+        weights: Mapping[int, float],
+    ) -> None:
+        """Recover the pooled statistics, Eqs. (14) and (15), make the pseudo-graph.
+
+        Raises
+        ------
+        PayloadError
+            If the sums are none of class statistics.
+        """
+        statistics = statistics_of_sums(
+            sums["count"],
+            sums["sum"],
+            sums["squares"],
+            sums["owners"],
+            denominator=cast(Denominator, self.config.hyper.denominator),
+            labelled_count=sums["labelled"].round().long(),
+        )
+        self.contributors = list(weights)
         self.pseudo = GraphDownload(self.make_graph(statistics))
 
     def make_graph(self, statistics: ClassStatistics) -> PseudoGraph:

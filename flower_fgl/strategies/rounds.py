@@ -40,6 +40,7 @@ class RoundLog:
         self.is_scored = is_scored
         self.phase = phase
         self.failures: list[Failure] = []
+        self.reason = ""
         self.seconds: dict[str, float] = {}
         self._started = time.perf_counter()
         self._clients: dict[int, dict[str, Any]] = {}
@@ -179,7 +180,7 @@ class RoundLog:
         text = "; ".join(f"{reason} ({n} clients)" for reason, n in counts.items())
         return (
             f"Round {self.number}: {len(self._clients)} usable replies of {self._asked} "
-            f"clients asked, min-replies is {self._need}. {text}".rstrip()
+            f"clients asked, min-replies is {self._need}. {self.reason} {text}".rstrip()
         )
 
     def row(self) -> dict[str, Any]:
@@ -197,6 +198,8 @@ class RoundLog:
             "seconds": dict(self.seconds),
             "bytes": {way: dict(counts) for way, counts in self._bytes.items()},
         }
+        if self.reason:
+            row["reason"] = self.reason
         pooled = self.pooled()
         if pooled:
             row["metrics"] = pooled

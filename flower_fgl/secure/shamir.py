@@ -1,0 +1,103 @@
+"""Shamir's secret sharing of 32-byte secrets over a prime field.
+
+Shamir, "How to Share a Secret", Communications of the ACM 22 (11), 1979: the secret is
+a_0 of a random polynomial of degree t - 1, a share its value at x > 0. Any t shares
+determine it, fewer say nothing about it.
+
+Notes
+-----
+1. Python's integers take a 32-byte secret as one number: a share costs t small products.
+   They do not run in constant time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+__all__ = ["PRIME", "SECRET_BYTES", "SHARE_BYTES", "combine", "split"]
+
+PRIME = 2**256 + 297
+"""The smallest prime above 2^256, so that every 32-byte secret is a field element."""
+SECRET_BYTES = 32
+SHARE_BYTES = 33
+
+
+def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes]:
+    """Share a secret among holders.
+
+    Parameters
+    ----------
+    secret : bytes of length 32
+        What is shared.
+    threshold : int
+        t, how many shares give it back.
+    points : sequence of int, distinct and positive
+        x of each holder.
+
+    Returns
+    -------
+    list of bytes of length 33
+        One share per holder.
+
+    Raises
+    ------
+    ValueError
+        If the secret has another length, the threshold does not lie between 1 and the
+        number of holders, or two holders have one x, or one has none.
+    """
+    if len(secret) != SECRET_BYTES:
+        raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}.")
+    if not 1 <= threshold <= len(points):
+        raise ValueError(
+            f"threshold must lie in [1, {len(points)}], the number of holders, "
+            f"got {threshold}."
+        )
+    if len(set(points)) < len(points) or min(points) < 1:
+        raise ValueError(f"points must be distinct and positive, got {list(points)}.")
+    coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    coefficients.append(int.from_bytes(secret, "big"))  # highest power first
+    shares = []
+    for x in points:
+        y = 0
+        for coefficient in coefficients:
+            y = (y * x + coefficient) % PRIME
+        shares.append(y.to_bytes(SHARE_BYTES, "big"))
+    return shares
+
+
+def combine(shares: Mapping[int, bytes]) -> bytes | None:
+    """Interpolate the secret from as many shares as the threshold, Shamir 1979.
+
+    Parameters
+    ----------
+    shares : mapping of int to bytes of length 33
+        Share by x of its holder.
+
+    Returns
+    -------
+    bytes of length 32 or None
+        ``None`` if no 32-byte secret has these shares. Too few shares, or a wrong one,
+        give another secret: compare it with what is known of it.
+    """
+    total = 0
+    weights = _lagrange(tuple(sorted(shares)))
+    for x, weight in weights.items():
+        total += weight * int.from_bytes(shares[x], "big")
+    total %= PRIME
+    return total.to_bytes(SECRET_BYTES, "big") if total < 2**256 else None
+
+
+@lru_cache(maxsize=64)
+def _lagrange(points: tuple[int, ...]) -> dict[int, int]:
+    """Return the weights Π_{j≠i} x_j/(x_j - x_i) with which shares give a_0."""
+    weights = {}
+    for i in points:
+        above, below = 1, 1
+        for j in points:
+            if j != i:
+                above = above * j % PRIME
+                below = below * (j - i) % PRIME
+        weights[i] = above * pow(below, -1, PRIME) % PRIME
+    return weights
