@@ -175,9 +175,10 @@ def resume_run(folder: Path, how: How, console: Console) -> Run:
     before = Run.load(folder)
     if before.status == "completed":
         console.print("The run is complete: there is nothing to resume.")
-    with _progress(
-        console, folder.name, int(before.config["rounds"]), how.quiet
-    ) as on_round:
+        console.print(before.table(), markup=False, highlight=False, soft_wrap=True)
+        return before
+    rounds = int(before.config["rounds"])
+    with _progress(console, folder.name, rounds, how.quiet) as on_round:
         run = resume(
             folder,
             workers=how.workers,

@@ -91,23 +91,63 @@ def test_what_follows_the_last_round_is_done_again(
     assert run.summary["finetuned"]["round"] == 5
 
 
-def test_owed_scores_and_failed_rounds_are_remembered(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fail_in(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> None:
+    """Let all clients fail in some rounds."""
     from flower_fgl.client_apps.fedavg import FedAvgClientApp
 
     fit = FedAvgClientApp.fit
 
-    def fail_in_round_2(self: Any, client: Any, server_round: int, down: Any) -> Any:
-        if server_round == 2:
+    def failing(self: Any, client: Any, server_round: int, download: Any) -> Any:
+        if server_round in rounds:
             raise ValueError("down")
-        return fit(self, client, server_round, down)
+        return fit(self, client, server_round, download)
 
-    monkeypatch.setattr(FedAvgClientApp, "fit", fail_in_round_2)
+    monkeypatch.setattr(FedAvgClientApp, "fit", failing)
+
+
+def test_owed_scores_are_remembered(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in(monkeypatch, 2)
     rare = {**settings, "evaluate_every": 2}
     whole = simulate(**rare)
     assert "metrics" in whole.rounds[2]  # round 3 brings what round 2 owed
     assert_same(resume(interrupted(tmp_path / "rare", 4, rare)), whole)
+
+
+def test_rounds_that_failed_before_the_checkpoint_count(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in(monkeypatch, 2, 3, 4)
+    folder = interrupted(tmp_path / "failing", 3, settings)
+    with pytest.raises(RunError, match="3 rounds in a row failed"):
+        resume(folder)
+    assert Run.load(folder).status == "failed"
+    monkeypatch.undo()
+    assert resume(folder).status == "completed"  # once what was wrong is mended
+
+
+def test_rounds_that_were_scored_before_the_checkpoint_count(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_in(monkeypatch, 3)
+    rare = {**settings, "evaluate_every": 2, "rounds": 3}
+    assert_same(resume(interrupted(tmp_path / "rare", 3, rare)), simulate(**rare))
+
+
+def test_the_best_model_may_be_older_than_the_checkpoint(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flower_fgl.strategies.rounds import RoundLog
+
+    def ever_worse(self: RoundLog) -> tuple[int, float]:
+        return 10, 1 / (self.number + 2)
+
+    monkeypatch.setattr(RoundLog, "validation", ever_worse)
+    first = simulate(**{**settings, "rounds": 1})
+    run = resume(interrupted(tmp_path / "best", 4, settings))
+    model = (run.path / "model.safetensors").read_bytes()
+    assert model == (first.path / "model.safetensors").read_bytes()
 
 
 def test_a_line_cut_off_by_the_kill_is_dropped(
