@@ -10,13 +10,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_fgl.checkpoints import Checkpoint, Checkpoints, LinkedStates, StateKeeper
+from flower_fgl.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.config import RunConfig, Scalar
 from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
 from flower_fgl.resuming import LET_GO_SECONDS, rewind
 from flower_fgl.runs import Run, RunWriter, default_folder, summarise
+from flower_fgl.state_files import LinkedStates, StateKeeper
 
 __all__ = ["app", "run_server"]
 

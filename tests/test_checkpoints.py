@@ -15,14 +15,12 @@ from flower_fgl import METHODS, checkpoints
 from flower_fgl.checkpoints import (
     Checkpoint,
     Checkpoints,
-    LinkedStates,
     Snapshot,
-    link_file,
     newest_checkpoint,
-    state_file,
 )
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
+from flower_fgl.state_files import LinkedStates, link_file, state_file
 
 CLIENTS = [{"partition_id": 0, "num_nodes": 7}]
 

@@ -21,10 +21,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flower_fgl.checkpoints import link_file, state_file
 from flower_fgl.errors import RunError
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.base import read_tensors, write_tensors
+from flower_fgl.state_files import link_file, state_file
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StatePlace"]
 __all__ += ["read_state", "write_state"]
