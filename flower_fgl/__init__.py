@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flower_fgl.local_engine import simulate
     from flower_fgl.methods import METHODS
+    from flower_fgl.resuming import resume
     from flower_fgl.runs import Run
 
-__all__ = ["METHODS", "Run", "simulate"]
+__all__ = ["METHODS", "Run", "resume", "simulate"]
 __version__ = "0.1.0"
 
 
 _HOMES = {
     "METHODS": "flower_fgl.methods",
     "Run": "flower_fgl.runs",
+    "resume": "flower_fgl.resuming",
     "simulate": "flower_fgl.local_engine",
 }
 

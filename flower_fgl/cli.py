@@ -116,8 +116,9 @@ def run(
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the run [0].")] = None,
     engine: Annotated[
-        str, typer.Option(help="local: this process; ray: Flower's simulation.")
-    ] = "ray",
+        str | None,
+        typer.Option(help="local: this process; ray: Flower's simulation [ray]."),
+    ] = None,
     settings: SettingPairs = None,
     workers: Annotated[
         int | None, typer.Option(help="Clients at once under Ray [one per core].")
@@ -126,14 +127,26 @@ def run(
         float, typer.Option(help="Share of a GPU per client under Ray.")
     ] = 0.0,
     quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Continue an interrupted run: its folder.")
+    ] = None,
 ) -> None:
     """Train a method over the clients of a data set and leave a run folder."""
-    from flower_fgl.running import How, run_all
+    from flower_fgl.running import How, resume_run, run_all
 
     options = given(
         method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
     )
     options |= parse_settings(settings or [])
+    if resume is not None:
+        if experiment is not None or options or engine is not None:
+            raise ConfigError(
+                "--resume continues a run with its own settings and engine: give only "
+                "the folder, and --workers, --client-gpus or --quiet if need be."
+            )
+        resume_run(resume, How("", workers, client_gpus, quiet), console)
+        return
+    engine = engine or "ray"
     if engine not in ("local", "ray"):
         raise ConfigError(f'--engine must be "local" or "ray", got "{engine}".')
     if engine == "local" and (workers is not None or client_gpus):

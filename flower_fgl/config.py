@@ -216,6 +216,12 @@ class GeneralSettings:
     state_dir: str = option(
         "", "where clients keep large state; empty: in Flower's context"
     )
+    checkpoint_every: int = option(
+        10, "rounds between checkpoints, from which a killed run goes on; 0: none", ge=0
+    )
+    resume: bool = option(
+        False, "whether to continue the interrupted run in run-dir from its checkpoint"
+    )
 
 
 @dataclass(frozen=True)

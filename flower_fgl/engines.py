@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from flower_fgl.config import RunConfig, Scalar, is_file, pyproject_table
 from flower_fgl.errors import ConfigError, FglError, RunError
+from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
+from flower_fgl.resuming import LET_GO_SECONDS, rewind
 from flower_fgl.runs import Run, RunWriter, default_folder
 
-__all__ = ["OnRound", "hold", "run_one"]
+__all__ = ["OnRound", "run_one"]
 
 log = logging.getLogger(__name__)
 OnRound = Callable[[Mapping[str, Any]], None]
@@ -43,7 +43,7 @@ def run_one(
     Parameters
     ----------
     values : mapping
-        Flat run config with ``clients``.
+        Flat run config with ``clients``; ``resume`` goes on with the run in ``run-dir``.
     engine : str
         ``"local"`` or ``"ray"``.
     workers : int, optional
@@ -62,8 +62,8 @@ def run_one(
     ConfigError, DataError
         Before anything starts.
     RunError
-        If the run's folder is taken, or the run did not complete; the message names the
-        folder.
+        If the run's folder is taken, the run in it cannot be resumed, or the run did not
+        complete; the message names the folder.
     """
     from flower_fgl.local_engine import check_run, run_local
 
@@ -73,16 +73,20 @@ def run_one(
             f'device = "{config.device}" under Ray needs a share of a GPU for every '
             "client: add --client-gpus 1, or 0.25 to let four share one."
         )
-    folder = _claim(config)
+    folder = Path(config.run_dir).resolve() if config.resume else _claim(config)
     values = {**values, "run-dir": str(folder)}
     for key in ("data-dir", "dataset"):
         path = str(values.get(key, ""))
         if path and (key == "data-dir" or is_file(path)):
             values[key] = str(Path(path).expanduser().resolve())
-    with hold(folder), _honest_end(folder):
-        if engine == "local":
-            return run_local(values, on_round=on_round)
-        return _run_ray(values, config, folder, workers, client_gpus, on_round)
+    with hold(folder):
+        if config.resume:
+            with hold(folder, is_server=True, timeout=LET_GO_SECONDS):
+                rewind(folder, config)
+        with _honest_end(folder):
+            if engine == "local":
+                return run_local(values, on_round=on_round)
+            return _run_ray(values, config, folder, workers, client_gpus, on_round)
 
 
 def _claim(config: RunConfig) -> Path:
@@ -110,31 +114,6 @@ def _claim(config: RunConfig) -> Path:
             f"Cannot make the run folder {error.filename}: {error.strerror}. Set "
             "output-dir to a folder that can be written."
         ) from error
-
-
-@contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Hold a run folder while it is worked on; the lock goes when its process does.
-
-    Parameters
-    ----------
-    folder : Path
-        The run folder; the lock is a file beside it.
-
-    Raises
-    ------
-    RunError
-        If another process works on it.
-    """
-    lock = folder.with_name(f".{folder.name}.lock")
-    try:
-        with FileLock(lock, timeout=0):
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-    except Timeout as error:
-        raise RunError(f"{folder} is being written by another process.") from error
 
 
 @contextlib.contextmanager
@@ -182,6 +161,8 @@ def _run_ray(
     from flower_fgl.launcher import launch, write_app_folder
 
     states = "" if config.state_dir else str(folder / "state")
+    if states:  # of a run that was killed: its checkpoint has what is needed
+        shutil.rmtree(states, ignore_errors=True)
     values = {**values, "state-dir": str(Path(states or config.state_dir).resolve())}
     home = Path(tempfile.mkdtemp(prefix="flower-fgl-"))
     watch = _Watch(folder, on_round)
@@ -253,7 +234,8 @@ class _Watch:
     def __init__(self, folder: Path, on_round: OnRound | None) -> None:
         self._folder = folder
         self._on_round = on_round
-        self._offset = 0
+        rounds = folder / "rounds.jsonl"  # there if the run is resumed
+        self._offset = rounds.stat().st_size if rounds.exists() else 0
         self._next_look = 0.0
         self._ended_at: float | None = None
 

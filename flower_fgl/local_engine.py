@@ -334,7 +334,13 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
             grid = LocalGrid(
                 DispatchingClientApp(workplace), config.clients, values, run_id=run_id
             )
-            folder = run_server(grid, values, engine="local", on_round=on_round)
+            folder = run_server(
+                grid,
+                values,
+                engine="local",
+                states=workplace.memory,
+                on_round=on_round,
+            )
     finally:
         torch.set_num_threads(threads)
     return Run.load(folder)

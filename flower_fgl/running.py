@@ -7,7 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flower_fgl.checkpoints import UNCOMPARED, newest_checkpoint
 from flower_fgl.config import GeneralSettings, RunConfig, Scalar, kebab
-from flower_fgl.engines import OnRound, hold, run_one
+from flower_fgl.engines import OnRound, run_one
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.experiments import (
     Experiment,
@@ -29,14 +30,16 @@ from flower_fgl.experiments import (
     read_experiment,
     results_table,
 )
+from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
+from flower_fgl.resuming import resume
 from flower_fgl.runs import Run, flatten
 
-__all__ = ["How", "run_all"]
+__all__ = ["How", "resume_run", "run_all"]
+
+log = logging.getLogger(__name__)
 
 DEFAULT_CLIENTS = 10
-PLACES = ("run-dir", "output-dir", "state-dir", "data-dir")
-"""Settings that do not change what a run computes."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def run_all(
     """Run an experiment's grid, or the one run that the options describe.
 
     Runs of a grid have folders of their own names; those that are complete are not run
-    again, so that an interrupted grid goes on where it stopped.
+    again, and one that was interrupted continues from its checkpoint, so that a grid goes
+    on where it stopped.
 
     Parameters
     ----------
@@ -100,11 +104,15 @@ def run_all(
     _check_all(planned)
     done: list[tuple[PlannedRun, Run]] = []
     for run in planned:
-        finished = _finished(run) if experiment.is_grid else None
-        if finished is not None:
-            console.print(f"{run.name}: already complete", highlight=False)
-            done.append((run, finished))
-            continue
+        if experiment.is_grid:
+            finished, goes_on = _standing(run)
+            if finished is not None:
+                console.print(f"{run.name}: already complete", highlight=False)
+                done.append((run, finished))
+                continue
+            if goes_on:
+                console.print(f"{run.name}: continues", highlight=False)
+                run = replace(run, settings={**run.settings, "resume": True})
         rounds = RunConfig.parse(run.settings, METHODS).rounds
         with _progress(console, run.name, rounds, how.quiet) as on_round:
             made = run_one(
@@ -143,8 +151,48 @@ def _check_all(planned: list[PlannedRun]) -> None:
         )
 
 
-def _finished(planned: PlannedRun) -> Run | None:
-    """Return a run that is complete; clear one that was broken off.
+def resume_run(folder: Path, how: How, console: Console) -> Run:
+    """Continue one run that was interrupted; say so if it is complete.
+
+    Parameters
+    ----------
+    folder : Path
+        Its run folder.
+    how : How
+        Display, and sizes under Ray; the engine is the run's own.
+    console : Console
+        Where to print.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    FglError
+        As :func:`flower_fgl.resuming.resume`.
+    """
+    before = Run.load(folder)
+    if before.status == "completed":
+        console.print("The run is complete: there is nothing to resume.")
+        console.print(before.table(), markup=False, highlight=False, soft_wrap=True)
+        return before
+    rounds = int(before.config["rounds"])
+    with _progress(console, folder.name, rounds, how.quiet) as on_round:
+        run = resume(
+            folder,
+            workers=how.workers,
+            client_gpus=how.client_gpus,
+            on_round=on_round,
+        )
+    console.print(run.table(), markup=False, highlight=False, soft_wrap=True)
+    return run
+
+
+def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
+    """Return a run that is complete, and whether one that was interrupted can go on.
+
+    One that failed, was run with other settings, or has no checkpoint is cleared.
 
     Raises
     ------
@@ -153,25 +201,44 @@ def _finished(planned: PlannedRun) -> Run | None:
     """
     folder = Path(str(planned.settings["run-dir"]))
     if not folder.exists() or not any(folder.iterdir()):
-        return None
+        return None, False
     if not (folder / "config.toml").exists():
         raise RunError(f"{folder} is no run folder: move it, or set output-dir.")
+    config = RunConfig.parse(planned.settings, METHODS)
     with hold(folder):
         run = Run.load(folder)
+        absent = {kebab(f.name): f.default for f in fields(GeneralSettings)}
+        before, now = absent | dict(flatten(run.config)), config.flat()  # of old runs
+        changed = [
+            key
+            for key, value in now.items()
+            if key not in UNCOMPARED and before.get(key) != value
+        ]
         if run.status != "completed":
+            if not changed and _can_go_on(run, config):
+                return None, True
             shutil.rmtree(folder)
-            return None
-    before = dict(flatten(run.config))
-    now = RunConfig.parse(planned.settings, METHODS).flat()
-    absent = {kebab(f.name): f.default for f in fields(GeneralSettings)}  # in old runs
-    before = absent | before
-    changed = [k for k, v in now.items() if k not in PLACES and before.get(k) != v]
+            return None, False
     if changed:
         raise RunError(
             f"{folder} was run with other settings ({', '.join(changed)}). Move it away, "
             "or set output-dir, to run the experiment as it is now."
         )
-    return run
+    return run, False
+
+
+def _can_go_on(run: Run, config: RunConfig) -> bool:
+    """Say whether a run was interrupted, not failed, and has a checkpoint that fits."""
+    if run.status not in ("running", "interrupted"):
+        return False
+    try:
+        checkpoint = newest_checkpoint(run.path)
+        if checkpoint is not None:
+            checkpoint.check(config)
+    except RunError as error:
+        log.warning("%s It starts anew: %s", run.path, error)
+        return False
+    return checkpoint is not None
 
 
 def _print_results(

@@ -10,10 +10,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from flower_fgl.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.config import RunConfig, Scalar
-from flower_fgl.errors import FglError
+from flower_fgl.errors import ConfigError, FglError
+from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
-from flower_fgl.runs import RunWriter, default_folder, summarise
+from flower_fgl.resuming import LET_GO_SECONDS, rewind
+from flower_fgl.runs import Run, RunWriter, default_folder, summarise
+from flower_fgl.state_files import LinkedStates, StateKeeper
 
 __all__ = ["app", "run_server"]
 
@@ -54,6 +58,7 @@ def run_server(
     values: Mapping[str, Scalar],
     *,
     engine: str,
+    states: StateKeeper | None = None,
     on_round: OnRound | None = None,
 ) -> Path:
     """Run a method's server half and leave a run folder.
@@ -66,6 +71,9 @@ def run_server(
         Flower's flat run config.
     engine : str
         Where the clients are: ``local``, ``ray`` or ``deployment``.
+    states : StateKeeper, optional
+        The engine's way to the client states, for checkpoints; ``None`` in a deployment,
+        whose clients keep their own.
     on_round : callable, optional
         Called with each round's line.
 
@@ -80,8 +88,22 @@ def run_server(
         If the settings are wrong; no folder is made then.
     RunError
         If the run cannot go on; the folder's ``summary.json`` says ``failed`` and why.
+        If ``resume`` is set and the run in ``run-dir`` cannot be resumed; its folder
+        stays as it is.
     """
     config = RunConfig.parse(values, METHODS)
+    keeps = engine == "deployment" or states is not None
+    if config.resume:
+        if not (config.run_dir and keeps):
+            raise ConfigError(
+                "resume continues the run in run-dir, and in a simulation from the "
+                "client states in state-dir: set both."
+            )
+        folder = Path(config.run_dir)
+        with hold(folder, is_server=True, timeout=LET_GO_SECONDS):
+            resumed = rewind(folder, config)
+            _run(grid, config, RunWriter(folder), engine, states, resumed, on_round)
+        return folder
     folder = (
         Path(config.run_dir)
         if config.run_dir
@@ -90,8 +112,38 @@ def run_server(
         )
     )
     writer = RunWriter.create(folder, config=config.flat(), sources=config.sources)
+    with hold(folder, is_server=True):
+        _run(grid, config, writer, engine, states, None, on_round)
+    return folder
+
+
+def _run(
+    grid: Grid,
+    config: RunConfig,
+    writer: RunWriter,
+    engine: str,
+    states: StateKeeper | None,
+    resumed: Checkpoint | None,
+    on_round: OnRound | None,
+) -> None:
+    """Run to the end; whatever happens, the summary says it."""
     recorder = _Recorder(writer, config, on_round)
-    strategy = METHODS[config.method].load_strategy()(config, recorder)
+    checkpoints = None
+    if engine == "deployment" or states is not None:
+        checkpoints = Checkpoints(
+            writer.folder,
+            config=config,
+            engine=engine,
+            run_id=grid.run.run_id,
+            states=states,
+            resumed=resumed,
+        )
+    elif config.checkpoint_every:
+        log.info("No checkpoints: without state-dir Flower loses client states.")
+    if resumed is not None:
+        recorder.rounds += Run.load(writer.folder).rounds
+    load = METHODS[config.method].load_strategy()
+    strategy = load(config, recorder, checkpoints)
     status, error = "failed", ""
     try:
         strategy.start(grid)
@@ -121,13 +173,18 @@ def run_server(
             error=error or None,
         )
         writer.write_summary(summary)
-    return folder
+    if checkpoints is not None:
+        checkpoints.remove()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run under Flower: in its simulation or on a SuperLink."""
     is_simulation = type(grid).__name__ == "InMemoryGrid"
+    folder = str(context.run_config.get("state-dir", ""))
     run_server(
-        grid, context.run_config, engine="ray" if is_simulation else "deployment"
+        grid,
+        context.run_config,
+        engine="ray" if is_simulation else "deployment",
+        states=LinkedStates(Path(folder)) if is_simulation and folder else None,
     )

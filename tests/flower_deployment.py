@@ -110,11 +110,15 @@ class Deployment:
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    def run(self, values: Mapping[str, Any], seconds: float = 180) -> str:
-        """Submit a run, wait for its end, return Flower's status."""
+    def submit(self, values: Mapping[str, Any]) -> str:
+        """Start a run, return its number."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         answer = self.flwr("run", str(self.app), "dep", "--run-config", pairs)
-        run_id = str(answer["run-id"])
+        return str(answer["run-id"])
+
+    def run(self, values: Mapping[str, Any], seconds: float = 180) -> str:
+        """Submit a run, wait for its end, return Flower's status."""
+        run_id = self.submit(values)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             listed = self.flwr("list", "dep", "--run-id", run_id)

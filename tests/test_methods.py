@@ -15,7 +15,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
-from flower_fgl import METHODS, simulate
+from flower_fgl import METHODS, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.state import MemoryStates
@@ -155,6 +155,40 @@ def test_the_same_seed_gives_the_same_run(method: str, small: dict[str, Any]) ->
     assert comparable(first) == comparable(second)
     other = simulate(method, **small, seed=5)
     assert comparable(other) != comparable(first)
+
+
+@pytest.mark.parametrize(
+    "method", [name for name, row in METHODS.items() if not row.is_one_shot]
+)
+def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
+    method: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    # a client that sits out a round keeps what earlier rounds left it
+    settings = {**small, "rounds": 5, "checkpoint_every": 2, "participation": 0.6}
+    whole = simulate(method, **settings)
+    torch.manual_seed(3)
+
+    def stop(row: Any) -> None:
+        if row["round"] == 4:  # before its checkpoint; states are of round 4 by now
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        simulate(method, **settings, run_dir=str(folder), on_round=stop)
+    rounds: list[int] = []
+    resumed = resume(folder, on_round=lambda row: rounds.append(row["round"]))
+    assert rounds == [3, 4, 5]
+    assert comparable(resumed) == comparable(whole)
+    assert timeless(resumed.summary) == timeless(whole.summary)
+    models = [sorted(run.path.glob("model.*")) for run in (resumed, whole)]
+    one, other = ([path.read_bytes() for path in paths] for paths in models)
+    assert one == other
+    assert not (folder / "checkpoint").exists()
+
+
+def timeless(summary: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what measures time."""
+    return {key: value for key, value in summary.items() if key != "seconds"}
 
 
 @every_method

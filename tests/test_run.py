@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from flower_fgl import Run
 from flower_fgl.cli import app
-from flower_fgl.engines import hold
 from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.locks import hold
 from flower_fgl.running import How, run_all
 
 PROGRAM = [sys.executable, "-m", "flower_fgl"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_fgl.client_apps.client import (
@@ -36,7 +36,9 @@ from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import (
     CONFIG,
     DESCRIBE,
+    INFO,
     METRICS,
+    RESUME,
     Payload,
     read_tensors,
     write_scores,
@@ -94,11 +96,26 @@ class Workplace:
         return self.configs[key]
 
     def states(self, config: RunConfig, context: Context) -> StatePlace:
-        """Choose where client states live."""
+        """Choose where client states live.
+
+        Raises
+        ------
+        RunError
+            If the node config's ``state-dir`` is no absolute path: each message may
+            find its process in another folder.
+        """
         if self.memory is not None:
             return self.memory
-        folder = str(context.node_config.get("state-dir", config.state_dir))
-        return FileStates(Path(folder)) if folder else ContextStates()
+        own = context.node_config.get("state-dir")
+        if own is not None and not Path(str(own)).is_absolute():
+            raise RunError(
+                f"The node config's state-dir must be an absolute path, got {own!r}. "
+                "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."
+            )
+        folder = str(own or config.state_dir)
+        if not folder:
+            return ContextStates()
+        return FileStates(Path(folder), keep_every=config.checkpoint_every)
 
 
 class FglClientApp(ClientApp, ABC):
@@ -120,6 +137,7 @@ class FglClientApp(ClientApp, ABC):
         super().__init__()
         self.workplace = workplace or Workplace()
         self.query(DESCRIBE)(self._describe)
+        self.query(RESUME)(self._resume)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
         self.query(SHARES)(self._secure)
@@ -196,6 +214,26 @@ class FglClientApp(ClientApp, ABC):
             public_key=join(client, place, context) if is_secure else b"",
         )
         return Message(description.to_record(), reply_to=message)
+
+    def _resume(self, message: Message, context: Context) -> Message:
+        """Go back to the checkpoint's round; say which round the state is of."""
+        point = message.content.config_records[CONFIG]
+        partition_id, _ = node_place(context.node_config)
+        place = self.workplace.states(self.workplace.config(context), context)
+        keys = place.load(context, partition_id).group("secure")
+        if not point["is-restored"]:
+            place.go_back(
+                context,
+                partition_id,
+                int(point["run-id"]),  # type: ignore[arg-type]
+                int(point["server-round"]),  # type: ignore[arg-type]
+            )
+        state = place.load(context, partition_id)
+        if keys:  # drawn when the run went on, the server knows no others
+            state.set_group("secure", keys)
+            place.save(context, partition_id, state)
+        info = ConfigRecord({"round": int(state.values.get("round", 0))})
+        return Message(RecordDict({INFO: info}), reply_to=message)
 
     def _train(self, message: Message, context: Context) -> Message:
         """Handle a round's training message."""

@@ -24,8 +24,10 @@ from torch import Tensor
 from flower_fgl.errors import RunError
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.base import read_tensors, write_tensors
+from flower_fgl.state_files import link_file, state_file
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StatePlace"]
+__all__ += ["read_state", "write_state"]
 
 
 @dataclass
@@ -70,6 +72,26 @@ class StatePlace(ABC):
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Keep a client's state, whole or not at all."""
 
+    @abstractmethod
+    def go_back(
+        self, context: Context, partition_id: int, run_id: int, server_round: int
+    ) -> None:
+        """Take over a client's state as it was after a round of another run.
+
+        Only states that outlive a run can; others stay as they are.
+
+        Parameters
+        ----------
+        context : Context
+            Of the run that goes on.
+        partition_id : int
+            The client.
+        run_id : int
+            Flower's number of the run that was interrupted.
+        server_round : int
+            The round of its checkpoint.
+        """
+
 
 class MemoryStates(StatePlace):
     """Keep states in this process: the local engine."""
@@ -89,6 +111,30 @@ class MemoryStates(StatePlace):
         """Keep the state itself."""
         self._states[context.run_id, partition_id] = state
 
+    def go_back(
+        self, context: Context, partition_id: int, run_id: int, server_round: int
+    ) -> None:
+        """Change nothing: the engine puts states back by :meth:`load_states`."""
+
+    def save_states(self, run_id: int, folder: Path) -> None:
+        """Write every state of a run to a folder, one file per client."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for (run, partition_id), state in self._states.items():
+            if run == run_id:
+                write_state(folder / f"{partition_id:06d}.safetensors", state)
+
+    def load_states(self, run_id: int, folder: Path) -> None:
+        """Replace the states of a run by those of a folder.
+
+        Raises
+        ------
+        RunError
+            If a file is damaged.
+        """
+        self._states = {key: s for key, s in self._states.items() if key[0] != run_id}
+        for path in folder.glob("*.safetensors"):
+            self._states[run_id, int(path.stem)] = read_state(path)
+
 
 class FileStates(StatePlace):
     """Keep each state in a file.
@@ -97,13 +143,18 @@ class FileStates(StatePlace):
     ----------
     folder : Path
         Made if it is not there; on a cluster all machines must see it.
+    keep_every : int
+        Rounds between the server's checkpoints. The state that a client had at the last
+        two of them is kept beside its state of now, so that it can go back when the
+        server does; 0 keeps none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keep_every: int = 0) -> None:
         self.folder = folder
+        self.keep_every = keep_every
 
     def _path(self, context: Context, partition_id: int) -> Path:
-        return self.folder / f"{context.run_id}-{partition_id:06d}.safetensors"
+        return state_file(self.folder, context.run_id, partition_id)
 
     def load(self, context: Context, partition_id: int) -> ClientState:
         """Read the file.
@@ -114,15 +165,7 @@ class FileStates(StatePlace):
             If the file is damaged.
         """
         path = self._path(context, partition_id)
-        if not path.exists():
-            return ClientState()
-        try:
-            with safe_open(path, "pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-                values = _values(file)
-        except (OSError, SafetensorError, ValueError) as error:
-            raise RunError(f"Client state {path} is damaged: {error}.") from error
-        return ClientState(tensors, values)
+        return read_state(path) if path.exists() else ClientState()
 
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Write beside the file, then move into place.
@@ -133,31 +176,120 @@ class FileStates(StatePlace):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{path}.lock"):
-                if not self._is_outdated(path, state):
-                    self._write(path, state)
+                kept, new = _round_of(path), int(state.values.get("round", 0))
+                if kept is None or kept <= new:
+                    self._keep(path, kept, new)
+                    write_state(path, state)
         except OSError as error:
             raise RunError(
                 f"Cannot write client state {path}: {error}. Check state-dir."
             ) from error
 
-    def _is_outdated(self, path: Path, state: ClientState) -> bool:
-        if not path.exists():
-            return False
-        try:
-            with safe_open(path, "pt") as file:
-                kept = _values(file).get("round", 0)
-        except (OSError, SafetensorError, ValueError):
-            return False
-        return kept > state.values.get("round", 0)  # type: ignore[operator]
+    def _keep(self, path: Path, kept: int | None, new: int) -> None:
+        """Keep a state that checkpoints hold, before one of a later round follows."""
+        if not self.keep_every or kept is None:
+            return
+        newest = (new - 1) // self.keep_every * self.keep_every
+        points = [
+            _kept_at(path, r) for r in (newest - self.keep_every, newest) if r > 0
+        ]
+        for point in points:
+            if kept <= int(point.stem[-6:]) and not point.exists():
+                link_file(path, point)
+        for old in path.parent.glob(f"{path.stem}.at-*.safetensors"):
+            if old not in points:
+                old.unlink()
 
-    def _write(self, path: Path, state: ClientState) -> None:
-        scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        tensors = {
-            name: tensor.detach().cpu().contiguous()
-            for name, tensor in state.tensors.items()
-        }
-        save_file(tensors, scratch, {"values": json.dumps(state.values)})
-        os.replace(scratch, path)
+    def go_back(
+        self, context: Context, partition_id: int, run_id: int, server_round: int
+    ) -> None:
+        """Take over the state of a round; none if the client had not trained by then.
+
+        Raises
+        ------
+        RunError
+            If it cannot be written.
+        """
+        path = self._path(context, partition_id)
+        source = state_file(self.folder, run_id, partition_id)
+        newest = _round_of(source)
+        try:
+            if _kept_at(source, server_round).exists():
+                link_file(_kept_at(source, server_round), path)
+            elif newest is not None and newest <= server_round:
+                link_file(source, path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"Cannot write client state {path}: {error}. Check state-dir."
+            ) from error
+
+
+def read_state(path: Path) -> ClientState:
+    """Read a client's state.
+
+    Parameters
+    ----------
+    path : Path
+        A file of :func:`write_state`.
+
+    Returns
+    -------
+    ClientState
+
+    Raises
+    ------
+    RunError
+        If the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            values = _values(file)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"Client state {path} is damaged: {error}.") from error
+    return ClientState(tensors, values)
+
+
+def write_state(path: Path, state: ClientState) -> None:
+    """Write a client's state beside its file, then move it into place.
+
+    Parameters
+    ----------
+    path : Path
+        A safetensors file, whose folder exists.
+    state : ClientState
+        Tensors on any device.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    tensors = {
+        name: tensor.detach().cpu().contiguous()
+        for name, tensor in state.tensors.items()
+    }
+    save_file(tensors, scratch, {"values": json.dumps(state.values)})
+    os.replace(scratch, path)
+
+
+def _kept_at(path: Path, server_round: int) -> Path:
+    """Name the file that keeps a state as a checkpoint's round left it."""
+    return path.with_name(f"{path.stem}.at-{server_round:06d}.safetensors")
+
+
+def _round_of(path: Path) -> int | None:
+    """Read the round of a state file, ``None`` if there is none that can be read."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return int(_values(file).get("round", 0))
+    except (OSError, SafetensorError, ValueError):
+        return None
 
 
 def _values(file: Any) -> dict[str, Scalar]:
@@ -183,6 +315,11 @@ class ContextStates(StatePlace):
         """Pack into two records."""
         context.state["state-tensors"] = write_tensors(state.tensors)
         context.state["state-values"] = ConfigRecord(dict(state.values))
+
+    def go_back(
+        self, context: Context, partition_id: int, run_id: int, server_round: int
+    ) -> None:
+        """Change nothing: Flower keeps no state of another run."""
 
 
 def _is_scalar(value: object) -> bool:

@@ -26,6 +26,7 @@ __all__ = [
     "DESCRIBE",
     "INFO",
     "METRICS",
+    "RESUME",
     "Empty",
     "Payload",
     "check_tensor",
@@ -45,6 +46,8 @@ INFO = "info"
 """Record with which a client describes itself (a ConfigRecord)."""
 DESCRIBE = "describe"
 """Action of the query exchange before round 1."""
+RESUME = "resume"
+"""Action of the query exchange with which a run goes on from a checkpoint."""
 NUMPY = "numpy.ndarray"
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """What is sent of every score column."""

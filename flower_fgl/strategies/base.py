@@ -23,10 +23,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
+from flower_fgl.checkpoints import Checkpoints, Snapshot
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.protocols.base import CONFIG, METRICS, Payload, write_tensors
 from flower_fgl.seeds import SERVER, numpy_generator
+from flower_fgl.strategies.checkpoint import (
+    describe_clients,
+    pack_strategy,
+    resume_strategy,
+)
 from flower_fgl.strategies.exchange import Failure, send_receive
 from flower_fgl.strategies.federation import Federation, client_lines, discover
 from flower_fgl.strategies.rounds import RoundLog
@@ -77,6 +83,8 @@ class FglStrategy(Strategy):
         Checked settings.
     recorder : Recorder, optional
         The run folder's writer.
+    checkpoints : Checkpoints, optional
+        Where the run's state is kept, and where it goes on from.
     """
 
     down: ClassVar[type[Payload]]
@@ -84,14 +92,20 @@ class FglStrategy(Strategy):
     scores_uploads: ClassVar[bool] = True
     """Whether the reply that brings an upload brings the client's scores as well."""
 
-    def __init__(self, config: RunConfig, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        recorder: Recorder | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self.config = config
         self.recorder = recorder
+        self.checkpoints = checkpoints
         self.federation: Federation
         self.secure: SecureExchanges | None = None
         self._grid: Grid
         self._round = RoundLog(0)
-        self._trained: set[int] = set()
+        self._trained: dict[int, int] = {}  # the round of each client's last upload
         self._failed_in_a_row = 0
         self._owes_scores = False
         self._any_scored = False
@@ -99,7 +113,11 @@ class FglStrategy(Strategy):
 
     # ------------------------------------------------------------------ hooks
     def prepare(self) -> None:
-        """Build the server's state; ``self.federation`` is known."""
+        """Build the server's state; ``self.federation`` is known.
+
+        Runs again when a run is resumed, before :meth:`load_server_state`; exchanges
+        that clients need but once are left out then (``self.is_resumed``).
+        """
 
     @abstractmethod
     def download(self, server_round: int, partition_id: int) -> Payload:
@@ -158,6 +176,19 @@ class FglStrategy(Strategy):
     def finish(self) -> None:
         """Run after the last round, e.g. one more exchange."""
 
+    def server_state(self) -> Snapshot:
+        """Return all that :meth:`aggregate` leaves behind for the rounds to come."""
+        return Snapshot()
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take back what :meth:`server_state` returned, after :meth:`prepare`.
+
+        Raises
+        ------
+        KeyError, ValueError, RuntimeError
+            If it does not fit.
+        """
+
     def sample(self, server_round: int) -> list[int]:
         """Draw the clients that train, ⌈participation · K⌉ of those that can."""
         able = self.federation.trainable
@@ -167,6 +198,11 @@ class FglStrategy(Strategy):
         generator = numpy_generator(self.config.seed, server_round, SERVER, "sample")
         count = max(1, math.ceil(share * len(able) - 1e-9))
         return sorted(int(p) for p in generator.choice(able, count, replace=False))
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on from a checkpoint."""
+        return self.checkpoints is not None and self.checkpoints.resumed is not None
 
     # ------------------------------------------------------- Flower's interface
     def summary(self) -> None:
@@ -302,7 +338,8 @@ class FglStrategy(Strategy):
         ------
         RunError
             If the clients do not fit together, if three rounds in a row or all rounds
-            brought too few usable replies, or if no round was scored.
+            brought too few usable replies, or if no round was scored; if a checkpoint
+            cannot be written, or the run cannot go on from one.
         """
         given = (initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
         if any(value is not None for value in given):
@@ -311,19 +348,23 @@ class FglStrategy(Strategy):
                 "builds its own model, and the settings say the rest."
             )
         self._grid = grid
+        if self.checkpoints is not None:
+            self.checkpoints.restore_states()  # before clients add new keys to them
         self.federation = discover(grid, self.config)
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self)
         self.summary()
-        if self.recorder is not None:
+        if self.recorder is not None and not self.is_resumed:
             self.recorder.append_clients(client_lines(self.federation))
         self.prepare()
         result = Result()
+        done = self._resume(result)
         rounds = num_rounds or self.config.rounds
-        for server_round in range(1, rounds + 1):
+        for server_round in range(done + 1, rounds + 1):
             metrics = self.run_round(server_round, is_last=server_round == rounds)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
+            self._keep(server_round, result)
         if not result.train_metrics_clientapp:
             raise RunError(f"No round succeeded. {self._round.why_failed()}")
         if not self._any_scored:
@@ -336,6 +377,19 @@ class FglStrategy(Strategy):
         if state is not None:
             result.arrays = write_tensors(state)
         return result
+
+    def _resume(self, result: Result) -> int:
+        """Go back to the checkpoint, if there is one; return its round, else 0."""
+        if self.checkpoints is None or self.checkpoints.resumed is None:
+            return 0
+        resume_strategy(self, self.checkpoints.resumed, result, self._grid)
+        return self.checkpoints.resumed.server_round
+
+    def _keep(self, server_round: int, result: Result) -> None:
+        """Write a checkpoint if one is due."""
+        if self.checkpoints is not None and self.checkpoints.is_due(server_round):
+            clients = describe_clients(self.federation)
+            self.checkpoints.save(server_round, pack_strategy(self, result), clients)
 
     # ----------------------------------------------------------------- one round
     def run_round(self, server_round: int, *, is_last: bool) -> MetricRecord | None:
@@ -449,7 +503,7 @@ class FglStrategy(Strategy):
                 self.drop(pid, str(error))
                 continue
             uploads[pid] = Upload(payload, num_examples)
-        self._trained |= set(uploads)
+        self._trained |= dict.fromkeys(uploads, self._round.number)
         return uploads
 
     def _unpack(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from flower_fgl.checkpoints import Snapshot
 from flower_fgl.errors import RunError
 from flower_fgl.nn import build_model, state_shapes
 from flower_fgl.protocols.fedavg import Weights
@@ -96,6 +97,17 @@ class FedAvg(FglStrategy):
     def global_state(self) -> Mapping[str, Tensor]:
         """Return the aggregated weights."""
         return self.weights.tensors
+
+    def server_state(self) -> Snapshot:
+        """Keep the aggregated weights."""
+        return Snapshot(self.weights.tensors)
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take the weights back; names and shapes must be the model's."""
+        found = {name: tuple(tensor.shape) for name, tensor in state.tensors.items()}
+        if found != self.shapes:
+            raise ValueError(f"weights of shapes {found}, expected {self.shapes}")
+        self.weights = Weights({name: state.tensors[name] for name in self.shapes})
 
     def finish(self) -> None:
         """Fine-tune at every client if asked to."""

@@ -33,6 +33,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from flower_fgl.checkpoints import Snapshot
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
 from flower_fgl.prototypes.universal import (
     adaptive_margin,
@@ -142,3 +143,33 @@ class FedPG(FglStrategy):
             return contrastive_loss(made, uploads, members, shift=shift, tau=hyper.tau)
 
         return self.trainer.train(hyper.server_epochs, loss)
+
+    def server_state(self) -> Snapshot:
+        """Keep P̈ and θ with Adam's moments, the latest uploads and every Ṗ."""
+        parts = {"trainer": self.trainer.state()}
+        for pid, upload in self.latest.items():
+            held, own = upload.payload, self.personal[pid]
+            parts[f"client-{pid}"] = Snapshot(
+                {
+                    "upload/values": held.values,
+                    "upload/counts": held.counts,
+                    "personal/values": own.values,
+                    "personal/present": own.present,
+                },
+                {"num_examples": upload.num_examples},
+            )
+        order = {"clients": list(self.latest)}
+        return Snapshot.join({**parts, "order": Snapshot(values=order)})
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take all of it back."""
+        self.trainer.load_state(state.part("trainer"))
+        self.latest, self.personal = {}, {}
+        for pid in state.part("order").values["clients"]:
+            held = state.part(f"client-{pid}")
+            upload, own = held.part("upload").tensors, held.part("personal").tensors
+            self.latest[pid] = Upload(
+                LocalPrototypes(upload["values"], upload["counts"]),
+                held.values["num_examples"],
+            )
+            self.personal[pid] = Prototypes(own["values"], own["present"])

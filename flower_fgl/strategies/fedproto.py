@@ -19,6 +19,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from flower_fgl.checkpoints import Snapshot
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
 from flower_fgl.prototypes.universal import mean_prototypes
 from flower_fgl.strategies.base import FglStrategy, Upload
@@ -72,3 +73,13 @@ class FedProto(FglStrategy):
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Return the prototypes (C, 1, p) of the uploaded classes."""
         return mean_prototypes(uploads, counts)
+
+    def server_state(self) -> Snapshot:
+        """Keep the prototypes."""
+        held = self.prototypes
+        return Snapshot({"values": held.values, "present": held.present})
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take the prototypes back."""
+        tensors = state.tensors
+        self.prototypes = Prototypes(tensors["values"], tensors["present"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flower_fgl.checkpoints import Snapshot
 from flower_fgl.prototypes.universal import class_spread, topology_loss
 from flower_fgl.strategies.fedproto import FedProto
 from flower_fgl.strategies.generating import PrototypeTrainer
@@ -37,3 +38,14 @@ class FedTGP(FedProto):
             hyper.server_epochs,
             lambda made: topology_loss(made, uploads, members, margin=margin),
         )
+
+    def server_state(self) -> Snapshot:
+        """Keep prototypes and network."""
+        return Snapshot.join(
+            {"prototypes": super().server_state(), "trainer": self.trainer.state()}
+        )
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take prototypes and network back."""
+        super().load_server_state(state.part("prototypes"))
+        self.trainer.load_state(state.part("trainer"))

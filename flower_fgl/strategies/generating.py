@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from flower_fgl.checkpoints import Snapshot
 from flower_fgl.prototypes.universal import PrototypeGenerator
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 
@@ -69,3 +70,34 @@ class PrototypeTrainer:
         with torch.no_grad():
             out: Tensor = self.generator()
         return out
+
+    def state(self) -> Snapshot:
+        """Return the weights and Adam's moments.
+
+        Returns
+        -------
+        Snapshot
+            Tensors ``weights/<name>`` and ``adam/<moment>/<name>``.
+        """
+        tensors = {
+            f"weights/{name}": tensor
+            for name, tensor in self.generator.state_dict().items()
+        }
+        for name, parameter in self.generator.named_parameters():
+            for moment, tensor in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam/{moment}/{name}"] = tensor
+        return Snapshot(tensors)
+
+    def load_state(self, state: Snapshot) -> None:
+        """Take back what :meth:`state` returned.
+
+        Raises
+        ------
+        RuntimeError, KeyError
+            If a name or a shape is not the generator's.
+        """
+        self.generator.load_state_dict(state.part("weights").tensors)
+        parameters = dict(self.generator.named_parameters())
+        for path, tensor in state.part("adam").tensors.items():
+            moment, _, name = path.partition("/")
+            self.optimizer.state[parameters[name]][moment] = tensor.clone()

@@ -111,3 +111,84 @@ def test_a_state_may_hold_what_no_payload_may(
     back = place.load(context, 0).tensors
     assert torch.equal(back["count"], sent["count"])
     assert back["nan"].isnan().all()
+
+
+def train(place: FileStates, context: Context, *rounds: int) -> None:
+    for number in rounds:
+        state = ClientState({"model/w": torch.full((2,), number)}, {"round": number})
+        place.save(context, 0, state)
+
+
+def next_run(run_id: int) -> Context:
+    return Context(
+        run_id=run_id, node_id=1, node_config={}, state=RecordDict(), run_config={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "point", "expected"),
+    [
+        ((1, 2, 3, 4, 5), 4, 4),
+        ((1, 2, 3, 4, 5), 2, 2),  # the checkpoint before, if the newest is damaged
+        ((1, 2, 3, 4), 4, 4),  # killed before the client trained again
+        ((1, 7), 6, 1),  # it sat out for long
+        ((1, 7), 4, 1),
+        ((1, 2, 5, 6, 7), 4, 2),
+        ((5,), 4, 0),  # it had not trained by then
+        ((), 4, 0),
+    ],
+)
+def test_a_client_goes_back_to_the_state_it_had_at_a_checkpoint(
+    context: Context, tmp_path: Path, rounds: tuple[int, ...], point: int, expected: int
+) -> None:
+    place = FileStates(tmp_path, keep_every=2)
+    train(place, context, *rounds)
+    resumed = next_run(8)
+    place.go_back(resumed, 0, context.run_id, point)
+    state = place.load(resumed, 0)
+    assert state.values.get("round", 0) == expected
+    if expected:
+        assert torch.equal(state.tensors["model/w"], torch.full((2,), expected))
+    place.go_back(resumed, 0, context.run_id, point)  # asked twice
+    assert place.load(resumed, 0).values.get("round", 0) == expected
+
+
+def test_states_of_two_checkpoints_are_kept_and_no_more(
+    context: Context, tmp_path: Path
+) -> None:
+    place = FileStates(tmp_path, keep_every=2)
+    train(place, context, *range(1, 10))
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert names == [
+        "7-000000.at-000006.safetensors",
+        "7-000000.at-000008.safetensors",
+        "7-000000.safetensors",
+    ]
+
+
+def test_a_state_saved_twice_in_a_round_is_that_of_its_end(
+    context: Context, tmp_path: Path
+) -> None:
+    place = FileStates(tmp_path, keep_every=2)
+    train(place, context, 1, 2)
+    place.save(context, 0, ClientState({"model/w": torch.ones(1)}, {"round": 2}))
+    train(place, context, 3)
+    place.go_back(next_run(8), 0, context.run_id, 2)
+    assert torch.equal(place.load(next_run(8), 0).tensors["model/w"], torch.ones(1))
+
+
+def test_states_in_memory_go_through_files_bit_for_bit(
+    context: Context, tmp_path: Path
+) -> None:
+    place = MemoryStates()
+    sent = ClientState({"model/w": torch.randn(3)}, {"round": 2, "name": "gcn"})
+    place.save(context, 4, sent)
+    place.save(next_run(9), 0, ClientState(values={"of": "another run"}))
+    place.save_states(context.run_id, tmp_path / "kept")
+    place.save(context, 5, ClientState(values={"round": 3}))
+    place.load_states(context.run_id, tmp_path / "kept")
+    back = place.load(context, 4)
+    assert back.values == sent.values
+    assert torch.equal(back.tensors["model/w"], sent.tensors["model/w"])
+    assert place.load(context, 5) == ClientState()
+    assert place.load(next_run(9), 0).values == {"of": "another run"}

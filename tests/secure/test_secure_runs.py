@@ -11,7 +11,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 
-from flower_fgl import METHODS, Run, simulate
+from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.client import Client
@@ -153,6 +153,25 @@ def test_a_run_gives_the_same_numbers_again_although_keys_are_new(
     for one, other in zip(first.rounds, second.rounds, strict=True):
         assert (one["metrics"], one["bytes"]) == (other["metrics"], other["bytes"])
     assert not any("public_key" in row for row in first.clients)
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_new_keys(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**small, **SECURE, "rounds": 5, "checkpoint_every": 2}
+    whole = simulate("fedavg", **settings)
+
+    def stop(row: Any) -> None:
+        if row["round"] == 4:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", **settings, run_dir=str(folder), on_round=stop)
+    resumed = resume(folder)
+    for one, other in zip(whole.rounds, resumed.rounds, strict=True):
+        assert one["metrics"] == other["metrics"]
+        assert other["failures"] == []
 
 
 def test_it_goes_with_partial_participation_and_evaluation_of_the_rest(
