@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,8 @@ def run_server(
             class_names=federation.class_names if federation else None,
             error=error or None,
         )
+        if federation is not None and federation.refused:
+            summary["refused"] = [asdict(one) for one in federation.refused]
         writer.write_summary(summary)
     return folder
 

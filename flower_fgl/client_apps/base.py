@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_fgl.client_apps.client import (
@@ -19,6 +19,7 @@ from flower_fgl.client_apps.client import (
     node_place,
     open_client_data,
 )
+from flower_fgl.client_apps.describing import describe, owner_name
 from flower_fgl.client_apps.state import (
     ContextStates,
     FileStates,
@@ -27,7 +28,7 @@ from flower_fgl.client_apps.state import (
 )
 from flower_fgl.client_apps.training import load_state
 from flower_fgl.config import RunConfig
-from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.errors import FglError, PayloadError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.metrics import Scores
 from flower_fgl.nn import Backbone
@@ -39,7 +40,7 @@ from flower_fgl.protocols.base import (
     read_tensors,
     write_scores,
 )
-from flower_fgl.protocols.describe import Description
+from flower_fgl.protocols.describe import AGREEMENT, Agreement, Unfit
 
 __all__ = ["FglClientApp", "Fit", "Workplace"]
 
@@ -138,7 +139,7 @@ class FglClientApp(ClientApp, ABC):
         return model
 
     # ---------------------------------------------------------------- plumbing
-    def open(self, context: Context) -> tuple[Client, StatePlace]:
+    def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:
         """Gather a client's graph, settings and memory.
 
         Raises
@@ -146,18 +147,29 @@ class FglClientApp(ClientApp, ABC):
         FglError
             If the settings, the graph or the state cannot be read.
         """
+        agreement = None
+        if AGREEMENT in message.content:
+            agreement = Agreement.from_record(message.content)
+        elif "graph" in context.node_config and not _is_query(message):
+            raise PayloadError(
+                "the message lacks what was agreed with owners of graphs"
+            )
         config = self.workplace.config(context)
         if torch.get_num_threads() != config.threads:
             torch.set_num_threads(config.threads)
         device = choose_device(config.device)
         partition_id, num_partitions = node_place(context.node_config)
+        if agreement is not None:
+            partition_id = agreement.partition_id
+            num_partitions = agreement.num_partitions
         key = (
             id(config),
             str(device),
             tuple(sorted(context.node_config.items())),
+            agreement,
         )
         data = self.workplace.graphs.get(
-            key, lambda: open_client_data(config, context, device)
+            key, lambda: open_client_data(config, context, device, agreement)
         )
         place = self.workplace.states(config, context)
         state = place.load(context, partition_id)
@@ -165,24 +177,20 @@ class FglClientApp(ClientApp, ABC):
         return client, place
 
     def _describe(self, message: Message, context: Context) -> Message:
-        """Answer the query before round 1."""
-        client, _ = self.open(context)
-        graph = client.data.graph
-        counts = tuple(graph.class_counts("train").tolist())
-        sizes = client.data.sizes
-        description = Description(
-            partition_id=client.partition_id,
-            num_partitions=client.num_partitions,
-            num_nodes=graph.num_items,
-            num_edges=graph.num_edges,
-            num_train=int(client.data.training.index.numel()),
-            num_val=sizes.get("val", 0),
-            num_test=sizes.get("test", 0),
-            num_features=graph.num_features,
-            class_names=graph.class_names,
-            class_counts=counts if client.config.share_class_counts else (),
-            model=client.model_name,
-            partition_sha256=client.data.partition_sha256,
+        """Answer the query before round 1; an owner may answer that it does not fit."""
+        name = owner_name(context.node_config)
+        try:
+            client, _ = self.open(message, context)
+        except FglError as error:
+            if "graph" not in context.node_config:
+                raise
+            return Message(Unfit(name, str(error)).to_record(), reply_to=message)
+        description = describe(
+            client.data,
+            place=(client.partition_id, client.num_partitions),
+            model=client.model_name if client.num_partitions else "",
+            name=name,
+            share_class_counts=client.config.share_class_counts,
         )
         return Message(description.to_record(), reply_to=message)
 
@@ -193,7 +201,7 @@ class FglClientApp(ClientApp, ABC):
     def handle_fit(self, message: Message, context: Context, fit: Any) -> Message:
         """Unpack, run ``fit``, score the model, keep the state, pack the reply."""
         clock = time.perf_counter()
-        client, place = self.open(context)
+        client, place = self.open(message, context)
         seconds = {"load": time.perf_counter() - clock}
         settings = message.content.config_records[CONFIG]
         server_round = int(settings["server-round"])  # type: ignore[arg-type]
@@ -221,7 +229,7 @@ class FglClientApp(ClientApp, ABC):
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Score the client's own model, the aggregated one, or both."""
-        client, _ = self.open(context)
+        client, _ = self.open(message, context)
         clock = time.perf_counter()
         modes = message.content.config_records[CONFIG]["modes"]
         scores = {}
@@ -245,6 +253,10 @@ class FglClientApp(ClientApp, ABC):
         return Message(
             RecordDict({METRICS: pack_metrics(scores, seconds)}), reply_to=message
         )
+
+
+def _is_query(message: Message) -> bool:
+    return message.metadata.message_type.startswith(MessageType.QUERY)
 
 
 def pack_metrics(

@@ -223,18 +223,17 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
         client.class_names,
         client.node_ids[cut.train_nodes],
         (cut.val, cut.test),
+        cut.scaling,
     )
 
 
-def client_from_file(path: Path, partition_id: int, config: RunConfig) -> ClientGraph:
+def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
     """Read a data owner's own graph.
 
     Parameters
     ----------
     path : Path
         An ``.npz`` file or a CSV folder.
-    partition_id : int
-        Number of the client.
     config : RunConfig
         ``split`` is used where the file brings none, or if it is not ``default``;
         ``setting`` is applied unless the file brings evaluation graphs of its own.
@@ -242,6 +241,8 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
     Returns
     -------
     ClientGraph
+        In the owner's own class order, as client 0: :meth:`ClientGraph.renumbered` gives
+        it what was agreed.
 
     Raises
     ------
@@ -249,10 +250,16 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
         If ``setting`` is ``"graph"``.
     DataError
         If the file is missing or malformed.
+
+    Notes
+    -----
+    1. A split that the file does not bring is a function of the file and
+       ``partition-seed`` only, not of the client's number, which depends on who else
+       takes part: a test node of one run must not train the next.
     """
     if config.classifies_graphs:
         raise ConfigError(
-            f"{path} is one graph, whose nodes are classified: it needs setting = "
+            "A graph file holds one graph, whose nodes are classified: it needs setting = "
             '"transductive" or "inductive", got setting = "graph".'
         )
     owned = load_graph_file(path.expanduser())
@@ -262,7 +269,7 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
         asked = "public" if masks else FILE_SPLIT
     fractions = parse_split(asked)
     if fractions is not None:
-        generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
+        generator = numpy_generator(config.partition_seed, 0, 0, "split")
         masks = split_nodes(owned.dataset.y, fractions, generator=generator)
-    client = owned.client_graph(partition_id, masks)
+    client = owned.client_graph(0, masks)
     return client if client.evaluation else in_setting(client, config)

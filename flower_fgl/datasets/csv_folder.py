@@ -6,9 +6,8 @@
 ``edges.csv``
     ``source`` and ``target``: ids of nodes; one direction is enough.
 ``classes.csv``
-    Optional: ``name``, one class of the federation per line, in the order all owners
-    use. Without it the classes are the labels that occur, sorted, and all owners must
-    have the same ones.
+    Optional: ``name``, one class a line. Without it the classes are the labels that
+    occur, sorted. The server agrees with all owners on one numbering, by name.
 """
 
 from __future__ import annotations

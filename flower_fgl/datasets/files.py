@@ -10,7 +10,8 @@ The ``.npz`` holds plain arrays only; pickled objects are refused:
 ``y``
     (N,) integers in [-1, C), -1 where the class is unknown.
 ``class_names``
-    (C,) text, the same in the same order for every owner.
+    (C,) text: what the numbers in ``y`` stand for. Owners may number classes
+    differently and lack some: the server agrees with them by name.
 ``train_mask``, ``val_mask``, ``test_mask``
     (N,) bool, optional: a split.
 ``node_ids``
@@ -208,8 +209,8 @@ def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
 def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
     if "class_names" not in arrays:
         raise DataError(
-            f"{where}: array class_names is missing: the names of all classes of the "
-            "federation, in the order all owners use."
+            f"{where}: array class_names is missing: what the numbers 0, 1, … in y "
+            "stand for, named as the other owners name it."
         )
     names = arrays["class_names"]
     if names.dtype.kind != "U" or names.ndim != 1 or not len(names):

@@ -404,6 +404,9 @@ class FglStrategy(Strategy):
     def _message(
         self, partition_id: int, content: RecordDict, kind: str, server_round: int
     ) -> Message:
+        agreement = self.federation.agreement(partition_id)
+        if agreement is not None:
+            content.update(agreement.to_record())
         return Message(
             content,
             dst_node_id=self.federation.nodes[partition_id],
