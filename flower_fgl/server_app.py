@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from flower_fgl.config import RunConfig, Scalar
 from flower_fgl.errors import FglError
 from flower_fgl.methods import METHODS
+from flower_fgl.model_files import save_model
 from flower_fgl.runs import RunWriter, default_folder, summarise
 
 __all__ = ["app", "run_server"]
@@ -98,7 +99,7 @@ def run_server(
         strategy.start(grid)
         state = strategy.best_state()
         if state is not None:
-            writer.write_model(state)
+            save_model(folder, state, strategy.model_card())
         status = "completed"
     except KeyboardInterrupt:
         status = "interrupted"

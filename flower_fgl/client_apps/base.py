@@ -20,6 +20,7 @@ from flower_fgl.client_apps.client import (
     open_client_data,
 )
 from flower_fgl.client_apps.describing import describe, owner_name
+from flower_fgl.client_apps.keeping import check_model_folder, keep_model
 from flower_fgl.client_apps.state import (
     ContextStates,
     FileStates,
@@ -181,6 +182,7 @@ class FglClientApp(ClientApp, ABC):
         name = owner_name(context.node_config)
         try:
             client, _ = self.open(message, context)
+            check_model_folder(context.node_config)
         except FglError as error:
             if "graph" not in context.node_config:
                 raise
@@ -214,9 +216,9 @@ class FglClientApp(ClientApp, ABC):
             clock = time.perf_counter()
             scores["local"] = client.evaluate(result.model)
             seconds["evaluate"] = time.perf_counter() - clock
-        client.state.set_group(
-            "model", {n: t.detach() for n, t in result.model.state_dict().items()}
-        )
+        trained = {n: t.detach() for n, t in result.model.state_dict().items()}
+        keep_model(client, context, trained, scores.get("local", {}), server_round)
+        client.state.set_group("model", trained)
         client.state.values["round"] = server_round
         place.save(context, client.partition_id, client.state)
         content = result.upload.to_record()

@@ -15,7 +15,7 @@ from flower_fgl.datasets.client_graph import (
     GraphDataset,
     NodeDataset,
 )
-from flower_fgl.datasets.files import load_graph_file
+from flower_fgl.datasets.files import OwnedGraph, load_graph_file
 from flower_fgl.datasets.graph_sets import cut_graph_clients
 from flower_fgl.datasets.partition import (
     IntArray,
@@ -35,7 +35,7 @@ from flower_fgl.datasets.synthetic import synthetic_dataset
 from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.seeds import numpy_generator
 
-__all__ = ["build_clients", "client_from_file", "load_dataset"]
+__all__ = ["build_clients", "client_from_file", "client_from_owned", "load_dataset"]
 
 FILE_SPLIT = "20/40/40"
 """Default split of a graph file that brings none."""
@@ -257,12 +257,35 @@ def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
        ``partition-seed`` only, not of the client's number, which depends on who else
        takes part: a test node of one run must not train the next.
     """
+    return client_from_owned(load_graph_file(path.expanduser()), config)
+
+
+def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
+    """Split an owner's graph as the settings say, see :func:`client_from_file`.
+
+    Parameters
+    ----------
+    owned : OwnedGraph
+        The file, read.
+    config : RunConfig
+        ``split``, ``setting`` and ``partition-seed``.
+
+    Returns
+    -------
+    ClientGraph
+
+    Raises
+    ------
+    ConfigError
+        If ``setting`` is ``"graph"``.
+    DataError
+        If there is no split where one must be.
+    """
     if config.classifies_graphs:
         raise ConfigError(
             "A graph file holds one graph, whose nodes are classified: it needs setting = "
             '"transductive" or "inductive", got setting = "graph".'
         )
-    owned = load_graph_file(path.expanduser())
     masks = dict(owned.dataset.masks)
     asked = config.split
     if asked == "default":
