@@ -1,16 +1,22 @@
-"""Two real SuperNodes on a real SuperLink."""
+"""Real SuperNodes on a real SuperLink."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flower_fgl import Run, simulate
+from flower_fgl.model_files import read_card
 
 from .conftest import SMALL
 from .flower_deployment import deployment
+from .owners import CLASSES, in_own_order, owner_graphs, run_owners
+from .test_owners import NAMES, saved
 from .test_run import numbers
 
 
@@ -31,3 +37,60 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(tmp_path: Path) -> 
     assert run.status == "completed"
     assert run.summary["engine"] == "deployment"
     assert numbers(run) == numbers(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_owners_on_supernodes_agree_on_classes_and_leave_one_out_that_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    graphs = owner_graphs()
+    own = [
+        graphs[0],
+        in_own_order(graphs[1], ("cold", "flu")),
+        in_own_order(graphs[2], ("well", "flu", "cold")),
+    ]
+    nodes = saved(tmp_path / "graphs", own)
+    expected = run_owners(nodes, tmp_path / "expected")
+    (tmp_path / "graphs" / "oak.npz").write_bytes(b"no archive")
+    values = {k: v for k, v in expected.config.items() if not isinstance(v, dict)}
+    values |= {f"fedavg.{k}": v for k, v in expected.config["fedavg"].items()}
+    values |= {"run-dir": str(tmp_path / "deployed"), "clients": 4}
+    values["join-timeout"] = 120.0
+    files = [node["graph"] for node in nodes] + [str(tmp_path / "graphs" / "oak.npz")]
+    configs = [f'graph="{file}"' for file in files]
+    with deployment(tmp_path / "deployment", configs) as stage:
+        status = stage.run(values, seconds=400)
+        assert status == "finished:completed", stage.logs()
+    run = Run.load(tmp_path / "deployed")
+    assert run.summary["class_names"] == list(CLASSES)
+    assert [one["name"] for one in run.summary["refused"]] == ["oak"]
+    assert numbers(run) == numbers(expected)
+    # without model-dir, models are where the SuperNodes were started
+    kept = sorted((tmp_path / "deployment" / "models").iterdir())
+    assert [folder.name.rpartition("-")[2] for folder in kept] == list(NAMES)
+    card = read_card(kept[2])
+    assert card is not None
+    assert card.class_names == CLASSES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_rehearsal_of_the_guide_runs_to_its_end(tmp_path: Path, tls: bool) -> None:
+    script = Path(__file__).parents[1] / "examples" / "deployment" / "rehearse.py"
+    folder = tmp_path / "rehearsal"
+    command = [sys.executable, str(script), str(folder), "--rounds", "2"]
+    done = subprocess.run(
+        [*command, *(["--tls"] if tls else [])],
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Run.load(folder / "server" / "run").status == "completed"
+    for owner in ("hospital-a", "hospital-b", "hospital-c"):
+        home = folder / "owners" / owner
+        assert len((home / "probabilities.csv").read_text().splitlines()) > 600
+    living = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+    assert not [line for line in living if str(folder) in " ".join(line)]
