@@ -112,7 +112,9 @@ def run_server(
         summary = summarise(
             recorder.rounds,
             method=config.method,
-            dataset=config.dataset,
+            dataset="own graphs"
+            if federation and federation.is_owned
+            else config.dataset,
             clients=len(federation.clients) if federation else config.clients,
             seed=config.seed,
             engine=engine,

@@ -98,6 +98,7 @@ def test_an_owner_that_does_not_fit_is_refused_by_name(
     all_nodes = [*nodes, {"graph": str(damaged), "name": "oak"}]
     run = run_owners(all_nodes, tmp_path / "run")
     assert run.status == "completed"
+    assert run.summary["dataset"] == "own graphs"
     assert [c["name"] for c in run.clients if c["round"] == 0] == ["ash", "cedar"]
     refused = {one["name"]: one["reason"] for one in run.summary["refused"]}
     assert "16 features, the others' have 8" in refused["birch"]

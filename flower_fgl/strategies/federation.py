@@ -79,6 +79,11 @@ class Federation:
         """Hash of the partition, empty when owners bring their own graphs."""
         return next(iter(self.clients.values())).partition_sha256
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether owners bring their own graphs."""
+        return next(iter(self.clients.values())).is_owned
+
     def agreement(self, partition_id: int) -> Agreement | None:
         """Return what every message to an owner repeats; ``None`` for partitions."""
         client = self.clients[partition_id]
