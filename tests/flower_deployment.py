@@ -110,7 +110,7 @@ class Deployment:
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
 
-    def run(self, values: Mapping[str, Any], seconds: float = 180) -> str:
+    def run(self, values: Mapping[str, Any], seconds: float = 400) -> str:
         """Submit a run, wait for its end, return Flower's status."""
         run_id = self.submit(values)
         end = time.monotonic() + seconds
@@ -131,7 +131,7 @@ class Deployment:
         listed = self.flwr("list", "dep", "--run-id", run_id)
         return str(listed["runs"][0]["status"])
 
-    def stop_run_in_round(self, values: Mapping[str, Any], seconds: float = 180) -> str:
+    def stop_run_in_round(self, values: Mapping[str, Any], seconds: float = 400) -> str:
         """Submit a run, stop it once a round is over, return Flower's status."""
         run_id = self.submit(values)
         rounds = Path(values["run-dir"]) / "rounds.jsonl"

@@ -28,7 +28,7 @@ from .test_run import numbers
 EXAMPLE = Path(__file__).parents[1] / "examples" / "deployment"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_two_supernodes_give_the_numbers_of_the_local_engine(tmp_path: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "evaluate": "both"}
     expected = simulate("fedprox", clients=2, output_dir=str(tmp_path), **settings)
