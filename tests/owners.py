@@ -65,5 +65,6 @@ def run_owners(
     with task_identity(run_id):
         grid = LocalGrid(DispatchingClientApp(workplace), len(nodes), values, run_id)
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
-            context.node_config = dict(node)
+            place = str(folder.with_name(f"{folder.name}-models"))
+            context.node_config = {"model-dir": place, **node}
         return Run.load(run_server(grid, values, engine="local"))
