@@ -275,6 +275,30 @@ def export(
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command("check-graph")
+def check_graph(
+    graph: Annotated[Path, typer.Argument(help="An .npz file or a CSV folder.")],
+    settings: SettingPairs = None,
+) -> None:
+    """Say what is wrong with an owner's graph, and what the server would learn of it."""
+    from flower_fgl.owner_commands import print_check
+
+    if not print_check(graph, parse_settings(settings or []), console):
+        raise typer.Exit(1)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Option(help="An owner's model, or a run folder.")],
+    graph: Annotated[Path, typer.Option(help="An .npz file or a CSV folder.")],
+    output: Annotated[Path, typer.Option(help="CSV file to write.")],
+) -> None:
+    """Write the class probabilities of a graph's nodes as CSV."""
+    from flower_fgl.owner_commands import print_prediction
+
+    print_prediction(model, graph, output, console)
+
+
 def data_config(
     dataset: str, clients: int, rule: str, settings: Sequence[str] | None
 ) -> RunConfig:

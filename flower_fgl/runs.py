@@ -6,7 +6,8 @@
 ``clients.jsonl``  one line per client (round 0: what it holds), then per round and
                    client
 ``summary.json``   the result; there from the start, with status ``running``
-``model.safetensors``  the final global weights
+``model.safetensors``
+                   weights of the aggregated model, best validation round
 =================  ==================================================================
 
 Lines are flushed one round at a time and files are replaced whole, so that a run that
@@ -216,13 +217,17 @@ class RunWriter:
         text = json.dumps(_finite(summary), indent=2, allow_nan=False)
         replace_file(self.folder / SUMMARY, f"{text}\n".encode())
 
-    def write_model(self, state: Mapping[str, Tensor]) -> None:
+    def write_model(
+        self, state: Mapping[str, Tensor], header: Mapping[str, str] | None = None
+    ) -> None:
         """Replace ``model.safetensors``.
 
         Parameters
         ----------
         state : mapping of str to Tensor
             Weights by name, on any device.
+        header : mapping of str to str, optional
+            Text to keep with them, see ``model_files.py``.
 
         Raises
         ------
@@ -233,7 +238,8 @@ class RunWriter:
             name: tensor.detach().cpu().clone().contiguous()
             for name, tensor in state.items()
         }
-        replace_file(self.folder / MODEL, safetensors.torch.save(own))
+        data = safetensors.torch.save(own, None if header is None else dict(header))
+        replace_file(self.folder / MODEL, data)
 
     def _append(self, name: str, rows: Iterable[Row]) -> None:
         """Add lines to a file; a failed write leaves no part of a line."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from flower_fgl.config import RunConfig, Scalar
 from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
+from flower_fgl.model_files import save_model
 from flower_fgl.resuming import LET_GO_SECONDS, rewind
 from flower_fgl.runs import Run, RunWriter, default_folder, summarise
 from flower_fgl.state_files import LinkedStates, StateKeeper
@@ -149,7 +151,7 @@ def _run(
         strategy.start(grid)
         state = strategy.best_state()
         if state is not None:
-            writer.write_model(state)
+            save_model(writer.folder, state, strategy.model_card())
         status = "completed"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -162,7 +164,9 @@ def _run(
         summary = summarise(
             recorder.rounds,
             method=config.method,
-            dataset=config.dataset,
+            dataset="own graphs"
+            if federation and federation.is_owned
+            else config.dataset,
             clients=len(federation.clients) if federation else config.clients,
             seed=config.seed,
             engine=engine,
@@ -172,6 +176,8 @@ def _run(
             class_names=federation.class_names if federation else None,
             error=error or None,
         )
+        if federation is not None and federation.refused:
+            summary["refused"] = [asdict(one) for one in federation.refused]
         writer.write_summary(summary)
     if checkpoints is not None:
         checkpoints.remove()

@@ -116,17 +116,32 @@ class Deployment:
         answer = self.flwr("run", str(self.app), "dep", "--run-config", pairs)
         return str(answer["run-id"])
 
-    def run(self, values: Mapping[str, Any], seconds: float = 180) -> str:
+    def run(self, values: Mapping[str, Any], seconds: float = 400) -> str:
         """Submit a run, wait for its end, return Flower's status."""
         run_id = self.submit(values)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            listed = self.flwr("list", "dep", "--run-id", run_id)
-            status = str(listed["runs"][0]["status"])
+            status = self.status(run_id)
             if status.startswith("finished"):
                 return status
             time.sleep(1)
         raise TimeoutError(self.logs())
+
+    def status(self, run_id: str) -> str:
+        listed = self.flwr("list", "dep", "--run-id", run_id)
+        return str(listed["runs"][0]["status"])
+
+    def stop_run_in_round(self, values: Mapping[str, Any], seconds: float = 400) -> str:
+        """Submit a run, stop it once a round is over, return Flower's status."""
+        run_id = self.submit(values)
+        rounds = Path(values["run-dir"]) / "rounds.jsonl"
+        end = time.monotonic() + seconds
+        while not rounds.exists():
+            if time.monotonic() > end:
+                raise TimeoutError(self.logs())
+            time.sleep(0.5)
+        self.flwr("stop", run_id, "dep")
+        return self.status(run_id)
 
     def stop(self) -> None:
         """End every process by its pid, children first gathered."""

@@ -288,3 +288,14 @@ def test_bytes_seconds_and_failures_are_added_up() -> None:
         "by_phase": {"send": 0.75, "clients": 3.0},
     }
     assert summary["failures"] == {"timeout": 2, "NaN": 1}
+
+
+def test_node_scores_load_no_torchmetrics() -> None:
+    code = (
+        "import sys, torch\n"
+        "from flower_fgl.metrics import score\n"
+        "y = torch.tensor([0, 1])\n"
+        "assert score(torch.eye(2), y, y >= 0, 2).accuracy == 1\n"
+        "assert 'torchmetrics' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -11,15 +11,28 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 
 from flower_fgl.client_apps.client import (
     Client,
     DataCache,
-    node_place,
     open_client_data,
 )
+from flower_fgl.client_apps.describing import (
+    agreed_place,
+    describe,
+    owner_name,
+    read_agreement,
+)
+from flower_fgl.client_apps.keeping import check_model_folder, keep_model
 from flower_fgl.client_apps.secure import answer, join, pack_upload
 from flower_fgl.client_apps.state import (
     ContextStates,
@@ -29,7 +42,7 @@ from flower_fgl.client_apps.state import (
 )
 from flower_fgl.client_apps.training import load_state
 from flower_fgl.config import RunConfig
-from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.errors import FglError, PayloadError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.metrics import Scores
 from flower_fgl.nn import Backbone
@@ -43,8 +56,8 @@ from flower_fgl.protocols.base import (
     read_tensors,
     write_scores,
 )
-from flower_fgl.protocols.describe import Description
-from flower_fgl.secure.payloads import SHARES, UNMASK
+from flower_fgl.protocols.describe import Unfit
+from flower_fgl.secure.payloads import KEYS, SHARES, UNMASK
 
 __all__ = ["FglClientApp", "Fit", "Workplace"]
 
@@ -140,6 +153,7 @@ class FglClientApp(ClientApp, ABC):
         self.query(RESUME)(self._resume)
         self.train()(self._train)
         self.evaluate()(self._evaluate)
+        self.query(KEYS)(self._secure)
         self.query(SHARES)(self._secure)
         self.query(UNMASK)(self._secure)
 
@@ -165,7 +179,7 @@ class FglClientApp(ClientApp, ABC):
         return model
 
     # ---------------------------------------------------------------- plumbing
-    def open(self, context: Context) -> tuple[Client, StatePlace]:
+    def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:
         """Gather a client's graph, settings and memory.
 
         Raises
@@ -173,18 +187,28 @@ class FglClientApp(ClientApp, ABC):
         FglError
             If the settings, the graph or the state cannot be read.
         """
+        agreement = read_agreement(message)
+        if (
+            agreement is None
+            and "graph" in context.node_config
+            and not _is_query(message)
+        ):
+            raise PayloadError(
+                "the message lacks what was agreed with owners of graphs"
+            )
         config = self.workplace.config(context)
         if torch.get_num_threads() != config.threads:
             torch.set_num_threads(config.threads)
         device = choose_device(config.device)
-        partition_id, num_partitions = node_place(context.node_config)
+        partition_id, num_partitions = agreed_place(message, context)
         key = (
             id(config),
             str(device),
             tuple(sorted(context.node_config.items())),
+            agreement,
         )
         data = self.workplace.graphs.get(
-            key, lambda: open_client_data(config, context, device)
+            key, lambda: open_client_data(config, context, device, agreement)
         )
         place = self.workplace.states(config, context)
         state = place.load(context, partition_id)
@@ -192,33 +216,32 @@ class FglClientApp(ClientApp, ABC):
         return client, place
 
     def _describe(self, message: Message, context: Context) -> Message:
-        """Answer the query before round 1."""
-        client, place = self.open(context)
-        is_secure = client.config.secure_aggregation
-        graph = client.data.graph
-        counts = tuple(graph.class_counts("train").tolist())
-        sizes = client.data.sizes
-        description = Description(
-            partition_id=client.partition_id,
-            num_partitions=client.num_partitions,
-            num_nodes=graph.num_items,
-            num_edges=graph.num_edges,
-            num_train=int(client.data.training.index.numel()),
-            num_val=sizes.get("val", 0),
-            num_test=sizes.get("test", 0),
-            num_features=graph.num_features,
-            class_names=graph.class_names,
-            class_counts=counts if client.config.share_class_counts else (),
-            model=client.model_name,
-            partition_sha256=client.data.partition_sha256,
-            public_key=join(client, place, context) if is_secure else b"",
+        """Answer the query before round 1; an owner may answer that it does not fit."""
+        name = owner_name(context.node_config)
+        try:
+            client, place = self.open(message, context)
+            check_model_folder(context.node_config)
+        except FglError as error:
+            if "graph" not in context.node_config:
+                raise
+            return Message(Unfit(name, str(error)).to_record(), reply_to=message)
+        description = describe(
+            client.data,
+            place=(client.partition_id, client.num_partitions),
+            model=client.model_name if client.num_partitions else "",
+            name=name,
+            share_class_counts=client.config.share_class_counts,
+            # an owner is asked for its key when it has a number
+            public_key=join(client, place, context)
+            if client.config.secure_aggregation and client.num_partitions
+            else b"",
         )
         return Message(description.to_record(), reply_to=message)
 
     def _resume(self, message: Message, context: Context) -> Message:
         """Go back to the checkpoint's round; say which round the state is of."""
         point = message.content.config_records[CONFIG]
-        partition_id, _ = node_place(context.node_config)
+        partition_id, _ = agreed_place(message, context)
         place = self.workplace.states(self.workplace.config(context), context)
         keys = place.load(context, partition_id).group("secure")
         if not point["is-restored"]:
@@ -242,7 +265,7 @@ class FglClientApp(ClientApp, ABC):
     def handle_fit(self, message: Message, context: Context, fit: Any) -> Message:
         """Unpack, run ``fit``, score the model, keep the state, pack the reply."""
         clock = time.perf_counter()
-        client, place = self.open(context)
+        client, place = self.open(message, context)
         seconds = {"load": time.perf_counter() - clock}
         settings = message.content.config_records[CONFIG]
         server_round = int(settings["server-round"])  # type: ignore[arg-type]
@@ -259,9 +282,9 @@ class FglClientApp(ClientApp, ABC):
             scores["local"] = client.evaluate(model)
             seconds["evaluate"] = time.perf_counter() - clock
         if model is not None:
-            client.state.set_group(
-                "model", {n: t.detach() for n, t in model.state_dict().items()}
-            )
+            trained = {n: t.detach() for n, t in model.state_dict().items()}
+            keep_model(client, context, trained, scores.get("local", {}), server_round)
+            client.state.set_group("model", trained)
         client.state.values["round"] = server_round
         content = pack_upload(client, server_round, message.content, result.upload)
         place.save(context, client.partition_id, client.state)
@@ -278,7 +301,7 @@ class FglClientApp(ClientApp, ABC):
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Score the client's own model, the aggregated one, or both."""
-        client, _ = self.open(context)
+        client, _ = self.open(message, context)
         clock = time.perf_counter()
         modes = message.content.config_records[CONFIG]["modes"]
         scores = {}
@@ -302,6 +325,10 @@ class FglClientApp(ClientApp, ABC):
         return Message(
             RecordDict({METRICS: pack_metrics(scores, seconds)}), reply_to=message
         )
+
+
+def _is_query(message: Message) -> bool:
+    return message.metadata.message_type.startswith(MessageType.QUERY)
 
 
 def pack_metrics(

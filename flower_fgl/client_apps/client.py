@@ -27,7 +27,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.datasets.build import client_from_file
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.store import open_store
-from flower_fgl.errors import RunError
+from flower_fgl.errors import DataError, RunError
 from flower_fgl.metrics import AbsentClasses, Scores, auroc, score
 from flower_fgl.nn import (
     Backbone,
@@ -36,6 +36,7 @@ from flower_fgl.nn import (
     deal_models,
     state_shapes,
 )
+from flower_fgl.protocols.describe import UNNUMBERED, Agreement
 from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
 
 __all__ = ["Client", "ClientData", "DataCache"]
@@ -363,7 +364,10 @@ class Client:
 
 
 def open_client_data(
-    config: RunConfig, context: Context, device: torch.device
+    config: RunConfig,
+    context: Context,
+    device: torch.device,
+    agreement: Agreement | None = None,
 ) -> ClientData:
     """Load the graph a node is told to hold.
 
@@ -376,6 +380,8 @@ def open_client_data(
         and ``num-partitions``.
     device : torch.device
         Where to put it.
+    agreement : Agreement, optional
+        What was settled with an owner; before, the graph is in its own class order.
 
     Returns
     -------
@@ -384,13 +390,23 @@ def open_client_data(
     Raises
     ------
     DataError
-        If the data cannot be had.
+        If the data cannot be had. Of an owner's file the message says nothing of what is
+        in it, since it travels to the server; this node's log says more.
     """
     node = context.node_config
-    partition_id, num_partitions = node_place(node)
     if "graph" in node:
-        graph = client_from_file(Path(str(node["graph"])), partition_id, config)
+        try:
+            graph = client_from_file(Path(str(node["graph"])), config)
+        except DataError as error:
+            log.error("The graph of this node cannot be used: %s", error)
+            raise DataError(
+                "its graph file cannot be used; the log of its SuperNode says why, and "
+                "so does flower-fgl check-graph."
+            ) from None
+        if agreement is not None:
+            graph = graph.renumbered(agreement.partition_id, agreement.class_names)
         return ClientData.build(graph, device)
+    partition_id, num_partitions = node_place(node)
     store = open_store(config, num_partitions)
     return ClientData.build(
         store.load(partition_id), device, store.index.partition_sha256
@@ -404,7 +420,13 @@ def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
     ------
     RunError
         If one is missing or no whole number, or there is no such partition.
+
+    Notes
+    -----
+    1. An owner who brings a graph may leave both away: the server numbers it.
     """
+    if "graph" in node and not {"partition-id", "num-partitions"} & node.keys():
+        return UNNUMBERED, 0
     out = []
     for key in ("partition-id", "num-partitions"):
         value = node.get(key)
@@ -412,7 +434,7 @@ def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
             raise RunError(
                 f"The node config must hold {key} as a whole number, got {value!r}. "
                 "Start the SuperNode with --node-config "
-                '"partition-id=0 num-partitions=3".'
+                '"partition-id=0 num-partitions=3", or with graph="/path/to/graph.npz".'
             )
         out.append(value)
     if out[0] >= out[1]:

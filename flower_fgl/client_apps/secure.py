@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message, RecordDict
 
-from flower_fgl.client_apps.client import Client, node_place
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.describing import agreed_place
 from flower_fgl.client_apps.state import StatePlace
 from flower_fgl.errors import PayloadError
 from flower_fgl.protocols.base import CONFIG, Payload
 from flower_fgl.secure.additive import AdditivePayload
 from flower_fgl.secure.member import Member
-from flower_fgl.secure.payloads import Peers, Roster, Survivors
+from flower_fgl.secure.payloads import KEYS, Peers, PublicKey, Roster, Survivors
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import Workplace
@@ -30,14 +31,14 @@ def join(client: Client, place: StatePlace, context: Context) -> bytes:
 
 
 def answer(workplace: Workplace, message: Message, context: Context) -> Message:
-    """Take one step beside the training: send shares, or reveal them.
+    """Take one step beside the training: send a key or shares, or reveal them.
 
     Parameters
     ----------
     workplace : Workplace
         What the process keeps.
     message : Message
-        The roster of a round, or its survivors.
+        The roster of a round, its survivors, or an empty one that asks for the key.
     context : Context
         Flower's, of this client.
 
@@ -54,14 +55,16 @@ def answer(workplace: Workplace, message: Message, context: Context) -> Message:
     config = workplace.config(context)
     if not config.secure_aggregation:
         raise PayloadError("secure-aggregation is off here")
-    partition_id, _ = node_place(context.node_config)
+    partition_id, _ = agreed_place(message, context)
     place = workplace.states(config, context)
     state = place.load(context, partition_id)
     member = Member(partition_id, config, state.group("secure"))
     content = message.content
     server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
     reply: Payload
-    if Roster.record in content:
+    if message.metadata.message_type.endswith(KEYS):
+        reply = PublicKey.of(member.join())
+    elif Roster.record in content:
         reply = member.offer(server_round, Roster.from_record(content))
     else:
         reply = member.reveal(server_round, Survivors.from_record(content))

@@ -15,7 +15,7 @@ from flower_fgl.datasets.client_graph import (
     GraphDataset,
     NodeDataset,
 )
-from flower_fgl.datasets.files import load_graph_file
+from flower_fgl.datasets.files import OwnedGraph, load_graph_file
 from flower_fgl.datasets.graph_sets import cut_graph_clients
 from flower_fgl.datasets.partition import (
     IntArray,
@@ -36,7 +36,7 @@ from flower_fgl.datasets.synthetic import synthetic_dataset
 from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.seeds import numpy_generator
 
-__all__ = ["build_clients", "client_from_file", "load_dataset"]
+__all__ = ["build_clients", "client_from_file", "client_from_owned", "load_dataset"]
 
 FILE_SPLIT = "20/40/40"
 """Default split of a graph file that brings none."""
@@ -229,21 +229,52 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
         client.class_names,
         client.node_ids[cut.train_nodes],
         (cut.val, cut.test),
+        cut.scaling,
     )
 
 
-def client_from_file(path: Path, partition_id: int, config: RunConfig) -> ClientGraph:
+def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
     """Read a data owner's own graph.
 
     Parameters
     ----------
     path : Path
         An ``.npz`` file or a CSV folder.
-    partition_id : int
-        Number of the client.
     config : RunConfig
         ``split`` is used where the file brings none, or if it is not ``default``;
         ``setting`` is applied unless the file brings evaluation graphs of its own.
+
+    Returns
+    -------
+    ClientGraph
+        In the owner's own class order, as client 0: :meth:`ClientGraph.renumbered` gives
+        it what was agreed.
+
+    Raises
+    ------
+    ConfigError
+        If ``setting`` is ``"graph"``.
+    DataError
+        If the file is missing or malformed.
+
+    Notes
+    -----
+    1. A split that the file does not bring is a function of the file and
+       ``partition-seed`` only, not of the client's number, which depends on who else
+       takes part: a test node of one run must not train the next.
+    """
+    return client_from_owned(load_graph_file(path.expanduser()), config)
+
+
+def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
+    """Split an owner's graph as the settings say, see :func:`client_from_file`.
+
+    Parameters
+    ----------
+    owned : OwnedGraph
+        The file, read.
+    config : RunConfig
+        ``split``, ``setting`` and ``partition-seed``.
 
     Returns
     -------
@@ -254,28 +285,27 @@ def client_from_file(path: Path, partition_id: int, config: RunConfig) -> Client
     ConfigError
         If ``setting`` is ``"graph"``, or something is to be taken away from the graph.
     DataError
-        If the file is missing or malformed.
+        If there is no split where one must be.
     """
     if config.classifies_graphs:
         raise ConfigError(
-            f"{path} is one graph, whose nodes are classified: it needs setting = "
+            "A graph file holds one graph, whose nodes are classified: it needs setting = "
             '"transductive" or "inductive", got setting = "graph".'
         )
     if Sparsity.of(config):
         raise ConfigError(
-            f"{path} is an owner's own graph and is used as it is, but feature-sparsity, "
+            "An owner's own graph is used as it is, but feature-sparsity, "
             "edge-sparsity or label-sparsity asks to take something away. Set them to "
             "0, or let the app cut the data set itself (partition-id=... instead of "
             "graph=... in the SuperNode's --node-config)."
         )
-    owned = load_graph_file(path.expanduser())
     masks = dict(owned.dataset.masks)
     asked = config.split
     if asked == "default":
         asked = "public" if masks else FILE_SPLIT
     fractions = parse_split(asked)
     if fractions is not None:
-        generator = numpy_generator(config.partition_seed, 0, partition_id, "split")
+        generator = numpy_generator(config.partition_seed, 0, 0, "split")
         masks = split_nodes(owned.dataset.y, fractions, generator=generator)
-    client = owned.client_graph(partition_id, masks)
+    client = owned.client_graph(0, masks)
     return client if client.evaluation else in_setting(client, config)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from flower_fgl.errors import DataError
 
 __all__ = ["ClientGraph", "Graph", "GraphDataset", "NodeDataset"]
 
@@ -160,6 +162,9 @@ class ClientGraph:
     node_ids : Tensor of shape (N,) or (G,), int64
         Number of each node of ``graph``, or with ``batch`` of each graph, in the source
         data; ascending.
+    scaling : tuple of two Tensors of shape (d,), float64, or None
+        Mean and standard deviation by which an owner's features were standardised;
+        ``None`` where they are as they were given.
     """
 
     partition_id: int
@@ -167,6 +172,7 @@ class ClientGraph:
     class_names: tuple[str, ...]
     node_ids: Tensor
     evaluation: tuple[Graph, ...] = ()
+    scaling: tuple[Tensor, Tensor] | None = None
 
     @property
     def num_features(self) -> int:
@@ -208,3 +214,44 @@ class ClientGraph:
         """
         labels = self.graph.y[self.graph.masks[mask]]
         return torch.bincount(labels[labels >= 0], minlength=self.num_classes)
+
+    def renumbered(
+        self, partition_id: int, class_names: tuple[str, ...]
+    ) -> ClientGraph:
+        """Return the graph under the number and in the class order that was agreed.
+
+        Parameters
+        ----------
+        partition_id : int
+            Number of the client.
+        class_names : tuple of str
+            Names of the C classes of the federation.
+
+        Returns
+        -------
+        ClientGraph
+            Labels are numbers of ``class_names``; -1 stays -1.
+
+        Raises
+        ------
+        DataError
+            If the graph has a class that is not among them.
+        """
+        unknown = sorted(set(self.class_names) - set(class_names))
+        if unknown:
+            raise DataError(
+                f"The graph has classes that were not agreed on: {', '.join(unknown)}. "
+                "A graph file must not change while a run goes on; start the run again."
+            )
+        if class_names == self.class_names:
+            return replace(self, partition_id=partition_id)
+        # one entry more, which the index -1 takes
+        numbers = [*(class_names.index(name) for name in self.class_names), -1]
+        table = torch.tensor(numbers)
+        return replace(
+            self,
+            partition_id=partition_id,
+            class_names=class_names,
+            graph=replace(self.graph, y=table[self.graph.y]),
+            evaluation=tuple(replace(g, y=table[g.y]) for g in self.evaluation),
+        )

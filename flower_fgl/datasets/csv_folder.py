@@ -6,9 +6,8 @@
 ``edges.csv``
     ``source`` and ``target``: ids of nodes; one direction is enough.
 ``classes.csv``
-    Optional: ``name``, one class of the federation per line, in the order all owners
-    use. Without it the classes are the labels that occur, sorted, and all owners must
-    have the same ones.
+    Optional: ``name``, one class a line. Without it the classes are the labels that
+    occur, sorted. The server agrees with all owners on one numbering, by name.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from flower_fgl.datasets.attempts import Attempts
 from flower_fgl.errors import DataError
 
 __all__ = ["read_csv_folder"]
@@ -30,19 +30,27 @@ SPLITS = ("train", "val", "test")
 TEXT_COLUMNS = ("id", "label", "split", "source", "target", "name")
 
 
-def read_csv_folder(folder: Path) -> dict[str, Array]:
+def read_csv_folder(
+    folder: Path, *, needs_labels: bool = True, attempts: Attempts | None = None
+) -> dict[str, Array]:
     """Read the tables into the arrays that an ``.npz`` file would hold.
 
     Parameters
     ----------
     folder : Path
         Folder with ``nodes.csv`` and ``edges.csv``.
+    needs_labels : bool
+        Whether labels, classes and split are read; else there need be none.
+    attempts : Attempts, optional
+        Where problems are kept, if the first is not to be raised.
 
     Returns
     -------
     dict of str to array
-        ``x``, ``edges``, ``y``, ``class_names`` and, if there is a column ``split``,
-        ``train_mask``, ``val_mask`` and ``test_mask``. Nodes in the order of the table.
+        ``x``, ``edges``, ``names`` (the ids as text), and with labels ``y``,
+        ``class_names`` and, if there is a column ``split``, ``train_mask``, ``val_mask``
+        and ``test_mask``. Nodes in the order of the table. Without those in which a
+        problem was kept.
 
     Raises
     ------
@@ -51,12 +59,30 @@ def read_csv_folder(folder: Path) -> dict[str, Array]:
         is not in ``classes.csv``, or a feature is no finite number; the message names
         file, line and column.
     """
+    attempt = attempts or Attempts()
     path = folder / "nodes.csv"
-    nodes = _read_table(path, required=("id", "label"))
-    ids = _ids(nodes, path)
-    class_names = _class_names(nodes["label"], folder)
-    label = nodes["label"]
-    y = np.full(len(nodes), -1, dtype=np.int64)
+    required = ("id", "label") if needs_labels else ("id",)
+    nodes = attempt(_read_table, path, required=required)
+    if nodes is None:
+        return {}
+    ids = attempt(_ids, nodes, path)
+    arrays: dict[str, Array | None] = {}
+    if needs_labels:
+        arrays |= attempt(_labels, nodes["label"], folder) or {}
+    arrays["x"] = _features(nodes, path, attempt)
+    if ids is not None:
+        arrays["edges"] = attempt(_edges, folder / "edges.csv", ids)
+        arrays["names"] = np.array(ids.tolist(), dtype=np.str_)
+    if needs_labels and "split" in nodes:
+        arrays |= attempt(_masks, nodes["split"], path) or {}
+    return {key: array for key, array in arrays.items() if array is not None}
+
+
+def _labels(label: Any, folder: Path) -> dict[str, Array]:
+    """Turn the labels into numbers of classes."""
+    path = folder / "nodes.csv"
+    class_names = _class_names(label, folder)
+    y = np.full(len(label), -1, dtype=np.int64)
     is_known = (label != "").to_numpy(bool)
     y[is_known] = class_names.get_indexer(label[is_known])
     unknown = is_known & (y < 0)
@@ -65,15 +91,8 @@ def read_csv_folder(folder: Path) -> dict[str, Array]:
             f'{path}, line {_line(unknown)}: class "{label[unknown].iloc[0]}" is not '
             "in classes.csv."
         )
-    arrays = {
-        "x": _features(nodes, path),
-        "edges": _edges(folder / "edges.csv", ids),
-        "y": y,
-        "class_names": np.array(class_names.tolist(), dtype=np.str_),
-    }
-    if "split" in nodes:
-        arrays |= _masks(nodes["split"], path)
-    return arrays
+    names = np.array(class_names.tolist(), dtype=np.str_)
+    return {"y": y, "class_names": names}
 
 
 def _line(is_wrong: Array) -> int:
@@ -161,29 +180,41 @@ def _class_names(label: Any, folder: Path) -> Any:
     return pd.Index(sorted(found, key=lambda n: (int(n), n) if is_number else (0, n)))
 
 
-def _features(nodes: Any, path: Path) -> Array:
+def _features(nodes: Any, path: Path, attempt: Attempts) -> Array | None:
     """Return the feature columns as float32, shape (N, d)."""
-    import pandas as pd
-
     table = nodes.drop(columns=["id", "label", "split"], errors="ignore")
     if not table.shape[1]:
-        raise DataError(f"{path} has no feature column besides id, label and split.")
-    for column in table.columns:
-        if not pd.api.types.is_numeric_dtype(table[column]):
-            values = pd.to_numeric(table[column], errors="coerce")
-            line = _line(values.isna().to_numpy(bool))
-            raise DataError(
-                f'{path}, line {line}, column "{column}": expected a number, got '
-                f'"{table[column].iloc[line - 2]}".'
-            )
+        return attempt(_no_features, path)
+    columns = [
+        attempt(_feature, table[column], column, path) for column in table.columns
+    ]
+    found = [column for column in columns if column is not None]
+    return np.stack(found, axis=1) if len(found) == len(columns) else None
+
+
+def _no_features(path: Path) -> Array:
+    raise DataError(f"{path} has no feature column besides id, label and split.")
+
+
+def _feature(values: Any, column: str, path: Path) -> Array:
+    """Return one feature of all nodes as float32, shape (N,)."""
+    import pandas as pd
+
+    if not pd.api.types.is_numeric_dtype(values):
+        read = pd.to_numeric(values, errors="coerce")
+        line = _line(read.isna().to_numpy(bool))
+        raise DataError(
+            f'{path}, line {line}, column "{column}": expected a number, got '
+            f'"{values.iloc[line - 2]}".'
+        )
     with np.errstate(over="ignore"):  # beyond float32 becomes inf: refused below
-        x: Array = np.array(table, dtype=np.float32)
+        x: Array = np.array(values, dtype=np.float32)
     wrong = ~np.isfinite(x)
     if wrong.any():
-        row, column = np.argwhere(wrong)[0]
+        line = _line(wrong)
         raise DataError(
-            f'{path}, line {row + 2}, column "{table.columns[column]}": expected a '
-            f"finite number, got {table.iloc[row, column]}."
+            f'{path}, line {line}, column "{column}": expected a finite number, got '
+            f"{values.iloc[line - 2]}."
         )
     return x
 

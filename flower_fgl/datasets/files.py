@@ -10,7 +10,8 @@ The ``.npz`` holds plain arrays only; pickled objects are refused:
 ``y``
     (N,) integers in [-1, C), -1 where the class is unknown.
 ``class_names``
-    (C,) text, the same in the same order for every owner.
+    (C,) text: what the numbers in ``y`` stand for. Owners may number classes
+    differently and lack some: the server agrees with them by name.
 ``train_mask``, ``val_mask``, ``test_mask``
     (N,) bool, optional: a split.
 ``node_ids``
@@ -28,26 +29,31 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.datasets.canonical import scipy_csr
+from flower_fgl.datasets.attempts import Attempts
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.datasets.csv_folder import read_csv_folder
 from flower_fgl.datasets.graph_arrays import (
     GRAPH_KEYS,
-    MASKS,
     Array,
     integers,
     node_dataset,
     read_arrays,
+    try_node_dataset,
 )
+from flower_fgl.datasets.saving import save_client_graph
 from flower_fgl.errors import DataError
 
-__all__ = ["OwnedGraph", "load_graph_file", "save_client_graph"]
+__all__ = [
+    "OwnedGraph",
+    "inspect_graph_file",
+    "load_graph_file",
+    "save_client_graph",
+]
 
 EVALUATION = re.compile(r"evaluation_(\d+)_(\w+)")
 
@@ -64,11 +70,14 @@ class OwnedGraph:
         The owner's numbers of the nodes, ascending; 0..N-1 if the file has none.
     evaluation : tuple of Graph
         Further graphs on which the owner's model is scored only.
+    names : tuple of str
+        Length N: the owner's ids of the nodes where they are text, else empty.
     """
 
     dataset: NodeDataset
     node_ids: Tensor
     evaluation: tuple[Graph, ...] = ()
+    names: tuple[str, ...] = ()
 
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
@@ -109,13 +118,18 @@ class OwnedGraph:
         )
 
 
-def load_graph_file(path: str | os.PathLike[str]) -> OwnedGraph:
+def load_graph_file(
+    path: str | os.PathLike[str], *, needs_labels: bool = True
+) -> OwnedGraph:
     """Read a data owner's graph, checked.
 
     Parameters
     ----------
     path : path-like
         An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv``.
+    needs_labels : bool
+        Whether labels, classes and split are read. Else there need be none: every label
+        is -1, and there is one class without a name.
 
     Returns
     -------
@@ -129,56 +143,79 @@ def load_graph_file(path: str | os.PathLike[str]) -> OwnedGraph:
         If the file is missing, damaged, holds pickled objects, or its arrays do not fit
         together; the message says which, where, and what to do.
     """
-    path = Path(path)
-    is_folder = path.is_dir()
-    arrays = read_csv_folder(path) if is_folder else read_arrays(path, _is_known)
-    where = str(path)
-    class_names = _class_names(arrays, where)
-    dataset = node_dataset(arrays, where, class_names)
-    return OwnedGraph(
-        dataset=dataset,
-        node_ids=_node_ids(arrays, dataset.num_nodes, where),
-        evaluation=_evaluation_graphs(arrays, where, class_names, dataset.num_features),
-    )
+    owned = _load(Path(path), Attempts(), needs_labels=needs_labels)
+    assert owned is not None  # a problem was raised
+    return owned
 
 
-def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
-    """Write one client's graph as an owner's ``.npz`` file, all of it or nothing.
+def inspect_graph_file(
+    path: str | os.PathLike[str],
+) -> tuple[OwnedGraph | None, list[str]]:
+    """Read a data owner's graph and find all that is wrong with it.
 
     Parameters
     ----------
     path : path-like
-        File to write; its folder exists.
-    client : ClientGraph
-        What :func:`load_graph_file` gives back to the last bit, but for
-        ``partition_id``: that is given by who loads the file.
+        As in :func:`load_graph_file`.
 
-    Raises
-    ------
-    DataError
-        If a mask has a name that the file does not know.
-    OSError
-        If the file cannot be written; an older file of that name is left as it was.
+    Returns
+    -------
+    OwnedGraph or None
+        The graph, if nothing is wrong.
+    list of str
+        The problems, each with what to do.
     """
-    path = Path(path)
-    names = {name for g in (client.graph, *client.evaluation) for name in g.masks}
-    if not names <= set(MASKS):
-        raise DataError(
-            f"{path}: masks {', '.join(sorted(names - set(MASKS)))} cannot be stored; "
-            f"a graph file knows {', '.join(MASKS)}."
-        )
-    arrays = _graph_arrays(client.graph, "")
-    arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
-    arrays["node_ids"] = client.node_ids.numpy()
-    for i, graph in enumerate(client.evaluation):
-        arrays |= _graph_arrays(graph, f"evaluation_{i}_")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(scratch, "xb") as file:
-            np.savez(file, **arrays)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    attempts = Attempts(collect=True)
+    owned = attempts(_load, Path(path), attempts, needs_labels=True)
+    return (None if attempts.problems else owned), attempts.problems
+
+
+def _load(path: Path, attempt: Attempts, *, needs_labels: bool) -> OwnedGraph | None:
+    arrays: dict[str, Array]
+    if path.is_dir():
+        arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
+        if attempt.problems:
+            return None
+    else:
+        arrays = read_arrays(path, _is_known)
+        if not needs_labels:
+            arrays = _without_labels(arrays)
+    where = str(path)
+    class_names = attempt(_class_names, arrays, where) if needs_labels else ("",)
+    if class_names is None:  # labels cannot be judged then, everything else can
+        arrays = _without_labels(arrays)
+    if not needs_labels or class_names is None:
+        arrays["y"] = np.full(_num_rows(arrays), -1)
+    dataset = try_node_dataset(arrays, where, class_names or ("",), attempt)
+    if dataset is None:
+        return None
+    node_ids = attempt(_node_ids, arrays, dataset.num_nodes, where)
+    evaluation = attempt(
+        _evaluation_graphs, arrays, where, dataset.class_names, dataset.num_features
+    )
+    if node_ids is None or evaluation is None:
+        return None
+    names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
+    return OwnedGraph(dataset, node_ids, evaluation, names)
+
+
+def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Leave away what speaks of labels."""
+    return {
+        key: array
+        for key, array in arrays.items()
+        if key not in ("y", "class_names")
+        and not key.endswith("_mask")
+        and not EVALUATION.fullmatch(key)
+    }
+
+
+def _num_rows(arrays: Mapping[str, Array]) -> int:
+    """Return the number of rows of the features, 0 if there are none to count."""
+    if "x" in arrays:
+        return len(arrays["x"]) if arrays["x"].ndim else 0
+    shape = arrays.get("x_shape", np.zeros(0, dtype=np.int64))
+    return int(shape[0]) if shape.ndim == 1 and shape.size else 0
 
 
 def _is_known(key: str) -> bool:
@@ -188,28 +225,11 @@ def _is_known(key: str) -> bool:
     )
 
 
-def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
-    """Name the arrays of one graph as they stand in the file."""
-    if graph.x.layout == torch.sparse_csr:
-        matrix = scipy_csr(graph.x)
-        arrays = {
-            "x_indptr": matrix.indptr,
-            "x_indices": matrix.indices,
-            "x_data": matrix.data,
-            "x_shape": np.array(matrix.shape, dtype=np.int64),
-        }
-    else:
-        arrays = {"x": graph.x.numpy()}
-    arrays |= {"edge_index": graph.edge_index.numpy(), "y": graph.y.numpy()}
-    arrays |= {f"{name}_mask": mask.numpy() for name, mask in graph.masks.items()}
-    return {prefix + key: array for key, array in arrays.items()}
-
-
 def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
     if "class_names" not in arrays:
         raise DataError(
-            f"{where}: array class_names is missing: the names of all classes of the "
-            "federation, in the order all owners use."
+            f"{where}: array class_names is missing: what the numbers 0, 1, … in y "
+            "stand for, named as the other owners name it."
         )
     names = arrays["class_names"]
     if names.dtype.kind != "U" or names.ndim != 1 or not len(names):

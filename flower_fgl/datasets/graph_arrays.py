@@ -17,6 +17,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
+from flower_fgl.datasets.attempts import Attempts
 from flower_fgl.datasets.canonical import (
     csr_tensor,
     sorted_distinct,
@@ -26,7 +27,15 @@ from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.validate import validate_node_dataset
 from flower_fgl.errors import DataError
 
-__all__ = ["GRAPH_KEYS", "MASKS", "Array", "integers", "node_dataset", "read_arrays"]
+__all__ = [
+    "GRAPH_KEYS",
+    "MASKS",
+    "Array",
+    "integers",
+    "node_dataset",
+    "read_arrays",
+    "try_node_dataset",
+]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -107,31 +116,97 @@ def node_dataset(
 
     Parameters
     ----------
-    arrays : mapping of str to array
-        Arrays named as in ``GRAPH_KEYS``; others are not looked at.
-    where : str
-        The file, for messages.
-    class_names : tuple of str
-        Length C.
+    arrays, where, class_names
+        As in :func:`try_node_dataset`.
 
     Returns
     -------
     NodeDataset
-        Undirected and simple; a log line says what was dropped.
 
     Raises
     ------
     DataError
         If an array is missing, of the wrong dtype or shape, or does not fit the others.
     """
-    x = _features(arrays, where)
+    dataset = try_node_dataset(arrays, where, class_names, Attempts())
+    assert dataset is not None  # a problem was raised
+    return dataset
+
+
+def try_node_dataset(
+    arrays: Mapping[str, Array],
+    where: str,
+    class_names: tuple[str, ...],
+    attempt: Attempts,
+) -> NodeDataset | None:
+    """Build one graph from its arrays and check it.
+
+    Parameters
+    ----------
+    arrays : mapping of str to array
+        Arrays named as in ``GRAPH_KEYS``; others are not looked at.
+    where : str
+        The file, for messages.
+    class_names : tuple of str
+        Length C.
+    attempt : Attempts
+        Raises the first problem, or keeps all.
+
+    Returns
+    -------
+    NodeDataset or None
+        Undirected and simple; a log line says what was dropped. ``None`` after a problem
+        that was kept.
+
+    Raises
+    ------
+    DataError
+        If an array is missing, of the wrong dtype or shape, or does not fit the others.
+    """
+    x = attempt(_features, arrays, where)
+    if x is None:
+        attempt(integers, arrays, "y", where)
+        attempt(_edge_index, arrays, where)
+        attempt(_masks, arrays, where)
+        return None
     num_nodes = x.shape[0]
+    y = attempt(_labels, arrays, num_nodes, where)
+    edge_index = attempt(_simple_edges, arrays, num_nodes, where)
+    masks = attempt(_masks, arrays, where)
+    dataset = NodeDataset(
+        name=Path(where).stem,
+        x=x,
+        # what could not be read counts as empty while the rest is checked
+        edge_index=torch.empty(2, 0, dtype=torch.int64)
+        if edge_index is None
+        else edge_index,
+        y=torch.full((num_nodes,), -1) if y is None else y,
+        class_names=class_names,
+        masks=masks or {},
+    )
+    found = Attempts(collect=True)
+    validate_node_dataset(dataset, found)
+    for problem in found.problems:
+        attempt(_refuse, f"{where}: {problem}")
+    is_whole = not (found.problems or y is None or edge_index is None or masks is None)
+    return dataset if is_whole else None
+
+
+def _refuse(problem: str) -> None:
+    raise DataError(problem)
+
+
+def _labels(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
     y = torch.from_numpy(integers(arrays, "y", where))
     if y.shape != (num_nodes,):
         raise DataError(
             f"{where}: y must have one label per row of x, shape ({num_nodes},), got "
             f"{tuple(y.shape)}."
         )
+    return y
+
+
+def _simple_edges(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
     edge_index = torch.from_numpy(_edge_index(arrays, where))
     if edge_index.numel():
         low, high = int(edge_index.min()), int(edge_index.max())
@@ -142,19 +217,7 @@ def node_dataset(
             )
     simple = undirected_simple(edge_index, num_nodes)
     _tell_dropped(edge_index, simple, num_nodes, where)
-    dataset = NodeDataset(
-        name=Path(where).stem,
-        x=x,
-        edge_index=simple,
-        y=y,
-        class_names=class_names,
-        masks=_masks(arrays, where),
-    )
-    try:
-        validate_node_dataset(dataset)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from None
-    return dataset
+    return simple
 
 
 def _features(arrays: Mapping[str, Array], where: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ __all__ = [
     "induced_subgraph",
     "inductive_graphs",
     "owner_of_nodes",
+    "scale_features",
     "select_rows",
 ]
 
@@ -43,12 +44,16 @@ class InductiveGraphs:
         (``test``), all True.
     train_nodes : Tensor of shape (n,), int64
         Number of each node of ``train`` in the graph that was cut; ascending.
+    scaling : tuple of two Tensors of shape (d,), float64, or None
+        Mean and standard deviation by which features were standardised; ``None`` where
+        they are as they were.
     """
 
     train: Graph
     val: Graph
     test: Graph
     train_nodes: Tensor
+    scaling: tuple[Tensor, Tensor] | None = None
 
 
 def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
@@ -176,8 +181,9 @@ def inductive_graphs(graph: Graph, *, standardise: bool = False) -> InductiveGra
         If sparse features are to be standardised, which would fill them in.
     """
     train_nodes = torch.nonzero(graph.masks["train"]).flatten()
-    if standardise:
-        graph = _standardised(graph, train_nodes)
+    scaling = _scaling(graph, train_nodes) if standardise else None
+    if scaling is not None:
+        graph = replace(graph, x=scale_features(graph.x, *scaling))
     train = _cut(graph, train_nodes)
     everywhere = torch.ones(train.num_nodes, dtype=torch.bool)
     masks = {"train": everywhere, "val": ~everywhere, "test": ~everywhere}
@@ -191,6 +197,7 @@ def inductive_graphs(graph: Graph, *, standardise: bool = False) -> InductiveGra
         val=evaluation[0],
         test=evaluation[1],
         train_nodes=train_nodes,
+        scaling=scaling,
     )
 
 
@@ -204,8 +211,8 @@ def _cut(graph: Graph, nodes: Tensor) -> Graph:
     )
 
 
-def _standardised(graph: Graph, train_nodes: Tensor) -> Graph:
-    """Standardise dense features with the statistics of the training nodes."""
+def _scaling(graph: Graph, train_nodes: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return mean and deviation of dense features over the training nodes."""
     if graph.x.layout != torch.strided:
         raise DataError(
             "Sparse features cannot be standardised without filling them in. Load them "
@@ -215,10 +222,25 @@ def _standardised(graph: Graph, train_nodes: Tensor) -> Graph:
         logger.info(
             "A client without training nodes keeps its features unstandardised."
         )
-        return graph
+        return None
     seen = graph.x[train_nodes].double()
     std, mean = torch.std_mean(seen, dim=0, correction=0)
     is_constant = (seen == seen[0]).all(dim=0)
-    std = torch.where(is_constant, torch.ones_like(std), std)
-    x = ((graph.x.double() - mean) / std).to(graph.x.dtype)
-    return Graph(x, graph.edge_index, graph.y, graph.masks)
+    return mean, torch.where(is_constant, torch.ones_like(std), std)
+
+
+def scale_features(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Shift and scale every feature.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Dense features.
+    mean, std : Tensor of shape (d,), float64
+        Subtracted, then divided by.
+
+    Returns
+    -------
+    Tensor of shape (N, d), float32
+    """
+    return ((x.double() - mean) / std).to(x.dtype)

@@ -8,19 +8,24 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from flower_fgl.datasets.attempts import Attempts
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.errors import DataError
 
 __all__ = ["validate_graph_dataset", "validate_node_dataset"]
 
 
-def validate_node_dataset(dataset: NodeDataset) -> None:
+def validate_node_dataset(
+    dataset: NodeDataset, attempts: Attempts | None = None
+) -> None:
     """Check that a graph keeps the promises of :class:`NodeDataset`.
 
     Parameters
     ----------
     dataset : NodeDataset
         The graph, of any source.
+    attempts : Attempts, optional
+        Where problems are kept, if the first is not to be raised.
 
     Raises
     ------
@@ -30,22 +35,31 @@ def validate_node_dataset(dataset: NodeDataset) -> None:
         or two masks share a node.
     """
     num_nodes, name = dataset.num_nodes, dataset.name
-    _check_features(dataset.x, num_nodes, name)
-    _check_labels(dataset.y, dataset.num_classes, name, lowest=-1)
-    _check_edges(dataset.edge_index, num_nodes, name)
-    for mask, member in dataset.masks.items():
-        if member.dtype != torch.bool or member.shape != (num_nodes,):
-            raise DataError(
-                f'{name}: mask "{mask}" must be bool of shape ({num_nodes},), got '
-                f"{member.dtype} of shape {tuple(member.shape)}."
-            )
-    _check_disjoint(dataset.masks, name)
+    attempt = attempts or Attempts()
+    attempt(_check_features, dataset.x, num_nodes, name)
+    attempt(_check_labels, dataset.y, dataset.num_classes, name, lowest=-1)
+    attempt(_check_edges, dataset.edge_index, num_nodes, name)
+    shapes = [
+        attempt(_check_mask, mask, member, num_nodes, name)
+        for mask, member in dataset.masks.items()
+    ]
+    if None not in shapes:
+        attempt(_check_disjoint, dataset.masks, name)
     network = dataset.network
     if network is not None and network.shape != (num_nodes,):
         raise DataError(
             f"{name}: network must name one network per node, shape ({num_nodes},), "
             f"got {tuple(network.shape)}."
         )
+
+
+def _check_mask(mask: str, member: Tensor, num_nodes: int, name: str) -> bool:
+    if member.dtype != torch.bool or member.shape != (num_nodes,):
+        raise DataError(
+            f'{name}: mask "{mask}" must be bool of shape ({num_nodes},), got '
+            f"{member.dtype} of shape {tuple(member.shape)}."
+        )
+    return True
 
 
 def _check_disjoint(masks: Mapping[str, Tensor], name: str) -> None:

@@ -1,4 +1,10 @@
-"""The query exchange before round 1: what a client says about itself."""
+"""The query exchange before round 1: what a client says about itself.
+
+A client answers with a :class:`Description`, or with :class:`Unfit` where it cannot take
+part. Owners who bring their own graphs may number classes as they like and need no number
+themselves: the server settles both, and every later message to such a client carries the
+:class:`Agreement`, so that nothing has to be remembered.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,14 @@ from flwr.app import ConfigRecord, RecordDict
 from flower_fgl.errors import PayloadError
 from flower_fgl.protocols.base import INFO, Payload
 
-__all__ = ["Description"]
+__all__ = ["AGREEMENT", "UNNUMBERED", "Agreement", "Description", "Unfit"]
+
+AGREEMENT = "agreement"
+"""Record with which the server tells an owner what was agreed (a ConfigRecord)."""
+UNNUMBERED = -1
+"""Partition-id of an owner who leaves the numbering to the server."""
+MAX_TEXT = 300
+"""Characters of an owner's name, a class's name or a reason."""
 
 KEY_BYTES = 32
 _INTEGERS = (
@@ -32,7 +45,8 @@ class Description(Payload):
     Parameters
     ----------
     partition_id, num_partitions : int
-        The client's number and how many there are.
+        The client's number and how many there are; -1 and 0 where an owner leaves the
+        numbering to the server.
     num_nodes, num_edges : int
         Size of its graph, in nodes and undirected edges. Where whole graphs are
         classified, ``num_nodes`` counts what carries a label: its graphs, all splits
@@ -42,7 +56,7 @@ class Description(Payload):
     num_features : int
         Feature width d.
     class_names : tuple of str
-        Length C.
+        Length C, in the client's own order.
     class_counts : tuple of int
         Training nodes (or graphs) per class, empty if ``share-class-counts`` is off.
     model : str
@@ -51,6 +65,8 @@ class Description(Payload):
         Hash of the partition its graph belongs to; empty for an owner's own file.
     public_key : bytes
         With secure aggregation 32 bytes, the key to which shares are sealed; else empty.
+    name : str
+        What an owner is called in logs; empty for a partition of a data set.
     """
 
     partition_id: int
@@ -66,7 +82,13 @@ class Description(Payload):
     model: str
     partition_sha256: str = ""
     public_key: bytes = b""
+    name: str = ""
     records = (INFO,)
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether the graph is an owner's own file."""
+        return not self.partition_sha256
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``info``."""
@@ -78,6 +100,7 @@ class Description(Payload):
         values["model"] = self.model
         values["partition-sha256"] = self.partition_sha256
         values["public-key"] = self.public_key
+        values["name"] = self.name
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
@@ -89,23 +112,18 @@ class Description(Payload):
         PayloadError
             If an entry is missing, of the wrong type, negative or inconsistent.
         """
-        info = content.config_records.get(INFO)
-        if info is None:
-            raise PayloadError(f'The reply has no config record "{INFO}".')
+        info = _record(content, INFO)
         values: dict[str, Any] = {}
+        is_numbered = info.get("partition-id") != UNNUMBERED
         for key in _INTEGERS:
-            value = info.get(key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise PayloadError(f'"{key}" must be a count, got {value!r}.')
-            values[key.replace("-", "_")] = value
-        names, counts = info.get("class-names"), info.get("class-counts")
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            raise PayloadError(f'"class-names" must be strings, got {names!r}.')
-        class_counts = _read_counts(counts, len(names))
-        if values["partition_id"] >= values["num_partitions"] or not names:
+            lowest = UNNUMBERED if key == "partition-id" else 0
+            values[key.replace("-", "_")] = _read_integer(info, key, lowest=lowest)
+        names = _read_names(info)
+        class_counts = _read_counts(info.get("class-counts"), len(names))
+        if is_numbered and values["partition_id"] >= values["num_partitions"]:
             raise PayloadError(
-                f'"partition-id" must be below {values["num_partitions"]} and there must '
-                f"be a class, got {values['partition_id']} and {len(names)} classes."
+                f'"partition-id" must be below {values["num_partitions"]}, got '
+                f"{values['partition_id']}."
             )
         model, sha256 = info.get("model"), info.get("partition-sha256")
         if not isinstance(model, str) or not isinstance(sha256, str):
@@ -116,11 +134,12 @@ class Description(Payload):
                 f'"public-key" must be {KEY_BYTES} bytes or none, got {public_key!r}.'
             )
         return cls(
-            class_names=tuple(str(name) for name in names),
+            class_names=names,
             class_counts=class_counts,
             model=model,
             partition_sha256=sha256,
             public_key=public_key,
+            name=_read_text(info, "name"),
             **values,
         )
 
@@ -128,9 +147,148 @@ class Description(Payload):
     def num_bytes(self) -> int:
         """8 bytes a count, and the names."""
         names = sum(len(name.encode()) for name in self.class_names)
-        text = len(self.model.encode()) + len(self.partition_sha256)
-        counts = len(_INTEGERS) + len(self.class_counts)
-        return 8 * counts + names + text + len(self.public_key)
+        texts = (self.model, self.partition_sha256, self.name)
+        text = sum(len(value.encode()) for value in texts) + len(self.public_key)
+        return 8 * (len(_INTEGERS) + len(self.class_counts)) + names + text
+
+
+@dataclass(frozen=True)
+class Unfit(Payload):
+    """What a client says that cannot take part.
+
+    Parameters
+    ----------
+    name : str
+        What its owner is called in logs.
+    reason : str
+        Why; never a value of the owner's data.
+    """
+
+    name: str
+    reason: str
+    records = (INFO,)
+
+    def to_record(self) -> RecordDict:
+        """Pack into the record ``info``."""
+        return RecordDict(
+            {
+                INFO: ConfigRecord(
+                    {
+                        "name": self.name,
+                        "unfit": " ".join(self.reason.split())[:MAX_TEXT],
+                    }
+                )
+            }
+        )
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
+        """Unpack.
+
+        Raises
+        ------
+        PayloadError
+            If an entry is missing or no text.
+        """
+        info = _record(content, INFO)
+        return cls(_read_text(info, "name"), _read_text(info, "unfit"))
+
+    @classmethod
+    def is_in(cls, content: RecordDict) -> bool:
+        """Say whether an answer is of this kind."""
+        return "unfit" in content.config_records.get(INFO, {})
+
+    @property
+    def num_bytes(self) -> int:
+        """The two texts."""
+        return len(self.name.encode()) + len(self.reason.encode())
+
+
+@dataclass(frozen=True)
+class Agreement(Payload):
+    """What the server settled with owners who bring their own graphs.
+
+    Parameters
+    ----------
+    partition_id, num_partitions : int
+        The client's number and how many there are.
+    class_names : tuple of str
+        Names of the C classes in the order in which all clients number them.
+    """
+
+    partition_id: int
+    num_partitions: int
+    class_names: tuple[str, ...]
+    records = (AGREEMENT,)
+
+    def to_record(self) -> RecordDict:
+        """Pack into the record ``agreement``."""
+        values: dict[str, Any] = {
+            "partition-id": self.partition_id,
+            "num-partitions": self.num_partitions,
+            "class-names": list(self.class_names),
+        }
+        return RecordDict({AGREEMENT: ConfigRecord(values)})
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
+        """Unpack and check.
+
+        Raises
+        ------
+        PayloadError
+            If an entry is missing, of the wrong type, or a number out of range.
+        """
+        info = _record(content, AGREEMENT)
+        number = _read_integer(info, "partition-id", lowest=0)
+        total = _read_integer(info, "num-partitions", lowest=1)
+        if number >= total:
+            raise PayloadError(f"There is no client {number} of {total}.")
+        return cls(number, total, _read_names(info))
+
+    @property
+    def num_bytes(self) -> int:
+        """8 bytes a count, and the names."""
+        return 16 + sum(len(name.encode()) for name in self.class_names)
+
+
+def _record(content: RecordDict, name: str) -> ConfigRecord:
+    info = content.config_records.get(name)
+    if info is None:
+        raise PayloadError(f'The message has no config record "{name}".')
+    return info
+
+
+def _read_integer(info: ConfigRecord, key: str, *, lowest: int) -> int:
+    value: Any = info.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise PayloadError(f'"{key}" must be a count, got {value!r}.')
+    return value
+
+
+def _read_text(info: ConfigRecord, key: str) -> str:
+    value = info.get(key)
+    if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
+        raise PayloadError(
+            f'"{key}" must be one line of at most {MAX_TEXT} characters, got '
+            f"{str(value)[:50]!r}."
+        )
+    return value
+
+
+def _read_names(info: ConfigRecord) -> tuple[str, ...]:
+    """Check the class names: some, and no two alike."""
+    values = info.get("class-names")
+    names = (
+        [v for v in values if isinstance(v, str)] if isinstance(values, list) else []
+    )
+    if not names or len(names) != len(values):  # type: ignore[arg-type]
+        raise PayloadError(f'"class-names" must be strings, got {values!r}.')
+    if len(set(names)) < len(names) or max(map(len, names)) > MAX_TEXT:
+        raise PayloadError(
+            f'"class-names" must differ and have at most {MAX_TEXT} characters.'
+        )
+    return tuple(names)
 
 
 def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:

@@ -24,12 +24,14 @@ from flower_fgl.secure.keys import DIGEST_BYTES, KEY_BYTES, SEAL_BYTES
 from flower_fgl.secure.shamir import SHARE_BYTES
 
 __all__ = [
+    "KEYS",
     "SEALED_BYTES",
     "SHARES",
     "UNMASK",
     "MaskedUpload",
     "Offer",
     "Peers",
+    "PublicKey",
     "Reveal",
     "Roster",
     "Survivors",
@@ -37,6 +39,8 @@ __all__ = [
     "to_bytes",
 ]
 
+KEYS = "secure_keys"
+"""Action by which owners of graphs, once they have a number, are asked for their key."""
 SHARES = "secure_shares"
 """Action of the exchange in which shares are sent."""
 UNMASK = "secure_unmask"
@@ -105,6 +109,34 @@ class _Arrays(Payload):
     def num_bytes(self) -> int:
         """Bytes of all fields."""
         return sum(t.numel() * t.element_size() for t in self._tensors.values())
+
+
+@dataclass(frozen=True)
+class PublicKey(_Arrays):
+    """The key of a run to which shares are sealed.
+
+    Parameters
+    ----------
+    bytes_ : Tensor of shape (32,), uint8
+    """
+
+    bytes_: Tensor
+    record = "secure-key"
+    records = (record,)
+
+    @property
+    def key(self) -> bytes:
+        """The key as bytes."""
+        return to_bytes(self.bytes_)
+
+    @classmethod
+    def of(cls, key: bytes) -> Self:
+        """Wrap a key."""
+        return cls(from_bytes([key])[0])
+
+    @classmethod
+    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
+        return {"bytes_": ((KEY_BYTES,), torch.uint8)}
 
 
 @dataclass(frozen=True)

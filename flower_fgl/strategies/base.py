@@ -26,6 +26,7 @@ from torch import Tensor
 from flower_fgl.checkpoints import Checkpoints, Snapshot
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.model_files import ModelCard
 from flower_fgl.protocols.base import CONFIG, METRICS, Payload, write_tensors
 from flower_fgl.seeds import SERVER, numpy_generator
 from flower_fgl.strategies.checkpoint import (
@@ -110,6 +111,7 @@ class FglStrategy(Strategy):
         self._owes_scores = False
         self._any_scored = False
         self._best: tuple[tuple[int, float], dict[str, Tensor]] | None = None
+        self._best_round = 0
 
     # ------------------------------------------------------------------ hooks
     def prepare(self) -> None:
@@ -602,6 +604,9 @@ class FglStrategy(Strategy):
     def _message(
         self, partition_id: int, content: RecordDict, kind: str, server_round: int
     ) -> Message:
+        agreement = self.federation.agreement(partition_id)
+        if agreement is not None:
+            content.update(agreement.to_record())
         return Message(
             content,
             dst_node_id=self.federation.nodes[partition_id],
@@ -690,10 +695,26 @@ class FglStrategy(Strategy):
             return
         if self._best is None or score >= self._best[0]:
             self._best = (score, {k: v.clone() for k, v in state.items()})
+            self._best_round = self._round.number
 
     def best_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated model of the best validation round, else the last."""
         return self._best[1] if self._best is not None else self.global_state()
+
+    def model_card(self) -> ModelCard:
+        """Describe the model that :meth:`best_state` returns."""
+        config, federation = self.config, self.federation
+        return ModelCard(
+            method=config.method,
+            model=next(iter(federation.clients.values())).model,
+            num_features=federation.num_features,
+            hidden_channels=config.hidden_channels,
+            num_layers=config.num_layers,
+            class_names=federation.class_names,
+            classifies_graphs=config.classifies_graphs,
+            scaling="lost" if config.setting == "inductive" else "none",
+            round=self._best_round if self._best is not None else self._round.number,
+        )
 
     def record_round(self) -> None:
         """Write the round and its clients to the run folder."""

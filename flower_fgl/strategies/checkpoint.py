@@ -69,7 +69,8 @@ def pack_strategy(strategy: FglStrategy, result: Result) -> Snapshot:
     }
     parts = {"method": strategy.server_state(), "loop": Snapshot(values=loop)}
     if best is not None:
-        parts["best"] = Snapshot(best[1], {"score": list(best[0])})
+        about = {"score": list(best[0]), "round": strategy._best_round}
+        parts["best"] = Snapshot(best[1], about)
     return Snapshot.join(parts)
 
 
@@ -106,6 +107,7 @@ def resume_strategy(
     if best.values:
         num_nodes, accuracy = best.values["score"]
         strategy._best = ((num_nodes, accuracy), dict(best.tensors))
+        strategy._best_round = best.values["round"]
     try:
         strategy.load_server_state(checkpoint.snapshot.part("method"))
     except (KeyError, ValueError, RuntimeError) as error:
@@ -160,7 +162,7 @@ def _resume_clients(
     )
     messages = {
         pid: Message(
-            RecordDict({CONFIG: point}),
+            _addressed(strategy.federation, pid, point),
             dst_node_id=node,
             message_type=f"{MessageType.QUERY}.{RESUME}",
         )
@@ -175,6 +177,12 @@ def _resume_clients(
         number = reply.content.config_records.get(INFO, ConfigRecord()).get("round")
         found[pid] = number if isinstance(number, int) else None
     return found
+
+
+def _addressed(federation: Federation, pid: int, point: ConfigRecord) -> RecordDict:
+    agreement = federation.agreement(pid)
+    told = {} if agreement is None else agreement.to_record()
+    return RecordDict({CONFIG: point, **told})
 
 
 def _warn_of_other_rounds(

@@ -16,11 +16,13 @@ from flower_fgl.protocols.base import Empty, Payload, Shapes
 from flower_fgl.secure.additive import AdditivePayload
 from flower_fgl.secure.fixed_point import num_entries
 from flower_fgl.secure.payloads import (
+    KEYS,
     SHARES,
     UNMASK,
     MaskedUpload,
     Offer,
     Peers,
+    PublicKey,
     Reveal,
 )
 from flower_fgl.secure.round import SecureRound
@@ -52,6 +54,7 @@ class SecureExchanges:
         clients = strategy.federation.clients
         able = strategy.federation.trainable
         self._keys = {pid: clients[pid].public_key for pid in able}
+        self._keys |= self._ask_owners([pid for pid in able if clients[pid].is_owned])
         without = [pid for pid, key in self._keys.items() if not key]
         if without or not issubclass(strategy.up, AdditivePayload):
             raise RunError(
@@ -67,6 +70,17 @@ class SecureExchanges:
         self._round: SecureRound | None = None
         self._peers: dict[int, Peers] = {}
         self._shapes: Shapes = {}
+
+    def _ask_owners(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
+        """Ask owners of graphs, who had no number when they described theirs."""
+        keys = {}
+        requests: dict[int, Payload] = dict.fromkeys(partition_ids, Empty())
+        for pid, content in self._strategy.ask(0, KEYS, requests).items():
+            try:
+                keys[pid] = PublicKey.from_record(content).key
+            except PayloadError as error:
+                self._strategy.drop(pid, str(error))
+        return keys
 
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
         """Ask the sampled clients for shares, return those that sent them.

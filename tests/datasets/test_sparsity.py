@@ -16,6 +16,7 @@ from flower_fgl.datasets import store
 from flower_fgl.datasets.build import build_clients, client_from_file
 from flower_fgl.datasets.canonical import csr_tensor
 from flower_fgl.datasets.client_graph import Graph
+from flower_fgl.datasets.files import save_client_graph
 from flower_fgl.datasets.sparsity import (
     Sparsity,
     remove_edges,
@@ -24,6 +25,8 @@ from flower_fgl.datasets.sparsity import (
     sparsify,
 )
 from flower_fgl.errors import ConfigError
+from tests.owners import owner_graphs
+from tests.test_methods import shortened
 
 SHARES = (0.0, 0.2, 0.5, 0.8, 0.999)
 ALL_THREE = {"feature-sparsity": 0.5, "edge-sparsity": 0.5, "label-sparsity": 0.5}
@@ -199,16 +202,18 @@ def test_whole_graphs_lose_nothing(key: str) -> None:
         config(**values, **{key: 0.5})
 
 
-def test_an_owners_graph_is_used_as_it_is() -> None:
-    with pytest.raises(ConfigError, match="an owner's own graph"):
-        client_from_file(Path("mine.npz"), 0, config(**{"edge-sparsity": 0.5}))
+def test_an_owners_graph_is_used_as_it_is(tmp_path: Path) -> None:
+    save_client_graph(tmp_path / "mine.npz", owner_graphs()[0])
+    with pytest.raises(ConfigError, match="An owner's own graph"):
+        client_from_file(tmp_path / "mine.npz", config(**{"edge-sparsity": 0.5}))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_runs_on_what_is_left(method: str, small: dict[str, Any]) -> None:
     shares = {key.replace("-", "_"): share for key, share in ALL_THREE.items()}
-    run = simulate(method, **small, **shares)
-    full = simulate(method, **{**small, "rounds": 1})
+    settings = shortened(method, small)
+    run = simulate(method, **settings, **shares)
+    full = simulate(method, **{**settings, "rounds": 1})
     assert run.status == "completed"
     assert all(not row["failures"] for row in run.rounds)
     assert run.summary["partition_sha256"] != full.summary["partition_sha256"]

@@ -21,7 +21,7 @@ from flower_fgl.protocols.base import (
     write_scores,
     write_tensors,
 )
-from flower_fgl.protocols.describe import Description
+from flower_fgl.protocols.describe import Agreement, Description, Unfit
 from flower_fgl.protocols.fedavg import Weights
 
 
@@ -171,6 +171,11 @@ def test_a_description_comes_back(counts: tuple[int, ...]) -> None:
         ("num-nodes", True),
         ("num-nodes", 1.5),
         ("class-names", [1, 2]),
+        ("class-names", ["a", "a"]),
+        ("class-names", ["a", "b" * 301]),
+        ("class-names", []),
+        ("name", "two\nlines"),
+        ("partition-id", -2),
         ("class-counts", [1, 2, 3]),
         ("class-counts", [1, -2]),
         ("class-counts", ["1", "2"]),
@@ -183,3 +188,43 @@ def test_a_malformed_description_is_refused(key: str, value: object) -> None:
     content["info"][key] = value  # type: ignore[index]
     with pytest.raises(PayloadError, match=key.partition("-")[0]):
         Description.from_record(content)
+
+
+def test_an_owner_may_leave_its_number_to_the_server() -> None:
+    sent = description(
+        partition_id=-1, num_partitions=0, partition_sha256="", name="hospital-a"
+    )
+    got = Description.from_record(sent.to_record())
+    assert got == sent
+    assert got.is_owned
+    assert not description().is_owned
+
+
+def test_a_client_that_does_not_fit_says_so() -> None:
+    sent = Unfit("hospital-b", "its file is damaged")
+    assert Unfit.is_in(sent.to_record())
+    assert not Unfit.is_in(description().to_record())
+    assert Unfit.from_record(sent.to_record()) == sent
+    assert sent.num_bytes == 10 + 19
+
+
+def test_an_agreement_comes_back() -> None:
+    sent = Agreement(1, 3, ("flu", "Grippe ohne Fieber"))
+    assert Agreement.from_record(sent.to_record()) == sent
+    assert sent.num_bytes == 16 + 3 + 18
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("partition-id", 3),
+        ("partition-id", True),
+        ("num-partitions", "3"),
+        ("class-names", ["a", "a"]),
+    ],
+)
+def test_a_malformed_agreement_is_refused(key: str, value: object) -> None:
+    content = Agreement(1, 3, ("a", "b")).to_record()
+    content["agreement"][key] = value  # type: ignore[index]
+    with pytest.raises(PayloadError):
+        Agreement.from_record(content)

@@ -1,0 +1,109 @@
+"""Make what a TLS federation needs: a CA, the SuperLink's certificate, SuperNode keys.
+
+python certificates.py FOLDER hospital-a hospital-b hospital-c [--host fl.example.org]
+
+For a rehearsal: a real federation has its certificates signed by its own CA, and every
+owner makes its key itself and sends only the .pub file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+VALID = datetime.timedelta(days=365)
+HOSTS = ("localhost", "127.0.0.1")
+
+
+def make_certificates(
+    folder: Path, owners: Sequence[str], hosts: Sequence[str] = HOSTS
+) -> None:
+    """Write ``ca.crt``, ``server.pem``, ``server.key`` and a key pair per owner.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there; private keys get mode 0600.
+    owners : sequence of str
+        Names of ``<owner>.key`` and ``<owner>.pub``.
+    hosts : sequence of str
+        Names and addresses by which SuperNodes reach the SuperLink.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_name = _name("federation-ca")
+    authority = x509.BasicConstraints(ca=True, path_length=0)
+    ca = _certificate(ca_name, ca_name, ca_key, ca_key, authority)
+    names = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    server = _certificate(_name(hosts[0]), ca_name, server_key, ca_key, names)
+    pem = serialization.Encoding.PEM
+    (folder / "ca.crt").write_bytes(ca.public_bytes(pem))
+    (folder / "server.pem").write_bytes(server.public_bytes(pem))
+    _write_key(folder / "server.key", server_key, serialization.PrivateFormat.PKCS8)
+    for owner in owners:
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write_key(folder / f"{owner}.key", key, serialization.PrivateFormat.OpenSSH)
+        ssh = serialization.Encoding.OpenSSH
+        public = key.public_key().public_bytes(ssh, serialization.PublicFormat.OpenSSH)
+        (folder / f"{owner}.pub").write_bytes(public)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    extension: x509.ExtensionType,
+) -> x509.Certificate:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder(
+        subject_name=subject,
+        issuer_name=issuer,
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - datetime.timedelta(minutes=5),
+        not_valid_after=now + VALID,
+    )
+    is_authority = isinstance(extension, x509.BasicConstraints)
+    builder = builder.add_extension(extension, critical=is_authority)
+    return builder.sign(signer, hashes.SHA256())
+
+
+def _write_key(
+    path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
+) -> None:
+    data = key.private_bytes(
+        serialization.Encoding.PEM, form, serialization.NoEncryption()
+    )
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        file.write(data)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("owners", nargs="*")
+    parser.add_argument("--host", action="append", help="instead of localhost")
+    given = parser.parse_args()
+    make_certificates(given.folder, given.owners, given.host or HOSTS)

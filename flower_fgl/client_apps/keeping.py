@@ -1,0 +1,142 @@
+"""Keep each owner's personalised model on its own disk.
+
+A SuperNode writes to ``<model-dir>/<run>-<owner>/model.safetensors``: the model of the
+round that was best on the owner's own validation nodes (of equal ones the latest), or of
+the last round as long as none was scored. ``model-dir`` stands in the node config; owners
+who bring a graph have it at ``models`` in the SuperNode's working folder otherwise, and
+clients that hold partitions of a data set keep no models without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from torch import Tensor
+
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.describing import owner_name
+from flower_fgl.errors import RunError
+from flower_fgl.metrics import Scores
+from flower_fgl.model_files import ModelCard, read_card, save_model
+from flower_fgl.options import Scalar
+from flower_fgl.runs import replace_file
+
+__all__ = ["check_model_folder", "keep_model"]
+
+log = logging.getLogger(__name__)
+DEFAULT = "models"
+
+
+def _place(node: Mapping[str, Scalar]) -> Path | None:
+    """Return the folder of all models of a node, ``None`` if it keeps none."""
+    folder = node.get("model-dir", DEFAULT if "graph" in node else "")
+    return Path(str(folder)).expanduser() if folder else None
+
+
+def check_model_folder(node: Mapping[str, Scalar]) -> None:
+    """See that models can be kept, before a run starts.
+
+    Parameters
+    ----------
+    node : mapping of str to bool, int, float or str
+        Node config.
+
+    Raises
+    ------
+    RunError
+        If the folder cannot be made or written to.
+    """
+    folder = _place(node)
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError
+    except OSError:
+        log.error("Cannot write models to %s.", folder.resolve())
+        raise RunError(
+            "its folder for models cannot be written. Set model-dir in its node config."
+        ) from None
+
+
+def keep_model(
+    client: Client,
+    context: Context,
+    state: Mapping[str, Tensor],
+    scores: Mapping[str, Scores],
+    server_round: int,
+) -> None:
+    """Write the model of this round if it is the one to keep.
+
+    Parameters
+    ----------
+    client : Client
+        Whose model it is.
+    context : Context
+        Its node config says where models go.
+    state : mapping of str to Tensor
+        Weights of the personalised model.
+    scores : mapping of str to Scores
+        By column; empty in rounds without evaluation.
+    server_round : int
+        The round.
+    """
+    place = _place(context.node_config)
+    if place is None:
+        return
+    name = owner_name(context.node_config) or f"client-{client.partition_id}"
+    folder = place / re.sub(r"[^\w.-]+", "-", f"{context.run_id}-{name}")
+    accuracy = scores["val"].accuracy if "val" in scores else math.nan
+    validation = accuracy if math.isfinite(accuracy) else None
+    try:
+        kept = read_card(folder)
+        if kept is not None and not is_better(validation, kept.validation):
+            return
+        card = card_of(client, name, server_round, validation)
+        save_model(folder, state, card, client.data.graph.scaling)
+        replace_file(folder / "model.json", f"{card.to_json()}\n".encode())
+    except RunError as error:  # the round counts, whether this disk is full or not
+        log.warning("The model of round %s was not kept: %s", server_round, error)
+
+
+def is_better(new: float | None, kept: float | None) -> bool:
+    """Say whether a model replaces the one that was kept.
+
+    Parameters
+    ----------
+    new, kept : float in [0, 1], or None
+        Accuracy on the owner's validation nodes, ``None`` where it was not scored.
+    """
+    if kept is None:
+        return True
+    return new is not None and new >= kept
+
+
+def card_of(
+    client: Client, owner: str, server_round: int, validation: float | None
+) -> ModelCard:
+    """Describe a client's model."""
+    graph, config = client.data.graph, client.config
+    is_cut = config.setting == "inductive" and bool(client.data.partition_sha256)
+    is_scaled = is_cut and graph.graph.x.layout == torch.strided
+    return ModelCard(
+        method=config.method,
+        model=client.model_name,
+        num_features=graph.num_features,
+        hidden_channels=config.hidden_channels,
+        num_layers=config.num_layers,
+        class_names=graph.class_names,
+        classifies_graphs=config.classifies_graphs,
+        scaling="kept" if graph.scaling else "lost" if is_scaled else "none",
+        round=server_round,
+        owner=owner,
+        validation=validation,
+    )

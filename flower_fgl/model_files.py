@@ -1,0 +1,213 @@
+"""Trained models on disk: weights, and what it takes to build the network again.
+
+``model.safetensors`` holds both, the description as JSON in its header, so that the two
+cannot fall apart when a write is cut off. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from flower_fgl.errors import FglError, RunError
+from flower_fgl.nn import Backbone, build_model, state_shapes
+from flower_fgl.runs import MODEL, RunWriter
+
+__all__ = ["ModelCard", "SavedModel", "load_model", "read_card", "save_model"]
+
+CARD = "flower-fgl"
+"""Entry of the header that holds the description."""
+SCALING = ("features/mean", "features/std")
+"""Entries beside the weights that hold an owner's feature statistics."""
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a model file says about itself.
+
+    Parameters
+    ----------
+    method : str
+        Method that trained it.
+    model : str
+        Backbone.
+    num_features, hidden_channels, num_layers : int
+        Its sizes.
+    class_names : tuple of str
+        Length C: what its outputs stand for, in their order.
+    classifies_graphs : bool
+        Whether whole graphs are classified.
+    scaling : {"none", "kept", "lost"}
+        Whether features were as they are given, standardised with statistics that the
+        file holds, or standardised by each client with its own.
+    round : int
+        Round after which the model was kept.
+    owner : str
+        Whose personalised model it is; empty for the aggregated one.
+    validation : float in [0, 1], or None
+        Accuracy on the owner's validation nodes, where it was scored.
+    """
+
+    method: str
+    model: str
+    num_features: int
+    hidden_channels: int
+    num_layers: int
+    class_names: tuple[str, ...]
+    classifies_graphs: bool
+    scaling: str
+    round: int
+    owner: str = ""
+    validation: float | None = None
+
+    def to_json(self) -> str:
+        """Return the description as a JSON object with kebab-case keys."""
+        return json.dumps({k.replace("_", "-"): v for k, v in asdict(self).items()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If an entry is missing or too many.
+        """
+        values: dict[str, Any] = json.loads(text)
+        read = {key.replace("-", "_"): value for key, value in values.items()}
+        absent = {f.name for f in fields(cls)} - read.keys()
+        if absent:
+            raise ValueError(f"{sorted(absent)} missing")
+        read["class_names"] = tuple(read["class_names"])
+        return cls(**read)
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A model file, read.
+
+    Parameters
+    ----------
+    model : Backbone
+        Ready to predict, in evaluation mode.
+    card : ModelCard
+        What it says about itself.
+    scaling : tuple of two Tensors of shape (d,), float64, or None
+        Mean and standard deviation to standardise features with.
+    """
+
+    model: Backbone
+    card: ModelCard
+    scaling: tuple[Tensor, Tensor] | None
+
+
+def save_model(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    card: ModelCard,
+    scaling: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Write ``model.safetensors`` whole or not at all.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there.
+    state : mapping of str to Tensor
+        Weights by name, on any device.
+    card : ModelCard
+        What it takes to use them.
+    scaling : tuple of two Tensors of shape (d,), float64, optional
+        Feature statistics, if ``card.scaling`` is ``"kept"``.
+
+    Raises
+    ------
+    RunError
+        If it cannot be written; a former model is left as it was.
+    """
+    tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+    RunWriter(folder).write_model(tensors, {CARD: card.to_json()})
+
+
+def read_card(folder: Path) -> ModelCard | None:
+    """Return what a folder's model says about itself, ``None`` if there is none.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged or holds no description.
+    """
+    path = folder / MODEL
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {})[CARD]
+        return ModelCard.from_json(text)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} is no model file, or damaged: {error}.") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunError(
+            f"{path} does not say what network its weights are of ({error}): it was "
+            "written by another program or an earlier version. Train the model again."
+        ) from error
+
+
+def load_model(folder: Path) -> SavedModel:
+    """Build the network of a model file again.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder that holds ``model.safetensors``, or that file.
+
+    Returns
+    -------
+    SavedModel
+
+    Raises
+    ------
+    RunError
+        If there is no model, the file is damaged, or its weights are not those of the
+        backbone it names.
+    """
+    folder = folder.parent if folder.name == MODEL else folder
+    card = read_card(folder)
+    if card is None:
+        raise RunError(
+            f"{folder} holds no {MODEL}. Give the folder of a model that an owner's "
+            "SuperNode kept, or a run folder; a method that sends no weights leaves none "
+            "in the run folder."
+        )
+    tensors = safetensors.torch.load_file(folder / MODEL)
+    scaling = tuple(tensors.pop(name) for name in SCALING if name in tensors)
+    try:
+        model = build_model(
+            card.model,
+            in_channels=card.num_features,
+            hidden_channels=card.hidden_channels,
+            num_classes=len(card.class_names),
+            num_layers=card.num_layers,
+            dropout=0.0,
+            readout=card.classifies_graphs,
+            initialise=False,
+        )
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if found != state_shapes(model):
+            raise RunError(f"its weights are not those of {card.model}")
+    except (FglError, TypeError) as error:
+        raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
+    model.load_state_dict(tensors)
+    pair = (scaling[0], scaling[1]) if len(scaling) == len(SCALING) else None
+    return SavedModel(model.eval(), card, pair)
