@@ -47,11 +47,12 @@ def print_check(graph: Path, settings: dict[str, Scalar], console: Console) -> b
     bare = told(report.description, with_counts=False)
     for key, value in full.items():
         if bare[key] == value:
-            say(f"  {key} = {value}")
+            say(f"  {key} = {'(empty)' if value in ('', b'') else value}")
         else:
             say(f"  {key} = {value}   (share-class-counts = true)")
             say(f"  {key} = {bare[key]}   (share-class-counts = false)")
-    say("partition-id -1: the server gives the number.")
+    say("partition-id -1: the server gives the number, and then knows the model.")
+    say("public-key: 32 random bytes with secure-aggregation = true.")
     return True
 
 
