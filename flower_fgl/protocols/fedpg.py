@@ -20,8 +20,8 @@ class FedPGSettings:
     -----
     1. The paper sums the norms of Eq. (6) and recommends μ = 0.5. Over up to C(L + 1)
        norms, whose gradients do not shrink, that outweighs the cross-entropy: it is
-       below training alone on Cora, CiteSeer and PubMed. Reduction and μ
-       are those that did best on validation nodes (``experiments/fedpg-selection.toml``).
+       below training alone on Cora and CiteSeer. Reduction and μ are those that did best
+       on validation nodes (``experiments/fedpg-selection.toml``).
     """
 
     server_epochs: int = option(
