@@ -200,7 +200,7 @@ class FglClientApp(ClientApp, ABC):
         if torch.get_num_threads() != config.threads:
             torch.set_num_threads(config.threads)
         device = choose_device(config.device)
-        partition_id, num_partitions = agreed_place(message, context)
+        partition_id, num_partitions = agreed_place(agreement, context)
         key = (
             id(config),
             str(device),
@@ -241,7 +241,7 @@ class FglClientApp(ClientApp, ABC):
     def _resume(self, message: Message, context: Context) -> Message:
         """Go back to the checkpoint's round; say which round the state is of."""
         point = message.content.config_records[CONFIG]
-        partition_id, _ = agreed_place(message, context)
+        partition_id, _ = agreed_place(read_agreement(message), context)
         place = self.workplace.states(self.workplace.config(context), context)
         keys = place.load(context, partition_id).group("secure")
         if not point["is-restored"]:

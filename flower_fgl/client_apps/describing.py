@@ -27,7 +27,7 @@ def read_agreement(message: Message) -> Agreement | None:
     return Agreement.from_record(message.content)
 
 
-def agreed_place(message: Message, context: Context) -> tuple[int, int]:
+def agreed_place(agreement: Agreement | None, context: Context) -> tuple[int, int]:
     """Return a client's number and how many there are.
 
     Returns
@@ -38,10 +38,9 @@ def agreed_place(message: Message, context: Context) -> tuple[int, int]:
 
     Raises
     ------
-    PayloadError, RunError
-        If the message or the node config is malformed.
+    RunError
+        If the node config is malformed.
     """
-    agreement = read_agreement(message)
     if agreement is not None:
         return agreement.partition_id, agreement.num_partitions
     return node_place(context.node_config)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message, RecordDict
 
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.describing import agreed_place
+from flower_fgl.client_apps.describing import agreed_place, read_agreement
 from flower_fgl.client_apps.state import StatePlace
 from flower_fgl.errors import PayloadError
 from flower_fgl.protocols.base import CONFIG, Payload
@@ -55,7 +55,7 @@ def answer(workplace: Workplace, message: Message, context: Context) -> Message:
     config = workplace.config(context)
     if not config.secure_aggregation:
         raise PayloadError("secure-aggregation is off here")
-    partition_id, _ = agreed_place(message, context)
+    partition_id, _ = agreed_place(read_agreement(message), context)
     place = workplace.states(config, context)
     state = place.load(context, partition_id)
     member = Member(partition_id, config, state.group("secure"))
