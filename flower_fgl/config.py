@@ -186,6 +186,16 @@ class GeneralSettings:
         auto=True,
     )
     evaluate_every: int = option(1, "rounds between evaluations", ge=1)
+    eval_policy: str = option(
+        "stale",
+        "which own model a client scores in a round that it sat out: what it has, or a "
+        "copy trained for final-local-epochs from the newest download",
+        choices="stale refresh",
+        auto=True,
+    )
+    final_local_epochs: int = option(
+        5, "local epochs of that copy with eval-policy = refresh", ge=0, auto=True
+    )
     absent_classes: str = option(
         "ignore",
         "what a class that is neither true nor predicted on a client adds to its macro "
@@ -369,6 +379,11 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
         raise ConfigError(
             f"{settings.method} is one upload and one download: rounds must be 1, got "
             f"{settings.rounds}. Set rounds = 1, or leave it out."
+        )
+    if method.is_one_shot and settings.eval_policy == "refresh":
+        raise ConfigError(
+            f"{settings.method} has no round to catch up with: use eval-policy = "
+            '"stale", or leave it out.'
         )
     if settings.clients and settings.min_replies > settings.clients:
         raise ConfigError(

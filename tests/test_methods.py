@@ -49,6 +49,7 @@ def shortened(method: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
+several_rounds = [name for name, row in METHODS.items() if not row.is_one_shot]
 
 
 @dataclass
@@ -85,13 +86,19 @@ def content_bytes(content: RecordDict) -> bytes:
 
 
 @pytest.fixture
-def stage(method: str) -> Iterator[Stage]:
+def settings() -> dict[str, Any]:
+    """Settings of the stage beside the small ones, for tests to override."""
+    return {}
+
+
+@pytest.fixture
+def stage(method: str, settings: dict[str, Any]) -> Iterator[Stage]:
     values = run_config_of(
         method=method,
         dataset="synthetic",
         clients=3,
         seed=0,
-        settings=shortened(method, SMALL),
+        settings=shortened(method, {**SMALL, **settings}),
     )
     config = RunConfig.parse(values, METHODS)
     workplace = Workplace(memory=MemoryStates())
@@ -157,9 +164,7 @@ def test_the_same_seed_gives_the_same_run(method: str, small: dict[str, Any]) ->
     assert comparable(other) != comparable(first)
 
 
-@pytest.mark.parametrize(
-    "method", [name for name, row in METHODS.items() if not row.is_one_shot]
-)
+@pytest.mark.parametrize("method", several_rounds)
 def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
     method: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -279,6 +284,35 @@ def test_evaluation_changes_neither_weights_nor_generators(
     assert seen[0] == seen[1]
     assert len(seen[0]) == 3
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("settings", [{"eval_policy": "refresh"}])
+@pytest.mark.parametrize("method", several_rounds)
+def test_scoring_a_refreshed_model_changes_nothing(method: str, stage: Stage) -> None:
+    stage.strategy.read_uploads(stage.replies(1))
+    generator = torch.get_rng_state()
+    states = stored(stage.workplace)
+    seen = []
+    for _ in range(2):
+        stage.strategy._round = RoundLog(1)
+        stage.strategy.evaluate_round(1)
+        assert stage.strategy._round.failures == []
+        seen.append(stage.strategy._round.pooled()["local"])
+    assert json.dumps(seen[0]) == json.dumps(seen[1])
+    assert stored(stage.workplace) == states
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def stored(workplace: Workplace) -> dict[Any, Any]:
+    """Return all that the clients keep, comparable."""
+    assert workplace.memory is not None
+    return {
+        key: (
+            {name: tensor.tolist() for name, tensor in state.tensors.items()},
+            dict(state.values),
+        )
+        for key, state in workplace.memory._states.items()
+    }
 
 
 @every_method

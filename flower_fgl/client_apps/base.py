@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -178,6 +178,32 @@ class FglClientApp(ClientApp, ABC):
         load_state(model, saved)
         return model
 
+    def refreshed_model(
+        self, client: Client, server_round: int, download: Any
+    ) -> Backbone | None:
+        """Return the model the client would have after ``final-local-epochs``.
+
+        Asked with ``eval-policy = "refresh"`` of clients that sat a round out, to be
+        scored. By default what :meth:`fit` gives with so many ``local-epochs``.
+
+        Parameters
+        ----------
+        client : Client
+            A copy: nothing that changes in its ``state`` is kept.
+        server_round : int
+            The round to come, whose seeds the training takes.
+        download : Payload
+            What the client would train from in that round.
+
+        Returns
+        -------
+        Backbone or None
+            ``None`` if the client has no model.
+        """
+        epochs = client.config.final_local_epochs
+        short = replace(client.config, local_epochs=epochs)
+        return self.fit(replace(client, config=short), server_round, download).model
+
     # ---------------------------------------------------------------- plumbing
     def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:
         """Gather a client's graph, settings and memory.
@@ -303,20 +329,24 @@ class FglClientApp(ClientApp, ABC):
         """Score the client's own model, the aggregated one, or both."""
         client, _ = self.open(message, context)
         clock = time.perf_counter()
-        modes = message.content.config_records[CONFIG]["modes"]
+        settings = message.content.config_records[CONFIG]
         scores = {}
-        for mode in modes:  # type: ignore[union-attr]
+        for mode in settings["modes"]:  # type: ignore[union-attr]
             if mode == "global":
                 model = client.build_model()
                 shapes = client.state_shapes()
                 load_state(model, read_tensors(message.content, "global", shapes))
             else:
-                # a client that trained before is sent nothing
+                # a client that keeps its model as it is was sent nothing
                 is_sent = set(self.down.records) <= set(message.content)
                 download = (
                     self.read_download(client, message.content) if is_sent else None
                 )
-                own = self.personal_model(client, download)
+                if settings["refresh"]:
+                    coming = int(settings["server-round"]) + 1  # type: ignore[arg-type]
+                    own = self.refreshed_model(client, coming, download)
+                else:
+                    own = self.personal_model(client, download)
                 if own is None:
                     raise PayloadError("the client has no model to score yet")
                 model = own

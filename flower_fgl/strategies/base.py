@@ -641,7 +641,9 @@ class FglStrategy(Strategy):
             Round.
         is_local : bool
             Whether clients whose own model was not scored in this round score it. One
-            that never trained gets the download it would train from.
+            that never trained gets the download it would train from; with
+            ``eval-policy = "refresh"`` every one that can train gets it, and scores a
+            copy that it trains from there.
         is_global : bool
             Whether every client scores the aggregated model.
         """
@@ -649,8 +651,11 @@ class FglStrategy(Strategy):
         shared = None if state is None else write_tensors(state)
         clients = self.federation.clients
         owing = [p for p in clients if is_local and not self._round.has_scores(p)]
-        untrained = [pid for pid in owing if pid not in self._trained]
-        downloads = self._pack_downloads(server_round + 1, untrained)
+        able = self.federation.trainable
+        is_refreshed = self.config.eval_policy == "refresh"
+        refreshed = set(owing).intersection(able if is_refreshed else ())
+        sent = [p for p in owing if p in refreshed or p not in self._trained]
+        downloads = self._pack_downloads(server_round + 1, sent)
         messages = []
         for pid in clients:
             modes = ["local"] if pid in owing else []
@@ -660,7 +665,11 @@ class FglStrategy(Strategy):
                 content["global"] = shared
             if modes:
                 content[CONFIG] = ConfigRecord(
-                    {"server-round": server_round, "modes": modes}
+                    {
+                        "server-round": server_round,
+                        "modes": modes,
+                        "refresh": pid in refreshed,
+                    }
                 )
                 kind = MessageType.EVALUATE
                 messages.append(self._message(pid, content, kind, server_round))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flower_fgl import simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.errors import RunError
+from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.metrics import summarise
 from flower_fgl.strategies.averaging import weighted_mean
 
@@ -171,6 +171,62 @@ def test_with_partial_participation_the_rest_is_scored_too(
         for r in run.rounds
     }  # fmt: skip
     assert len({tuple(pids) for pids in trained.values()}) > 1
+
+
+def local_scores(run: Any, server_round: int) -> dict[int, Any]:
+    return {
+        row["partition_id"]: row["metrics"]["local"]
+        for row in run.clients
+        if row["round"] == server_round
+    }
+
+
+def test_a_refreshed_client_scores_what_the_next_round_would_make_of_it(
+    small: dict[str, Any],
+) -> None:
+    # two of three train in each round; epochs as in training, so equal scores
+    settings = {
+        **small,
+        "participation": 0.5,
+        "eval_policy": "refresh",
+        "local_epochs": 2,
+        "final_local_epochs": 2,
+        "rounds": 4,
+    }
+    run = simulate("fedavg", **settings)
+    trained = {
+        (row["round"], row["partition_id"]) for row in run.clients if "loss" in row
+    }
+    caught_up = 0
+    for number in (1, 2, 3):
+        now, then = local_scores(run, number), local_scores(run, number + 1)
+        for pid in range(3):
+            if (number, pid) not in trained and (number + 1, pid) in trained:
+                caught_up += 1
+                assert now[pid] == then[pid]
+    assert caught_up > 0
+
+
+def test_the_evaluation_policy_leaves_training_as_it_is(small: dict[str, Any]) -> None:
+    settings = {**small, "clients": 5, "participation": 0.4, "rounds": 4}
+    stale = simulate("fedavg", **settings, eval_policy="stale")
+    fresh = simulate("fedavg", **settings, eval_policy="refresh")
+    untrained = simulate(
+        "fedavg", **settings, eval_policy="refresh", final_local_epochs=0
+    )
+    losses = [[row["loss"] for row in run.rounds] for run in (stale, fresh, untrained)]
+    assert losses[0] == losses[1] == losses[2]
+    scores = {str(run.rounds[-1]["metrics"]) for run in (stale, fresh, untrained)}
+    assert len(scores) == 3
+    down = [run.rounds[-1]["bytes"]["down"]["weights"] for run in (stale, fresh)]
+    assert down[1] == down[0] / 2 * 5  # two train, the other three catch up
+
+
+def test_a_method_of_one_round_has_nothing_to_catch_up_with(
+    small: dict[str, Any],
+) -> None:
+    with pytest.raises(ConfigError, match="no round to catch up"):
+        simulate("opfgl", **{**small, "rounds": 1}, eval_policy="refresh")
 
 
 @pytest.mark.parametrize("evaluate", ["global", "both"])
