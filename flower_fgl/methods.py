@@ -13,6 +13,7 @@ from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
+from flower_fgl.protocols.moon import MoonSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 
 if TYPE_CHECKING:
@@ -137,6 +138,14 @@ METHODS: dict[str, Method] = {
         payload="0",
         has_global_model=False,
         mixes_models=True,
+    ),
+    "moon": Method(
+        paper="Li et al., CVPR 2021",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.moon:MoonClientApp",
+        settings=MoonSettings,
+        payload="4P up, 4P down",
+        additive=True,
     ),
     "opfgl": Method(
         paper="Yan et al., arXiv 2411.11304, 2024",
