@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
+from flower_fgl.protocols.fedala import FedALASettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
@@ -84,6 +85,14 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "fedala": Method(
+        paper="Zhang et al., AAAI 2023",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedala:FedALAClientApp",
+        settings=FedALASettings,
+        payload="4P up, 4P down",
+        additive=True,
+    ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
