@@ -13,6 +13,7 @@ from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
+from flower_fgl.protocols.fedsem import FedSEMSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.moon import MoonSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
@@ -129,6 +130,14 @@ METHODS: dict[str, Method] = {
         settings=FedProxSettings,
         payload="4P up, 4P down",
         additive=True,
+    ),
+    "fedsem": Method(
+        paper="Long et al., World Wide Web 2023",
+        strategy="flower_fgl.strategies.fedsem:FedSEM",
+        client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+        settings=FedSEMSettings,
+        payload="4P up, 4P down",
+        has_global_model=False,
     ),
     "fedtgp": Method(
         paper="Zhang et al., AAAI 2024",
