@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
+from flower_fgl.protocols.clusteredsampling import ClusteredSamplingSettings
 from flower_fgl.protocols.fedala import FedALASettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
@@ -86,6 +87,13 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "clustered-sampling": Method(
+        paper="Fraboni et al., ICML 2021",
+        strategy="flower_fgl.strategies.clusteredsampling:ClusteredSampling",
+        client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+        settings=ClusteredSamplingSettings,
+        payload="4P up, 4P down",
+    ),
     "fedala": Method(
         paper="Zhang et al., AAAI 2023",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
