@@ -8,11 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
+from flower_fgl.protocols.clusteredsampling import ClusteredSamplingSettings
+from flower_fgl.protocols.fedala import FedALASettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
+from flower_fgl.protocols.fedsem import FedSEMSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
+from flower_fgl.protocols.moon import MoonSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 
 if TYPE_CHECKING:
@@ -83,6 +87,21 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "clustered-sampling": Method(
+        paper="Fraboni et al., ICML 2021",
+        strategy="flower_fgl.strategies.clusteredsampling:ClusteredSampling",
+        client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+        settings=ClusteredSamplingSettings,
+        payload="4P up, 4P down",
+    ),
+    "fedala": Method(
+        paper="Zhang et al., AAAI 2023",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedala:FedALAClientApp",
+        settings=FedALASettings,
+        payload="4P up, 4P down",
+        additive=True,
+    ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
@@ -120,6 +139,14 @@ METHODS: dict[str, Method] = {
         payload="4P up, 4P down",
         additive=True,
     ),
+    "fedsem": Method(
+        paper="Long et al., World Wide Web 2023",
+        strategy="flower_fgl.strategies.fedsem:FedSEM",
+        client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+        settings=FedSEMSettings,
+        payload="4P up, 4P down",
+        has_global_model=False,
+    ),
     "fedtgp": Method(
         paper="Zhang et al., AAAI 2024",
         strategy="flower_fgl.strategies.fedtgp:FedTGP",
@@ -137,6 +164,14 @@ METHODS: dict[str, Method] = {
         payload="0",
         has_global_model=False,
         mixes_models=True,
+    ),
+    "moon": Method(
+        paper="Li et al., CVPR 2021",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.moon:MoonClientApp",
+        settings=MoonSettings,
+        payload="4P up, 4P down",
+        additive=True,
     ),
     "opfgl": Method(
         paper="Yan et al., arXiv 2411.11304, 2024",

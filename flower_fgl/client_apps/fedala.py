@@ -1,0 +1,206 @@
+"""FedALA's client half: FedAvg's from a learned blend of old and received weights.
+
+Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
+AAAI 2023.
+
+===========  ==========================================================
+symbol       here
+===========  ==========================================================
+Θ_i^{t-1}    ``old``, the model the client trained last
+Θ^{t-1}      ``received``
+Θ̂_i^t        what :func:`blend` returns
+W_i^p        ``weights``, kept by the client as ``blend``
+p, s, η      ``fedala.layers``, ``fedala.sample``, ``fedala.weight-lr``
+===========  ==========================================================
+
+===============================================  ==========================
+Algorithm 1, client                              function
+===============================================  ==========================
+Θ̂ by Eq. (4)                                     ``blend``
+one step of W by Eq. (5)                         ``blend_step``
+until W converges, or one pass                   ``FedALAClientApp.learn``
+===============================================  ==========================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.seeds import torch_generator
+
+__all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
+
+WINDOW = 10
+"""Losses whose spread says whether W has converged, as in the published code."""
+SPREAD = 0.1
+"""Standard deviation of these losses below which it has."""
+MAX_PASSES = 200
+"""Passes after which learning W ends even so."""
+
+
+def last_layers(names: Iterable[str], number: int) -> list[str]:
+    """Return the parameters of the last layers of a backbone.
+
+    A layer is the classifier, or one part of the encoder.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Names of the parameters, in the order of the layers.
+    number : int, at least 1
+        Layers wanted; all parameters where there are fewer.
+
+    Returns
+    -------
+    list of str
+        In the order of ``names``.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        layers.setdefault(_layer_of(name), []).append(name)
+    return [name for layer in list(layers.values())[-number:] for name in layer]
+
+
+def _layer_of(name: str) -> str:
+    """Return the part of a name that names its layer, e.g. ``encoder.convs.0``."""
+    root, *parts = name.split(".")
+    if root == "classifier":
+        return root
+    numbered = [place for place, part in enumerate(parts) if part.isdigit()]
+    return ".".join([root, *parts[: numbered[0] + 1 if numbered else 1]])
+
+
+def blend(old: Tensor, received: Tensor, weights: Tensor) -> Tensor:
+    """Compute Θ̂ = Θ_old + (Θ − Θ_old) ⊙ W, Zhang et al. 2023, Eq. (4).
+
+    Parameters
+    ----------
+    old, received, weights : Tensor of one shape, float32
+        ``weights`` in [0, 1]: 0 keeps ``old``, 1 takes ``received``.
+
+    Returns
+    -------
+    Tensor of that shape
+    """
+    return old + (received - old) * weights
+
+
+def blend_step(
+    weights: Tensor, gradient: Tensor, old: Tensor, received: Tensor, *, lr: float
+) -> Tensor:
+    """Step W to clip(W − η ∇_Θ̂ L ⊙ (Θ − Θ_old), 0, 1), Zhang et al. 2023, Eq. (5).
+
+    Parameters
+    ----------
+    weights, gradient, old, received : Tensor of one shape, float32
+        W, the gradient of the loss with respect to Θ̂, Θ_old and Θ.
+    lr : float, positive
+        η.
+
+    Returns
+    -------
+    Tensor of that shape, in [0, 1]
+    """
+    return (weights - lr * gradient * (received - old)).clamp(0, 1)
+
+
+class FedALAClientApp(FedAvgClientApp):
+    """Blend the last layers of the old and the received model, then train.
+
+    Notes
+    -----
+    1. ``fedala.layers`` counts layers; the published code counts parameter tensors.
+    2. W is learned without dropout, since it chooses between two models as they are
+       used.
+    3. The loss that W minimises may never settle: learning ends after ``MAX_PASSES``.
+    4. A client's first round has no old model, and takes the received one.
+    """
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train from the blended weights, as FedAvg does from the received ones."""
+        old = client.state.group("model")
+        if old:
+            download = Weights(self.learn(client, server_round, old, download.tensors))
+        return super().fit(client, server_round, download)
+
+    def learn(
+        self,
+        client: Client,
+        server_round: int,
+        old: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
+    ) -> dict[str, Tensor]:
+        """Learn W, keep it, and return the blended state."""
+        hyper = client.config.hyper
+        state = {name: t.to(client.device) for name, t in received.items()}
+        model = client.build_model().eval()
+        load_state(model, state)
+        names = last_layers(
+            (name for name, _ in model.named_parameters()), hyper.layers
+        )
+        kept = client.state.group("blend")
+        weights = kept or {name: torch.ones_like(state[name]) for name in names}
+        ends = {name: (old[name].to(client.device), state[name]) for name in names}
+        index, labels = sample_nodes(client, server_round, share=hyper.sample / 100)
+        losses: list[float] = []
+        while not _is_learned(losses, is_first=not kept):
+            blended = {name: blend(*ends[name], weights[name]) for name in names}
+            load_state(model, blended)
+            loss, gradients = _gradients(client, model, names, index, labels)
+            losses.append(loss)
+            weights = {
+                name: blend_step(
+                    weights[name], gradient, *ends[name], lr=hyper.weight_lr
+                )
+                for name, gradient in zip(names, gradients, strict=True)
+            }
+        client.state.set_group("blend", weights)
+        return state | {name: blend(*ends[name], weights[name]) for name in names}
+
+
+def sample_nodes(
+    client: Client, server_round: int, *, share: float
+) -> tuple[Tensor, Tensor]:
+    """Draw a share of the training nodes (or graphs), at least one of them.
+
+    Returns
+    -------
+    index, labels : Tensor of shape (n,), int64
+        In ascending order of ``index``.
+    """
+    data = client.data.training
+    generator = torch_generator(
+        client.config.seed, server_round, client.partition_id, "blend"
+    )
+    order = torch.randperm(len(data.index), generator=generator)
+    number = max(1, math.ceil(share * len(order) - 1e-9))
+    rows = order[:number].sort().values.to(data.index.device)
+    return data.index[rows], data.labels[rows]
+
+
+def _gradients(
+    client: Client, model: Backbone, names: list[str], index: Tensor, labels: Tensor
+) -> tuple[float, tuple[Tensor, ...]]:
+    """Return the cross-entropy and its gradients with respect to some parameters."""
+    parameters = dict(model.named_parameters())
+    loss = F.cross_entropy(client.data.training.logits(model, index), labels)
+    gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
+    return float(loss.detach()), gradients
+
+
+def _is_learned(losses: list[float], *, is_first: bool) -> bool:
+    """Whether W is learned: at first when the losses settle, later after one pass."""
+    if not is_first or len(losses) >= MAX_PASSES:
+        return bool(losses)
+    return len(losses) > WINDOW and float(torch.tensor(losses[-WINDOW:]).std()) < SPREAD

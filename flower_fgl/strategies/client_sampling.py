@@ -1,0 +1,173 @@
+"""Distributions from which clustered sampling draws clients, in whole numbers.
+
+Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for
+Clients Selection in Federated Learning", ICML 2021.
+
+A table holds one distribution a row: ``table[k, i] / n`` is the probability r_{k,i} that
+draw k gives client i, n being the sum of all n_i. Rows sum to n, column i to m·n_i (the
+paper's Proposition 1: the aggregation is unbiased), both exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
+
+__all__ = ["draw_clients", "table_by_similarity", "table_by_size", "update_angles"]
+
+Counts = NDArray[np.int64]
+
+
+def table_by_size(counts: Counts, draws: int) -> Counts:
+    """Fill the distributions in turn, large clients first, Fraboni et al., Algorithm 1.
+
+    Parameters
+    ----------
+    counts : array of shape (K,), int64
+        n_i, positive.
+    draws : int, at least 1
+        m.
+
+    Returns
+    -------
+    array of shape (m, K), int64
+        n·r_{k,i}.
+    """
+    table = np.zeros((draws, len(counts)), dtype=np.int64)
+    return _fill(
+        table, np.argsort(-counts, kind="stable"), draws * counts, counts.sum()
+    )
+
+
+def table_by_similarity(
+    counts: Counts, draws: int, angles: NDArray[np.float64]
+) -> Counts:
+    """Give like clients one distribution, Fraboni et al., Algorithm 2.
+
+    Parameters
+    ----------
+    counts : array of shape (K,), int64
+        n_i, positive.
+    draws : int, at least 1
+        m.
+    angles : array of shape (K, K), float64
+        What :func:`update_angles` returns.
+
+    Returns
+    -------
+    array of shape (m, K), int64
+        n·r_{k,i}.
+
+    Notes
+    -----
+    1. A client with m·n_i ≥ n first fills ⌊m·n_i/n⌋ distributions alone; what is left of
+       it is clustered with the others.
+    2. Ward's tree is cut into the largest clusters whose clients fit into one
+       distribution. The largest of them start one each; the rest are filled in by
+       descending size, their clients by number. The published code shuffles these.
+    3. The published code hands rows of the angle matrix to Ward's method as
+       observations; here the angles are the distances, as in the text.
+    """
+    capacity = counts.sum()
+    whole, rest = np.divmod(draws * counts, capacity)
+    table = np.zeros((draws, len(counts)), dtype=np.int64)
+    alone = int(whole.sum())
+    table[np.arange(alone), np.repeat(np.arange(len(counts)), whole)] = capacity
+    left = np.flatnonzero(rest)
+    if not len(left):
+        return table
+    tree = linkage(squareform(angles[np.ix_(left, left)], checks=False), "ward")
+    groups = [left[group] for group in _cut(tree, rest[left], capacity)]
+    groups.sort(key=lambda group: -int(rest[group].sum()))
+    for row, group in zip(table[alone:], groups, strict=False):
+        row[group] = rest[group]
+    others = groups[draws - alone :]
+    return _fill(table, np.concatenate([left[:0], *others]), rest, capacity)
+
+
+def update_angles(updates: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Measure angles between the clients' last updates, Fraboni et al., Section 5.
+
+    Parameters
+    ----------
+    updates : array of shape (K, P), float32
+        θ_i − w of each client's last participation, zeros before the first.
+
+    Returns
+    -------
+    array of shape (K, K), float64, in [0, π]
+        ``arccos(cos(u_i, u_j))``; 0 between zeros, π/2 between zeros and others.
+    """
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    unit = (updates / np.where(norms > 0, norms, 1)).astype(np.float64)
+    angles = np.arccos(np.clip(unit @ unit.T, -1, 1))
+    angles[np.ix_(norms[:, 0] == 0, norms[:, 0] == 0)] = 0
+    np.fill_diagonal(angles, 0)
+    return np.asarray((angles + angles.T) / 2)
+
+
+def draw_clients(table: Counts, generator: np.random.Generator) -> Counts:
+    """Draw one client from each distribution.
+
+    Parameters
+    ----------
+    table : array of shape (m, K), int64
+        Rows of one sum.
+    generator : numpy.random.Generator
+        Where from.
+
+    Returns
+    -------
+    array of shape (m,), int64
+        Numbers of the clients, one of them maybe several times.
+    """
+    upper = table.cumsum(axis=1)  # (m, K)
+    point = generator.integers(upper[0, -1], size=len(table))
+    return np.asarray((upper <= point[:, None]).sum(axis=1))
+
+
+def _fill(table: Counts, order: Counts, mass: Counts, capacity: int) -> Counts:
+    """Pour clients into what is free in the rows, one after the other.
+
+    The free parts of the rows, end to end, and the clients' masses, end to end, are two
+    divisions of one line: a client's part of a row is where their pieces overlap.
+    """
+    ends = (capacity - table.sum(axis=1)).cumsum()[:, None]  # (m, 1)
+    starts = np.concatenate([[[0]], ends[:-1]])
+    upper = mass[order].cumsum()  # (clients,)
+    lower = upper - mass[order]
+    table[:, order] += np.clip(
+        np.minimum(ends, upper) - np.maximum(starts, lower), 0, None
+    )
+    return table
+
+
+def _cut(tree: NDArray[np.float64], mass: Counts, capacity: int) -> list[Counts]:
+    """Cut a tree into its largest branches of at most a mass.
+
+    Parameters
+    ----------
+    tree : array of shape (K - 1, 4), float64
+        What :func:`scipy.cluster.hierarchy.linkage` returns.
+    mass : array of shape (K,), int64
+        Of the leaves, none above ``capacity``.
+    capacity : int
+        Mass of a branch at most.
+
+    Returns
+    -------
+    list of array of int64
+        Leaves of each branch, ascending.
+    """
+    number = len(mass)
+    total = np.concatenate([mass, np.zeros(len(tree), dtype=np.int64)])
+    pairs = tree[:, :2].astype(np.int64)
+    for node, pair in enumerate(pairs, start=number):
+        total[node] = total[pair].sum()
+    branch = np.arange(len(total))
+    for node in range(len(total) - 1, number - 1, -1):
+        if total[node] <= capacity:
+            branch[pairs[node - number]] = branch[node]
+    return [np.flatnonzero(branch[:number] == b) for b in np.unique(branch[:number])]

@@ -1,0 +1,177 @@
+"""FedSEM's server half: several centres, each the mean of the clients nearest to it.
+
+Long et al., "Multi-Center Federated Learning: Clients Clustering for Better
+Personalization", World Wide Web 26, 2023.
+
+===========  ==========================================================
+symbol       here
+===========  ==========================================================
+W_i          ``models[i]``
+W̃^(k)        ``centers[k]``, ``FedSEM.centers``
+r_i^(k)      ``members[i] == k``, ``FedSEM.members``
+K            ``fedsem.centers``
+===========  ==========================================================
+
+===============================================  ==========================
+Algorithm 1, server                              function
+===============================================  ==========================
+E-step, Eq. (7): r                               ``nearest_centers``
+M-step, Eq. (8): W̃                               ``mean_of_members``
+===============================================  ==========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.checkpoints import Snapshot
+from flower_fgl.errors import RunError
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.seeds import SERVER, numpy_generator
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg
+from flower_fgl.strategies.flattening import flatten, unflatten
+
+__all__ = ["FedSEM", "mean_of_members", "nearest_centers"]
+
+
+def nearest_centers(models: Tensor, centers: Tensor) -> Tensor:
+    """Assign each model to the centre nearest to it, Long et al. 2023, Eq. (7).
+
+    Parameters
+    ----------
+    models : Tensor of shape (K, P), float32
+        The clients' models.
+    centers : Tensor of shape (Q, P), float32
+        The centres, at least one.
+
+    Returns
+    -------
+    Tensor of shape (K,), int64
+        Centre of the smallest squared distance; of equally near ones the first.
+    """
+    sq_distance = torch.stack(
+        [(models - center).square().sum(dim=1) for center in centers], dim=1
+    )  # (K, Q)
+    return sq_distance.argmin(dim=1)
+
+
+def mean_of_members(
+    models: Tensor, weights: Tensor, members: Tensor, centers: Tensor
+) -> Tensor:
+    """Move each centre to the mean of its members, Long et al. 2023, Eq. (8).
+
+    Parameters
+    ----------
+    models : Tensor of shape (K, P), float32
+        The clients' models.
+    weights : Tensor of shape (K,), float32
+        n_i, positive.
+    members : Tensor of shape (K,), int64
+        Centre of each client.
+    centers : Tensor of shape (Q, P), float32
+        The centres of before; one without a member stays.
+
+    Returns
+    -------
+    Tensor of shape (Q, P), float32
+
+    Notes
+    -----
+    1. The paper's mean is unweighted; here members weigh as in FedAvg, and
+       ``weight-by = "equal"`` gives the paper's.
+    """
+    share = torch.zeros(len(centers), len(models), device=models.device)
+    share[members, torch.arange(len(models), device=models.device)] = weights
+    total = share.sum(dim=1, keepdim=True)  # (Q, 1)
+    return torch.where(total > 0, share @ models / total.clamp(min=1e-12), centers)
+
+
+class FedSEM(FedAvg):
+    """Send each client the centre that its last upload was nearest to.
+
+    Notes
+    -----
+    1. Centres start as the first models of clients drawn at random. Where fewer clients
+       take part in a round than there are centres, the others start in the next rounds
+       in which clients take part for the first time.
+    2. One E-step and one M-step follow each round, with the uploads of the round; a
+       centre without members stays as it is.
+    3. A client without an upload gets the mean of the centres, weighted by what the
+       clients nearest to each weigh, and the initial model before round 1.
+    """
+
+    def prepare(self) -> None:
+        """Build the initial model; there are no centres yet.
+
+        Raises
+        ------
+        RunError
+            If clients have different models, or there are more centres than clients.
+        """
+        super().prepare()
+        number, able = self.config.hyper.centers, len(self.federation.trainable)
+        if number > able:
+            raise RunError(
+                f"fedsem.centers = {number}, but only {able} clients train and each "
+                f"starts one centre at most. Set fedsem.centers to {able} or less."
+            )
+        self.centers: list[Weights] = []
+        self.members: dict[int, int] = {}
+
+    def download(self, server_round: int, partition_id: int) -> Weights:
+        """Send the client's own centre."""
+        if partition_id in self.members:
+            return self.centers[self.members[partition_id]]
+        return self.weights
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Start centres that are missing, assign the clients, move the centres."""
+        models = {pid: flatten(up.payload.tensors) for pid, up in uploads.items()}
+        starting = self.starting(
+            server_round, [p for p in models if p not in self.members]
+        )
+        known = [flatten(center.tensors) for center in self.centers]
+        centers = torch.stack([*known, *(models[pid] for pid in starting)])
+        stacked = torch.stack(list(models.values()))
+        weights = torch.tensor([upload.num_examples for upload in uploads.values()])
+        members = nearest_centers(stacked, centers)
+        centers = mean_of_members(stacked, weights, members, centers)
+        self.members |= dict(zip(models, members.tolist(), strict=True))
+        self.set_centers(centers)
+
+    def starting(self, server_round: int, new: list[int]) -> list[int]:
+        """Draw the clients whose first models become centres."""
+        missing = self.config.hyper.centers - len(self.centers)
+        generator = numpy_generator(self.config.seed, server_round, SERVER, "centers")
+        drawn = generator.permutation(new)[:missing]
+        return sorted(int(pid) for pid in drawn)
+
+    def set_centers(self, centers: Tensor) -> None:
+        """Keep centres (Q, P), and their mean for clients without an upload."""
+        self.centers = [Weights(unflatten(center, self.shapes)) for center in centers]
+        size = torch.zeros(len(centers))
+        for pid, center in self.members.items():
+            size[center] += self._weight(pid)
+        self.weights = Weights(unflatten(size @ centers / size.sum(), self.shapes))
+
+    def global_state(self) -> None:  # type: ignore[override]  # FedAvg has one
+        """Return ``None``: no model is everybody's."""
+        return
+
+    def server_state(self) -> Snapshot:
+        """Keep the centres, and whose they are."""
+        centers = [flatten(center.tensors) for center in self.centers]
+        members = {str(pid): center for pid, center in self.members.items()}
+        tensors = {"centers": torch.stack(centers)} if centers else {}
+        return Snapshot(tensors, {"members": members})
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take the centres back; before the first round there are none."""
+        members = state.values["members"]
+        self.members = {int(pid): center for pid, center in members.items()}
+        if self.members:
+            self.set_centers(state.tensors["centers"])

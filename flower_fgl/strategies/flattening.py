@@ -1,0 +1,50 @@
+"""Models as vectors, for server halves that measure distances between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.protocols.base import Shapes
+
+__all__ = ["flatten", "unflatten"]
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Join a model's tensors in their order.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        The model's state.
+
+    Returns
+    -------
+    Tensor of shape (P,)
+    """
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+def unflatten(vector: Tensor, shapes: Shapes) -> dict[str, Tensor]:
+    """Undo :func:`flatten`.
+
+    Parameters
+    ----------
+    vector : Tensor of shape (P,)
+        The model.
+    shapes : mapping of str to tuple of int
+        Names and shapes in the order of :func:`flatten`.
+
+    Returns
+    -------
+    dict of str to Tensor
+        Views of ``vector``.
+    """
+    sizes = [torch.Size(shape).numel() for shape in shapes.values()]
+    parts = torch.split(vector, sizes)
+    return {
+        name: part.view(shape)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_fgl.config import RunConfig
+from flower_fgl.local_engine import run_config_of
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.client_sampling import (
+    draw_clients,
+    table_by_similarity,
+    table_by_size,
+    update_angles,
+)
+from flower_fgl.strategies.clusteredsampling import ClusteredSampling
+from tests.strategies.clients import federation_of
+
+
+def strategy_of(
+    num_train: list[int], participation: float, **settings: Any
+) -> ClusteredSampling:
+    values = run_config_of(
+        method="clustered-sampling",
+        dataset="synthetic",
+        clients=len(num_train),
+        seed=0,
+        settings={
+            "hidden_channels": 4,
+            "participation": participation,
+            "clustered-sampling": settings,
+        },
+    )
+    strategy = ClusteredSampling(RunConfig.parse(values, METHODS))
+    strategy.federation = federation_of(num_train)
+    strategy.prepare()
+    return strategy
+
+
+def model(strategy: ClusteredSampling, value: float) -> Upload:
+    """An upload whose distance from the initial weights is one number."""
+    tensors = {n: t + value for n, t in strategy.weights.tensors.items()}
+    return Upload(Weights(tensors), 99.0)
+
+
+def test_clusters_by_size_by_hand() -> None:
+    # n = 10, m = 2: clients bring 2·(2, 5, 3) = 4, 10, 6 into rows of 10, largest first
+    table = table_by_size(np.array([2, 5, 3]), 2)
+    assert table.tolist() == [[0, 10, 0], [4, 0, 6]]
+    # n = 9: 6, 8, 4 into rows of 9: client 1 leaves room for 1 of client 0
+    table = table_by_size(np.array([3, 4, 2]), 2)
+    assert table.tolist() == [[1, 8, 0], [5, 0, 4]]
+
+
+def test_clusters_of_like_updates_by_hand() -> None:
+    # clients 0 and 2 point one way, 1 and 3 another; n = 8, m = 2: 4 each, rows of 8
+    updates = np.array([[1, 0.1], [0.1, 1], [1, 0], [0, 1]], dtype=np.float32)
+    table = table_by_similarity(np.array([2, 2, 2, 2]), 2, update_angles(updates))
+    assert sorted(table.tolist()) == [[0, 4, 0, 4], [4, 0, 4, 0]]
+
+
+def test_what_does_not_fit_into_a_cluster_fills_the_others() -> None:
+    # three alike: 2·(2, 2, 2, 2) = 4 each, rows of 8: two of them make a row, the third
+    # fills the row of the client that is like nobody
+    angles = np.array(
+        [[0, 0.1, 0.2, 1], [0.1, 0, 0.2, 1], [0.2, 0.2, 0, 1], [1, 1, 1, 0]]
+    )
+    table = table_by_similarity(np.array([2, 2, 2, 2]), 2, angles)
+    assert table.tolist() == [[4, 4, 0, 0], [0, 0, 4, 4]]
+
+
+def test_a_client_larger_than_a_distribution_fills_some_alone() -> None:
+    # n = 10, m = 3: 3·(7, 1, 2) = 21, 3, 6: two rows of 10 and 1 are client 0's
+    angles = np.ones((3, 3)) - np.eye(3)
+    table = table_by_similarity(np.array([7, 1, 2]), 3, angles)
+    assert table.tolist() == [[10, 0, 0], [10, 0, 0], [1, 3, 6]]
+
+
+def test_angles_by_hand() -> None:
+    updates = np.array([[2, 0], [0, 3], [-1, 0], [1, 1], [0, 0], [0, 0]], np.float32)
+    angles = update_angles(updates)
+    half, third = math.pi / 2, math.pi / 4
+    expected = [0, half, math.pi, third, half, half]
+    np.testing.assert_allclose(angles[0], expected, atol=1e-6)
+    assert angles[4, 5] == 0  # two clients that never took part
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=9),
+    st.integers(1, 9),
+    st.integers(0, 99),
+)
+def test_the_draws_are_unbiased(sizes: list[int], draws: int, seed: int) -> None:
+    counts = np.array(sizes)
+    updates = np.random.default_rng(seed).normal(size=(len(sizes), 3))
+    updates[seed % len(sizes)] = 0
+    angles = update_angles(updates.astype(np.float32))
+    for table in (
+        table_by_size(counts, draws),
+        table_by_similarity(counts, draws, angles),
+    ):
+        assert (table >= 0).all()
+        assert (table.sum(axis=1) == counts.sum()).all()  # Σ_i r_k(i) = 1
+        assert (table.sum(axis=0) == draws * counts).all()  # Σ_k r_k(i) = m n_i / n
+
+
+def test_one_draw_takes_a_client_by_its_size() -> None:
+    counts = np.array([1, 2, 5])
+    angles = np.ones((3, 3)) - np.eye(3)
+    assert table_by_similarity(counts, 1, angles).tolist() == [[1, 2, 5]]
+    assert table_by_size(counts, 1).tolist() == [[1, 2, 5]]
+
+
+def test_clients_are_drawn_with_the_probabilities_of_the_table() -> None:
+    table = np.array([[0, 3, 1], [4, 0, 0]])
+    generator = np.random.default_rng(0)
+    drawn = np.array([draw_clients(table, generator) for _ in range(4000)])
+    assert set(drawn[:, 1]) == {0}
+    share = Counter(drawn[:, 0].tolist())
+    assert share[0] == 0
+    # standard deviation √(0.75·0.25/4000) = 0.007
+    assert share[1] / 4000 == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_client_drawn_twice_counts_twice() -> None:
+    strategy = strategy_of([1, 1, 1, 1, 1, 25], 0.5)
+    assert strategy.sample(1) == sorted(strategy.draws)
+    assert sum(strategy.draws.values()) == 3
+    # m·n_i/n = 75/30: two of the three distributions hold client 5 alone
+    assert strategy.draws[5] >= 2
+    before = strategy.weights.tensors
+    strategy.draws = Counter({5: 2, 0: 1})
+    strategy.aggregate(1, {0: model(strategy, 3.0), 5: model(strategy, 6.0)})
+    for name, tensor in strategy.weights.tensors.items():  # (2·6 + 1·3) / 3
+        torch.testing.assert_close(tensor, before[name] + 5.0)
+
+
+def test_a_draw_that_failed_is_left_out_of_the_mean() -> None:
+    strategy = strategy_of([4, 4, 4, 4], 0.5)
+    before = strategy.weights.tensors
+    strategy.draws = Counter({0: 1, 2: 1})
+    strategy.aggregate(1, {2: model(strategy, 1.0)})
+    for name, tensor in strategy.weights.tensors.items():
+        torch.testing.assert_close(tensor, before[name] + 1.0)
+
+
+def test_full_participation_is_fedavg() -> None:
+    strategy = strategy_of([1, 3], 1.0)
+    assert strategy.sample(1) == [0, 1]
+    before = strategy.weights.tensors
+    low = Upload(model(strategy, 0.0).payload, 1.0)
+    high = Upload(model(strategy, 4.0).payload, 3.0)
+    strategy.aggregate(1, {0: low, 1: high})
+    for name, tensor in strategy.weights.tensors.items():
+        torch.testing.assert_close(tensor, before[name] + 3.0)
+
+
+def test_one_participant_is_drawn_before_anybody_has_sent_an_update() -> None:
+    strategy = strategy_of([3, 1, 4, 1, 5], 0.01)
+    assert all(len(strategy.sample(number)) == 1 for number in range(1, 6))
+
+
+def test_clients_of_like_updates_are_not_drawn_together() -> None:
+    strategy = strategy_of([2, 2, 2, 2], 0.5)
+    ups = {pid: model(strategy, value) for pid, value in enumerate((1, -1, 2, -2))}
+    strategy.aggregate(1, ups)
+    for number in range(2, 12):
+        drawn = strategy.sample(number)
+        assert len(drawn) == 2
+        assert sum(pid % 2 for pid in drawn) == 1
+
+
+def test_the_state_comes_back_and_gives_the_same_draws() -> None:
+    strategy, twin = (strategy_of([2, 3, 4, 5], 0.5) for _ in range(2))
+    ups = {pid: model(strategy, value) for pid, value in enumerate((1, -1, 2, -2))}
+    strategy.aggregate(1, ups)
+    twin.load_server_state(strategy.server_state())
+    assert [twin.sample(n) for n in range(2, 9)] == [
+        strategy.sample(n) for n in range(2, 9)
+    ]
+
+
+def test_clusters_by_size_keep_no_updates() -> None:
+    strategy = strategy_of([2, 3, 4, 5], 0.5, clusters="size")
+    drawn = strategy.sample(1)
+    strategy.aggregate(1, {pid: model(strategy, 1.0) for pid in drawn})
+    assert strategy.updates == {}
