@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.fedavg import FedAvgSettings
+from flower_fgl.protocols.feded import FedEDSettings
+from flower_fgl.protocols.fedntd import FedNTDSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
@@ -88,6 +90,22 @@ METHODS: dict[str, Method] = {
         strategy="flower_fgl.strategies.fedavg:FedAvg",
         client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
         settings=FedAvgSettings,
+        payload="4P up, 4P down",
+        additive=True,
+    ),
+    "feded": Method(
+        paper="Guo et al., 2024",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.feded:FedEDClientApp",
+        settings=FedEDSettings,
+        payload="4P up, 4P down",
+        additive=True,
+    ),
+    "fedntd": Method(
+        paper="Lee et al., NeurIPS 2022",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedntd:FedNTDClientApp",
+        settings=FedNTDSettings,
         payload="4P up, 4P down",
         additive=True,
     ),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.client_apps.training import (
+    DataLoss,
     TrainingSet,
     make_optimizer,
     optimizer_tensors,
@@ -253,6 +254,7 @@ class Client:
         server_round: int,
         *,
         epochs: int | None = None,
+        data_loss: DataLoss | None = None,
         penalty: Callable[[], Tensor] | None = None,
         after_epoch: Callable[[], None] | None = None,
     ) -> float:
@@ -268,6 +270,8 @@ class Client:
             Seeds dropout and batches.
         epochs : int, optional
             Instead of ``local-epochs``.
+        data_loss : DataLoss, optional
+            Instead of the cross-entropy of the training nodes.
         penalty : callable, optional
             Returns a term added to the loss.
         after_epoch : callable, optional
@@ -295,6 +299,7 @@ class Client:
                 optimizer,
                 epochs=number,
                 batch_size=self.config.batch_size,
+                data_loss=data_loss,
                 penalty=penalty,
                 generator=generator,
             )
