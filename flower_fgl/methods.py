@@ -14,6 +14,7 @@ from flower_fgl.protocols.fedntd import FedNTDSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
+from flower_fgl.protocols.fedpub import FedPubSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 
@@ -85,6 +86,15 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "fed-pub": Method(
+        paper="Baek et al., ICML 2023",
+        strategy="flower_fgl.strategies.fedpub:FedPub",
+        client_app="flower_fgl.client_apps.fedpub:FedPubClientApp",
+        settings=FedPubSettings,
+        payload="4(P+p) up, 4P down",
+        defaults={"hidden-channels": 128},
+        has_global_model=False,
+    ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
