@@ -74,10 +74,14 @@ def measure(options: argparse.Namespace, folder: str) -> None:
         table.add_row(phase, f"{seconds:.1f}")
     console.print(table)
     sent = run.rounds[0]["bytes"]
-    console.print("bytes of all clients:", {way: sum(sent[way].values()) for way in sent})
+    console.print(
+        "bytes of all clients:", {way: sum(sent[way].values()) for way in sent}
+    )
     console.print(f"peak memory: {peak:.2f} GiB")
     best = run.summary["best"]["test"]
-    console.print(f"test accuracy {best['accuracy']:.3f}, macro-F1 {best['macro_f1']:.3f}")
+    console.print(
+        f"test accuracy {best['accuracy']:.3f}, macro-F1 {best['macro_f1']:.3f}"
+    )
     console.print(f"partition {run.summary['partition_sha256']}", soft_wrap=True)
 
 

@@ -11,9 +11,12 @@ from flower_fgl.options import Scalar
 from flower_fgl.protocols.clusteredsampling import ClusteredSamplingSettings
 from flower_fgl.protocols.fedala import FedALASettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
+from flower_fgl.protocols.feded import FedEDSettings
+from flower_fgl.protocols.fedntd import FedNTDSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
+from flower_fgl.protocols.fedpub import FedPubSettings
 from flower_fgl.protocols.fedsem import FedSEMSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.moon import MoonSettings
@@ -102,11 +105,36 @@ METHODS: dict[str, Method] = {
         payload="4P up, 4P down",
         additive=True,
     ),
+    "fed-pub": Method(
+        paper="Baek et al., ICML 2023",
+        strategy="flower_fgl.strategies.fedpub:FedPub",
+        client_app="flower_fgl.client_apps.fedpub:FedPubClientApp",
+        settings=FedPubSettings,
+        payload="4(P+p) up, 4P down",
+        defaults={"hidden-channels": 128},
+        has_global_model=False,
+    ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
         client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
         settings=FedAvgSettings,
+        payload="4P up, 4P down",
+        additive=True,
+    ),
+    "feded": Method(
+        paper="Guo et al., 2024",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.feded:FedEDClientApp",
+        settings=FedEDSettings,
+        payload="4P up, 4P down",
+        additive=True,
+    ),
+    "fedntd": Method(
+        paper="Lee et al., NeurIPS 2022",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedntd:FedNTDClientApp",
+        settings=FedNTDSettings,
         payload="4P up, 4P down",
         additive=True,
     ),
