@@ -12,6 +12,7 @@ from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
+from flower_fgl.protocols.fedrep import FedRepSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 
@@ -91,6 +92,15 @@ METHODS: dict[str, Method] = {
         payload="4P up, 4P down",
         additive=True,
     ),
+    "fedper": Method(
+        paper="Arivazhagan et al., arXiv 1912.00818, 2019",
+        strategy="flower_fgl.strategies.fedper:FedPer",
+        client_app="flower_fgl.client_apps.fedper:FedPerClientApp",
+        payload="4P_f up, 4P_f down, P_f parameters of the body",
+        defaults={"eval-policy": "refresh"},
+        has_global_model=False,
+        additive=True,
+    ),
     "fedpg": Method(
         paper="Wu et al., arXiv 2504.09493, 2025",
         strategy="flower_fgl.strategies.fedpg:FedPG",
@@ -118,6 +128,16 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
         settings=FedProxSettings,
         payload="4P up, 4P down",
+        additive=True,
+    ),
+    "fedrep": Method(
+        paper="Collins et al., ICML 2021",
+        strategy="flower_fgl.strategies.fedper:FedPer",
+        client_app="flower_fgl.client_apps.fedrep:FedRepClientApp",
+        settings=FedRepSettings,
+        payload="4P_f up, 4P_f down, P_f parameters of the body",
+        defaults={"local-epochs": 5, "eval-policy": "refresh"},
+        has_global_model=False,
         additive=True,
     ),
     "fedtgp": Method(

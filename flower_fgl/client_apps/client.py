@@ -255,6 +255,7 @@ class Client:
         epochs: int | None = None,
         penalty: Callable[[], Tensor] | None = None,
         after_epoch: Callable[[], None] | None = None,
+        purpose: str = "training",
     ) -> float:
         """Train a model on the client's training nodes, keeping optimizer moments.
 
@@ -272,6 +273,8 @@ class Client:
             Returns a term added to the loss.
         after_epoch : callable, optional
             Called after each epoch; nothing is checked then.
+        purpose : str
+            Tells the draws of several trainings in one round apart.
 
         Returns
         -------
@@ -281,8 +284,9 @@ class Client:
         optimizer = make_optimizer(model, self.config)
         if self.config.optimizer_state == "keep":
             restore_optimizer(model, optimizer, self.state.group("optimizer"))
+        batches = "batches" if purpose == "training" else f"batches of {purpose}"
         generator = torch_generator(
-            self.config.seed, server_round, self.partition_id, "batches"
+            self.config.seed, server_round, self.partition_id, batches
         )
         loss = float("nan")
         epochs = self.config.local_epochs if epochs is None else epochs
@@ -299,7 +303,7 @@ class Client:
                 generator=generator,
             )
 
-        with seeded(self.seed(server_round, "training"), self.device):
+        with seeded(self.seed(server_round, purpose), self.device):
             if after_epoch:
                 for _ in range(epochs):
                     loss = train(1)

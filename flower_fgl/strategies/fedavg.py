@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flower_fgl.checkpoints import Snapshot
 from flower_fgl.errors import RunError
-from flower_fgl.nn import build_model, state_shapes
+from flower_fgl.nn import Backbone, build_model
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 from flower_fgl.strategies.averaging import mean_of_sums, weighted_mean
@@ -57,10 +57,13 @@ class FedAvg(FglStrategy):
                 dropout=config.dropout,
                 readout=config.classifies_graphs,
             )
-        self.weights = Weights(
-            {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        )
-        self.shapes = state_shapes(model)
+        shared = {name: t.detach() for name, t in self.shared(model).items()}
+        self.weights = Weights(shared)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in shared.items()}
+
+    def shared(self, model: Backbone) -> Mapping[str, Tensor]:
+        """Return what of the initial model is sent and averaged: all weights."""
+        return model.state_dict()
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights."""
@@ -94,7 +97,7 @@ class FedAvg(FglStrategy):
         """
         self.weights = Weights(mean_of_sums(sums, sum(weights.values()), self.shapes))
 
-    def global_state(self) -> Mapping[str, Tensor]:
+    def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights."""
         return self.weights.tensors
 
