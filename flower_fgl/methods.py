@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
+from flower_fgl.protocols.f2l import F2LSettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
@@ -15,6 +16,7 @@ from flower_fgl.protocols.fedprox import FedProxSettings
 from flower_fgl.protocols.fedrep import FedRepSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
+from flower_fgl.protocols.pfedfsl import PFedFSLSettings
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import FglClientApp
@@ -84,6 +86,15 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "f2l": Method(
+        paper="Wang et al., KDD 2023",
+        strategy="flower_fgl.strategies.f2l:F2L",
+        client_app="flower_fgl.client_apps.f2l:F2LClientApp",
+        settings=F2LSettings,
+        payload="4(P + 3p² + pC + C) up and down",
+        defaults={"eval-policy": "refresh"},
+        additive=True,
+    ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
@@ -178,5 +189,14 @@ METHODS: dict[str, Method] = {
         is_one_shot=True,
         graphs=False,
         additive=True,
+    ),
+    "pfedfsl": Method(
+        paper="Zhao et al., IEEE TNNLS 2024",
+        strategy="flower_fgl.strategies.pfedfsl:PFedFSL",
+        client_app="flower_fgl.client_apps.pfedfsl:PFedFSLClientApp",
+        settings=PFedFSLSettings,
+        payload="4(P + 1 + m) up, 4P(1 + m) down, m of q candidates",
+        defaults={"eval-policy": "refresh"},
+        has_global_model=False,
     ),
 }

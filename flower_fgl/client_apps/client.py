@@ -218,7 +218,9 @@ class Client:
         """Derive a seed of this client."""
         return derive_seed(self.config.seed, server_round, self.partition_id, purpose)
 
-    def build_model(self, *, initialise: bool = False) -> Backbone:
+    def build_model(
+        self, *, initialise: bool = False, num_outputs: int | None = None
+    ) -> Backbone:
         """Build the client's backbone.
 
         Parameters
@@ -226,13 +228,15 @@ class Client:
         initialise : bool
             Whether to draw initial weights, the same on all clients of one backbone;
             else they are to be overwritten.
+        num_outputs : int, optional
+            Width of the output instead of the number of classes.
         """
         with seeded(derive_seed(self.config.seed, 0, SERVER, "init")):
             model = build_model(
                 self.model_name,
                 in_channels=self.data.graph.num_features,
                 hidden_channels=self.config.hidden_channels,
-                num_classes=self.data.graph.num_classes,
+                num_classes=num_outputs or self.data.graph.num_classes,
                 num_layers=self.config.num_layers,
                 dropout=self.config.dropout,
                 readout=self.config.classifies_graphs,

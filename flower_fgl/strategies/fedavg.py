@@ -12,15 +12,59 @@ import torch
 from torch import Tensor
 
 from flower_fgl.checkpoints import Snapshot
+from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.nn import Backbone, build_model
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 from flower_fgl.strategies.averaging import mean_of_sums, weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
+from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds import RoundLog
 
-__all__ = ["FedAvg"]
+__all__ = ["FedAvg", "initial_model"]
+
+
+def initial_model(
+    config: RunConfig, federation: Federation, *, num_outputs: int | None = None
+) -> Backbone:
+    """Build the model that all clients start from.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Sizes, and the seed from which the weights are drawn.
+    federation : Federation
+        The clients, whose backbones must be of one name.
+    num_outputs : int, optional
+        Width of the output instead of the number of classes.
+
+    Returns
+    -------
+    Backbone
+
+    Raises
+    ------
+    RunError
+        If clients have different backbones.
+    """
+    models = {client.model for client in federation.clients.values()}
+    if len(models) > 1:
+        raise RunError(
+            f"{config.method} averages weights, so all clients need one model, "
+            f"got {sorted(models)}. Use a single name in model, or a method that "
+            "allows several."
+        )
+    with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
+        return build_model(
+            models.pop(),
+            in_channels=federation.num_features,
+            hidden_channels=config.hidden_channels,
+            num_classes=num_outputs or federation.num_classes,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+            readout=config.classifies_graphs,
+        )
 
 
 class FedAvg(FglStrategy):
@@ -39,24 +83,7 @@ class FedAvg(FglStrategy):
 
     def prepare(self) -> None:
         """Build the initial model; all clients must have its architecture."""
-        models = {client.model for client in self.federation.clients.values()}
-        if len(models) > 1:
-            raise RunError(
-                f"{self.config.method} averages weights, so all clients need one model, "
-                f"got {sorted(models)}. Use a single name in model, or a method that "
-                "allows several."
-            )
-        config = self.config
-        with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
-            model = build_model(
-                models.pop(),
-                in_channels=self.federation.num_features,
-                hidden_channels=config.hidden_channels,
-                num_classes=self.federation.num_classes,
-                num_layers=config.num_layers,
-                dropout=config.dropout,
-                readout=config.classifies_graphs,
-            )
+        model = initial_model(self.config, self.federation)
         shared = {name: t.detach() for name, t in self.shared(model).items()}
         self.weights = Weights(shared)
         self.shapes = {name: tuple(tensor.shape) for name, tensor in shared.items()}

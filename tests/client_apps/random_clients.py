@@ -29,7 +29,7 @@ def random_client(
 ) -> Client:
     """Make a client whose node n is of the n-th class, over and over.
 
-    ``classes`` are those it has nodes of, ``train`` its training nodes (every second).
+    ``classes`` are those it has nodes of, ``train`` its training nodes (half).
     """
     draw = torch.Generator().manual_seed(3 + partition_id)
     own = list(range(num_classes)) if classes is None else list(classes)
@@ -41,7 +41,7 @@ def random_client(
         name: torch.zeros(num_nodes, dtype=torch.bool)
         for name in ("train", "val", "test")
     }
-    masks["train"][list(range(0, num_nodes, 2)) if train is None else train] = True
+    masks["train"][list(range(num_nodes // 2)) if train is None else train] = True
     masks["test"] = ~masks["train"]
     graph = ClientGraph(
         partition_id,

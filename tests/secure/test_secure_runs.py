@@ -394,7 +394,7 @@ def test_a_method_that_needs_more_than_sums_says_which_do_not() -> None:
         if row.additive:
             assert RunConfig.parse(values, METHODS).secure_aggregation
         else:
-            with pytest.raises(ConfigError, match="These methods can: fedavg, "):
+            with pytest.raises(ConfigError, match=r"These methods can: .*fedavg, "):
                 RunConfig.parse(values, METHODS)
 
 
