@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.clusteredsampling import ClusteredSamplingSettings
+from flower_fgl.protocols.f2l import F2LSettings
 from flower_fgl.protocols.fedala import FedALASettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.feded import FedEDSettings
@@ -17,10 +18,12 @@ from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
 from flower_fgl.protocols.fedpub import FedPubSettings
+from flower_fgl.protocols.fedrep import FedRepSettings
 from flower_fgl.protocols.fedsem import FedSEMSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.moon import MoonSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
+from flower_fgl.protocols.pfedfsl import PFedFSLSettings
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import FglClientApp
@@ -97,12 +100,13 @@ METHODS: dict[str, Method] = {
         settings=ClusteredSamplingSettings,
         payload="4P up, 4P down",
     ),
-    "fedala": Method(
-        paper="Zhang et al., AAAI 2023",
-        strategy="flower_fgl.strategies.fedavg:FedAvg",
-        client_app="flower_fgl.client_apps.fedala:FedALAClientApp",
-        settings=FedALASettings,
-        payload="4P up, 4P down",
+    "f2l": Method(
+        paper="Wang et al., KDD 2023",
+        strategy="flower_fgl.strategies.f2l:F2L",
+        client_app="flower_fgl.client_apps.f2l:F2LClientApp",
+        settings=F2LSettings,
+        payload="4(P + 3p² + pC + C) up and down",
+        defaults={"eval-policy": "refresh"},
         additive=True,
     ),
     "fed-pub": Method(
@@ -113,6 +117,14 @@ METHODS: dict[str, Method] = {
         payload="4(P+p) up, 4P down",
         defaults={"hidden-channels": 128},
         has_global_model=False,
+    ),
+    "fedala": Method(
+        paper="Zhang et al., AAAI 2023",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedala:FedALAClientApp",
+        settings=FedALASettings,
+        payload="4P up, 4P down",
+        additive=True,
     ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
@@ -136,6 +148,15 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedntd:FedNTDClientApp",
         settings=FedNTDSettings,
         payload="4P up, 4P down",
+        additive=True,
+    ),
+    "fedper": Method(
+        paper="Arivazhagan et al., arXiv 1912.00818, 2019",
+        strategy="flower_fgl.strategies.fedper:FedPer",
+        client_app="flower_fgl.client_apps.fedper:FedPerClientApp",
+        payload="4P_f up, 4P_f down, P_f parameters of the body",
+        defaults={"eval-policy": "refresh"},
+        has_global_model=False,
         additive=True,
     ),
     "fedpg": Method(
@@ -165,6 +186,16 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
         settings=FedProxSettings,
         payload="4P up, 4P down",
+        additive=True,
+    ),
+    "fedrep": Method(
+        paper="Collins et al., ICML 2021",
+        strategy="flower_fgl.strategies.fedper:FedPer",
+        client_app="flower_fgl.client_apps.fedrep:FedRepClientApp",
+        settings=FedRepSettings,
+        payload="4P_f up, 4P_f down, P_f parameters of the body",
+        defaults={"local-epochs": 5, "eval-policy": "refresh"},
+        has_global_model=False,
         additive=True,
     ),
     "fedsem": Method(
@@ -221,5 +252,14 @@ METHODS: dict[str, Method] = {
         is_one_shot=True,
         graphs=False,
         additive=True,
+    ),
+    "pfedfsl": Method(
+        paper="Zhao et al., IEEE TNNLS 2024",
+        strategy="flower_fgl.strategies.pfedfsl:PFedFSL",
+        client_app="flower_fgl.client_apps.pfedfsl:PFedFSLClientApp",
+        settings=PFedFSLSettings,
+        payload="4(P + 1 + m) up, 4P(1 + m) down, m of q candidates",
+        defaults={"eval-policy": "refresh"},
+        has_global_model=False,
     ),
 }

@@ -224,7 +224,9 @@ class Client:
         """Derive a seed of this client."""
         return derive_seed(self.config.seed, server_round, self.partition_id, purpose)
 
-    def build_model(self, *, initialise: bool = False) -> Backbone:
+    def build_model(
+        self, *, initialise: bool = False, num_outputs: int | None = None
+    ) -> Backbone:
         """Build the client's backbone.
 
         Parameters
@@ -232,13 +234,15 @@ class Client:
         initialise : bool
             Whether to draw initial weights, the same on all clients of one backbone;
             else they are to be overwritten.
+        num_outputs : int, optional
+            Width of the output instead of the number of classes.
         """
         with seeded(derive_seed(self.config.seed, 0, SERVER, "init")):
             model = build_model(
                 self.model_name,
                 in_channels=self.data.graph.num_features,
                 hidden_channels=self.config.hidden_channels,
-                num_classes=self.data.graph.num_classes,
+                num_classes=num_outputs or self.data.graph.num_classes,
                 num_layers=self.config.num_layers,
                 dropout=self.config.dropout,
                 readout=self.config.classifies_graphs,
@@ -262,6 +266,7 @@ class Client:
         data_loss: DataLoss | None = None,
         penalty: Callable[[], Tensor] | None = None,
         after_epoch: Callable[[], None] | None = None,
+        purpose: str = "training",
     ) -> float:
         """Train a model on the client's training nodes, keeping optimizer moments.
 
@@ -281,6 +286,8 @@ class Client:
             Returns a term added to the loss.
         after_epoch : callable, optional
             Called after each epoch; nothing is checked then.
+        purpose : str
+            Tells the draws of several trainings in one round apart.
 
         Returns
         -------
@@ -290,8 +297,9 @@ class Client:
         optimizer = make_optimizer(model, self.config)
         if self.config.optimizer_state == "keep":
             restore_optimizer(model, optimizer, self.state.group("optimizer"))
+        batches = "batches" if purpose == "training" else f"batches of {purpose}"
         generator = torch_generator(
-            self.config.seed, server_round, self.partition_id, "batches"
+            self.config.seed, server_round, self.partition_id, batches
         )
         loss = float("nan")
         epochs = self.config.local_epochs if epochs is None else epochs
@@ -309,7 +317,7 @@ class Client:
                 generator=generator,
             )
 
-        with seeded(self.seed(server_round, "training"), self.device):
+        with seeded(self.seed(server_round, purpose), self.device):
             if after_epoch:
                 for _ in range(epochs):
                     loss = train(1)

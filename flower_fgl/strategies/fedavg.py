@@ -13,16 +13,60 @@ import torch
 from torch import Tensor
 
 from flower_fgl.checkpoints import Snapshot
+from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
-from flower_fgl.nn import build_model, state_shapes
+from flower_fgl.nn import Backbone, build_model
 from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 from flower_fgl.strategies.averaging import mean_of_sums, weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
+from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds import RoundLog
 
-__all__ = ["FedAvg"]
+__all__ = ["FedAvg", "initial_model"]
+
+
+def initial_model(
+    config: RunConfig, federation: Federation, *, num_outputs: int | None = None
+) -> Backbone:
+    """Build the model that all clients start from.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Sizes, and the seed from which the weights are drawn.
+    federation : Federation
+        The clients, whose backbones must be of one name.
+    num_outputs : int, optional
+        Width of the output instead of the number of classes.
+
+    Returns
+    -------
+    Backbone
+
+    Raises
+    ------
+    RunError
+        If clients have different backbones.
+    """
+    models = {client.model for client in federation.clients.values()}
+    if len(models) > 1:
+        raise RunError(
+            f"{config.method} averages weights, so all clients need one model, "
+            f"got {sorted(models)}. Use a single name in model, or a method that "
+            "allows several."
+        )
+    with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
+        return build_model(
+            models.pop(),
+            in_channels=federation.num_features,
+            hidden_channels=config.hidden_channels,
+            num_classes=num_outputs or federation.num_classes,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+            readout=config.classifies_graphs,
+        )
 
 
 class FedAvg(FglStrategy):
@@ -41,29 +85,15 @@ class FedAvg(FglStrategy):
 
     def prepare(self) -> None:
         """Build the initial model; all clients must have its architecture."""
-        models = {client.model for client in self.federation.clients.values()}
-        if len(models) > 1:
-            raise RunError(
-                f"{self.config.method} averages weights, so all clients need one model, "
-                f"got {sorted(models)}. Use a single name in model, or a method that "
-                "allows several."
-            )
-        config = self.config
-        with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
-            model = build_model(
-                models.pop(),
-                in_channels=self.federation.num_features,
-                hidden_channels=config.hidden_channels,
-                num_classes=self.federation.num_classes,
-                num_layers=config.num_layers,
-                dropout=config.dropout,
-                readout=config.classifies_graphs,
-            )
-        self.weights = Weights(
-            {name: tensor.detach() for name, tensor in model.state_dict().items()}
-        )
-        self.shapes = state_shapes(model)
+        model = initial_model(self.config, self.federation)
+        shared = {name: t.detach() for name, t in self.shared(model).items()}
+        self.weights = Weights(shared)
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in shared.items()}
         self.width = model.hidden_channels
+
+    def shared(self, model: Backbone) -> Mapping[str, Tensor]:
+        """Return what of the initial model is sent and averaged: all weights."""
+        return model.state_dict()
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights."""
@@ -97,7 +127,7 @@ class FedAvg(FglStrategy):
         """
         self.weights = Weights(mean_of_sums(sums, sum(weights.values()), self.shapes))
 
-    def global_state(self) -> Mapping[str, Tensor]:
+    def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights."""
         return self.weights.tensors
 

@@ -114,7 +114,7 @@ class FedPub(FedAvg):
         mixed = mix_states([payload.tensors for payload in payloads], attention)
         self.personal = dict(zip(uploads, map(Weights, mixed), strict=True))
 
-    def global_state(self) -> None:  # type: ignore[override]
+    def global_state(self) -> None:
         """Return nothing: every client has a model of its own."""
 
     def server_state(self) -> Snapshot:

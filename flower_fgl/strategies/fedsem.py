@@ -158,7 +158,7 @@ class FedSEM(FedAvg):
             size[center] += self._weight(pid)
         self.weights = Weights(unflatten(size @ centers / size.sum(), self.shapes))
 
-    def global_state(self) -> None:  # type: ignore[override]  # FedAvg has one
+    def global_state(self) -> None:
         """Return ``None``: no model is everybody's."""
         return
 

@@ -1,0 +1,109 @@
+"""Few-shot episodes: small classification tasks drawn from a client's training nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Episodes", "draw_episodes", "ranks_in_class"]
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """B episodes of at most M nodes each.
+
+    Parameters
+    ----------
+    index : Tensor of shape (B, M), int64
+        Places in the list of training nodes.
+    is_support, is_query : Tensor of shape (B, M), bool
+        What each node is there for; neither marks padding.
+    classes : Tensor of shape (B, C), bool
+        Classes of each episode.
+    """
+
+    index: Tensor
+    is_support: Tensor
+    is_query: Tensor
+    classes: Tensor
+
+
+def ranks_in_class(sorted_labels: Tensor, num_classes: int) -> Tensor:
+    """Count the nodes of each class from 0 on.
+
+    Parameters
+    ----------
+    sorted_labels : Tensor of shape (n,), int64
+        Classes, ascending.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (n,), int64
+    """
+    count = torch.bincount(sorted_labels, minlength=num_classes)
+    start = count.cumsum(0) - count
+    place = torch.arange(len(sorted_labels), device=sorted_labels.device)
+    return place - start[sorted_labels]
+
+
+def draw_episodes(
+    labels: Tensor,
+    num_classes: int,
+    *,
+    episodes: int,
+    ways: int,
+    shots: int,
+    queries: int,
+    generator: torch.Generator,
+) -> Episodes:
+    """Draw classes, and of each disjoint support and query nodes.
+
+    A class has ``shots`` support nodes, but leaves at least one node to the queries; a
+    class of a single node has it in the support set and no query.
+
+    Parameters
+    ----------
+    labels : Tensor of shape (n,), int64
+        Classes of the training nodes, n at least 1.
+    num_classes : int
+        C.
+    episodes : int
+        B.
+    ways, shots, queries : int, positive
+        Classes of an episode, and support and query nodes of a class, at most.
+    generator : torch.Generator
+        On the CPU.
+
+    Returns
+    -------
+    Episodes
+    """
+    device, size = labels.device, len(labels)
+    own = torch.unique(labels)
+    lot = torch.rand(episodes, len(own), generator=generator).to(device)
+    chosen = own[lot.topk(min(ways, len(own)), dim=1).indices]  # (B, N)
+    classes = torch.zeros(episodes, num_classes, dtype=torch.bool, device=device)
+    classes.scatter_(1, chosen, value=True)
+    # every row lists the nodes class by class, in a random order within each
+    order = torch.rand(episodes, size, generator=generator).to(device).argsort(dim=1)
+    order = order.gather(1, labels[order].argsort(dim=1, stable=True))
+    listed = labels.sort().values
+    rank = ranks_in_class(listed, num_classes)
+    available = torch.bincount(labels, minlength=num_classes)[listed]
+    number = (available - 1).clamp(min=1, max=shots)
+    is_support = classes[:, listed] & (rank < number)
+    is_query = classes[:, listed] & (rank >= number) & (rank < number + queries)
+    is_used = is_support | is_query
+    width = int(is_used.sum(dim=1).max())
+    front = is_used.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    front = front[:, :width]
+    return Episodes(
+        order.gather(1, front),
+        is_support.gather(1, front),
+        is_query.gather(1, front),
+        classes,
+    )

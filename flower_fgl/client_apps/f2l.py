@@ -1,0 +1,218 @@
+"""F²L's client half: a model of all classes, and a module that learns to adapt.
+
+Wang et al., "Federated Few-shot Learning", KDD 2023.
+
+==========================================  =========================================
+step                                        function
+==========================================  =========================================
+support and query sets                      ``draw_episodes``
+adaptation to a support set                 ``adapt``
+loss on the queries, and the two links      ``episode_loss``
+adaptation before prediction                ``settle``
+==========================================  =========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
+from flower_fgl.client_apps.fedproto import labelled
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.nn.adaptation import (
+    Adaptation,
+    AdaptedModel,
+    EpisodeWeights,
+    adapt,
+    episode_losses,
+)
+from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.protocols.f2l import ADAPTATION
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.seeds import torch_generator
+
+__all__ = ["F2LClientApp", "F2LNetwork"]
+
+
+class F2LNetwork(RecordingBackbone):
+    """Remember embeddings and logits of the client model for the episodes."""
+
+    logits: Tensor
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Return and keep the logits of the classifier of all classes."""
+        self.logits = super().head(h, graph)
+        return self.logits
+
+
+class F2LClientApp(FglClientApp):
+    """Train the model and the module together; predict after adapting.
+
+    Notes
+    -----
+    1. One loss for both: cross-entropy over all classes, the mean loss of the episodes'
+       queries after adaptation, and the two links. The distillation's teacher is
+       constant; all else trains both the model and the module.
+    2. The N-way classifier consists of the rows of the episode's classes in a table of
+       all C classes, which fits clients with other classes and can be averaged: here
+       the classes to predict are those that are trained on.
+    3. Before prediction the module takes the inner steps on the client's training
+       nodes, at most ``support`` of a class. It predicts their classes only.
+    4. With ``check-every``, checks score the classifier of all classes.
+    """
+
+    down = Weights
+    up = Weights
+
+    def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
+        """Expect the weights of the client model and of the module."""
+        module = state_shapes(build_module(client, client.build_model()))
+        named = {ADAPTATION + name: shape for name, shape in module.items()}
+        return {**client.state_shapes(), **named}
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train by all losses, then adapt."""
+        network = assemble(client, download)
+        penalty = self.penalty(client, server_round, network)
+        loss = client.train(network, server_round, penalty=penalty)
+        module = adaptation_of(network)
+        added = {ADAPTATION + name: t for name, t in module.state_dict().items()}
+        upload = Weights({**network.backbone.state_dict(), **added})
+        return Fit(settle(client, network.backbone, module), upload, loss)
+
+    def penalty(
+        self, client: Client, server_round: int, network: F2LNetwork
+    ) -> Callable[[], Tensor]:
+        """Return the mean loss of new episodes, drawn at every call."""
+        hyper, data = client.config.hyper, client.data.training
+        module = adaptation_of(network)
+        weights = EpisodeWeights(
+            hyper.inner_steps,
+            hyper.inner_lr,
+            hyper.tau,
+            hyper.contrast_weight,
+            hyper.distillation_weight,
+        )
+        generator = torch_generator(
+            client.config.seed, server_round, client.partition_id, "episodes"
+        )
+
+        def episodes_loss() -> Tensor:
+            h, labels = labelled(network, data)
+            logits = network.logits.detach()
+            teacher = logits[data.index] if network.items is None else logits
+            drawn = draw_episodes(
+                labels,
+                client.data.graph.num_classes,
+                episodes=hyper.episodes,
+                ways=hyper.ways,
+                shots=hyper.shots,
+                queries=hyper.queries,
+                generator=generator,
+            )
+            losses = episode_losses(
+                module,
+                weights,
+                h[drawn.index],
+                teacher[drawn.index],
+                labels[drawn.index],
+                drawn.is_support,
+                drawn.is_query,
+                drawn.classes,
+            )
+            return losses.mean()
+
+        return episodes_loss
+
+    def personal_model(
+        self, client: Client, download: Weights | None
+    ) -> Backbone | None:
+        """Return the model trained last; before the first training the received one."""
+        saved = client.state.group("model")
+        if saved:
+            backbone = client.build_model()
+            module = build_module(client, backbone)
+            model = AdaptedModel(backbone, module, saved["support"], saved["classes"])
+            load_state(model, saved)
+            return model.to(client.device)
+        if download is None:
+            return None
+        network = assemble(client, download)
+        return settle(client, network.backbone, adaptation_of(network))
+
+
+def build_module(client: Client, backbone: Backbone) -> Adaptation:
+    """Build the client's module; its weights are to be overwritten."""
+    classes = client.data.graph.num_classes
+    return Adaptation.blank(backbone.hidden_channels, classes, client.device)
+
+
+def assemble(client: Client, download: Weights) -> F2LNetwork:
+    """Build the client model and the module from the received weights."""
+    backbone = client.build_model()
+    module = build_module(client, backbone)
+    network = F2LNetwork(backbone, module)
+    for part, is_module in ((backbone, False), (module, True)):
+        state = {
+            name.removeprefix(ADAPTATION): tensor
+            for name, tensor in download.tensors.items()
+            if name.startswith(ADAPTATION) == is_module
+        }
+        load_state(part, state)
+    return network
+
+
+def adaptation_of(network: F2LNetwork) -> Adaptation:
+    """Return the module that is trained with a client model."""
+    assert isinstance(network.extra, Adaptation)
+    return network.extra
+
+
+def settle(client: Client, backbone: Backbone, module: Adaptation) -> Backbone:
+    """Adapt a copy of the module to the training nodes, for prediction.
+
+    Parameters
+    ----------
+    client : Client
+        Whose training nodes are the support set.
+    backbone : Backbone
+        Client model; left in evaluation mode.
+    module : Adaptation
+        Left as it is.
+
+    Returns
+    -------
+    Backbone
+        Without training nodes the client model itself.
+    """
+    backbone.eval()
+    data, hyper = client.data.training, client.config.hyper
+    if len(data.index) == 0:
+        return backbone
+    num_classes = client.data.graph.num_classes
+    listed, order = data.labels.sort(stable=True)
+    order = order[ranks_in_class(listed, num_classes) < hyper.support]
+    with torch.no_grad():
+        support = backbone.embed(data.inputs)[data.index[order]]
+    labels = data.labels[order]
+    classes = torch.bincount(labels, minlength=num_classes) > 0
+    start = {n: t.detach().requires_grad_() for n, t in module.named_parameters()}
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        adapted = adapt(
+            start,
+            support,
+            labels,
+            torch.ones_like(labels, dtype=torch.bool),
+            classes,
+            steps=hyper.inner_steps,
+            lr=hyper.inner_lr,
+        )
+    copy = build_module(client, backbone)
+    load_state(copy, {name: t.detach() for name, t in adapted.items()})
+    return AdaptedModel(backbone, copy, support, classes)

@@ -1,0 +1,60 @@
+"""FedPer's client half: the received body, trained together with an own head.
+
+Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818,
+2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn import Backbone
+from flower_fgl.nn.splitting import body_of, head_of
+from flower_fgl.protocols.fedavg import Weights
+
+__all__ = ["FedPerClientApp"]
+
+
+class FedPerClientApp(FglClientApp):
+    """Train body and head, send the body back, keep the head.
+
+    Notes
+    -----
+    1. The heads of all clients start from the same weights, drawn once from the seed.
+    """
+
+    down = Weights
+    up = Weights
+
+    def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
+        """Expect the weights of the body."""
+        return body_of(client.state_shapes())
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Put the own head on the received body, train ``local-epochs`` epochs."""
+        model = self.assemble(client, download)
+        loss = self.train_parts(client, model, server_round)
+        return Fit(model, Weights(body_of(model.state_dict())), loss)
+
+    def assemble(self, client: Client, download: Weights) -> Backbone:
+        """Join the received body and the client's own head, at first an untrained one."""
+        model = client.build_model(initialise=True)
+        load_state(model, head_of(client.state.group("model")))
+        load_state(model, download.tensors)
+        return model
+
+    def train_parts(self, client: Client, model: Backbone, server_round: int) -> float:
+        """Train body and head jointly; return the loss."""
+        return client.train(model, server_round)
+
+    def personal_model(
+        self, client: Client, download: Weights | None
+    ) -> Backbone | None:
+        """Return the model trained last; before the first training an untrained head."""
+        own = super().personal_model(client, download)
+        if own is not None or download is None:
+            return own
+        return self.assemble(client, download)

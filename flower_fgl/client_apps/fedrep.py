@@ -1,0 +1,54 @@
+"""FedRep's client half: first the head on a fixed body, then the body under that head.
+
+Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
+ICML 2021.
+
+===========  ==================================================
+symbol       here
+===========  ==================================================
+φ            the body, names that begin with ``encoder.``
+h_i          the head, names that begin with ``classifier.``
+τ            ``fedrep.head-epochs``, epochs instead of steps
+===========  ==================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedper import FedPerClientApp
+from flower_fgl.nn import Backbone
+
+__all__ = ["FedRepClientApp"]
+
+
+class FedRepClientApp(FedPerClientApp):
+    """Train the two parts in turn, Algorithm 1; all else is FedPer's."""
+
+    def train_parts(self, client: Client, model: Backbone, server_round: int) -> float:
+        """Train the head for ``head-epochs``, the body for ``local-epochs``.
+
+        Returns
+        -------
+        float
+            Loss of the body's last epoch.
+        """
+        epochs = client.config.hyper.head_epochs
+        model.encoder.requires_grad_(requires_grad=False)
+        client.train(model, server_round, epochs=epochs, purpose="head training")
+        model.requires_grad_()
+        model.classifier.requires_grad_(requires_grad=False)
+        loss = client.train(model, server_round)
+        model.requires_grad_()
+        return loss
+
+    def refreshed_model(
+        self, client: Client, server_round: int, download: Any
+    ) -> Backbone | None:
+        """Give the head as many epochs as the body, ``final-local-epochs``."""
+        config = client.config
+        hyper = replace(config.hyper, head_epochs=config.final_local_epochs)
+        short = replace(client, config=replace(config, hyper=hyper))
+        return super().refreshed_model(short, server_round, download)

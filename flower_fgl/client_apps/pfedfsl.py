@@ -1,0 +1,89 @@
+"""pFedFSL's client half: learn an embedding, and try what others have learnt.
+
+Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn import Backbone, state_shapes
+from flower_fgl.protocols.base import Shapes
+from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
+from flower_fgl.prototypes.nearest_mean import NearestMean
+
+__all__ = ["PFedFSLClientApp"]
+
+
+class PFedFSLClientApp(FglClientApp):
+    """Train by distances to class means, score the candidates on the training nodes.
+
+    Notes
+    -----
+    1. The embedding network is the backbone with p outputs instead of C, p =
+       ``hidden-channels``: it has the experiment's depth, and the same shape whatever
+       classes a client has.
+    2. The loss is the cross-entropy of −‖h_u − μ_c‖² over the client's own classes: it
+       draws nodes to the mean of their class and away from the others. With one class
+       only it is 0.
+    3. Candidates and the trained model are scored by that loss, without dropout, on the
+       client's few training nodes; validation nodes are not used.
+    """
+
+    down = CandidateModels
+    up = ScoredModel
+
+    def download_spec(self, client: Client) -> tuple[Shapes, int]:
+        """Expect the client's start and at most q candidates."""
+        shapes = state_shapes(self.assemble(client).network)
+        return shapes, int(client.config.hyper.candidates)
+
+    def assemble(self, client: Client) -> NearestMean:
+        """Build the client's model; its weights are to be overwritten."""
+        data = client.data.training
+        return NearestMean(
+            client.build_model(num_outputs=client.config.hidden_channels),
+            data.inputs,
+            data.index,
+            data.labels,
+            client.data.graph.num_classes,
+        )
+
+    def fit(self, client: Client, server_round: int, download: CandidateModels) -> Fit:
+        """Score the candidates, train the own start, score it."""
+        model = self.assemble(client)
+        losses = []
+        for number in range(1, 1 + download.num_candidates):
+            load_state(model.network, download.model(number))
+            losses.append(loss_of(client, model))
+        load_state(model.network, download.model(0))
+        loss = client.train(model, server_round)
+        scored = torch.stack([loss_of(client, model), *losses])
+        return Fit(model, ScoredModel(model.network.state_dict(), scored), loss)
+
+    def personal_model(
+        self, client: Client, download: CandidateModels | None
+    ) -> Backbone | None:
+        """Return the model trained last; before the first training its start."""
+        model = self.assemble(client)
+        saved = client.state.group("model")
+        if saved:
+            load_state(model, saved)
+        elif download is not None:
+            load_state(model.network, download.model(0))
+        else:
+            return None
+        return model
+
+
+@torch.no_grad()
+def loss_of(client: Client, model: Backbone) -> Tensor:
+    """Return the loss of a model on the client's training nodes, of shape ()."""
+    model.eval()
+    data = client.data.training
+    return F.cross_entropy(data.logits(model, data.index), data.labels)

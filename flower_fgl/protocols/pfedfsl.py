@@ -1,0 +1,133 @@
+"""What both halves of pFedFSL agree on: models of peers down, a model and scores up.
+
+Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from flwr.app import RecordDict
+from torch import Tensor
+
+from flower_fgl.errors import PayloadError
+from flower_fgl.options import option
+from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
+
+__all__ = ["CandidateModels", "PFedFSLSettings", "ScoredModel"]
+
+MODELS, WEIGHTS, LOSSES = "models", "weights", "losses"
+
+
+@dataclass(frozen=True)
+class PFedFSLSettings:
+    """Settings of pFedFSL."""
+
+    candidates: int = option(
+        3, "q, models of other clients that a client tries in a round", ge=0
+    )
+
+
+@dataclass(frozen=True)
+class CandidateModels(Payload):
+    """A client's own start and m candidates: 4·P·(1 + m) bytes.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor of shape (1 + m, ...), float32
+        Weights by name, of the start first.
+    """
+
+    tensors: Mapping[str, Tensor]
+    records = (MODELS,)
+
+    def to_record(self) -> RecordDict:
+        """Pack into the record ``models``."""
+        return RecordDict({MODELS: write_tensors(self.tensors)})
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
+        """Unpack, expecting the shapes of one model and at most q candidates.
+
+        Raises
+        ------
+        PayloadError
+            If a tensor is missing, unexpected, of the wrong shape, or not finite, or
+            there is no start, or too many candidates.
+        """
+        shapes, limit = spec
+        tensors = read_tensors(content, MODELS)
+        if set(tensors) != set(shapes):
+            odd = sorted(set(tensors) ^ set(shapes))
+            raise PayloadError(f'Record "{MODELS}": missing or unexpected {odd}.')
+        counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
+        number = counts.pop()
+        if counts or not 1 <= number <= 1 + limit:
+            raise PayloadError(
+                f'Record "{MODELS}" must hold 1 to {1 + limit} models, the same number '
+                f"of every tensor, got {sorted({number, *counts})}."
+            )
+        for name, shape in shapes.items():
+            if tuple(tensors[name].shape) != (number, *shape):
+                raise PayloadError(
+                    f'"{MODELS}/{name}" must have shape {(number, *shape)}, got '
+                    f"{tuple(tensors[name].shape)}."
+                )
+        return cls({name: tensors[name] for name in shapes})
+
+    def model(self, number: int) -> dict[str, Tensor]:
+        """Return the weights of one model: 0 is the start."""
+        return {name: tensor[number] for name, tensor in self.tensors.items()}
+
+    @property
+    def num_candidates(self) -> int:
+        """M."""
+        return len(next(iter(self.tensors.values()))) - 1
+
+    @property
+    def num_bytes(self) -> int:
+        """4·P·(1 + m)."""
+        return 4 * sum(tensor.numel() for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class ScoredModel(Payload):
+    """A trained model and how well it and m candidates do: 4·(P + 1 + m) bytes.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor, float32
+        Weights by name.
+    losses : Tensor of shape (1 + m,), float32
+        Loss of this model and of each candidate on the client's training nodes.
+    """
+
+    tensors: Mapping[str, Tensor]
+    losses: Tensor
+    records = (WEIGHTS, LOSSES)
+
+    def to_record(self) -> RecordDict:
+        """Pack into the records ``weights`` and ``losses``."""
+        losses = write_tensors({LOSSES: self.losses})
+        return RecordDict({WEIGHTS: write_tensors(self.tensors), LOSSES: losses})
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
+        """Unpack, expecting a model of these shapes and 1 + m losses.
+
+        Raises
+        ------
+        PayloadError
+            If a tensor is missing, unexpected, of the wrong shape, or not finite.
+        """
+        shapes, candidates = spec
+        losses = read_tensors(content, LOSSES, {LOSSES: (1 + candidates,)})
+        return cls(read_tensors(content, WEIGHTS, shapes), losses[LOSSES])
+
+    @property
+    def num_bytes(self) -> int:
+        """4·(P + 1 + m)."""
+        parts = [*self.tensors.values(), self.losses]
+        return 4 * sum(tensor.numel() for tensor in parts)

@@ -1,0 +1,95 @@
+"""Classification by the nearest class mean in an embedding space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.prototypes.hops import class_means
+
+__all__ = ["NearestMean", "distance_logits"]
+
+
+def distance_logits(
+    embedding: Tensor, support: Tensor, labels: Tensor, num_classes: int
+) -> Tensor:
+    """Compute −‖h_u − μ_c‖², μ_c the mean of a class's support.
+
+    Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2),
+    and the largest is the nearest mean.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (N, p), float32
+        h, what is classified.
+    support : Tensor of shape (n, p), float32
+        Embeddings with a known class, at least one.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (N, C)
+        −inf for classes without support.
+    """
+    means = class_means(support, labels, num_classes)
+    squares = embedding.square().sum(1)[:, None] + means.square().sum(1)
+    distance = squares - 2 * embedding @ means.T  # (N, C)
+    is_absent = torch.bincount(labels, minlength=num_classes) == 0
+    return -distance.masked_fill(is_absent, torch.inf)
+
+
+class NearestMean(Backbone):
+    """Wrap a network: its outputs embed, the nearest class mean is the prediction.
+
+    The means are those of the training nodes (or graphs) under the present weights, with
+    gradient; of a selection of training graphs, such as a mini-batch, those of its own.
+
+    Parameters
+    ----------
+    network : Backbone
+        Its "classes" are the dimensions of the embedding.
+    inputs : GraphInput
+        The graph, or union of graphs, that holds the training items.
+    index : Tensor of shape (n,), int64
+        Training items, ascending.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    num_classes : int
+        C.
+
+    Notes
+    -----
+    1. Its state is the network's alone, under ``network.``.
+    """
+
+    def __init__(
+        self,
+        network: Backbone,
+        inputs: GraphInput,
+        index: Tensor,
+        labels: Tensor,
+        num_classes: int,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.network = network
+        self.inputs = inputs
+        self.index = index
+        self.labels = labels
+        self.num_classes = num_classes
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Return −‖h − μ_c‖² of all nodes, or graphs: (N, C)."""
+        embedding = self.network(graph)
+        labels = self.labels
+        if graph is self.inputs:
+            support = embedding[self.index]
+        elif graph.selected is not None:
+            support = embedding
+            labels = labels[torch.searchsorted(self.index, graph.selected)]
+        else:
+            support = self.network(self.inputs)[self.index]
+        return distance_logits(embedding, support, labels, self.num_classes)

@@ -1,0 +1,108 @@
+"""pFedFSL's server half: a mixture for each client of the models that serve it well.
+
+Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.checkpoints import Snapshot
+from flower_fgl.nn import state_shapes
+from flower_fgl.protocols.base import Shapes
+from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
+from flower_fgl.seeds import numpy_generator
+from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.strategies.base import FglStrategy, Upload
+from flower_fgl.strategies.fedavg import initial_model
+
+__all__ = ["PFedFSL", "mixing_weights"]
+
+
+def mixing_weights(losses: Tensor) -> Tensor:
+    """Weigh models by how well they do, ``softmax(−loss)``.
+
+    Parameters
+    ----------
+    losses : Tensor of shape (1 + m,), float32
+        Of the client's own model and m candidates, all on that client.
+
+    Returns
+    -------
+    Tensor of shape (1 + m,)
+        Positive, adding up to 1.
+    """
+    return torch.softmax(-losses, dim=0)
+
+
+class PFedFSL(FglStrategy):
+    """Send each client a mixture of its own and q other models, and new candidates.
+
+    Notes
+    -----
+    1. Candidates are drawn evenly from the last uploads of the other clients, anew in
+       every round; before anybody has uploaded there are none.
+    2. The client's own model is in the mixture, with its own loss: with the peers alone
+       its training of the round would be lost.
+    3. Candidates enter the mixture as they were when they were scored.
+    """
+
+    down = CandidateModels
+    up = ScoredModel
+
+    def prepare(self) -> None:
+        """Build the model that all clients start from."""
+        model = initial_model(
+            self.config, self.federation, num_outputs=self.config.hidden_channels
+        )
+        self.initial = {name: t.detach() for name, t in model.state_dict().items()}
+        self.shapes = state_shapes(model)
+        self.models: dict[int, Mapping[str, Tensor]] = {}
+        self.starts: dict[int, Mapping[str, Tensor]] = {}
+
+    def candidates(self, server_round: int, partition_id: int) -> list[int]:
+        """Draw the clients whose models a client tries in a round, ascending."""
+        peers = [pid for pid in sorted(self.models) if pid != partition_id]
+        number = min(self.config.hyper.candidates, len(peers))
+        generator = numpy_generator(
+            self.config.seed, server_round, partition_id, "candidates"
+        )
+        return sorted(int(p) for p in generator.choice(peers, number, replace=False))
+
+    def download(self, server_round: int, partition_id: int) -> CandidateModels:
+        """Send the client's mixture, at first the initial model, and candidates."""
+        start = self.starts.get(partition_id, self.initial)
+        drawn = self.candidates(server_round, partition_id)
+        models = [start, *(self.models[pid] for pid in drawn)]
+        return CandidateModels(
+            {name: torch.stack([m[name] for m in models]) for name in self.shapes}
+        )
+
+    def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:
+        """Expect a model, and the loss of every candidate that was sent."""
+        return self.shapes, len(self.candidates(self._round.number, partition_id))
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Mix a new start for each client that answered."""
+        for pid, upload in uploads.items():
+            drawn = self.candidates(server_round, pid)
+            models = [upload.payload.tensors, *(self.models[p] for p in drawn)]
+            weights = mixing_weights(upload.payload.losses)
+            self.starts[pid] = weighted_mean(models, weights.tolist())
+        self.models |= {pid: upload.payload.tensors for pid, upload in uploads.items()}
+
+    def server_state(self) -> Snapshot:
+        """Keep every client's last upload and its mixture."""
+        parts = {f"model-{pid}": Snapshot(state) for pid, state in self.models.items()}
+        parts |= {f"start-{pid}": Snapshot(state) for pid, state in self.starts.items()}
+        known = Snapshot(values={"clients": sorted(self.models)})
+        return Snapshot.join({**parts, "known": known})
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take all of it back."""
+        clients = state.part("known").values["clients"]
+        self.models = {pid: state.part(f"model-{pid}").tensors for pid in clients}
+        self.starts = {pid: state.part(f"start-{pid}").tensors for pid in clients}

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp, loss_of
+from flower_fgl.client_apps.training import load_state, state_of
+from flower_fgl.config import RunConfig
+from flower_fgl.errors import PayloadError
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
+from flower_fgl.prototypes.nearest_mean import distance_logits
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.pfedfsl import mixing_weights
+from flower_fgl.strategies.rounds import RoundLog
+from tests.client_apps.random_clients import FEATURES, random_client
+
+NUMBERS = 6 * 8 + 8 + 8 * 8 + 8
+"""P of a GCN of two layers, 6 features and 8 channels, with 8 outputs."""
+
+
+def server(num_clients: int = 5, **hyper: Any) -> Any:
+    values = {"method": "pfedfsl", "hidden-channels": 8, "model": "gcn"}
+    values |= {f"pfedfsl.{key}": value for key, value in hyper.items()}
+    strategy: Any = METHODS["pfedfsl"].load_strategy()(RunConfig.parse(values, METHODS))
+    strategy.federation = SimpleNamespace(
+        num_classes=3,
+        num_features=FEATURES,
+        clients={pid: SimpleNamespace(model="gcn") for pid in range(num_clients)},
+    )
+    strategy.prepare()
+    return strategy
+
+
+def constant(strategy: Any, value: float) -> dict[str, Tensor]:
+    return {name: torch.full_like(t, value) for name, t in strategy.initial.items()}
+
+
+def upload(strategy: Any, value: float, losses: list[float]) -> Upload:
+    return Upload(ScoredModel(constant(strategy, value), torch.tensor(losses)), 1.0)
+
+
+def test_logits_are_minus_squared_distances_to_the_class_means() -> None:
+    support = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
+    labels = torch.tensor([0, 0, 2])
+    # means: class 0 at (1, 0), class 2 at (0, 3); class 1 has no support
+    logits = distance_logits(torch.tensor([[1.0, 1.0]]), support, labels, 3)
+    torch.testing.assert_close(logits, torch.tensor([[-1.0, -math.inf, -5.0]]))
+    loss = F.cross_entropy(logits, torch.tensor([0]))
+    assert float(loss) == pytest.approx(math.log(1 + math.exp(-4)), rel=1e-5)
+
+
+def test_the_loss_draws_nodes_to_their_own_mean_and_away_from_others() -> None:
+    points = torch.tensor([[0.0], [1.0], [3.0], [4.0]], requires_grad=True)
+    labels = torch.tensor([0, 0, 1, 1])
+    loss = F.cross_entropy(distance_logits(points, points, labels, 2), labels)
+    (slope,) = torch.autograd.grad(loss, points)
+    # a step against the slope moves the classes apart, and each class together
+    moved = (points - 0.1 * slope).detach().flatten()
+    assert moved[2:].mean() - moved[:2].mean() > 3.0
+    assert slope[1] > 0  # node 1 is the one next to the other class
+    assert slope[2] < 0
+
+
+def test_models_are_weighed_by_softmax_of_minus_their_loss() -> None:
+    weights = mixing_weights(torch.tensor([0.0, math.log(2), math.log(4)]))
+    # 1 : 1/2 : 1/4
+    torch.testing.assert_close(weights, torch.tensor([4 / 7, 2 / 7, 1 / 7]))
+
+
+def test_a_client_gets_the_mixture_of_its_model_and_the_scored_candidates() -> None:
+    strategy = server(3)
+    start = strategy.download(1, 0)
+    assert start.num_candidates == 0
+    strategy.aggregate(
+        1, {p: upload(strategy, v, [0.3]) for p, v in enumerate((1.0, 5.0, 9.0))}
+    )
+    second = strategy.download(2, 0)
+    assert second.num_candidates == 2
+    for tensor in second.tensors.values():  # its own model, then those of 1 and 2
+        flat = tensor.flatten(1)
+        assert torch.equal(flat, torch.tensor([[1.0], [5.0], [9.0]]).expand_as(flat))
+    # weights 4/7, 2/7, 1/7: (4 · 2 + 2 · 5 + 1 · 9) / 7 = 27/7
+    losses = [0.0, math.log(2), math.log(4)]
+    strategy.aggregate(2, {0: upload(strategy, 2.0, losses)})
+    for tensor in strategy.download(3, 0).model(0).values():
+        torch.testing.assert_close(tensor, torch.full_like(tensor, 27 / 7))
+    # who sat out keeps its start, and is offered the newest model of client 0
+    other = strategy.download(3, 1)
+    assert float(other.model(0)["encoder.0.bias"][0]) == 5.0
+    assert float(other.model(1)["encoder.0.bias"][0]) == 2.0
+
+
+def test_candidates_are_q_other_clients_drawn_anew_each_round() -> None:
+    strategy = server(6)
+    strategy.aggregate(1, {p: upload(strategy, float(p), [0.0]) for p in range(6)})
+    drawn = [strategy.candidates(number, 2) for number in range(2, 30)]
+    assert all(len(set(peers)) == 3 and 2 not in peers for peers in drawn)
+    assert {peer for peers in drawn for peer in peers} == {0, 1, 3, 4, 5}
+    assert len({tuple(peers) for peers in drawn}) > 5
+    assert drawn[0] == strategy.candidates(2, 2)
+    assert strategy.candidates(2, 1) != strategy.candidates(2, 2)
+
+
+def test_without_candidates_every_client_goes_on_alone() -> None:
+    strategy = server(3, candidates=0)
+    strategy.aggregate(1, {p: upload(strategy, float(p), [0.7]) for p in range(3)})
+    down = strategy.download(2, 1)
+    assert down.num_candidates == 0
+    assert (down.model(0)["encoder.0.bias"] == 1.0).all()
+
+
+def test_the_upload_scores_every_candidate_that_was_sent() -> None:
+    strategy, client, app = server(3), random_client("pfedfsl"), PFedFSLClientApp()
+    start = strategy.download(1, 0)
+    assert start.num_bytes == 4 * NUMBERS
+    first = app.fit(client, 1, start).upload
+    assert first.num_bytes == 4 * (NUMBERS + 1)
+    strategy.aggregate(1, {p: upload(strategy, 0.1 * p, [0.0]) for p in range(3)})
+    second = strategy.download(2, 0)
+    assert second.num_bytes == 4 * NUMBERS * 3
+    fit = app.fit(client, 2, second)
+    assert fit.upload.num_bytes == 4 * (NUMBERS + 3)
+    model = app.assemble(client)
+    for number, weights in enumerate(
+        [fit.upload.tensors, second.model(1), second.model(2)]
+    ):
+        load_state(model.network, weights)
+        assert loss_of(client, model) == fit.upload.losses[number]
+
+
+def test_training_lowers_the_loss_and_the_model_is_found_again() -> None:
+    settings = {"local-epochs": 100, "dropout": 0.0}
+    client, app = random_client("pfedfsl", settings=settings), PFedFSLClientApp()
+    start = server().download(1, 0)
+    before = app.personal_model(client, start)
+    assert before is not None
+    fit = app.fit(client, 1, start)
+    assert fit.upload.losses[0] < 0.8 * loss_of(client, before)
+    assert fit.model is not None
+    client.state.set_group("model", state_of(fit.model))
+    again = app.personal_model(client, None)
+    assert again is not None
+    inputs = client.data.inputs[0]
+    assert torch.equal(again.eval()(inputs), fit.model.eval()(inputs))
+    assert app.personal_model(random_client("pfedfsl"), None) is None
+
+
+def test_a_client_predicts_classes_of_its_own_only() -> None:
+    client = random_client("pfedfsl", num_classes=5, classes=[1, 4])
+    fit = PFedFSLClientApp().fit(client, 1, server().download(1, 0))
+    assert fit.model is not None
+    predicted = fit.model.eval()(client.data.inputs[0]).argmax(dim=1)
+    assert set(predicted.tolist()) <= {1, 4}
+
+
+def test_label_spaces_without_overlap_share_one_embedding() -> None:
+    strategy, app = server(2), PFedFSLClientApp()
+    clients = [
+        random_client("pfedfsl", partition_id=0, num_classes=2),
+        random_client("pfedfsl", partition_id=1, num_classes=7, classes=[4, 5, 6]),
+    ]
+    for server_round in (1, 2, 3):
+        strategy._round = RoundLog(server_round)
+        uploads = {}
+        for pid, client in enumerate(clients):
+            spec = app.download_spec(client)
+            record = strategy.download(server_round, pid).to_record()
+            fit = app.fit(
+                client, server_round, CandidateModels.from_record(record, spec)
+            )
+            spec = strategy.upload_spec(pid)
+            read = ScoredModel.from_record(fit.upload.to_record(), spec)
+            uploads[pid] = Upload(read, 1.0)
+        strategy.aggregate(server_round, uploads)
+    assert strategy.download(4, 0).num_candidates == 1
+
+
+@pytest.mark.parametrize("options", [{"classes": [1]}, {"train": [4]}])
+def test_with_one_class_there_is_nothing_to_learn(options: dict[str, Any]) -> None:
+    client = random_client("pfedfsl", **options)
+    start = server().download(1, 0)
+    fit = PFedFSLClientApp().fit(client, 1, start)
+    assert fit.loss == 0
+    assert fit.upload.losses.tolist() == [0.0]
+    assert all(torch.isfinite(t).all() for t in fit.upload.tensors.values())
+
+
+def test_a_selection_of_graphs_is_classified_by_its_own_means() -> None:
+    client, app = random_client("pfedfsl"), PFedFSLClientApp()
+    model = app.personal_model(client, server().download(1, 0))
+    assert model is not None
+    # another graph object takes its support from the training graph
+    data = client.data.training
+    twin = random_client("pfedfsl").data.training.inputs
+    model.eval()
+    torch.testing.assert_close(model(twin), model(data.inputs))
+
+
+def whole(strategy: Any, count: int) -> dict[str, Tensor]:
+    return {n: torch.zeros(count, *shape) for n, shape in strategy.shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("encoder.0.bias"), "missing or unexpected"),
+        (lambda t: t.update(x=torch.zeros(2, 1)), "missing or unexpected"),
+        (lambda t: t.update({"encoder.0.bias": torch.zeros(3, 8)}), "same number"),
+        (lambda t: t.update({"encoder.0.bias": torch.zeros(2, 7)}), "must have shape"),
+        (lambda t: t.update({"encoder.0.bias": torch.zeros(())}), "same number"),
+        (lambda t: t["encoder.0.bias"].fill_(torch.nan), "non-finite"),
+    ],
+)
+def test_candidates_that_cannot_be_are_refused(change: Any, message: str) -> None:
+    strategy = server()
+    tensors = whole(strategy, 2)
+    change(tensors)
+    record = CandidateModels(tensors).to_record()
+    with pytest.raises(PayloadError, match=message):
+        CandidateModels.from_record(record, (strategy.shapes, 3))
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_the_number_of_candidates_is_bounded(count: int) -> None:
+    strategy = server()
+    record = CandidateModels(whole(strategy, count)).to_record()
+    with pytest.raises(PayloadError, match="1 to 4 models"):
+        CandidateModels.from_record(record, (strategy.shapes, 3))
+
+
+def test_a_score_too_few_or_that_is_no_number_is_refused() -> None:
+    strategy = server()
+    for losses, message in (([0.1], "shape"), ([0.1, math.nan], "non-finite")):
+        payload = ScoredModel(constant(strategy, 1.0), torch.tensor(losses))
+        record = payload.to_record()
+        with pytest.raises(PayloadError, match=message):
+            ScoredModel.from_record(record, (strategy.shapes, 1))
+
+
+def test_the_state_of_the_server_is_all_there_is_to_it() -> None:
+    strategy, twin = server(3), server(3)
+    strategy.aggregate(1, {p: upload(strategy, float(p), [0.1]) for p in range(3)})
+    twin.load_server_state(strategy.server_state())
+    for pid in range(3):
+        one, other = strategy.download(2, pid), twin.download(2, pid)
+        assert all(torch.equal(one.tensors[n], other.tensors[n]) for n in one.tensors)
+
+
+def test_bytes_follow_the_formula(small: dict[str, Any]) -> None:
+    run = simulate("pfedfsl", **{**small, "rounds": 3}, evaluate_every=3)
+    sizes = [row["bytes"]["down"]["models"] for row in run.rounds]
+    # 3 clients with P = 2 · (8 · 8 + 8); candidates only from round 2, the two others
+    assert sizes[1] - sizes[0] == 3 * 2 * 4 * 144
+    assert sizes[2] == sizes[1]
