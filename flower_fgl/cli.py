@@ -328,6 +328,44 @@ def report(
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def compare(
+    one: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="Run folders, folders of them or patterns, separated by commas; "
+            "FOLDER:METHOD takes one method's runs.",
+        ),
+    ],
+    other: Annotated[str, typer.Argument(metavar="B", help="The same of the other.")],
+    column: Annotated[str, typer.Option(help="Which nodes' scores.")] = "test",
+    metric: Annotated[
+        str, typer.Option(help="accuracy, macro_f1, mean_accuracy …")
+    ] = "accuracy",
+) -> None:
+    """Test whether two methods differ: paired t-test over data sets and seeds."""
+    from flower_fgl.comparing import compare_runs, describe, select_runs, verdict
+
+    sides = {"A": select_runs(one), "B": select_runs(other)}
+    result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
+    table = make_table("", "method", f"{column} {metric}, %", "not completed")
+    for (side, runs), scores in zip(
+        sides.items(), (result.one, result.other), strict=True
+    ):
+        pending = [run.path.name for run in runs if run.status != "completed"]
+        method = str(runs[0].summary["method"])
+        table.add_row(side, method, describe(scores), ", ".join(pending))
+    console.print(table)
+    console.print(
+        f"A - B = {100 * result.difference:+.2f}, n = {len(result.one)} pairs, "
+        f"t = {result.t:.3f}, p = {result.p:.4f}: {verdict(result)}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
 def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:
     """Turn rows of equal or fewer keys into a table."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
