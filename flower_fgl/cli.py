@@ -319,12 +319,15 @@ def data_config(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
+    against: Annotated[
+        str, typer.Option(help="Mark what is significantly better than this method.")
+    ] = "",
 ) -> None:
     """Draw a run, or compare several, as one HTML page."""
     from flower_fgl.report import write_report
     from flower_fgl.runs import Run
 
-    path = write_report([Run.load(folder) for folder in runs], out)
+    path = write_report([Run.load(folder) for folder in runs], out, against=against)
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 

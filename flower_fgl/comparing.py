@@ -19,6 +19,7 @@ __all__ = [
     "LEVEL",
     "Comparison",
     "compare_runs",
+    "is_better",
     "pair_scores",
     "paired_t_test",
     "select_runs",
@@ -252,6 +253,26 @@ def compare_runs(
         )
     scores = tuple(zip(*pairs, strict=True))
     return Comparison(scores[0], scores[1], *paired_t_test(scores[0], scores[1]))
+
+
+def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
+    """Say whether A is significantly better than B in test accuracy.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Completed runs of A and of B. With fewer than two pairs nothing is significant.
+
+    Returns
+    -------
+    bool
+    """
+    pairs = pair_scores(one, other, column="test", metric="accuracy")
+    if len(pairs) < 2:
+        return False
+    first, second = zip(*pairs, strict=True)
+    t, p = paired_t_test(first, second)
+    return t > 0 and p < LEVEL
 
 
 def describe(scores: Sequence[float]) -> str:
