@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_fgl.checkpoints import Snapshot
 from flower_fgl.errors import RunError
@@ -46,21 +46,25 @@ class FedAvg(FglStrategy):
                 f"got {sorted(models)}. Use a single name in model, or a method that "
                 "allows several."
             )
-        config = self.config
-        with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
-            model = build_model(
-                models.pop(),
-                in_channels=self.federation.num_features,
-                hidden_channels=config.hidden_channels,
-                num_classes=self.federation.num_classes,
-                num_layers=config.num_layers,
-                dropout=config.dropout,
-                readout=config.classifies_graphs,
-            )
+        with seeded(derive_seed(self.config.seed, 0, SERVER, "init")), torch.no_grad():
+            model = self.build(models.pop())
         self.weights = Weights(
             {name: tensor.detach() for name, tensor in model.state_dict().items()}
         )
         self.shapes = state_shapes(model)
+
+    def build(self, model: str) -> nn.Module:
+        """Draw the initial network, whose state is sent and averaged."""
+        config = self.config
+        return build_model(
+            model,
+            in_channels=self.federation.num_features,
+            hidden_channels=config.hidden_channels,
+            num_classes=self.federation.num_classes,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+            readout=config.classifies_graphs,
+        )
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights."""
@@ -94,7 +98,7 @@ class FedAvg(FglStrategy):
         """
         self.weights = Weights(mean_of_sums(sums, sum(weights.values()), self.shapes))
 
-    def global_state(self) -> Mapping[str, Tensor]:
+    def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights."""
         return self.weights.tensors
 

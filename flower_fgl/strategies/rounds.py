@@ -98,8 +98,11 @@ class RoundLog:
         self._clients[pid] = {
             "loss": loss,
             "num_examples": num_examples,
-            "seconds": _seconds(metrics),
+            "seconds": _entries(metrics, "seconds"),
         }
+        terms = _entries(metrics, "terms")
+        if terms:
+            self._clients[pid]["terms"] = terms
 
     def add_evaluation(self, pid: int, reply: Message) -> None:
         """Keep the scores of an evaluation reply, or why they cannot be used."""
@@ -225,12 +228,12 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _seconds(metrics: MetricRecord) -> dict[str, float]:
-    """Return the entries ``seconds/<phase>`` of a reply."""
+def _entries(metrics: MetricRecord, prefix: str) -> dict[str, float]:
+    """Return the entries ``<prefix>/<name>`` of a reply."""
     return {
         key.partition("/")[2]: _number(value)
         for key, value in metrics.items()
-        if key.startswith("seconds/")
+        if key.startswith(f"{prefix}/")
     }
 
 
@@ -241,5 +244,5 @@ def _busiest_worker(replies: Mapping[int, Message]) -> float:
         metrics = reply.content.metric_records.get(METRICS)
         if metrics is not None:
             worker = metrics.get("worker", 0)
-            sums[worker] += sum(_seconds(metrics).values())
+            sums[worker] += sum(_entries(metrics, "seconds").values())
     return max(sums.values(), default=0.0)
