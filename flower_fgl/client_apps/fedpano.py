@@ -6,12 +6,13 @@ Zhao et al., "Personalized federated few-shot node classification", Sci China In
 ===============================  ==================================================
 symbol                           argument or attribute
 ===============================  ==================================================
-θ_i^g, θ_i^s, φ_i                ``Parts.encoder``, ``.generic``, ``.generator``
+θ_i^g, θ_i^s                     ``Parts.shared.encoder``, ``.classifier``
+φ_i                              ``Parts.generator``
 θ_i^c                            ``Parts.own``, kept in the client's state
 V_i in the losses                ``client.data.training``: the training nodes
-Y_i                              ``own_classes``: those of the training nodes
-h_u                              rows of ``PersonalNet.embed_nodes``
-m, ε                             ``fedpano.m``, ``draw_noise``
+Y_i                              ``Parts.classes``: those of the training nodes
+h_u                              rows of ``Trainer.represent``
+m, ε                             ``fedpano.m``, ``Trainer.draw_noise``
 ===============================  ==================================================
 
 ===============================================  ===========================
@@ -27,8 +28,6 @@ step 16                                          ``PersonalNet``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -36,6 +35,7 @@ from torch import Tensor, nn
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedpano_parts import Parts, assemble, build_parts
 from flower_fgl.client_apps.training import (
     load_state,
     make_optimizer,
@@ -44,14 +44,12 @@ from flower_fgl.client_apps.training import (
 )
 from flower_fgl.nn import Backbone, SparseOperator, state_shapes
 from flower_fgl.nn.augmentation import (
-    NodeGenerator,
     gaussian_copies,
     mean_distance,
+    mean_rows,
     spread,
     synthesise,
 )
-from flower_fgl.nn.personal import PersonalNet, RepNorm
-from flower_fgl.nn.shared_parts import SharedParts
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpano import FedPANOSettings
 from flower_fgl.seeds import seeded, torch_generator
@@ -116,79 +114,6 @@ class FedPANOClientApp(FglClientApp):
         return None if download is None else assemble(client, download).personal
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """All that one client trains.
-
-    Parameters
-    ----------
-    shared : SharedParts
-        What is uploaded.
-    own : torch.nn.Linear or None
-        θ_i^c, from H to the client's own classes; ``None`` in nT.
-    generator : NodeGenerator or None
-        φ_i, of ``shared`` or, in nF, the client's own; ``None`` in nN and nG.
-    personal : PersonalNet
-        The model that predicts, made of the same modules.
-    classes : Tensor of shape (C_i,), int64
-        Y_i, ascending; all classes where the client has no training node.
-    """
-
-    shared: SharedParts
-    own: nn.Linear | None
-    generator: NodeGenerator | None
-    personal: PersonalNet
-    classes: Tensor
-
-
-def build_parts(client: Client) -> Parts:
-    """Build a client's modules; the shared ones are to be overwritten."""
-    config, graph = client.config, client.data.graph
-    hyper: FedPANOSettings = config.hyper
-    every = torch.arange(graph.num_classes, device=client.device)
-    labels = client.data.training.labels
-    classes = every[torch.bincount(labels, minlength=len(every)) > 0]
-    with seeded(client.seed(0, "parts")):
-        shared = SharedParts(
-            client.model_name,
-            in_channels=graph.num_features,
-            hidden_channels=config.hidden_channels,
-            num_classes=graph.num_classes,
-            num_layers=config.num_layers,
-            dropout=config.dropout,
-            hyper=hyper,
-            initialise=False,
-        )
-        width, own, generator = shared.encoder.hidden_channels, None, shared.generator
-        if len(labels) == 0:
-            classes = every
-        if hyper.use_client_classifier and (len(labels) or shared.classifier is None):
-            own = nn.Linear(width, len(classes))
-        if hyper.has_generator and generator is None:
-            generator = NodeGenerator(width)
-    chosen = classes if own or hyper.mask_to_local_labels else every
-    classifier = cast(nn.Linear, own or shared.classifier)  # settings see to one
-    norm = cast(RepNorm, hyper.rep_norm)
-    personal = PersonalNet(shared.encoder, classifier, chosen, len(every), norm)
-    for module in (shared, personal, generator):
-        if module is not None:
-            module.to(client.device)
-    return Parts(shared, own, generator, personal, classes)
-
-
-def assemble(client: Client, download: Weights) -> Parts:
-    """Join the received parts and those that the client keeps."""
-    parts = build_parts(client)
-    load_state(parts.shared, download.tensors)
-    kept = client.state.group("model")
-    if parts.own is not None and kept:
-        own = {name: kept[f"classifier.{name}"] for name in parts.own.state_dict()}
-        load_state(parts.own, own)
-    if parts.generator is not None:
-        load_state(parts.generator, client.state.group("generator"))
-    return parts
-
-
 class Trainer:
     """Local training of one client in one round, steps 5 to 7 of Algorithm 1.
 
@@ -213,11 +138,10 @@ class Trainer:
         self.noise = torch_generator(
             client.config.seed, server_round, client.partition_id, "noise"
         )
-        self.classifier = parts.personal.classifier
         fitted = [parts.shared.encoder, parts.shared.classifier, parts.own]
         self.modules: dict[str, nn.Module] = {
             "fit": nn.ModuleList(module for module in fitted if module is not None),
-            "classifier": self.classifier,
+            "classifier": parts.personal.classifier,
         }
         if parts.generator is not None:
             self.modules["generator"] = parts.generator
@@ -246,8 +170,10 @@ class Trainer:
         h = self.represent() if epochs else torch.empty(0)
         for epoch in range(1, epochs + 1):
             terms = self.step_parts(h)
-            with torch.set_grad_enabled(epoch < epochs):
-                h = self.represent()
+            is_last = epoch == epochs
+            if not is_last or self.hyper.use_generator:
+                with torch.set_grad_enabled(not is_last):
+                    h = self.represent()
             if self.hyper.use_generator:
                 terms |= self.augment(h.detach())
         self.keep_moments()
@@ -270,7 +196,7 @@ class Trainer:
         return {name: value.detach() for name, value in terms.items()}
 
     def augment(self, h: Tensor) -> dict[str, Tensor]:
-        """Step on φ by Eq. (7), then on the classifier by Eq. (8).
+        """Train φ, and the classifier on synthetic nodes.
 
         Parameters
         ----------
@@ -278,26 +204,30 @@ class Trainer:
             Representations, constant.
         """
         nodes = h[self.client.data.training.index]
+        if self.parts.generator is None:
+            return self.step_classifier(gaussian_copies(nodes, self.draw_noise()))
         around = self.around.matmul(h)
-        terms = {}
-        if self.parts.generator is not None:
-            made = synthesise(self.parts.generator, nodes, around, self.draw_noise())
-            terms["generator"] = mean_distance(nodes, made)
-            self.step("generator", terms["generator"])
-            with torch.no_grad():
-                made = synthesise(
-                    self.parts.generator, nodes, around, self.draw_noise()
-                )
-        else:
-            made = gaussian_copies(nodes, self.draw_noise())
+        terms = self.step_generator(nodes, around)
+        with torch.no_grad():
+            noise = self.draw_noise()
+            made = synthesise(self.parts.generator, nodes, around, noise)
+        return terms | self.step_classifier(made)
+
+    def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
+        """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (n, H)."""
+        generator = self.modules["generator"]
+        made = synthesise(generator, nodes, around, self.draw_noise())
+        loss = mean_distance(nodes, made)
+        self.step("generator", loss)
+        return {"generator": loss.detach()}
+
+    def step_classifier(self, made: Tensor) -> dict[str, Tensor]:
+        """Step on the classifier that predicts by L^ĉ, Eq. (8); made: (n, m, H)."""
         labels = self.labels if self.parts.own is None else self.own_labels
-        logits = self.classifier(made.flatten(0, 1))
-        terms["synthetic"] = F.cross_entropy(
-            logits, labels.repeat_interleave(self.hyper.m)
-        )
-        self.step("classifier", terms["synthetic"])
-        terms["spread"] = spread(made)
-        return {name: value.detach() for name, value in terms.items()}
+        logits = self.modules["classifier"](made.flatten(0, 1))
+        loss = F.cross_entropy(logits, labels.repeat_interleave(self.hyper.m))
+        self.step("classifier", loss)
+        return {"synthetic": loss.detach(), "spread": spread(made)}
 
     def draw_noise(self) -> Tensor:
         """Draw ε of Eq. (6): (n, m, 2H); of nG: (n, m, H)."""
@@ -344,29 +274,3 @@ def neighbours_of(client: Client) -> SparseOperator:
         memo[key] = mean_rows(data.inputs.edge_index, data.index, data.inputs.num_nodes)
     found: SparseOperator = memo[key]
     return found
-
-
-def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperator:
-    """Build the rows of ``D⁻¹ A`` that belong to some nodes.
-
-    Parameters
-    ----------
-    edge_index : Tensor of shape (2, E), int64
-        Sources and targets.
-    nodes : Tensor of shape (n,), int64
-        Rows wanted, each once.
-    num_nodes : int
-        N.
-
-    Returns
-    -------
-    SparseOperator of shape (n, N)
-        The row of a node without neighbours is zero.
-    """
-    place = torch.full((num_nodes,), -1, device=nodes.device)
-    place[nodes] = torch.arange(len(nodes), device=nodes.device)
-    row = place[edge_index[1]]
-    row, column = row[row >= 0], edge_index[0][row >= 0]
-    degree = torch.bincount(row, minlength=len(nodes))
-    shape = (len(nodes), num_nodes)
-    return SparseOperator.from_entries(row, column, 1 / degree[row], shape)

@@ -9,7 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NodeGenerator", "gaussian_copies", "mean_distance", "spread", "synthesise"]
+from flower_fgl.nn.sparse import SparseOperator
+
+__all__ = [
+    "NodeGenerator",
+    "gaussian_copies",
+    "mean_distance",
+    "mean_rows",
+    "spread",
+    "synthesise",
+]
 
 TINY = 1e-12
 """Added to squared lengths, whose root has no gradient at 0."""
@@ -119,3 +128,29 @@ def spread(synthetic: Tensor) -> Tensor:
     apart = synthetic[:, 0] - synthetic[:, 1]
     distance: Tensor = torch.linalg.vector_norm(apart, dim=-1)
     return distance.mean()
+
+
+def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperator:
+    """Build the rows of ``D⁻¹ A`` that belong to some nodes.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, E), int64
+        Sources and targets.
+    nodes : Tensor of shape (n,), int64
+        Rows wanted, each once.
+    num_nodes : int
+        N.
+
+    Returns
+    -------
+    SparseOperator of shape (n, N)
+        The row of a node without neighbours is zero.
+    """
+    place = torch.full((num_nodes,), -1, device=nodes.device)
+    place[nodes] = torch.arange(len(nodes), device=nodes.device)
+    row = place[edge_index[1]]
+    row, column = row[row >= 0], edge_index[0][row >= 0]
+    degree = torch.bincount(row, minlength=len(nodes))
+    shape = (len(nodes), num_nodes)
+    return SparseOperator.from_entries(row, column, 1 / degree[row], shape)

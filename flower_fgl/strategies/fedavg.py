@@ -16,7 +16,11 @@ from flower_fgl.errors import RunError
 from flower_fgl.nn import build_model, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
-from flower_fgl.strategies.averaging import mean_of_sums, weighted_mean
+from flower_fgl.strategies.averaging import (
+    mean_of_sums,
+    mean_pairwise_distance,
+    weighted_mean,
+)
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.rounds import RoundLog
 
@@ -76,12 +80,15 @@ class FedAvg(FglStrategy):
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Replace the weights by the weighted mean of the uploads."""
-        self.weights = Weights(
-            weighted_mean(
-                [upload.payload.tensors for upload in uploads.values()],
-                [upload.num_examples for upload in uploads.values()],
-            )
-        )
+        states = [upload.payload.tensors for upload in uploads.values()]
+        weights = [upload.num_examples for upload in uploads.values()]
+        self.weights = Weights(weighted_mean(states, weights))
+        if len(states) > 1:
+            bodies = [
+                {n: t for n, t in state.items() if n.startswith("encoder.")}
+                for state in states
+            ]
+            self._round.numbers["distance"] = mean_pairwise_distance(bodies)
 
     def aggregate_sums(
         self,

@@ -42,6 +42,7 @@ class RoundLog:
         self.failures: list[Failure] = []
         self.reason = ""
         self.seconds: dict[str, float] = {}
+        self.numbers: dict[str, float] = {}  # what else a method says of the round
         self._started = time.perf_counter()
         self._clients: dict[int, dict[str, Any]] = {}
         self._scores: dict[int, dict[str, dict[str, Scores]]] = {}
@@ -201,6 +202,8 @@ class RoundLog:
             "seconds": dict(self.seconds),
             "bytes": {way: dict(counts) for way, counts in self._bytes.items()},
         }
+        if self.numbers:
+            row["numbers"] = dict(self.numbers)
         if self.reason:
             row["reason"] = self.reason
         pooled = self.pooled()
