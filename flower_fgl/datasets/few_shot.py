@@ -100,7 +100,7 @@ def draw_candidates(
 def few_shot_split(
     labels: IntArray, classes: IntArray, shots: int, *, generator: np.random.Generator
 ) -> dict[str, Tensor]:
-    """Draw training and test nodes of each class, FedPANO Section 5.
+    """Draw training and test nodes of each class, FedPANO Sec. 4.1.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def draw_few_shot(
     seed: int,
     partition_id: int,
 ) -> dict[str, Tensor]:
-    """Choose a client's classes and draw from them, FedPANO Section 5.
+    """Choose a client's classes and draw from them, FedPANO Sec. 4.1.
 
     Parameters
     ----------

@@ -79,7 +79,7 @@ def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray
 
 
 def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[IntArray]:
-    """Give each client one network, drawn without replacement, FedPANO Section 5.
+    """Give each client one network, drawn without replacement, FedPANO Sec. 4.1.
 
     Parameters
     ----------

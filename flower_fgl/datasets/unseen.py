@@ -150,7 +150,7 @@ def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
 
 
 def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
-    """Keep the largest component and normalise its features, FedLoG Section 5.
+    """Keep the largest component and normalise its features, FedLoG Appendix A.12.
 
     Parameters
     ----------
