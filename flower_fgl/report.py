@@ -134,7 +134,7 @@ def _one(run: Run) -> dict[str, Any]:
         ),
         key=lambda row: int(row["partition_id"]),
     )
-    pictures = _progress([_curve(run, "")])
+    pictures = _progress([_curve(run, "")]) | _distances([run], [""])
     if accuracy:
         values = [_number(value) for value in accuracy.values()]
         figure = plots.client_bars(
@@ -173,7 +173,7 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     per_client = [
         [_number(value) for value in _client_accuracy(run).values()] for run in runs
     ]
-    pictures = _progress(curves)
+    pictures = _progress(curves) | _distances(runs, labels)
     if any(per_client):
         pooled = [_test_accuracy(run) for run in runs]
         pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
@@ -215,6 +215,21 @@ def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
     return {"convergence": _picture(plots.convergence(curves))}
+
+
+def _distances(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
+    """Draw how far the clients' networks were apart, where the server averaged any."""
+    curves = []
+    for run, label in zip(runs, labels, strict=True):
+        known = [row for row in run.rounds if "distance" in row.get("numbers", {})]
+        rounds = [row["round"] for row in known]
+        if rounds:
+            curves.append(
+                (label, rounds, [row["numbers"]["distance"] for row in known])
+            )
+    if not curves:
+        return {}
+    return {"distance": _picture(plots.by_round(curves, ylabel="mean distance"))}
 
 
 def _number(value: float | None) -> float:
