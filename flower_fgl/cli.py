@@ -319,13 +319,54 @@ def data_config(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
+    against: Annotated[
+        str, typer.Option(help="Mark what is significantly better than this method.")
+    ] = "",
 ) -> None:
     """Draw a run, or compare several, as one HTML page."""
     from flower_fgl.report import write_report
     from flower_fgl.runs import Run
 
-    path = write_report([Run.load(folder) for folder in runs], out)
+    path = write_report([Run.load(folder) for folder in runs], out, against=against)
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    one: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="Run folders, folders of them or patterns, separated by commas; "
+            "FOLDER:METHOD takes one method's runs.",
+        ),
+    ],
+    other: Annotated[str, typer.Argument(metavar="B", help="The same of the other.")],
+    column: Annotated[str, typer.Option(help="Which nodes' scores.")] = "test",
+    metric: Annotated[
+        str, typer.Option(help="accuracy, macro_f1, mean_accuracy …")
+    ] = "accuracy",
+) -> None:
+    """Test whether two methods differ: paired t-test over data sets and seeds."""
+    from flower_fgl.comparing import compare_runs, describe, select_runs, verdict
+
+    sides = {"A": select_runs(one), "B": select_runs(other)}
+    result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
+    table = make_table("", "method", f"{column} {metric}, %", "not completed")
+    for (side, runs), scores in zip(
+        sides.items(), (result.one, result.other), strict=True
+    ):
+        pending = [run.path.name for run in runs if run.status != "completed"]
+        method = str(runs[0].summary["method"])
+        table.add_row(side, method, describe(scores), ", ".join(pending))
+    console.print(table)
+    console.print(
+        f"A - B = {100 * result.difference:+.2f}, n = {len(result.one)} pairs, "
+        f"t = {result.t:.3f}, p = {result.p:.4f}: {verdict(result)}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:

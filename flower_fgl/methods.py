@@ -14,6 +14,7 @@ from flower_fgl.protocols.fedala import FedALASettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.feded import FedEDSettings
 from flower_fgl.protocols.fedntd import FedNTDSettings
+from flower_fgl.protocols.fedpano import FedPANOSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
@@ -148,6 +149,28 @@ METHODS: dict[str, Method] = {
         client_app="flower_fgl.client_apps.fedntd:FedNTDClientApp",
         settings=FedNTDSettings,
         payload="4P up, 4P down",
+        additive=True,
+    ),
+    "fedpano": Method(
+        paper="Zhao et al., Sci China Inf Sci 68(1):112105, 2025",
+        strategy="flower_fgl.strategies.fedpano:FedPANO",
+        client_app="flower_fgl.client_apps.fedpano:FedPANOClientApp",
+        settings=FedPANOSettings,
+        payload="4(P_g+P_s+P_φ) up and down: network, generic classifier, generator",
+        defaults={
+            "model": "graphsage",
+            "hidden-channels": 128,
+            "dropout": 0.0,
+            "rounds": 500,
+            "local-epochs": 5,
+            "optimizer": "sgd",
+            "lr": 0.1,
+            "weight-decay": 0.0,
+            "participation": 0.5,
+            "eval-policy": "refresh",
+        },
+        has_global_model=False,
+        graphs=False,
         additive=True,
     ),
     "fedper": Method(

@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 __all__ = [
     "PALETTE",
     "Curve",
+    "by_round",
     "client_bars",
     "client_spread",
     "convergence",
@@ -142,6 +143,40 @@ def _draw_one(panels: Any, curve: Curve) -> None:
         curve.loss_rounds, curve.loss, color=PALETTE[2], **_line(curve.loss_rounds)
     )
     loss.set_ylim(bottom=0)
+
+
+def by_round(
+    curves: Sequence[tuple[str, Sequence[int], Sequence[float]]], *, ylabel: str
+) -> Figure:
+    """Draw a number by round.
+
+    Parameters
+    ----------
+    curves : sequence of (str, sequence of int, sequence of float)
+        Name of the run, rounds, and the number in them; one or several runs.
+    ylabel : str
+        What the number is.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    figure = _figure(2.7)
+    panel = figure.subplots()
+    _dress(panel, xlabel="round", ylabel=ylabel)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    lines = []
+    for number, (_, rounds, values) in enumerate(curves):
+        look: dict[str, Any] = {
+            "color": PALETTE[number % len(PALETTE)],
+            "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
+        }
+        lines += panel.plot(rounds, values, **_line(rounds), **look)
+    panel.set_ylim(bottom=0)
+    if len(curves) > 1:
+        names = [name for name, _, _ in curves]
+        _legend(figure, lines, names, "outside lower center", min(3, len(names)))
+    return figure
 
 
 def client_bars(

@@ -20,6 +20,7 @@ import jinja2
 from matplotlib.figure import Figure
 
 from flower_fgl import plots
+from flower_fgl.comparing import is_better
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import METRICS
 from flower_fgl.runs import Run, flatten, replace_file
@@ -33,7 +34,9 @@ NAN = float("nan")
 NBSP = "\u00a0"
 
 
-def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
+def write_report(
+    runs: Sequence[Run], out: Path | None = None, *, against: str = ""
+) -> Path:
     """Write the report of one run, or a page that compares several.
 
     Parameters
@@ -43,6 +46,9 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     out : Path or None
         The file to write, or a folder to write it into. By default ``report.html`` in
         the folder of the only run, ``comparison.html`` next to the first of several.
+    against : str
+        A method; in the table over seeds a mark says whose test accuracy is
+        significantly above its.
 
     Returns
     -------
@@ -52,8 +58,8 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     Raises
     ------
     RunError
-        If there is no run, the file cannot be written, or this copy of the package has
-        no template.
+        If there is no run, the file cannot be written, this copy of the package has no
+        template, or ``against`` has no runs over several seeds, or of several settings.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")
@@ -82,6 +88,9 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
             f"no HTML). Use the installed command: flower-fgl report {runs[0].path}"
         ) from error
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    context["against"] = against
+    if against:
+        _mark_better(context["groups"], against)
     page = template.render(
         runs=runs,
         columns=_columns(runs),
@@ -125,7 +134,7 @@ def _one(run: Run) -> dict[str, Any]:
         ),
         key=lambda row: int(row["partition_id"]),
     )
-    pictures = _progress([_curve(run, "")])
+    pictures = _progress([_curve(run, "")]) | _distances([run], [""])
     if accuracy:
         values = [_number(value) for value in accuracy.values()]
         figure = plots.client_bars(
@@ -164,7 +173,7 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     per_client = [
         [_number(value) for value in _client_accuracy(run).values()] for run in runs
     ]
-    pictures = _progress(curves)
+    pictures = _progress(curves) | _distances(runs, labels)
     if any(per_client):
         pooled = [_test_accuracy(run) for run in runs]
         pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
@@ -206,6 +215,21 @@ def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
     return {"convergence": _picture(plots.convergence(curves))}
+
+
+def _distances(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
+    """Draw how far the clients' networks were apart, where the server averaged any."""
+    curves = []
+    for run, label in zip(runs, labels, strict=True):
+        known = [row for row in run.rounds if "distance" in row.get("numbers", {})]
+        rounds = [row["round"] for row in known]
+        if rounds:
+            curves.append(
+                (label, rounds, [row["numbers"]["distance"] for row in known])
+            )
+    if not curves:
+        return {}
+    return {"distance": _picture(plots.by_round(curves, ylabel="mean distance"))}
 
 
 def _number(value: float | None) -> float:
@@ -386,6 +410,8 @@ def _over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [
         {
             "name": _about(group[0]),
+            "runs": group,
+            "is_better": False,
             "clients": group[0].summary["clients"],
             "seeds": ", ".join(str(run.summary["seed"]) for run in group),
             **{
@@ -397,6 +423,20 @@ def _over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for group in groups.values()
         if len(group) > 1
     ]
+
+
+def _mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
+    """Mark averaged runs that are significantly better than a method's."""
+    bases = [g for g in groups if g["runs"][0].summary["method"] == against]
+    places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
+    if not bases or any(places.count(place) > 1 for place in places):
+        raise RunError(
+            f'"{against}" must have completed runs that differ in nothing but their '
+            f"seeds, one set for a data set and number of clients, got {len(bases)} "
+            "sets. Give its runs too, and only those to compare with."
+        )
+    for group in groups:
+        group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
 
 
 def _mean_std(group: Sequence[Run], column: str, metric: str) -> str:

@@ -307,6 +307,33 @@ def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) -> None:
+    values = {"fedavg": (0.4, 0.42, 0.41), "fedprox": (0.8, 0.81, 0.82)}
+    values["local"] = (0.3, 0.9, 0.4)
+    runs = [
+        make(tmp_path / f"{method}-{seed}", method=method, seed=seed, val=(accuracy,))
+        for method, accuracies in values.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    words = Page(write_report(runs, None, against="fedavg")).words()
+    assert "fedprox on cora 3 0, 1, 2 50.6 ± 0.6 50.6 ± 0.6 ●" in words
+    assert words.count("●") == 2  # the other one is in the legend
+    assert "significantly above that of fedavg" in words
+    assert "●" not in Page(write_report(runs, None)).words()
+    for wrong in (
+        runs[3:],
+        [
+            *runs,
+            *[make(tmp_path / f"x{k}", seed=k, settings={"lr": 1.0}) for k in (7, 8)],
+        ],
+    ):
+        with pytest.raises(RunError, match='"fedavg" must have completed runs'):
+            write_report(wrong, None, against="fedavg")
+    with pytest.raises(RunError, match='"fedavg" must have completed runs'):
+        write_report(runs[:1], None, against="fedavg")
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_runs_of_the_same_name_are_numbered(tmp_path: Path) -> None:
     runs = [make(tmp_path / "a"), make(tmp_path / "b")]
     words = Page(write_report(runs, tmp_path)).words()

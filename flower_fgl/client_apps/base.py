@@ -77,12 +77,15 @@ class Fit:
         Training loss.
     seconds : mapping of str to float
         Parts of the training's seconds that are reported by themselves.
+    terms : mapping of str to float
+        Parts of the loss, and what else of the training is worth a number.
     """
 
     model: Backbone | None
     upload: Payload
     loss: float
     seconds: Mapping[str, float] = field(default_factory=dict)
+    terms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -314,7 +317,9 @@ class FglClientApp(ClientApp, ABC):
         client.state.values["round"] = server_round
         content = pack_upload(client, server_round, message.content, result.upload)
         place.save(context, client.partition_id, client.state)
-        content[METRICS] = pack_metrics(scores, seconds, loss=result.loss)
+        content[METRICS] = pack_metrics(
+            scores, seconds, loss=result.loss, terms=result.terms
+        )
         return Message(content, reply_to=message)
 
     def _secure(self, message: Message, context: Context) -> Message:
@@ -366,6 +371,7 @@ def pack_metrics(
     seconds: dict[str, float],
     *,
     loss: float | None = None,
+    terms: Mapping[str, float] | None = None,
 ) -> MetricRecord:
     """Pack a reply's numbers."""
     flat = write_scores(
@@ -376,6 +382,7 @@ def pack_metrics(
     )
     metrics: dict[str, int | float] = {**flat, "worker": os.getpid()}
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
+    metrics |= {f"terms/{name}": value for name, value in (terms or {}).items()}
     if loss is not None:
         metrics["loss"] = float(loss)
     return MetricRecord(dict(metrics))

@@ -125,6 +125,22 @@ class Backbone(nn.Module):
         """
         raise NotImplementedError
 
+    def represent(self, graph: GraphInput) -> Tensor:
+        """Return what a classifier of its own is put on: a representation of each node.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            Graph with N nodes.
+
+        Returns
+        -------
+        Tensor of shape (N, hidden_channels)
+            As :meth:`embed_nodes`, but without activation and dropout after the last
+            layer where the backbone is a row of equal layers.
+        """
+        return self.embed_nodes(graph)
+
     def embed(self, graph: GraphInput) -> Tensor:
         """Return the penultimate representation of each node, or of each graph.
 

@@ -69,14 +69,18 @@ class LayeredNet(Backbone):
         """
         raise NotImplementedError
 
-    def embed_nodes(self, graph: GraphInput) -> Tensor:
-        """Return what the encoder's last layer gives: (N, hidden_channels)."""
+    def represent(self, graph: GraphInput) -> Tensor:
+        """Return what the encoder's last layer gives, linear: (N, hidden_channels)."""
         encoder: Any = self.encoder
         first, *rest = encoder
-        h = self._relu_dropout(self.run_layer(first, graph, None))
+        h = self.run_layer(first, graph, None)
         for layer in rest:
-            h = self._relu_dropout(self.run_layer(layer, graph, h))
+            h = self.run_layer(layer, graph, self._relu_dropout(h))
         return h
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return :meth:`represent` after ReLU and dropout: (N, hidden_channels)."""
+        return self._relu_dropout(self.represent(graph))
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Run the last layer: logits (N, C), for a readout (G, C)."""

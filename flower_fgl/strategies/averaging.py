@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flower_fgl.errors import PayloadError
 
-__all__ = ["mean_of_sums", "weighted_mean"]
+__all__ = ["mean_of_sums", "mean_pairwise_distance", "weighted_mean"]
 
 
 def weighted_mean(
@@ -73,3 +73,34 @@ def mean_of_sums(
             f"{expected:g}."
         )
     return {name: (sums[f"weights/{name}"] / total).float() for name in names}
+
+
+def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
+    """Return the mean Euclidean distance of two clients' parameters, FedPANO Fig. 4.
+
+    ``2/(n(n−1)) Σ_{i<j} ‖θ_i − θ_j‖``.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        At least two, one per client, with equal names and shapes.
+
+    Returns
+    -------
+    float
+
+    Notes
+    -----
+    1. Distances come of products of the differences to the mean, n² numbers a tensor:
+       the differences of all pairs would not fit in memory.
+    """
+    size = len(states)
+    product = torch.zeros(size, size, dtype=torch.float64)
+    for name in states[0]:
+        rows = torch.stack([state[name].flatten() for state in states])
+        rows -= rows.mean(dim=0)
+        product += (rows @ rows.T).double()
+    square = product.diagonal()
+    first, second = torch.triu_indices(size, size, offset=1)
+    squares = square[first] + square[second] - 2 * product[first, second]
+    return float(squares.clamp(min=0).sqrt().mean())

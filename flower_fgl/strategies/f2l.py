@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from flower_fgl.nn import Backbone
 from flower_fgl.nn.adaptation import Adaptation
 from flower_fgl.protocols.f2l import ADAPTATION
-from flower_fgl.seeds import SERVER, derive_seed, seeded
-from flower_fgl.strategies.fedavg import FedAvg
+from flower_fgl.strategies.fedavg import FedAvg, draw_model
 
 __all__ = ["F2L"]
 
@@ -21,12 +19,12 @@ __all__ = ["F2L"]
 class F2L(FedAvg):
     """Average P + 3p² + pC + C weights, Algorithm 1."""
 
-    def shared(self, model: Backbone) -> Mapping[str, Tensor]:
-        """Return the model's weights and those of a new adaptation module."""
-        with seeded(derive_seed(self.config.seed, 0, SERVER, "adaptation")):
-            module = Adaptation(model.hidden_channels, self.federation.num_classes)
-        added = {ADAPTATION + name: t for name, t in module.state_dict().items()}
-        return {**model.state_dict(), **added}
+    def build(self, model: str) -> nn.Module:
+        """Draw the client model, and the adaptation module beside it."""
+        network = draw_model(self.config, self.federation, model)
+        module = Adaptation(network.hidden_channels, self.federation.num_classes)
+        network.add_module(ADAPTATION.rstrip("."), module)
+        return network
 
     def global_state(self) -> Mapping[str, Tensor]:
         """Return the averaged client model, which classifies by itself."""

@@ -10,40 +10,41 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_fgl.checkpoints import Snapshot
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
-from flower_fgl.nn import Backbone, build_model
+from flower_fgl.nn import Backbone, build_model, state_shapes
+from flower_fgl.nn.splitting import body_of
 from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
-from flower_fgl.strategies.averaging import mean_of_sums, weighted_mean
+from flower_fgl.strategies.averaging import (
+    mean_of_sums,
+    mean_pairwise_distance,
+    weighted_mean,
+)
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds import RoundLog
 
-__all__ = ["FedAvg", "initial_model"]
+__all__ = ["FedAvg", "common_model", "draw_model"]
 
 
-def initial_model(
-    config: RunConfig, federation: Federation, *, num_outputs: int | None = None
-) -> Backbone:
-    """Build the model that all clients start from.
+def common_model(config: RunConfig, federation: Federation) -> str:
+    """Return the backbone's name that all clients have.
 
     Parameters
     ----------
     config : RunConfig
-        Sizes, and the seed from which the weights are drawn.
+        Names the method.
     federation : Federation
-        The clients, whose backbones must be of one name.
-    num_outputs : int, optional
-        Width of the output instead of the number of classes.
+        The clients.
 
     Returns
     -------
-    Backbone
+    str
 
     Raises
     ------
@@ -57,16 +58,42 @@ def initial_model(
             f"got {sorted(models)}. Use a single name in model, or a method that "
             "allows several."
         )
-    with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
-        return build_model(
-            models.pop(),
-            in_channels=federation.num_features,
-            hidden_channels=config.hidden_channels,
-            num_classes=num_outputs or federation.num_classes,
-            num_layers=config.num_layers,
-            dropout=config.dropout,
-            readout=config.classifies_graphs,
-        )
+    return models.pop()
+
+
+def draw_model(
+    config: RunConfig,
+    federation: Federation,
+    model: str,
+    *,
+    num_outputs: int | None = None,
+) -> Backbone:
+    """Draw a backbone from torch's global generator.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Sizes.
+    federation : Federation
+        Numbers of features and classes.
+    model : str
+        Backbone.
+    num_outputs : int, optional
+        Width of the output instead of the number of classes.
+
+    Returns
+    -------
+    Backbone
+    """
+    return build_model(
+        model,
+        in_channels=federation.num_features,
+        hidden_channels=config.hidden_channels,
+        num_classes=num_outputs or federation.num_classes,
+        num_layers=config.num_layers,
+        dropout=config.dropout,
+        readout=config.classifies_graphs,
+    )
 
 
 class FedAvg(FglStrategy):
@@ -85,15 +112,17 @@ class FedAvg(FglStrategy):
 
     def prepare(self) -> None:
         """Build the initial model; all clients must have its architecture."""
-        model = initial_model(self.config, self.federation)
-        shared = {name: t.detach() for name, t in self.shared(model).items()}
-        self.weights = Weights(shared)
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in shared.items()}
-        self.width = model.hidden_channels
+        name = common_model(self.config, self.federation)
+        with seeded(derive_seed(self.config.seed, 0, SERVER, "init")), torch.no_grad():
+            model = self.build(name)
+        self.weights = Weights(
+            {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        )
+        self.shapes = state_shapes(model)
 
-    def shared(self, model: Backbone) -> Mapping[str, Tensor]:
-        """Return what of the initial model is sent and averaged: all weights."""
-        return model.state_dict()
+    def build(self, model: str) -> nn.Module:
+        """Draw the initial network, whose state is sent and averaged."""
+        return draw_model(self.config, self.federation, model)
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights."""
@@ -105,12 +134,12 @@ class FedAvg(FglStrategy):
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Replace the weights by the weighted mean of the uploads."""
-        self.weights = Weights(
-            weighted_mean(
-                [upload.payload.tensors for upload in uploads.values()],
-                [upload.num_examples for upload in uploads.values()],
-            )
-        )
+        states = [upload.payload.tensors for upload in uploads.values()]
+        weights = [upload.num_examples for upload in uploads.values()]
+        self.weights = Weights(weighted_mean(states, weights))
+        if len(states) > 1:
+            bodies = [body_of(state) for state in states]
+            self._round.numbers["distance"] = mean_pairwise_distance(bodies)
 
     def aggregate_sums(
         self,

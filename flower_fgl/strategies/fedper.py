@@ -6,13 +6,9 @@ Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from torch import nn
 
-from torch import Tensor
-
-from flower_fgl.nn import Backbone
-from flower_fgl.nn.splitting import body_of
-from flower_fgl.strategies.fedavg import FedAvg
+from flower_fgl.strategies.fedavg import FedAvg, draw_model
 
 __all__ = ["FedPer"]
 
@@ -27,9 +23,11 @@ class FedPer(FedAvg):
        different sizes.
     """
 
-    def shared(self, model: Backbone) -> Mapping[str, Tensor]:
-        """Return the body's weights."""
-        return body_of(model.state_dict())
+    def build(self, model: str) -> nn.Module:
+        """Draw a backbone, and leave its head out."""
+        network = draw_model(self.config, self.federation, model)
+        network.classifier = nn.Identity()
+        return network
 
     def global_state(self) -> None:
         """Return nothing: a body alone does not classify."""

@@ -21,11 +21,12 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.checkpoints import Snapshot
+from flower_fgl.model_names import read_model
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import FedAvg
+from flower_fgl.strategies.fedavg import FedAvg, common_model
 
 __all__ = ["FedPub", "client_attention", "mix_states"]
 
@@ -93,6 +94,8 @@ class FedPub(FedAvg):
     def prepare(self) -> None:
         """Build the initial model."""
         super().prepare()
+        named = read_model(common_model(self.config, self.federation)).hidden_channels
+        self.width = named or self.config.hidden_channels
         self.personal: dict[int, Weights] = {}
 
     def download(self, server_round: int, partition_id: int) -> Weights:

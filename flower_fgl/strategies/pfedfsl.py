@@ -14,10 +14,10 @@ from flower_fgl.checkpoints import Snapshot
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
-from flower_fgl.seeds import numpy_generator
+from flower_fgl.seeds import SERVER, derive_seed, numpy_generator, seeded
 from flower_fgl.strategies.averaging import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.fedavg import initial_model
+from flower_fgl.strategies.fedavg import common_model, draw_model
 
 __all__ = ["PFedFSL", "mixing_weights"]
 
@@ -55,9 +55,11 @@ class PFedFSL(FglStrategy):
 
     def prepare(self) -> None:
         """Build the model that all clients start from."""
-        model = initial_model(
-            self.config, self.federation, num_outputs=self.config.hidden_channels
-        )
+        config, federation = self.config, self.federation
+        name = common_model(config, federation)
+        width = config.hidden_channels
+        with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
+            model = draw_model(config, federation, name, num_outputs=width)
         self.initial = {name: t.detach() for name, t in model.state_dict().items()}
         self.shapes = state_shapes(model)
         self.models: dict[int, Mapping[str, Tensor]] = {}

@@ -42,6 +42,7 @@ class RoundLog:
         self.failures: list[Failure] = []
         self.reason = ""
         self.seconds: dict[str, float] = {}
+        self.numbers: dict[str, float] = {}  # what else a method says of the round
         self._started = time.perf_counter()
         self._clients: dict[int, dict[str, Any]] = {}
         self._scores: dict[int, dict[str, dict[str, Scores]]] = {}
@@ -98,8 +99,11 @@ class RoundLog:
         self._clients[pid] = {
             "loss": loss,
             "num_examples": num_examples,
-            "seconds": _seconds(metrics),
+            "seconds": _entries(metrics, "seconds"),
         }
+        terms = _entries(metrics, "terms")
+        if terms:
+            self._clients[pid]["terms"] = terms
 
     def add_evaluation(self, pid: int, reply: Message) -> None:
         """Keep the scores of an evaluation reply, or why they cannot be used."""
@@ -198,6 +202,8 @@ class RoundLog:
             "seconds": dict(self.seconds),
             "bytes": {way: dict(counts) for way, counts in self._bytes.items()},
         }
+        if self.numbers:
+            row["numbers"] = dict(self.numbers)
         if self.reason:
             row["reason"] = self.reason
         pooled = self.pooled()
@@ -225,12 +231,12 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _seconds(metrics: MetricRecord) -> dict[str, float]:
-    """Return the entries ``seconds/<phase>`` of a reply."""
+def _entries(metrics: MetricRecord, prefix: str) -> dict[str, float]:
+    """Return the entries ``<prefix>/<name>`` of a reply."""
     return {
         key.partition("/")[2]: _number(value)
         for key, value in metrics.items()
-        if key.startswith("seconds/")
+        if key.startswith(f"{prefix}/")
     }
 
 
@@ -241,5 +247,5 @@ def _busiest_worker(replies: Mapping[int, Message]) -> float:
         metrics = reply.content.metric_records.get(METRICS)
         if metrics is not None:
             worker = metrics.get("worker", 0)
-            sums[worker] += sum(_seconds(metrics).values())
+            sums[worker] += sum(_entries(metrics, "seconds").values())
     return max(sums.values(), default=0.0)

@@ -1,0 +1,276 @@
+"""FedPANO's client half: shared representation, own classifier, synthetic nodes.
+
+Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
+68(1):112105, 2025.
+
+===============================  ==================================================
+symbol                           argument or attribute
+===============================  ==================================================
+θ_i^g, θ_i^s                     ``Parts.shared.encoder``, ``.classifier``
+φ_i                              ``Parts.generator``
+θ_i^c                            ``Parts.own``, kept in the client's state
+V_i in the losses                ``client.data.training``: the training nodes
+Y_i                              ``Parts.classes``: those of the training nodes
+h_u                              rows of ``Trainer.represent``
+m, ε                             ``fedpano.m``, ``Trainer.draw_noise``
+===============================  ==================================================
+
+===============================================  ===========================
+Algorithm 1, client                              function
+===============================================  ===========================
+step 5, Eqs. (2), (5)                            ``Trainer.step_parts``
+step 6, Eqs. (6), (7)                            ``Trainer.step_generator``
+step 7, Eq. (8)                                  ``Trainer.step_classifier``
+step 16                                          ``PersonalNet``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedpano_parts import Parts, assemble, build_parts
+from flower_fgl.client_apps.training import (
+    load_state,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from flower_fgl.nn import Backbone, SparseOperator, state_shapes
+from flower_fgl.nn.augmentation import (
+    gaussian_copies,
+    mean_distance,
+    mean_rows,
+    spread,
+    synthesise,
+)
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedpano import FedPANOSettings
+from flower_fgl.seeds import seeded, torch_generator
+
+__all__ = ["FedPANOClientApp", "Trainer"]
+
+LOSSES = ("generic", "own", "generator", "synthetic")
+"""L^s, L^c, L^g and L^ĉ of Eq. (9)."""
+
+
+class FedPANOClientApp(FglClientApp):
+    """Train shared parts and an own classifier, with synthetic nodes.
+
+    Notes
+    -----
+    1. The four losses are minimised one after the other by the modules they are meant
+       for, as in Algorithm 1, and not as the sum of Eq. (9): there L^g would be least
+       for equal representations of all nodes.
+    2. The representations that steps 6 and 7 take are those that step 5 of the next
+       epoch starts from: the graph network does not change in between.
+    3. A client without training nodes has no classifier of its own and predicts with
+       the generic one; in nS with an untrained one.
+    """
+
+    down = Weights
+    up = Weights
+
+    def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
+        """Expect the parts that the variant shares."""
+        shapes = client.data.shapes
+        if "shared parts" not in shapes:
+            shapes["shared parts"] = state_shapes(build_parts(client).shared)
+        return shapes["shared parts"]
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Run steps 5 to 7 of Algorithm 1 ``local-epochs`` times."""
+        parts = assemble(client, download)
+        trainer = Trainer(client, parts, server_round)
+        with seeded(client.seed(server_round, "training"), client.device):
+            terms = trainer.run(client.config.local_epochs)
+        if parts.generator is not None and parts.shared.generator is None:
+            state = parts.generator.state_dict()
+            client.state.set_group(
+                "generator", {n: t.detach() for n, t in state.items()}
+            )
+        loss = sum(terms[name] for name in LOSSES if name in terms)
+        upload = Weights(parts.shared.state_dict())
+        return Fit(parts.personal, upload, loss, terms=terms)
+
+    def personal_model(
+        self, client: Client, download: Weights | None
+    ) -> Backbone | None:
+        """Return the model trained last; before that, the received one.
+
+        ``None`` where neither is there.
+        """
+        saved = client.state.group("model")
+        if saved:
+            model = build_parts(client).personal
+            load_state(model, saved)
+            return model
+        return None if download is None else assemble(client, download).personal
+
+
+class Trainer:
+    """Local training of one client in one round, steps 5 to 7 of Algorithm 1.
+
+    Parameters
+    ----------
+    client : Client
+        Whose graph and settings are taken; optimizer moments are kept in its state
+        where ``optimizer-state`` says so.
+    parts : Parts
+        Trained in place.
+    server_round : int
+        Seeds the noise.
+    """
+
+    def __init__(self, client: Client, parts: Parts, server_round: int) -> None:
+        self.client, self.parts = client, parts
+        self.hyper: FedPANOSettings = client.config.hyper
+        data = client.data.training
+        self.labels = data.labels
+        self.own_labels = torch.searchsorted(parts.classes, data.labels)
+        self.around = neighbours_of(client)
+        self.noise = torch_generator(
+            client.config.seed, server_round, client.partition_id, "noise"
+        )
+        fitted = [parts.shared.encoder, parts.shared.classifier, parts.own]
+        self.modules: dict[str, nn.Module] = {
+            "fit": nn.ModuleList(module for module in fitted if module is not None),
+            "classifier": parts.personal.classifier,
+        }
+        if parts.generator is not None:
+            self.modules["generator"] = parts.generator
+        self.optimizers = {
+            name: make_optimizer(module, client.config)
+            for name, module in self.modules.items()
+        }
+
+    def run(self, epochs: int) -> dict[str, float]:
+        """Train.
+
+        Parameters
+        ----------
+        epochs : int
+            Full-batch steps of each kind.
+
+        Returns
+        -------
+        dict of str to float
+            The losses of the last epoch by ``LOSSES``, and the ``spread`` of the
+            synthetic nodes; those that the variant has.
+        """
+        self.restore_moments()
+        self.parts.personal.train()
+        terms: dict[str, Tensor] = {}
+        h = self.represent() if epochs else torch.empty(0)
+        for epoch in range(1, epochs + 1):
+            terms = self.step_parts(h)
+            is_last = epoch == epochs
+            if not is_last or self.hyper.use_generator:
+                with torch.set_grad_enabled(not is_last):
+                    h = self.represent()
+            if self.hyper.use_generator:
+                terms |= self.augment(h.detach())
+        self.keep_moments()
+        return {name: float(value) for name, value in terms.items()}
+
+    def represent(self) -> Tensor:
+        """Return h of all nodes: (N, H)."""
+        return self.parts.personal.embed_nodes(self.client.data.training.inputs)
+
+    def step_parts(self, h: Tensor) -> dict[str, Tensor]:
+        """Step on θ^g, θ^s and θ^c by ``L^s + L^c``, Eqs. (2) and (5)."""
+        nodes = h[self.client.data.training.index]
+        terms = {}
+        if self.parts.shared.classifier is not None:
+            logits = self.parts.shared.classifier(nodes)
+            terms["generic"] = F.cross_entropy(logits, self.labels)
+        if self.parts.own is not None:
+            terms["own"] = F.cross_entropy(self.parts.own(nodes), self.own_labels)
+        self.step("fit", torch.stack(list(terms.values())).sum())
+        return {name: value.detach() for name, value in terms.items()}
+
+    def augment(self, h: Tensor) -> dict[str, Tensor]:
+        """Train φ, and the classifier on synthetic nodes.
+
+        Parameters
+        ----------
+        h : Tensor of shape (N, H), float32
+            Representations, constant.
+        """
+        nodes = h[self.client.data.training.index]
+        if self.parts.generator is None:
+            return self.step_classifier(gaussian_copies(nodes, self.draw_noise()))
+        around = self.around.matmul(h)
+        terms = self.step_generator(nodes, around)
+        with torch.no_grad():
+            noise = self.draw_noise()
+            made = synthesise(self.parts.generator, nodes, around, noise)
+        return terms | self.step_classifier(made)
+
+    def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
+        """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (n, H)."""
+        generator = self.modules["generator"]
+        made = synthesise(generator, nodes, around, self.draw_noise())
+        loss = mean_distance(nodes, made)
+        self.step("generator", loss)
+        return {"generator": loss.detach()}
+
+    def step_classifier(self, made: Tensor) -> dict[str, Tensor]:
+        """Step on the classifier that predicts by L^ĉ, Eq. (8); made: (n, m, H)."""
+        labels = self.labels if self.parts.own is None else self.own_labels
+        logits = self.modules["classifier"](made.flatten(0, 1))
+        loss = F.cross_entropy(logits, labels.repeat_interleave(self.hyper.m))
+        self.step("classifier", loss)
+        return {"synthetic": loss.detach(), "spread": spread(made)}
+
+    def draw_noise(self) -> Tensor:
+        """Draw ε of Eq. (6): (n, m, 2H); of nG: (n, m, H)."""
+        width, hyper = self.parts.shared.encoder.hidden_channels, self.hyper
+        is_context = self.parts.generator is not None
+        shape = (len(self.labels), hyper.m, 2 * width if is_context else width)
+        noise = torch.randn(shape, generator=self.noise)
+        noise *= hyper.noise_std if is_context else hyper.gaussian_std
+        if is_context and hyper.noise_on == "agg":
+            noise[..., :width] = 0
+        return noise.to(self.labels.device)
+
+    def step(self, name: str, loss: Tensor) -> None:
+        """Take a step of one optimizer."""
+        self.optimizers[name].zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizers[name].step()
+
+    def restore_moments(self) -> None:
+        """Go on with the moments of the last round, where the optimizer has any."""
+        if self.client.config.optimizer_state == "keep":
+            for name, optimizer in self.optimizers.items():
+                kept = self.client.state.group(f"optimizer/{name}")
+                restore_optimizer(self.modules[name], optimizer, kept)
+
+    def keep_moments(self) -> None:
+        """Keep the optimizers' moments if the settings say so."""
+        if self.client.config.optimizer_state == "keep":
+            moments = {
+                f"{name}/{key}": value
+                for name, optimizer in self.optimizers.items()
+                for key, value in optimizer_tensors(
+                    self.modules[name], optimizer
+                ).items()
+            }
+            self.client.state.set_group("optimizer", moments)
+
+
+def neighbours_of(client: Client) -> SparseOperator:
+    """Return the mean over the neighbours of each training node: (n, N), made once."""
+    memo, key = client.data.memo, ("neighbours of training nodes",)
+    if key not in memo:
+        data = client.data.training
+        memo[key] = mean_rows(data.inputs.edge_index, data.index, data.inputs.num_nodes)
+    found: SparseOperator = memo[key]
+    return found

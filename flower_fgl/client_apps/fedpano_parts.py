@@ -1,0 +1,97 @@
+"""The modules of one FedPANO client: those it shares and those it keeps.
+
+Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
+68(1):112105, 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn.augmentation import NodeGenerator
+from flower_fgl.nn.personal import PersonalNet, RepNorm
+from flower_fgl.nn.shared_parts import SharedParts
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedpano import FedPANOSettings
+from flower_fgl.seeds import seeded
+
+__all__ = ["Parts", "assemble", "build_parts"]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """All that one client trains.
+
+    Parameters
+    ----------
+    shared : SharedParts
+        What is uploaded.
+    own : torch.nn.Linear or None
+        θ_i^c, from H to the client's own classes; ``None`` in nT.
+    generator : NodeGenerator or None
+        φ_i, of ``shared`` or, in nF, the client's own; ``None`` in nN and nG.
+    personal : PersonalNet
+        The model that predicts, made of the same modules.
+    classes : Tensor of shape (C_i,), int64
+        Y_i, ascending; all classes where the client has no training node.
+    """
+
+    shared: SharedParts
+    own: nn.Linear | None
+    generator: NodeGenerator | None
+    personal: PersonalNet
+    classes: Tensor
+
+
+def build_parts(client: Client) -> Parts:
+    """Build a client's modules; the shared ones are to be overwritten."""
+    config, graph = client.config, client.data.graph
+    hyper: FedPANOSettings = config.hyper
+    every = torch.arange(graph.num_classes, device=client.device)
+    labels = client.data.training.labels
+    classes = every[torch.bincount(labels, minlength=len(every)) > 0]
+    with seeded(client.seed(0, "parts")):
+        shared = SharedParts(
+            client.model_name,
+            in_channels=graph.num_features,
+            hidden_channels=config.hidden_channels,
+            num_classes=graph.num_classes,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+            hyper=hyper,
+            initialise=False,
+        )
+        width, own, generator = shared.encoder.hidden_channels, None, shared.generator
+        if len(labels) == 0:
+            classes = every
+        if hyper.use_client_classifier and (len(labels) or shared.classifier is None):
+            own = nn.Linear(width, len(classes))
+        if hyper.has_generator and generator is None:
+            generator = NodeGenerator(width)
+    chosen = classes if own or hyper.mask_to_local_labels else every
+    classifier = cast(nn.Linear, own or shared.classifier)  # settings see to one
+    norm = cast(RepNorm, hyper.rep_norm)
+    personal = PersonalNet(shared.encoder, classifier, chosen, len(every), norm)
+    for module in (shared, personal, generator):
+        if module is not None:
+            module.to(client.device)
+    return Parts(shared, own, generator, personal, classes)
+
+
+def assemble(client: Client, download: Weights) -> Parts:
+    """Join the received parts and those that the client keeps."""
+    parts = build_parts(client)
+    load_state(parts.shared, download.tensors)
+    kept = client.state.group("model")
+    if parts.own is not None and kept:
+        own = {name: kept[f"classifier.{name}"] for name in parts.own.state_dict()}
+        load_state(parts.own, own)
+    if parts.generator is not None:
+        load_state(parts.generator, client.state.group("generator"))
+    return parts

@@ -1,0 +1,289 @@
+"""What ``flower-fgl compare`` does: a paired t-test between two sets of runs."""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy import stats
+
+from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.runs import Run
+
+__all__ = [
+    "LEVEL",
+    "Comparison",
+    "compare_runs",
+    "is_better",
+    "pair_scores",
+    "paired_t_test",
+    "select_runs",
+]
+
+LEVEL = 0.05
+"""A difference is significant if its p is below this: at 95 %."""
+PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two sets of scores of the same experiments.
+
+    Parameters
+    ----------
+    one, other : tuple of float
+        Length n: scores of A and of B, pair by pair.
+    t : float
+        Positive where A is better; infinite if all differences are equal, NaN if all
+        are 0.
+    p : float in [0, 1]
+        Two-sided.
+    """
+
+    one: tuple[float, ...]
+    other: tuple[float, ...]
+    t: float
+    p: float
+
+    @property
+    def difference(self) -> float:
+        """Mean of A minus mean of B."""
+        return fmean(self.one) - fmean(self.other)
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether p is below :data:`LEVEL`."""
+        return self.p < LEVEL
+
+
+def paired_t_test(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Test whether the mean of paired differences is 0, Student's t, two-sided.
+
+    Parameters
+    ----------
+    one, other : sequence of float
+        Length n, at least 2, pair by pair.
+
+    Returns
+    -------
+    t : float
+        ``mean(d) / (std(d) / √n)`` of the differences d, with n − 1 degrees of freedom.
+    p : float in [0, 1]
+    """
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    if max(differences) == min(differences):  # no spread: scipy would divide by 0
+        value = differences[0]
+        return (math.copysign(math.inf, value), 0.0) if value else (math.nan, 1.0)
+    result = stats.ttest_rel(one, other)
+    return float(result.statistic), float(result.pvalue)
+
+
+def select_runs(text: str) -> list[Run]:
+    """Read the runs that one side of a comparison names.
+
+    Parameters
+    ----------
+    text : str
+        Paths, or patterns such as ``runs/cora/fedavg-*``, separated by commas: run
+        folders, or folders of run folders. Behind a path, ``:method`` takes the runs of
+        that method only.
+
+    Returns
+    -------
+    list of Run
+        Finished or not.
+
+    Raises
+    ------
+    RunError
+        If a path holds no run, or none of that method, or a run folder is damaged.
+    """
+    runs: dict[Path, Run] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        place, _, method = part.partition(":")
+        folders = [Path(p) for p in sorted(glob.glob(place))] if "*" in place else []
+        found = {
+            file.parent.resolve(): Run.load(file.parent)
+            for folder in folders or [Path(place)]
+            for file in _config_files(folder)
+        }
+        if method:
+            known = sorted({str(run.summary["method"]) for run in found.values()})
+            found = {
+                p: run for p, run in found.items() if run.summary["method"] == method
+            }
+            if known and not found:
+                raise RunError(
+                    f'{place} holds no run of "{method}", only of {", ".join(known)}.'
+                )
+        if not found:
+            raise RunError(
+                f"{place} holds no run folder. Give run folders that `flower-fgl run` "
+                "wrote, a folder of them, or a quoted pattern."
+            )
+        runs |= found
+    if not runs:
+        raise RunError("Each side of a comparison needs at least one run folder.")
+    return list(runs.values())
+
+
+def _config_files(folder: Path) -> list[Path]:
+    own = folder / "config.toml"
+    return [own] if own.exists() else sorted(folder.glob("*/config.toml"))
+
+
+def pair_scores(
+    one: Sequence[Run], other: Sequence[Run], *, column: str, metric: str
+) -> list[tuple[float, float]]:
+    """Pair the scores of runs on the same data, partition, clients and seed.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Completed runs of A and of B.
+    column : str
+        Nodes that were scored: ``test``, ``val``, or a setting's own.
+    metric : str
+        ``accuracy``, ``macro_f1``, ``mean_accuracy``, …
+
+    Returns
+    -------
+    list of (float, float)
+        Ascending by key; runs without a partner are left out.
+
+    Raises
+    ------
+    RunError
+        If two runs of one side have the same key, or a run has no such score.
+    """
+    first, second = _by_key("A", one), _by_key("B", other)
+    common = sorted(first.keys() & second.keys(), key=str)
+    return [
+        (_score(first[k], column, metric), _score(second[k], column, metric))
+        for k in common
+    ]
+
+
+def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:
+    keyed: dict[Key, Run] = {}
+    for run in runs:
+        key = tuple(run.summary.get(name) for name in PAIRED_BY)
+        if key in keyed:
+            raise RunError(
+                f"{side} holds two runs of the same data, partition, clients and seed: "
+                f"{keyed[key].path} and {run.path}. Select one of each, e.g. with "
+                '"folder:method" or a pattern.'
+            )
+        keyed[key] = run
+    return keyed
+
+
+def _score(run: Run, column: str, metric: str) -> float:
+    best: Mapping[str, Any] = run.best or {}
+    columns = [name for name in best if name != "round"]
+    if column not in columns:
+        raise RunError(
+            f'{run.path} has no scores of "{column}", only of {", ".join(columns)}.'
+        )
+    value = best[column].get(metric)
+    if value is None:
+        raise RunError(
+            f'{run.path} has no "{metric}" of "{column}". It has '
+            f"{', '.join(name for name, v in best[column].items() if v is not None)}."
+        )
+    return float(value)
+
+
+def compare_runs(
+    one: Sequence[Run],
+    other: Sequence[Run],
+    *,
+    column: str = "test",
+    metric: str = "accuracy",
+) -> Comparison:
+    """Compare two methods on the experiments that both have finished.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Runs of A and of B; those that are not completed do not count.
+    column, metric : str
+        As for :func:`pair_scores`.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    ConfigError
+        If one side holds runs of several methods.
+    RunError
+        If fewer than two pairs are left, or as :func:`pair_scores`.
+    """
+    sides = {"A": one, "B": other}
+    for side, runs in sides.items():
+        methods = sorted({str(run.summary["method"]) for run in runs})
+        if len(methods) > 1:
+            raise ConfigError(
+                f"{side} holds runs of {', '.join(methods)}. Choose one: "
+                f'"folder:{methods[0]}".'
+            )
+    done = [[r for r in runs if r.status == "completed"] for runs in sides.values()]
+    pairs = pair_scores(done[0], done[1], column=column, metric=metric)
+    if len(pairs) < 2:
+        left_out = [
+            f"{run.path} ({run.status})"
+            for runs in sides.values()
+            for run in runs
+            if run.status != "completed"
+        ]
+        raise RunError(
+            f"A paired t-test needs at least 2 pairs of completed runs with the same "
+            f"data set, partition, clients and seed, got {len(pairs)} of "
+            f"{len(done[0])} runs of A and {len(done[1])} of B."
+            + (f" Not completed: {', '.join(left_out)}." if left_out else "")
+        )
+    scores = tuple(zip(*pairs, strict=True))
+    return Comparison(scores[0], scores[1], *paired_t_test(scores[0], scores[1]))
+
+
+def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
+    """Say whether A is significantly better than B in test accuracy.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Completed runs of A and of B. With fewer than two pairs nothing is significant.
+
+    Returns
+    -------
+    bool
+    """
+    pairs = pair_scores(one, other, column="test", metric="accuracy")
+    if len(pairs) < 2:
+        return False
+    first, second = zip(*pairs, strict=True)
+    t, p = paired_t_test(first, second)
+    return t > 0 and p < LEVEL
+
+
+def describe(scores: Sequence[float]) -> str:
+    """Write scores as mean ± standard deviation, in percent."""
+    return f"{100 * fmean(scores):.2f} ± {100 * stdev(scores):.2f}"
+
+
+def verdict(comparison: Comparison) -> str:
+    """Say in words which side is better, if any."""
+    if not comparison.is_significant:
+        return "no significant difference at 95 %"
+    return (
+        f"{'A' if comparison.difference > 0 else 'B'} is significantly better at 95 %"
+    )

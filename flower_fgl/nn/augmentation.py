@@ -1,0 +1,156 @@
+"""Synthetic nodes in the space of representations, FedPANO Sec. 3.2.1.
+
+Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
+68(1):112105, 2025.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.nn.sparse import SparseOperator
+
+__all__ = [
+    "NodeGenerator",
+    "gaussian_copies",
+    "mean_distance",
+    "mean_rows",
+    "spread",
+    "synthesise",
+]
+
+TINY = 1e-12
+"""Added to squared lengths, whose root has no gradient at 0."""
+
+
+class NodeGenerator(nn.Sequential):
+    """The generator φ: two linear layers, with ReLU and Tanh; 3·H² + 2·H parameters.
+
+    Parameters
+    ----------
+    width : int
+        H, width of the representations.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(
+            nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width), nn.Tanh()
+        )
+
+
+def synthesise(
+    generator: nn.Module, nodes: Tensor, around: Tensor, noise: Tensor
+) -> Tensor:
+    """Make synthetic nodes, ``φ([h_u ‖ mean_{v∈N(u)} h_v] + ε)``, FedPANO Eq. (6).
+
+    Parameters
+    ----------
+    generator : torch.nn.Module
+        φ, from 2H to H.
+    nodes : Tensor of shape (n, H), float32
+        h_u of the training nodes.
+    around : Tensor of shape (n, H), float32
+        Means over their neighbours, zero where there are none.
+    noise : Tensor of shape (n, m, 2H), float32
+        ε, fresh for each of the m copies.
+
+    Returns
+    -------
+    Tensor of shape (n, m, H), float32
+        ĥ, between -1 and 1.
+
+    Notes
+    -----
+    1. The paper's ``a ‖ b + ε`` is ambiguous; the noise is of the generator's whole input,
+       and zero in its first half adds it to the neighbours' mean only.
+    """
+    context = torch.cat([nodes, around], dim=1)
+    out: Tensor = generator(context[:, None] + noise)
+    return out
+
+
+def gaussian_copies(nodes: Tensor, noise: Tensor) -> Tensor:
+    """Make synthetic nodes without generator, ``h_u + ε``, FedPANO-nG.
+
+    Parameters
+    ----------
+    nodes : Tensor of shape (n, H), float32
+        h_u of the training nodes.
+    noise : Tensor of shape (n, m, H), float32
+        ε.
+
+    Returns
+    -------
+    Tensor of shape (n, m, H), float32
+    """
+    return nodes[:, None] + noise
+
+
+def mean_distance(nodes: Tensor, synthetic: Tensor) -> Tensor:
+    """Return the mean distance of synthetic nodes to their origin, FedPANO Eq. (7).
+
+    ``1/n Σ_u 1/m Σ_j ‖h_u − ĥ_{u,j}‖``, not squared.
+
+    Parameters
+    ----------
+    nodes : Tensor of shape (n, H), float32
+        h_u, constant.
+    synthetic : Tensor of shape (n, m, H), float32
+        ĥ.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    squares = (synthetic - nodes[:, None]).square().sum(dim=-1)
+    return (squares + TINY).sqrt().mean()
+
+
+def spread(synthetic: Tensor) -> Tensor:
+    """Return the mean distance between two synthetic nodes of one training node.
+
+    Eq. (7) alone is least where the generator copies h_u and ignores the noise: then
+    this is 0.
+
+    Parameters
+    ----------
+    synthetic : Tensor of shape (n, m, H), float32
+        ĥ.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Of the first two of each node; 0 where m is 1.
+    """
+    if synthetic.shape[1] == 1:
+        return synthetic.new_zeros(())
+    apart = synthetic[:, 0] - synthetic[:, 1]
+    distance: Tensor = torch.linalg.vector_norm(apart, dim=-1)
+    return distance.mean()
+
+
+def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperator:
+    """Build the rows of ``D⁻¹ A`` that belong to some nodes.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, E), int64
+        Sources and targets.
+    nodes : Tensor of shape (n,), int64
+        Rows wanted, each once.
+    num_nodes : int
+        N.
+
+    Returns
+    -------
+    SparseOperator of shape (n, N)
+        The row of a node without neighbours is zero.
+    """
+    place = torch.full((num_nodes,), -1, device=nodes.device)
+    place[nodes] = torch.arange(len(nodes), device=nodes.device)
+    row = place[edge_index[1]]
+    row, column = row[row >= 0], edge_index[0][row >= 0]
+    degree = torch.bincount(row, minlength=len(nodes))
+    shape = (len(nodes), num_nodes)
+    return SparseOperator.from_entries(row, column, 1 / degree[row], shape)

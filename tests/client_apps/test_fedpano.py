@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp, Trainer
+from flower_fgl.client_apps.fedpano_parts import assemble, build_parts
+from flower_fgl.client_apps.state import ClientState
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.errors import ConfigError
+from flower_fgl.methods import METHODS
+from flower_fgl.nn.shared_parts import SharedParts
+from flower_fgl.protocols.fedavg import Weights
+
+N, D, C, WIDTH = 24, 6, 5, 8
+OWN = [1, 3, 4]
+"""Classes of the training nodes."""
+
+
+def make_client(
+    *, train: int = 12, general: dict[str, Any] | None = None, **settings: Any
+) -> Client:
+    """A client whose first nodes train, the very first without neighbours."""
+    draw = torch.Generator().manual_seed(3)
+    upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
+    upper[0] = False
+    x = torch.randn(N, D, generator=draw)
+    y = torch.tensor(OWN * (N // len(OWN)))
+    masks = {name: torch.zeros(N, dtype=torch.bool) for name in ("train", "test")}
+    masks["train"][:train], masks["test"][train:] = True, True
+    edge_index = (upper | upper.T).nonzero().T.contiguous()
+    graph = ClientGraph(
+        0, Graph(x, edge_index, y, masks), tuple("abcde"), torch.arange(N)
+    )
+    config = RunConfig.parse(
+        {
+            "method": "fedpano",
+            "hidden-channels": WIDTH,
+            **(general or {}),
+            **{f"fedpano.{key.replace('_', '-')}": v for key, v in settings.items()},
+        },
+        METHODS,
+    )
+    device = torch.device("cpu")
+    data = ClientData.build(graph, device)
+    return Client(config, 0, 1, data, ClientState(), device)
+
+
+def download_of(client: Client, seed: int = 1) -> Weights:
+    """What a server would send, drawn anew."""
+    config = client.config
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        parts = SharedParts(
+            config.model,
+            in_channels=D,
+            hidden_channels=WIDTH,
+            num_classes=C,
+            num_layers=2,
+            dropout=0.0,
+            hyper=config.hyper,
+        )
+    return Weights({n: t.detach() for n, t in parts.state_dict().items()})
+
+
+def values(module: Any) -> dict[str, Tensor]:
+    return {name: t.clone() for name, t in module.state_dict().items()}
+
+
+def changed(before: dict[str, Tensor], module: Any) -> bool:
+    return any(not torch.equal(t, before[n]) for n, t in module.state_dict().items())
+
+
+def trainer_of(client: Client) -> Trainer:
+    return Trainer(client, assemble(client, download_of(client)), 1)
+
+
+def test_shapes_are_those_of_the_specification() -> None:
+    client = make_client()
+    trainer = trainer_of(client)
+    h = trainer.represent()
+    assert h.shape == (N, WIDTH)
+    nodes = h[client.data.training.index]
+    assert trainer.parts.own(nodes).shape == (12, len(OWN))
+    assert trainer.parts.shared.classifier(nodes).shape == (12, C)
+    assert trainer.parts.generator[0].in_features == 2 * WIDTH
+    assert trainer.draw_noise().shape == (12, 5, 2 * WIDTH)
+    torch.testing.assert_close(h.norm(dim=1), torch.ones(N))
+
+
+def test_local_labels_are_places_among_the_own_classes() -> None:
+    client = make_client()
+    parts = build_parts(client)
+    trainer = Trainer(client, parts, 1)
+    assert parts.classes.tolist() == OWN
+    assert torch.equal(parts.classes[trainer.own_labels], trainer.labels)
+
+
+def test_each_step_changes_only_what_it_is_meant_for() -> None:
+    trainer = trainer_of(make_client())
+    parts = trainer.parts
+    modules = {
+        "encoder": parts.shared.encoder,
+        "generic": parts.shared.classifier,
+        "own": parts.own,
+        "generator": parts.generator,
+    }
+    h = trainer.represent()
+    nodes = h.detach()[trainer.client.data.training.index]
+    around = trainer.around.matmul(h.detach())
+    steps = [
+        (lambda: trainer.step_parts(h), {"encoder", "generic", "own"}),
+        (lambda: trainer.step_generator(nodes, around), {"generator"}),
+        (lambda: trainer.step_classifier(nodes[:, None].repeat(1, 5, 1)), {"own"}),
+    ]
+    for step, expected in steps:
+        before = {name: values(module) for name, module in modules.items()}
+        step()
+        assert {n for n, m in modules.items() if changed(before[n], m)} == expected
+
+
+def test_without_own_classifier_synthetic_nodes_train_the_generic_one() -> None:
+    trainer = trainer_of(make_client(use_client_classifier=False))
+    before = values(trainer.parts.shared)
+    nodes = trainer.represent().detach()[trainer.client.data.training.index]
+    trainer.step_classifier(nodes[:, None].repeat(1, 5, 1))
+    names = {
+        n for n, t in trainer.parts.shared.state_dict().items()
+        if not torch.equal(t, before[n])
+    }  # fmt: skip
+    assert names == {"classifier.weight", "classifier.bias"}
+
+
+def test_losses_are_those_of_a_loop() -> None:
+    trainer = trainer_of(make_client())
+    h = trainer.represent()
+    parts, data = trainer.parts, trainer.client.data.training
+    generic = own = 0.0
+    for u, label in zip(data.index.tolist(), data.labels.tolist(), strict=True):
+        of_all = parts.shared.classifier(h[u]).detach().double()
+        of_own = parts.own(h[u]).detach().double()
+        generic -= float(of_all.log_softmax(0)[label]) / len(data.index)
+        own -= float(of_own.log_softmax(0)[OWN.index(label)]) / len(data.index)
+    terms = trainer.step_parts(h)
+    assert float(terms["generic"]) == pytest.approx(generic, rel=1e-5)
+    assert float(terms["own"]) == pytest.approx(own, rel=1e-5)
+
+
+def test_the_loss_of_synthetic_nodes_is_the_mean_over_all_copies() -> None:
+    trainer = trainer_of(make_client(m=3))
+    made = torch.randn(12, 3, WIDTH)
+    total = 0.0
+    for u, label in enumerate(trainer.own_labels.tolist()):
+        for j in range(3):
+            logits = trainer.parts.own(made[u, j]).detach().double()
+            total -= float(logits.log_softmax(0)[label])
+    terms = trainer.step_classifier(made)
+    assert float(terms["synthetic"]) == pytest.approx(total / 36, rel=1e-5)
+
+
+def test_noise_may_enter_the_neighbours_half_only() -> None:
+    noise = trainer_of(make_client(noise_on="agg", noise_std=2.0)).draw_noise()
+    assert not noise[..., :WIDTH].any()
+    assert 1.5 < float(noise[..., WIDTH:].std()) < 2.5
+    copies = trainer_of(make_client(augment="gaussian")).draw_noise()
+    assert copies.shape == (12, 5, WIDTH)
+    assert 0.05 < float(copies.std()) < 0.15
+
+
+VARIANTS: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
+    "full": ({}, {"encoder", "classifier", "generator"}, {*LOSSES, "spread"}),
+    "nT": (
+        {"use_client_classifier": False},
+        {"encoder", "classifier", "generator"},
+        {"generic", "generator", "synthetic", "spread"},
+    ),
+    "nS": (
+        {"use_shared_classifier": False},
+        {"encoder", "generator"},
+        {"own", "generator", "synthetic", "spread"},
+    ),
+    "nN": ({"use_generator": False}, {"encoder", "classifier"}, {"generic", "own"}),
+    "nF": (
+        {"aggregate_generator": False},
+        {"encoder", "classifier"},
+        {*LOSSES, "spread"},
+    ),
+    "nG": (
+        {"augment": "gaussian"},
+        {"encoder", "classifier"},
+        {"generic", "own", "synthetic", "spread"},
+    ),
+}
+
+
+@pytest.mark.parametrize("model", ["graphsage", "gcn", "gat"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_sends_its_parts_and_reports_its_losses(
+    variant: str, model: str
+) -> None:
+    settings, parts, terms = VARIANTS[variant]
+    client = make_client(general={"model": model}, **settings)
+    fit = FedPANOClientApp().fit(client, 1, download_of(client))
+    upload = fit.upload
+    assert isinstance(upload, Weights)
+    assert {name.partition(".")[0] for name in upload.tensors} == parts
+    assert set(fit.terms) == terms
+    assert all(bool(t.isfinite().all()) for t in upload.tensors.values())
+    expected = sum(value for name, value in fit.terms.items() if name != "spread")
+    assert fit.loss == pytest.approx(expected)
+    # the own classifier, with 3 outputs, is in no upload
+    assert all(t.shape[0] != len(OWN) for t in upload.tensors.values())
+    assert ("generator/0.weight" in client.state.tensors) == (variant == "nF")
+    assert fit.model is not None
+    predicted = fit.model.eval()(client.data.inputs[0]).argmax(dim=1)
+    assert variant == "nT" or set(predicted.tolist()) <= set(OWN)
+
+
+def test_the_bytes_are_those_of_the_formula() -> None:
+    client = make_client()
+    fit = FedPANOClientApp().fit(client, 1, download_of(client))
+    network = (2 * D * WIDTH + WIDTH) + (2 * WIDTH * WIDTH + WIDTH)
+    generic, generator = WIDTH * C + C, 3 * WIDTH * WIDTH + 2 * WIDTH
+    assert fit.upload.num_bytes == 4 * (network + generic + generator)
+
+
+def test_without_both_classifiers_nothing_would_classify() -> None:
+    with pytest.raises(ConfigError, match="nothing would classify"):
+        make_client(use_client_classifier=False, use_shared_classifier=False)
+
+
+def test_a_client_keeps_its_classifier_and_takes_the_received_network() -> None:
+    app, client = FedPANOClientApp(), make_client()
+    first = app.fit(client, 1, download_of(client)).model
+    assert first is not None
+    client.state.set_group("model", values(first))
+    again = assemble(client, download_of(client, seed=2))
+    assert torch.equal(again.own.weight, first.classifier.weight)
+    received = download_of(client, seed=2).tensors
+    for name, tensor in again.shared.state_dict().items():
+        assert torch.equal(tensor, received[name])
+    kept = app.personal_model(client, None)
+    assert kept is not None
+    inputs = client.data.inputs[0]
+    torch.testing.assert_close(kept.eval()(inputs), first.eval()(inputs))
+
+
+def test_a_generator_that_is_not_shared_is_trained_on() -> None:
+    app, client = FedPANOClientApp(), make_client(aggregate_generator=False)
+    app.fit(client, 1, download_of(client))
+    trained = client.state.group("generator")
+    again = assemble(client, download_of(client)).generator
+    assert again is not None
+    assert all(torch.equal(t, trained[n]) for n, t in again.state_dict().items())
+
+
+def test_a_client_without_training_nodes_predicts_with_the_generic_classifier() -> None:
+    client = make_client(train=0)
+    model = FedPANOClientApp().personal_model(client, download_of(client))
+    assert model is not None
+    assert bool(model.eval()(client.data.inputs[0]).isfinite().all())
+    assert "classifier.weight" in download_of(client).tensors
+    torch.testing.assert_close(
+        model.classifier.weight, download_of(client).tensors["classifier.weight"]
+    )
+
+
+def test_a_client_that_was_sent_nothing_has_no_model() -> None:
+    assert FedPANOClientApp().personal_model(make_client(), None) is None
+
+
+def test_moments_are_kept_where_the_settings_say_so() -> None:
+    general = {"optimizer": "adam", "lr": 0.01, "optimizer-state": "keep"}
+    client = make_client(general=general)
+    FedPANOClientApp().fit(client, 1, download_of(client))
+    kept = set(client.state.group("optimizer"))
+    assert {name.split("/")[0] for name in kept} == {"fit", "classifier", "generator"}
+    again = trainer_of(client)
+    again.restore_moments()
+    (parameter,) = [p for n, p in again.modules["generator"].named_parameters()
+                    if n == "0.bias"]  # fmt: skip
+    moment = again.optimizers["generator"].state[parameter]["exp_avg"]
+    assert torch.equal(
+        moment, client.state.group("optimizer/generator")["exp_avg/0.bias"]
+    )
+    FedPANOClientApp().fit(other := make_client(), 1, download_of(other))
+    assert not other.state.group("optimizer")
+
+
+def test_the_losses_fall() -> None:
+    client = make_client(general={"local-epochs": 60}, noise_std=0.1)
+    app = FedPANOClientApp()
+    long = app.fit(client, 1, download_of(client)).terms
+    short = make_client(general={"local-epochs": 1}, noise_std=0.1)
+    start = app.fit(short, 1, download_of(short)).terms
+    for name in LOSSES:
+        assert long[name] < start[name], name
+    assert long["generator"] < 0.5 * start["generator"]
