@@ -7,6 +7,7 @@ Data", AISTATS 2017.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from flwr.app import Context, Message
 from torch import Tensor
@@ -15,6 +16,7 @@ from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.training import load_state, state_of
 from flower_fgl.nn import Backbone
+from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedAvgClientApp"]
@@ -23,8 +25,8 @@ __all__ = ["FedAvgClientApp"]
 class FedAvgClientApp(FglClientApp):
     """Train the received weights on the client's own nodes, send them back."""
 
-    down = Weights
-    up = Weights
+    down: ClassVar[type[Payload]] = Weights
+    up: ClassVar[type[Payload]] = Weights
 
     def __init__(self, workplace: Workplace | None = None) -> None:
         super().__init__(workplace)
