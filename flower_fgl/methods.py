@@ -22,6 +22,7 @@ from flower_fgl.protocols.fedpub import FedPubSettings
 from flower_fgl.protocols.fedrep import FedRepSettings
 from flower_fgl.protocols.fedsem import FedSEMSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
+from flower_fgl.protocols.fggp import FGGPSettings
 from flower_fgl.protocols.moon import MoonSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 from flower_fgl.protocols.pfedfsl import PFedFSLSettings
@@ -238,6 +239,15 @@ METHODS: dict[str, Method] = {
         has_global_model=False,
         mixes_models=True,
         shares_embeddings=True,
+    ),
+    "fggp": Method(
+        paper="Wan et al., AAAI 2024",
+        strategy="flower_fgl.strategies.fggp:FGGP",
+        client_app="flower_fgl.client_apps.fggp:FGGPClientApp",
+        settings=FGGPSettings,
+        payload="4(P + Mp) up, 4(P + Qp) down, M classes present, Q clusters",
+        shares_embeddings=True,
+        graphs=False,
     ),
     "local": Method(
         paper="no federation: every client alone",

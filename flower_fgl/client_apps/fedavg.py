@@ -25,7 +25,7 @@ __all__ = ["FedAvgClientApp"]
 class FedAvgClientApp(FglClientApp):
     """Train the received weights on the client's own nodes, send them back."""
 
-    down = Weights
+    down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
 
     def __init__(self, workplace: Workplace | None = None) -> None:

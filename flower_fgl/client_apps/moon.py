@@ -50,8 +50,9 @@ def model_contrast(
     Tensor of shape ()
         At least 0; log 2 where both models are as near.
     """
-    nearer = F.cosine_similarity(embedding, received)
-    nearer = nearer - F.cosine_similarity(embedding, previous)
+    # cos(z, g) − cos(z, p) = ẑ·(ĝ − p̂): one product that needs a gradient, not two
+    towards = F.normalize(received, dim=1) - F.normalize(previous, dim=1)
+    nearer = (F.normalize(embedding, dim=1) * towards).sum(dim=1)
     return F.softplus(-nearer / tau).mean()
 
 

@@ -232,6 +232,39 @@ class GraphInput:
         out._set_features(x)
         return out
 
+    def with_edges(
+        self, edge_index: Tensor, edge_weight: Tensor | None = None
+    ) -> GraphInput:
+        """Return the same features, and what is kept of them alone, under other edges.
+
+        Parameters
+        ----------
+        edge_index : Tensor of shape (2, E'), int64
+            As in the constructor.
+        edge_weight : Tensor of shape (E',), float, optional
+            As in the constructor.
+
+        Returns
+        -------
+        GraphInput
+
+        Raises
+        ------
+        DataError
+            If shapes do not fit, an edge names a node that does not exist, or this is a
+            union of graphs.
+        """
+        if self.union is not None:
+            raise DataError("Edges of a union of graphs cannot be replaced.")
+        _check(self.x, edge_index, edge_weight)
+        out = object.__new__(GraphInput)
+        out.topology = Topology(
+            edge_index, edge_weight, self.num_nodes, self.topology.dtype
+        )
+        out.union = None
+        out.x, out._sparse, out._filtered = self.x, self._sparse, {}
+        return out
+
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a propagation operator, see :meth:`Topology.operator`."""
         return self.topology.operator(kind)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from flwr.app import RecordDict
@@ -46,7 +46,7 @@ class Weights(AdditivePayload):
     """
 
     tensors: Mapping[str, Tensor]
-    records = ("weights",)
+    records: ClassVar[tuple[str, ...]] = ("weights",)
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``weights``."""

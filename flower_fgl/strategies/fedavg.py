@@ -107,7 +107,7 @@ class FedAvg(FglStrategy):
        the choice of the best round.
     """
 
-    down = Weights
+    down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
 
     def prepare(self) -> None:

@@ -255,6 +255,29 @@ def test_other_features_share_the_operators(
         path.with_features(torch.randn(4, 5, dtype=torch.float64))
 
 
+def test_other_edges_share_the_features(path: GraphInput) -> None:
+    path.filtered_linear(
+        None, torch.ones(2, path.num_features), kind="sum", coefficients=(0.0, 1.0)
+    )
+    edges = torch.tensor([[0, 3], [3, 0]])
+    weight = torch.tensor([0.5, 2.0], requires_grad=True)
+    other = path.with_edges(edges, weight)
+    assert other.x is path.x
+    plain = GraphInput(path.x, edges, weight)
+    layer = torch.randn(2, path.num_features)
+    for graph in (other, plain):
+        weight.grad = None
+        out = graph.filtered_linear(None, layer, kind="sum", coefficients=(0.0, 1.0))
+        out.square().sum().backward()  # type: ignore[no-untyped-call]
+        graph.result = (out.detach(), weight.grad)  # type: ignore[attr-defined]
+    torch.testing.assert_close(other.result, plain.result)  # type: ignore[attr-defined]
+    with pytest.raises(DataError, match="name nodes 0 to 3"):
+        path.with_edges(torch.tensor([[4], [0]]))
+    union = GraphInput(path.x, edges, batch=torch.tensor([0, 0, 0, 0]))
+    with pytest.raises(DataError, match="union"):
+        union.with_edges(edges)
+
+
 def test_a_graph_that_is_on_the_device_is_returned_itself(path: GraphInput) -> None:
     assert path.to("cpu") is path
     assert path.to(torch.device("cpu")) is path

@@ -1,0 +1,153 @@
+"""FGGP's client half: two views of the graph, and confident class prototypes.
+
+Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
+Prototypes", AAAI 2024.
+
+===============================================  ==========================
+part                                             function
+===============================================  ==========================
+k-NN graph of the received model's features      ``nearest_neighbours``
+edges of the second view, drawn anew each step   ``resample_edges``
+weighted cross-entropy of the edge predictor     ``edge_loss``
+confidence-weighted class prototypes             ``confidence_means``
+alignment of both views' prototypes              ``view_contrast``
+===============================================  ==========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fggp import ModelAndPrototypes
+from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
+from flower_fgl.prototypes.views import (
+    confidence_means,
+    confident_labels,
+    edge_loss,
+    edge_scores,
+    nearest_neighbours,
+    resample_edges,
+    union_pairs,
+    view_contrast,
+)
+from flower_fgl.seeds import torch_generator
+
+__all__ = ["FGGPClientApp"]
+
+
+class TwoViews(RecordingBackbone):
+    """A backbone that remembers its last embedding and logits.
+
+    Notes
+    -----
+    1. ``logits`` are what :meth:`head` returned last, of shape (N, C).
+    """
+
+    logits: Tensor
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict classes from what :meth:`embed` returned, and keep the logits."""
+        self.logits = super().head(h, graph)
+        return self.logits
+
+
+class FGGPClientApp(FedAvgClientApp):
+    """Train on two views of the graph, send the model and its class prototypes.
+
+    Notes
+    -----
+    1. The published code draws the second view's edges among all N² pairs, by a softmax
+       over each row; here each pair of the union graph is drawn by itself, once for both
+       directions, so that the view stays sparse and serves every backbone.
+    2. The published code predicts edges from embeddings without gradient, so that their
+       loss trains nothing; here it trains the encoder.
+    3. Nodes are predicted by the model's own head. The cluster prototypes that arrive
+       enter no loss, as in the published code.
+    4. With mini-batches the second view's terms are those of all training nodes, in
+       every step.
+    5. Fine-tuning trains the first view's cross-entropy alone, without prototypes, and
+       starts with fresh moments of the optimizer.
+    """
+
+    down = ModelAndPrototypes
+    up = ModelAndPrototypes
+
+    def download_spec(self, client: Client) -> Any:
+        """Expect weights, and at most one cluster of each class for each client."""
+        classes, _, width = self.table(client)
+        return client.state_shapes(), (classes, client.num_partitions, width)
+
+    def table(self, client: Client) -> tuple[int, int, int]:
+        """Return the size of an upload's prototypes."""
+        return client.data.graph.num_classes, 1, client.config.hidden_channels
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train on both views, then make the prototypes without dropout."""
+        model = TwoViews(client.build_model())
+        load_state(model.backbone, download.tensors)
+        penalty = self.second_view(client, server_round, model)
+        loss = client.train(model, server_round, penalty=penalty)
+        data, classes = client.data.training, client.data.graph.num_classes
+        model.eval()
+        with torch.no_grad():
+            model(data.inputs)
+        found = confident_labels(model.logits, data.index, data.labels)
+        means = confidence_means(model.embedding, *found, classes)
+        present = torch.bincount(found[0], minlength=classes) > 0
+        prototypes = Prototypes(means[:, None].cpu(), present[:, None].cpu())
+        upload = ModelAndPrototypes(model.backbone.state_dict(), prototypes)
+        return Fit(model.backbone, upload, loss)
+
+    def second_view(
+        self, client: Client, server_round: int, model: TwoViews
+    ) -> Callable[[], Tensor]:
+        """Return all terms of the loss beside the first view's cross-entropy."""
+        hyper, data = client.config.hyper, client.data.training
+        inputs, classes = data.inputs, client.data.graph.num_classes
+        near = nearest_neighbours(model.at_rest(inputs), hyper.neighbors)
+        pairs = union_pairs(inputs.num_nodes, inputs.edge_index, near)
+        both = torch.cat([pairs, pairs.flip(0)], dim=1)
+        generator = torch_generator(
+            client.config.seed, server_round, client.partition_id, "edges"
+        )
+
+        def terms() -> Tensor:
+            first, logits = model.embedding, model.logits
+            noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
+            scores = edge_scores(first, pairs)
+            weight = resample_edges(scores, noise, tau=hyper.edge_tau)
+            view = inputs.with_edges(both, torch.cat([weight, weight]))
+            second = model.backbone.embed(view)
+            predicted = model.backbone.head(second, view)[data.index]
+            found = confident_labels(logits, data.index, data.labels)
+            there = torch.bincount(found[0], minlength=classes) > 0
+            means = [confidence_means(h, *found, classes) for h in (first, second)]
+            contrast = view_contrast(*(m[there] for m in means), tau=hyper.tau)
+            out: Tensor = (
+                hyper.view_weight * F.cross_entropy(predicted, data.labels)
+                + hyper.edge_weight * edge_loss(first, pairs)
+                + hyper.contrast_weight * contrast
+            )
+            return out
+
+        return terms
+
+    def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train the final weights on as FedAvg does."""
+        fit = super().finetune(client, server_round, download)
+        weights = cast(Weights, fit.upload)
+        nothing = no_prototypes(self.table(client))
+        return replace(fit, upload=ModelAndPrototypes(weights.tensors, nothing))

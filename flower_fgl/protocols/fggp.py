@@ -1,0 +1,76 @@
+"""What both halves of FGGP agree on: weights and prototypes, both ways.
+
+Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
+Prototypes", AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from flwr.app import RecordDict
+
+from flower_fgl.options import option
+from flower_fgl.protocols.fedavg import FedAvgSettings, Weights
+from flower_fgl.protocols.prototypes import Prototypes
+
+__all__ = ["FGGPSettings", "ModelAndPrototypes"]
+
+
+@dataclass(frozen=True)
+class FGGPSettings(FedAvgSettings):
+    """Settings of FGGP."""
+
+    neighbors: int = option(
+        3, "k, nearest nodes by cosine to which the second view links a node", ge=1
+    )
+    edge_tau: float = option(
+        0.5, "temperature at which edges of the second view are drawn", gt=0
+    )
+    tau: float = option(0.5, "temperature of the prototypes' contrast", gt=0)
+    view_weight: float = option(1.0, "weight of the second view's cross-entropy", ge=0)
+    edge_weight: float = option(1.0, "weight of the edge predictor's loss", ge=0)
+    contrast_weight: float = option(1.0, "weight of the prototypes' contrast", ge=0)
+
+
+@dataclass(frozen=True)
+class ModelAndPrototypes(Weights):
+    """A model and class prototypes: 4·(P + M·p) bytes.
+
+    Up M is at most C, one prototype for each class; down there is one for each cluster of
+    a class.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor, float32
+        The model's state, by parameter name.
+    prototypes : Prototypes
+        Of the classes (C, 1, p), or clusters (C, K, p) for K clients.
+    """
+
+    prototypes: Prototypes
+    records = (*Weights.records, *Prototypes.records)
+
+    def to_record(self) -> RecordDict:
+        """Pack into the records ``weights`` and ``prototypes``."""
+        both = {**super().to_record(), **self.prototypes.to_record()}
+        return RecordDict(both)
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: Any) -> Self:
+        """Unpack, expecting ``spec`` = (shapes of the weights, table of prototypes).
+
+        Raises
+        ------
+        PayloadError
+            If a tensor is missing, unexpected, of the wrong shape, or not finite.
+        """
+        shapes, table = spec
+        weights = Weights.from_record(content, shapes)
+        return cls(weights.tensors, Prototypes.from_record(content, table))
+
+    @property
+    def num_bytes(self) -> int:
+        """4·(P + M·p)."""
+        return super().num_bytes + self.prototypes.num_bytes

@@ -1,0 +1,106 @@
+"""FGGP's server half: FedAvg, and the clusters of the clients' prototypes.
+
+Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
+Prototypes", AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.checkpoints import Snapshot
+from flower_fgl.protocols.fggp import ModelAndPrototypes
+from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
+from flower_fgl.prototypes.finch import cluster_means
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg
+
+__all__ = ["FGGP", "cluster_by_class"]
+
+
+def cluster_by_class(uploads: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Cluster the prototypes of each class by FINCH.
+
+    Parameters
+    ----------
+    uploads : Tensor of shape (K, C, p), float32
+        Prototypes of the clients.
+    present : Tensor of shape (K, C), bool
+        Which there are.
+
+    Returns
+    -------
+    values : Tensor of shape (C, K, p), float32
+        Means of the clusters of each class, zero where there is none.
+    found : Tensor of shape (C, K), bool
+        Which there are: m_c in front for m_c clusters.
+    """
+    clients, classes, width = uploads.shape
+    values = uploads.new_zeros(classes, clients, width)
+    found = present.new_zeros(classes, clients)
+    for c in range(classes):
+        if present[:, c].any():
+            means = cluster_means(uploads[present[:, c], c])
+            values[c, : len(means)] = means
+            found[c, : len(means)] = True
+    return values, found
+
+
+class FGGP(FedAvg):
+    """Average the models; send the cluster prototypes of every class with them.
+
+    Notes
+    -----
+    1. A class that nobody uploads in a round keeps its clusters of before.
+    """
+
+    down = ModelAndPrototypes
+    up = ModelAndPrototypes
+
+    def prepare(self) -> None:
+        """Build the initial model; there are no prototypes yet."""
+        super().prepare()
+        classes, width = self.federation.num_classes, self.config.hidden_channels
+        self.table = (classes, 1, width)
+        clusters = no_prototypes((classes, len(self.federation.clients), width))
+        self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
+
+    def download(self, server_round: int, partition_id: int) -> ModelAndPrototypes:
+        """Send the aggregated weights and all clusters."""
+        return self.sent
+
+    def upload_spec(self, partition_id: int) -> Any:
+        """Expect weights, and at most one prototype of each class."""
+        return self.shapes, self.table
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Average the weights, cluster the prototypes."""
+        old = self.sent.prototypes
+        super().aggregate(server_round, uploads)
+        sent = [upload.payload.prototypes for upload in uploads.values()]
+        made, found = cluster_by_class(
+            torch.stack([payload.values[:, 0] for payload in sent]),
+            torch.stack([payload.present[:, 0] for payload in sent]),
+        )
+        values, present = old.values.clone(), old.present.clone()
+        new = found.any(dim=1)
+        values[new], present[new] = 0.0, False
+        values[new, : len(sent)], present[new, : len(sent)] = made[new], found[new]
+        clusters = Prototypes(values, present)
+        self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
+
+    def server_state(self) -> Snapshot:
+        """Keep the weights and the clusters."""
+        held = self.sent.prototypes
+        clusters = Snapshot({"values": held.values, "present": held.present})
+        return Snapshot.join({"weights": super().server_state(), "clusters": clusters})
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take both back."""
+        super().load_server_state(state.part("weights"))
+        clusters = Prototypes(**state.part("clusters").tensors)
+        self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
