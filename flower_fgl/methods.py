@@ -15,6 +15,7 @@ from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
 from flower_fgl.protocols.fedpub import FedPubSettings
+from flower_fgl.protocols.fedsageplus import FedSagePlusSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 
@@ -147,6 +148,15 @@ METHODS: dict[str, Method] = {
         settings=FedProxSettings,
         payload="4P up, 4P down",
         additive=True,
+    ),
+    "fedsage+": Method(
+        paper="Zhang et al., NeurIPS 2021",
+        strategy="flower_fgl.strategies.fedsageplus:FedSagePlus",
+        client_app="flower_fgl.client_apps.fedsageplus:FedSagePlusClientApp",
+        settings=FedSagePlusSettings,
+        payload="4P up, 4P down; before, T times 4Q(q+1)+4Mp+M up, 4Q(q+1)+q(4Mp+M) down",
+        defaults={"model": "graphsage"},
+        graphs=False,
     ),
     "fedtgp": Method(
         paper="Zhang et al., AAAI 2024",
