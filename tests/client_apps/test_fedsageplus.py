@@ -11,13 +11,11 @@ from flower_fgl import simulate
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedsageplus import (
     FedSagePlusClientApp,
-    impaired_of,
     judge_generator,
-    keep_mended,
-    mended_data,
     open_generator,
     train_generator,
 )
+from flower_fgl.client_apps.mending import impaired_of, keep_mended, mended_data
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.mending import MendedInput
 from flower_fgl.protocols.fedsageplus import FeatureGradient, GeneratorState
