@@ -20,6 +20,7 @@ from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
 from flower_fgl.protocols.fedpub import FedPubSettings
 from flower_fgl.protocols.fedrep import FedRepSettings
+from flower_fgl.protocols.fedsageplus import FedSagePlusSettings
 from flower_fgl.protocols.fedsem import FedSEMSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.fggp import FGGPSettings
@@ -221,6 +222,15 @@ METHODS: dict[str, Method] = {
         defaults={"local-epochs": 5, "eval-policy": "refresh"},
         has_global_model=False,
         additive=True,
+    ),
+    "fedsage+": Method(
+        paper="Zhang et al., NeurIPS 2021",
+        strategy="flower_fgl.strategies.fedsageplus:FedSagePlus",
+        client_app="flower_fgl.client_apps.fedsageplus:FedSagePlusClientApp",
+        settings=FedSagePlusSettings,
+        payload="4P up, 4P down; before, T times 4Q(q+1)+4Mp+M up, 4Q(q+1)+q(4Mp+M) down",
+        defaults={"model": "graphsage"},
+        graphs=False,
     ),
     "fedsem": Method(
         paper="Long et al., World Wide Web 2023",

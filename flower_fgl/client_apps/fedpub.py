@@ -75,7 +75,8 @@ class FedPubClientApp(FedAvgClientApp):
     1. Uploaded are the weights θ_i, not θ_i ⊙ ν_i: the mask would enter the average, and
        be applied a second time to what comes back.
     2. Both penalties carry a gradient. The published code computes them of detached
-       values, so that neither acts there.
+       values, so that neither acts there. At the paper's λ_1 = 1e-3 the first now outweighs
+       the data at most entries, and Adam draws them to 0: a smaller one may do better.
     3. The mask covers every parameter, biases included. Pruned entries are 0 in the model
        that is scored and kept, and in o_i.
     """
