@@ -82,9 +82,14 @@ def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     )
     notes = _notes(graph, description)
     if not owned.dataset.masks and config.split == "default":
+        drawn = (
+            f"{config.shots} training and 15 test nodes"
+            if config.setting == "few-shot"
+            else "20/40/40 percent"
+        )
         notes.append(
-            "The file brings no split: one will be drawn, 20/40/40 percent of each "
-            "class. Bring your own to keep it under control."
+            f"The file brings no split: one will be drawn, {drawn} of each class. Bring "
+            "your own to keep it under control."
         )
     return GraphReport([], notes, description)
 
