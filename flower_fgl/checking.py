@@ -11,9 +11,9 @@ import torch
 from flower_fgl.client_apps.client import ClientData
 from flower_fgl.client_apps.describing import describe, owner_name
 from flower_fgl.config import RunConfig
-from flower_fgl.datasets.build import client_from_owned
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.files import inspect_graph_file
+from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.errors import DataError
 from flower_fgl.methods import METHODS
 from flower_fgl.options import Scalar

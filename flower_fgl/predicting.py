@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.components import normalise_rows
 from flower_fgl.datasets.files import load_graph_file
 from flower_fgl.datasets.subgraph import scale_features
-from flower_fgl.datasets.unseen import normalise_rows
 from flower_fgl.errors import DataError
 from flower_fgl.model_files import ModelCard, SavedModel, load_model
 from flower_fgl.nn import GraphInput
