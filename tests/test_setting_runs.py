@@ -192,6 +192,9 @@ def test_clients_with_fewer_than_two_eligible_classes_are_named_once(
     for row in run.rounds:
         assert row["failures"] == []
         assert row["replies"] == 1
+    assert all(row["partition_id"] not in idle for row in run.clients if row["round"])
+    both = simulate("fedavg", path, **some, evaluate="both")
+    assert both.summary["global"]["best"]["test"]["num_nodes"] == 30
 
 
 def test_label_spaces_that_do_not_overlap_are_said(
@@ -216,7 +219,9 @@ def test_more_parts_than_nodes_ends_the_run(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write_graph(tmp_path / "tiny.npz", [(0, 1), (1, 2)], [0, 1, 0])
-    with pytest.raises(FglError, match=r"clients \+ 1 = 4 parts.*Use fewer clients"):
+    with pytest.raises(
+        FglError, match=r"clients \+ 1 = 4 METIS parts.*Use fewer clients"
+    ):
         simulate("fedavg", path, **settings, setting="closed-set")
 
 

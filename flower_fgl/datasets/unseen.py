@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
-from flower_fgl.datasets.communities import metis_parts
+from flower_fgl.datasets.partition import partition_nodes
 from flower_fgl.datasets.subgraph import cut_clients, induced_subgraph, select_rows
 from flower_fgl.errors import DataError
 from flower_fgl.seeds import SERVER, numpy_generator
@@ -215,6 +215,8 @@ def partition_unseen(
 
     Raises
     ------
+    ConfigError
+        If the seed is out of range.
     DataError
         If the nodes do not make K + 1 parts.
     """
@@ -250,17 +252,22 @@ def _metis(
     dataset: NodeDataset, nodes: IntArray, num_parts: int, is_open: bool, seed: int
 ) -> list[IntArray]:
     """Cut the graph on some nodes into parts, none empty."""
-    local = induced_subgraph(dataset.edge_index, dataset.num_nodes, nodes).numpy()
+    kept = torch.from_numpy(nodes)
+    local = replace(  # METIS reads nothing but edges and the number of nodes
+        dataset,
+        edge_index=induced_subgraph(dataset.edge_index, dataset.num_nodes, kept),
+        y=dataset.y[kept],
+    )
     try:
         if num_parts > len(nodes):
-            raise DataError(f"it has {len(nodes)} nodes.")
-        parts = metis_parts(local, len(nodes), num_parts, seed=seed)
+            raise DataError("more parts than nodes")
+        parts = partition_nodes(local, "metis", num_parts, seed=seed)
     except DataError as error:
         setting = "open-set" if is_open else "closed-set"
         raise DataError(
-            f'setting = "{setting}" cuts the largest connected component into clients + '
-            f"1 = {num_parts} parts, one of them the new client, which this graph does "
-            f"not allow: {error} Use fewer clients."
+            f'setting = "{setting}" cuts {len(nodes)} nodes of the largest connected '
+            f"component into clients + 1 = {num_parts} METIS parts, one of them the new "
+            "client: they are too few. Use fewer clients."
         ) from error
     return [nodes[part] for part in parts]
 

@@ -644,10 +644,18 @@ class FglStrategy(Strategy):
             that never trained gets the download it would train from.
         is_global : bool
             Whether every client scores the aggregated model.
+
+        Notes
+        -----
+        1. With few shots a client without test nodes takes no part: it is not asked.
         """
         state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)
-        clients = self.federation.clients
+        clients = [
+            pid
+            for pid, client in self.federation.clients.items()
+            if client.num_test or self.config.setting != "few-shot"
+        ]
         owing = [p for p in clients if is_local and not self._round.has_scores(p)]
         untrained = [pid for pid in owing if pid not in self._trained]
         downloads = self._pack_downloads(server_round + 1, untrained)
