@@ -22,14 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.sparse
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_fgl.datasets.canonical import csr_tensor, scipy_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
-from flower_fgl.datasets.communities import metis_parts
+from flower_fgl.datasets.partition import partition_nodes
 from flower_fgl.datasets.subgraph import cut_clients, induced_subgraph, select_rows
 from flower_fgl.errors import DataError
 from flower_fgl.seeds import SERVER, numpy_generator
@@ -41,9 +39,6 @@ __all__ = [
     "cut_unseen_clients",
     "expansion_hops",
     "hide_classes",
-    "largest_component",
-    "largest_dataset",
-    "normalise_rows",
     "partition_unseen",
     "surroundings",
 ]
@@ -123,81 +118,6 @@ def expansion_hops(dataset: str, hops: int) -> int:
         Setting ``expansion-hops``; 0 takes the data set's.
     """
     return hops or EXPANSION_HOPS.get(dataset, 1)
-
-
-def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
-    """Return the nodes of the largest connected component.
-
-    Parameters
-    ----------
-    edge_index : ndarray of shape (2, 2E), int64
-        Both directions of each edge.
-    num_nodes : int
-        Number of nodes N, at least 1.
-
-    Returns
-    -------
-    ndarray of shape (n,), int64
-        Ascending; of components of one size the one with the smallest node.
-    """
-    ones = np.ones(edge_index.shape[1], dtype=np.int8)
-    shape = (num_nodes, num_nodes)
-    adjacency = scipy.sparse.csr_array((ones, (edge_index[0], edge_index[1])), shape)
-    # components are numbered in the order of their first node
-    _, component = scipy.sparse.csgraph.connected_components(adjacency, directed=False)
-    largest = np.bincount(component).argmax()
-    return np.flatnonzero(component == largest).astype(np.int64)
-
-
-def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
-    """Keep the largest component and normalise its features, FedLoG Appendix A.12.
-
-    Parameters
-    ----------
-    dataset : NodeDataset
-        Whole graph.
-
-    Returns
-    -------
-    NodeDataset
-        The largest component, its nodes numbered in their order, rows normalised.
-    Tensor of shape (N,), int64
-        Their numbers in ``dataset``, ascending.
-    """
-    edge_index, num_nodes = dataset.edge_index, dataset.num_nodes
-    nodes = torch.from_numpy(largest_component(edge_index.numpy(), num_nodes))
-    component = replace(
-        dataset,
-        x=normalise_rows(select_rows(dataset.x, nodes)),
-        edge_index=induced_subgraph(edge_index, num_nodes, nodes),
-        y=dataset.y[nodes],
-        masks={name: mask[nodes] for name, mask in dataset.masks.items()},
-        network=None if dataset.network is None else dataset.network[nodes],
-    )
-    return component, nodes
-
-
-def normalise_rows(x: Tensor) -> Tensor:
-    """Divide every node's features by the sum of their absolute values.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Strided or sparse CSR.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-        In the layout of ``x``; a node without features keeps its zeros.
-    """
-    if x.layout != torch.sparse_csr:
-        total = x.abs().sum(dim=1, keepdim=True)
-        return x / torch.where(total > 0, total, torch.ones_like(total))
-    matrix = scipy_csr(x).copy()
-    sums = np.asarray(abs(matrix).sum(axis=1)).ravel()
-    row = np.repeat(np.arange(len(sums)), np.diff(matrix.indptr))
-    matrix.data /= np.where(sums > 0, sums, 1)[row]
-    return csr_tensor(matrix)
 
 
 def surroundings(
@@ -295,6 +215,8 @@ def partition_unseen(
 
     Raises
     ------
+    ConfigError
+        If the seed is out of range.
     DataError
         If the nodes do not make K + 1 parts.
     """
@@ -330,17 +252,22 @@ def _metis(
     dataset: NodeDataset, nodes: IntArray, num_parts: int, is_open: bool, seed: int
 ) -> list[IntArray]:
     """Cut the graph on some nodes into parts, none empty."""
-    local = induced_subgraph(dataset.edge_index, dataset.num_nodes, nodes).numpy()
+    kept = torch.from_numpy(nodes)
+    local = replace(  # METIS reads nothing but edges and the number of nodes
+        dataset,
+        edge_index=induced_subgraph(dataset.edge_index, dataset.num_nodes, kept),
+        y=dataset.y[kept],
+    )
     try:
         if num_parts > len(nodes):
-            raise DataError(f"it has {len(nodes)} nodes.")
-        parts = metis_parts(local, len(nodes), num_parts, seed=seed)
+            raise DataError("more parts than nodes")
+        parts = partition_nodes(local, "metis", num_parts, seed=seed)
     except DataError as error:
         setting = "open-set" if is_open else "closed-set"
         raise DataError(
-            f'setting = "{setting}" cuts the largest connected component into clients + '
-            f"1 = {num_parts} parts, one of them the new client, which this graph does "
-            f"not allow: {error} Use fewer clients."
+            f'setting = "{setting}" cuts {len(nodes)} nodes of the largest connected '
+            f"component into clients + 1 = {num_parts} METIS parts, one of them the new "
+            "client: they are too few. Use fewer clients."
         ) from error
     return [nodes[part] for part in parts]
 

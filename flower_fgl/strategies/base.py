@@ -646,10 +646,18 @@ class FglStrategy(Strategy):
             copy that it trains from there.
         is_global : bool
             Whether every client scores the aggregated model.
+
+        Notes
+        -----
+        1. With few shots a client without test nodes takes no part: it is not asked.
         """
         state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)
-        clients = self.federation.clients
+        clients = [
+            pid
+            for pid, client in self.federation.clients.items()
+            if client.num_test or self.config.setting != "few-shot"
+        ]
         owing = [p for p in clients if is_local and not self._round.has_scores(p)]
         able = self.federation.trainable
         is_refreshed = self.config.eval_policy == "refresh"
@@ -713,6 +721,7 @@ class FglStrategy(Strategy):
     def model_card(self) -> ModelCard:
         """Describe the model that :meth:`best_state` returns."""
         config, federation = self.config, self.federation
+        given = "rows" if config.has_unseen else "none"
         return ModelCard(
             method=config.method,
             model=next(iter(federation.clients.values())).model,
@@ -721,7 +730,7 @@ class FglStrategy(Strategy):
             num_layers=config.num_layers,
             class_names=federation.class_names,
             classifies_graphs=config.classifies_graphs,
-            scaling="lost" if config.setting == "inductive" else "none",
+            scaling="lost" if config.setting == "inductive" else given,
             round=self._best_round if self._best is not None else self._round.number,
         )
 

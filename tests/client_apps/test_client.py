@@ -143,3 +143,27 @@ def test_checking_keeps_the_best_of_local_training(toy: NodeDataset) -> None:
         plain.train(other, 1)
         seen.append(plain.validate(other))
     assert best == max(seen)
+
+
+@pytest.mark.parametrize("setting", ["transductive", "few-shot"])
+def test_with_few_shots_test_nodes_are_scored_among_own_classes_too(
+    toy: NodeDataset, setting: str
+) -> None:
+    nodes = torch.arange(6)
+    masks = {"train": nodes == 0, "val": nodes > 5, "test": (nodes > 0) & (nodes < 4)}
+    graph = Graph(toy.x, toy.edge_index, toy.y, masks)
+    owned = ClientGraph(0, graph, toy.class_names, nodes)
+    cpu = torch.device("cpu")
+    config = RunConfig.parse({"setting": setting}, METHODS)
+    data = ClientData.build(owned, cpu)
+    client = Client(config, 0, 1, data, ClientState(), cpu)
+    assert data.own_classes.tolist() == [True, False]
+    model = client.build_model()
+    model.forward = lambda inputs: torch.tensor([[0.0, 1.0]]).repeat(6, 1)  # type: ignore[method-assign,assignment]
+    scores = client.evaluate(model)
+    # nodes 1, 2 and 3 are of classes 0, 0 and 1; the model says 1, or 0 if it must
+    assert scores["test"].accuracy == pytest.approx(1 / 3)
+    assert ("test_masked" in scores) == (setting == "few-shot")
+    if setting == "few-shot":
+        assert scores["test_masked"].accuracy == pytest.approx(2 / 3)
+        assert scores["test_masked"].num_nodes == 3

@@ -10,18 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl.config import RunConfig
-from flower_fgl.datasets.build import build_clients, client_from_file, load_dataset
+from flower_fgl.datasets.build import build_clients, load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
+from flower_fgl.datasets.components import (
+    largest_component,
+    largest_dataset,
+    normalise_rows,
+)
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
+from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.unseen import (
     UnseenPart,
     UnseenPartition,
     cut_unseen_clients,
     expansion_hops,
     hide_classes,
-    largest_component,
-    largest_dataset,
-    normalise_rows,
     partition_unseen,
     surroundings,
 )
@@ -264,7 +267,7 @@ def test_the_hash_tells_settings_and_radii_apart() -> None:
 
 def test_more_parts_than_nodes_is_said_with_the_new_client() -> None:
     dataset = dataset_of(path_of(4), [0, 1, 0, 1], 2)
-    with pytest.raises(DataError, match=r"clients \+ 1 = 5 parts.*new client.*4 nodes"):
+    with pytest.raises(DataError, match=r"4 nodes.*clients \+ 1 = 5 METIS.*new client"):
         partition_unseen(dataset, 4, is_open=False, hops=1, seed=0)
     with pytest.raises(DataError, match=r'"open-set".*Use fewer clients'):
         partition_unseen(dataset, 4, is_open=True, hops=1, seed=0)
@@ -273,7 +276,7 @@ def test_more_parts_than_nodes_is_said_with_the_new_client() -> None:
 def test_parts_that_metis_leaves_empty_are_said_with_the_new_client() -> None:
     star = both_ways([(0, leaf) for leaf in range(1, 40)])
     dataset = dataset_of(star, [leaf % 3 for leaf in range(40)], 3)
-    with pytest.raises(DataError, match=r"clients \+ 1 = 40 parts.*METIS left"):
+    with pytest.raises(DataError, match=r"40 nodes.*clients \+ 1 = 40 METIS parts"):
         partition_unseen(dataset, 39, is_open=False, hops=1, seed=0)
 
 
