@@ -86,7 +86,7 @@ def trainer_of(client: Client) -> Trainer:
 
 
 def test_shapes_are_those_of_the_specification() -> None:
-    client = make_client()
+    client = make_client(rep_norm="l2")
     trainer = trainer_of(client)
     h = trainer.represent()
     assert h.shape == (N, WIDTH)
