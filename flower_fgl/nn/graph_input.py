@@ -232,6 +232,25 @@ class GraphInput:
         out._set_features(x)
         return out
 
+    def with_edges(self, edge_index: Tensor) -> GraphInput:
+        """Return the same features, and what is kept of them, under other edges.
+
+        Parameters
+        ----------
+        edge_index : Tensor of shape (2, E'), int64
+            Sources and targets among the same nodes, not checked.
+
+        Returns
+        -------
+        GraphInput
+            One graph, without weights of edges.
+        """
+        out = object.__new__(GraphInput)
+        out.topology = Topology(edge_index, None, self.num_nodes, self.topology.dtype)
+        out.union = None
+        out.x, out._sparse, out._filtered = self.x, self._sparse, {}
+        return out
+
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a propagation operator, see :meth:`Topology.operator`."""
         return self.topology.operator(kind)

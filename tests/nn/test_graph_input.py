@@ -297,3 +297,12 @@ def test_sparse_features_that_require_grad_are_refused() -> None:
     x = SparseOperator.from_entries(one, one, torch.ones(1), (2, 2)).matrix
     with pytest.raises(DataError, match="cannot require grad"):
         GraphInput(x.requires_grad_(), torch.zeros(2, 0, dtype=torch.int64))
+
+
+def test_other_edges_share_the_features(path: GraphInput) -> None:
+    turned = path.with_edges(torch.tensor([[2], [3]]))
+    assert turned.x is path.x
+    assert turned.num_nodes == 4
+    mean = dense(turned, "mean")
+    assert mean.sum() == mean[3, 2] == 1
+    assert path.edge_index.shape == (2, 4)
