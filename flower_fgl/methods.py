@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
+from flower_fgl.protocols.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
@@ -83,6 +84,22 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "adpfedgnn": Method(
+        paper="Guan et al., IJCAI 2025",
+        strategy="flower_fgl.strategies.adpfedgnn:ADPFedGNN",
+        client_app="flower_fgl.client_apps.adpfedgnn:ADPFedGNNClientApp",
+        settings=ADPFedGNNSettings,
+        payload="4qP + P/8 + 4(P_mi + P_q) + 4 up, 4(P + P_mi + P_q) down",
+        defaults={
+            "model": "graphsage",
+            "batch-size": 128,
+            "weight-decay": 0.0,
+            "eval-policy": "refresh",
+            "absent-classes": "zero",
+        },
+        has_global_model=False,
+        graphs=False,
+    ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
