@@ -124,8 +124,9 @@ def sample_neighbours(
     crowded = degree > limit
     if bool(crowded.any()):
         picks = _distinct(degree[crowded], limit, generator)
-        entry[crowded[target]] = (first[crowded][:, None] + picks).flatten()
-    return Candidates(target, lists.neighbour[entry])
+        drawn = first[crowded][:, None] + picks
+        entry.masked_scatter_(crowded.index_select(0, target), drawn)
+    return Candidates(target, lists.neighbour.index_select(0, entry))
 
 
 def _distinct(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -138,16 +139,18 @@ def _distinct(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
        was drawn before. The work does not grow with the sizes.
     """
     # float64: every integer up to 2⁵³ can be drawn
-    draws = torch.rand(len(sizes), count, generator=generator, dtype=torch.float64).to(
+    draws = torch.rand(count, len(sizes), generator=generator, dtype=torch.float64).to(
         sizes.device
     )
     picks = torch.empty_like(draws, dtype=torch.int64)
     for j in range(count):
         last = sizes - count + j
-        pick = (draws[:, j] * (last + 1)).long()
-        is_taken = (picks[:, :j] == pick[:, None]).any(dim=1)
-        picks[:, j] = torch.where(is_taken, last, pick)
-    return picks
+        pick = (draws[j] * (last + 1)).long()
+        is_taken = torch.zeros_like(pick, dtype=torch.bool)
+        for earlier in picks[:j]:
+            is_taken |= earlier == pick
+        picks[j] = torch.where(is_taken, last, pick)
+    return picks.T
 
 
 def sample_block(

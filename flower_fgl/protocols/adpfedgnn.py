@@ -56,9 +56,9 @@ class ADPFedGNNSettings:
     beta: float = option(
         0.5, "β, weight of the global branch's logits in Eq. (11)", ge=0, le=1
     )
-    k: int = option(10, "neighbours drawn for a node and layer", ge=1)
+    k: int = option(10, "neighbours drawn for a node and layer", ge=1, le=1000)
     eval_fanout: int = option(
-        50, "neighbours of a node at most when nodes are predicted", ge=1
+        50, "neighbours of a node at most when nodes are predicted", ge=1, le=1000
     )
     q: float = option(0.5, "share of each tensor's weights in a mask", ge=0, le=1)
     mask_score: str = option(

@@ -222,7 +222,7 @@ def test_scoring_changes_nothing_and_uses_the_download() -> None:
         {"general": {"check-every": 1, "local-epochs": 2}},
         {"q": 0.0},
         {"q": 1.0},
-        {"k": 10_000, "eval_fanout": 10_000},
+        {"k": 1000, "eval_fanout": 1000},
         {"beta": 0.0},
         {"buffer": 50},
     ],
