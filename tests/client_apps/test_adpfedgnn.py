@@ -312,19 +312,27 @@ def test_it_learns(small: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_without_both_parts_it_is_about_fedavg(real_data: Path, tmp_path: Path) -> None:
+def test_without_masks_agent_and_decay_it_does_as_well_as_fedavg(
+    real_data: Path, tmp_path: Path
+) -> None:
     settings: dict[str, Any] = {
         "clients": 5,
         "partition": "louvain",
         "split": "20/40/40",
         "data_dir": str(real_data),
         "output_dir": str(tmp_path),
-        "rounds": 40,
+        "rounds": 50,
+        "evaluate_every": 5,
         "model": "graphsage",
+        "participation": 0.25,
     }
-    plain = simulate("fedavg", "cora", **settings)
-    neither = simulate(
-        "adpfedgnn", "cora", **settings, adpfedgnn={"decouple": False, "rl": False}
-    )
-    difference = neither.best["test"]["accuracy"] - plain.best["test"]["accuracy"]
-    assert abs(difference) < 0.05
+    neither = {"decouple": False, "rl": False, "lambda_reg": 0.0}
+    found = [
+        simulate(method, "cora", **settings, **own).best["test"]["accuracy"]
+        for method, own in (
+            ("fedavg", {"weight_decay": 0.0}),
+            ("adpfedgnn", {"adpfedgnn": neither}),
+        )
+    ]
+    assert abs(found[0] - found[1]) < 0.03
+    assert min(found) > 0.75
