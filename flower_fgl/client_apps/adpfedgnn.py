@@ -12,7 +12,7 @@ M^g_i, M^l_i                     ``TwoBranchNet.global_mask``, ``.local_mask``
 θ_q                              ``networks["agent"]``
 N(v, b)                          ``kept[b]`` of the candidates of a ``Block``
 D                                ``ReplayBuffer``
-R                                ``LocalTraining.history``
+R                                ``NeighbourAgent.history``
 Δ                                download minus ``state.group("received")``
 ===============================  ==================================================
 
@@ -23,7 +23,7 @@ Eq. (15)                                         ``personalise``
 sample a two-layer block                         ``sample_block``
 actions by Eq. (2)                               ``choose_actions``
 train by Eq. (13)                                ``LocalTraining.descend``
-reward by Eq. (3), learn from the buffer         ``LocalTraining.learn``
+reward by Eq. (3), learn from the buffer         ``NeighbourAgent.learn``
 new masks                                        ``local_mask``, ``global_mask``
 ===============================================  ===========================
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import time
 from collections import defaultdict
@@ -21,6 +20,7 @@ from flower_fgl.client_apps.training import (
     restore_optimizer,
     train_and_check,
 )
+from flower_fgl.decoupling.agent import NeighbourAgent
 from flower_fgl.decoupling.blocks import Block, Candidates, NeighbourLists, sample_block
 from flower_fgl.decoupling.masks import flatten, unflatten
 from flower_fgl.decoupling.mutual_information import (
@@ -29,16 +29,7 @@ from flower_fgl.decoupling.mutual_information import (
     residual_loss,
 )
 from flower_fgl.decoupling.network import TwoBranchNet
-from flower_fgl.decoupling.selection import (
-    BRANCHES,
-    ReplayBuffer,
-    Steps,
-    choose_actions,
-    feature_table,
-    next_candidates,
-    reward,
-    td_loss,
-)
+from flower_fgl.decoupling.selection import BRANCHES, feature_table
 from flower_fgl.nn import GraphInput
 from flower_fgl.seeds import seeded, torch_generator
 
@@ -90,18 +81,21 @@ class LocalTraining:
         if client.config.optimizer_state == "keep":
             for group, module, optimizer in self._optimizers():
                 restore_optimizer(module, optimizer, client.state.group(group))
-        self.frozen = copy.deepcopy(net.agent)
-        self.buffer = ReplayBuffer(self.hyper.buffer)
-        self.buffer.load(client.state.group("replay"))
-        self.history: list[float] = []
-        kept = client.state.group("losses")
-        if kept:
-            self.history = kept["former"].tolist()
+        self.draws = self._generator("neighbours")
+        self.order = self._generator("batches")
+        self.agent: NeighbourAgent | None = None
+        if net.agent is not None:
+            self.agent = NeighbourAgent(
+                net.agent,
+                self.hyper,
+                client.data.training.inputs,
+                client.state.group("agent"),
+                draws=self.draws,
+                replay=self._generator("replay"),
+            )
         self.gradients = torch.zeros(BRANCHES, len(net.weights()), device=client.device)
         self.seconds: dict[str, float] = defaultdict(float)
-        self._losses: list[float] = []
         self._bounds: list[float] = []
-        self._rates: list[float] = []
 
     def _generator(self, purpose: str) -> torch.Generator:
         config, pid = self.client.config, self.client.partition_id
@@ -133,9 +127,6 @@ class LocalTraining:
         if key not in memo:
             memo[key] = NeighbourLists.of(inputs.edge_index, inputs.num_nodes)
         self.lists: NeighbourLists = memo[key]
-        self.draws = self._generator("neighbours")
-        self.order = self._generator("batches")
-        self.replay = self._generator("replay")
         with seeded(client.seed(self.server_round, "training"), client.device):
             if config.check_every:
                 return train_and_check(
@@ -172,38 +163,29 @@ class LocalTraining:
                 self.lists,
                 index,
                 limit=self.hyper.k,
-                num_layers=self.client_depth,
+                num_layers=self.depth,
                 generator=self.draws,
             )
             table = feature_table(inputs, block.nodes)
             pairs = Candidates(*map(torch.cat, zip(*block.layers, strict=True)))
         with self.timed("agent"):
-            kept = self.choose(table, pairs)
+            if self.agent is not None:
+                kept = self.agent.choose(table, pairs)
+            else:
+                kept = torch.ones(BRANCHES, len(pairs.target), dtype=torch.bool)
         with self.timed("forwards"):
-            task = self.descend(table, block, kept, labels)
+            task = self.descend(table, block, kept.to(index.device), labels)
         with self.timed("agent"):
-            self.learn(block, pairs, kept, task)
+            if self.agent is not None:
+                self.agent.learn(block, kept, task)
+            if self.learners is not None:
+                self.learners.step()
         return task
 
     @property
-    def client_depth(self) -> int:
+    def depth(self) -> int:
         """Layers of the backbone."""
         return len(self.net.backbone.encoder)  # type: ignore[arg-type]
-
-    def choose(self, table: GraphInput, pairs: Candidates) -> Tensor:
-        """Return which candidates each branch keeps: (2, m), bool."""
-        if self.net.agent is None:
-            return pairs.target.new_ones(BRANCHES, len(pairs.target), dtype=torch.bool)
-        kept = choose_actions(
-            self.net.agent,
-            table,
-            pairs,
-            is_greedy=False,
-            is_shuffled=self.net.is_shuffled,
-            generator=self.draws,
-        )
-        self._rates.append(float(kept.float().mean()))
-        return kept
 
     # -------------------------------------------------------------------- Eq. (13)
     def descend(
@@ -261,72 +243,17 @@ class LocalTraining:
                 weight.grad = weight.grad + 2 * self.hyper.lambda_reg * weight.detach()
         self.optimizer.step()
 
-    # ------------------------------------------------------------------- the agent
-    def learn(self, block: Block, pairs: Candidates, kept: Tensor, task: float) -> None:
-        """Reward the actions, keep them, and step on agent and estimator."""
-        if self.net.agent is not None and self.frozen is not None:
-            gain = reward(
-                task,
-                self.history,
-                scale=self.hyper.lambda_rl,
-                is_literal=self.hyper.reward_sign == "literal",
-            )
-            self.remember(block, pairs, kept, gain)
-            self.net.agent.zero_grad()
-            if len(self.buffer):
-                steps = self.buffer.draw(self.hyper.replay_batch, self.replay)
-                inputs = self.client.data.training.inputs
-                td_loss(
-                    self.net.agent,
-                    self.frozen,
-                    inputs,
-                    steps,
-                    discount=self.hyper.gamma_rl,
-                ).backward()  # type: ignore[no-untyped-call]
-        if self.learners is not None:
-            self.learners.step()
-        self._losses.append(task)
-        if self.hyper.reward_scale == "batch":
-            self._look_back(task)
-
-    def _look_back(self, loss: float) -> None:
-        """Add a loss to those that rewards compare with."""
-        self.history = [*self.history, loss][-self.hyper.reward_window :]
-
-    def remember(
-        self, block: Block, pairs: Candidates, kept: Tensor, gain: float
-    ) -> None:
-        """Store a step for every pair and branch."""
-        following = torch.cat([next_candidates(layer) for layer in block.layers])
-        nodes = block.nodes
-        size = len(following)
-        ahead = torch.where(following < 0, -1, nodes[following.clamp(min=0)])
-        steps = Steps(
-            nodes[pairs.target].repeat(BRANCHES),
-            nodes[pairs.neighbour].repeat(BRANCHES),
-            ahead.repeat(BRANCHES),
-            torch.arange(BRANCHES).repeat_interleave(size),
-            kept.flatten(),
-            torch.full((BRANCHES * size,), gain),
-        )
-        self.buffer.push(Steps(*(column.cpu() for column in steps)), self.replay)
-
     # ---------------------------------------------------------------------- memory
     def keep(self) -> None:
         """Put into the client's state what outlives the round, and log how it went."""
         state = self.client.state
-        if self.hyper.reward_scale == "round" and self._losses:
-            self._look_back(sum(self._losses) / len(self._losses))
         if self.client.config.optimizer_state == "keep":
             for group, module, optimizer in self._optimizers():
                 state.set_group(group, optimizer_tensors(module, optimizer))
-        if self.net.agent is not None:
-            state.set_group("replay", self.buffer.tensors())
-        if self.history:
-            former = torch.tensor(self.history, dtype=torch.float64)
-            state.set_group("losses", {"former": former})
+        if self.agent is not None:
+            state.set_group("agent", self.agent.memory())
         numbers = {
-            "kept": mean_of(self._rates),
+            "kept": mean_of(self.agent.rates if self.agent else []),
             "mutual-information": mean_of(self._bounds),
             "in-both-masks": share(self.net.global_mask & self.net.local_mask),
             "in-no-mask": share(~(self.net.global_mask | self.net.local_mask)),

@@ -260,10 +260,10 @@ def test_a_client_of_one_class_and_one_without_edges() -> None:
 def test_rewards_compare_with_former_losses() -> None:
     client = make_client(reward_window=4)
     run_rounds(client, 2)
-    former = client.state.group("losses")["former"]
+    former = client.state.group("agent")["losses"]
     assert len(former) == 4
     # the first batch of the first round has nothing to compare with
-    replay = client.state.group("replay")
+    replay = client.state.group("agent")
     rewards = replay["reward"][: int(replay["cursor"][1])]
     assert float(rewards[0]) == 0
     assert float(rewards.abs().max()) > 0
@@ -272,7 +272,7 @@ def test_rewards_compare_with_former_losses() -> None:
 def test_stored_steps_name_pairs_of_the_graph() -> None:
     client = make_client()
     run_rounds(client, 1)
-    replay = client.state.group("replay")
+    replay = client.state.group("agent")
     size = int(replay["cursor"][1])
     edges = {tuple(pair) for pair in client.data.inputs[0].edge_index.T.tolist()}
     for v, u, ahead in zip(
