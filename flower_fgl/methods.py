@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
+from flower_fgl.protocols.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.protocols.clusteredsampling import ClusteredSamplingSettings
 from flower_fgl.protocols.f2l import F2LSettings
 from flower_fgl.protocols.fedala import FedALASettings
@@ -96,6 +97,22 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "adpfedgnn": Method(
+        paper="Guan et al., IJCAI 2025",
+        strategy="flower_fgl.strategies.adpfedgnn:ADPFedGNN",
+        client_app="flower_fgl.client_apps.adpfedgnn:ADPFedGNNClientApp",
+        settings=ADPFedGNNSettings,
+        payload="4qP + P/8 + 4(P_mi + P_q) + 4 up, 4(P + P_mi + P_q) down",
+        defaults={
+            "model": "graphsage",
+            "batch-size": 128,
+            "weight-decay": 0.0,
+            "eval-policy": "refresh",
+            "absent-classes": "zero",
+        },
+        has_global_model=False,
+        graphs=False,
+    ),
     "clustered-sampling": Method(
         paper="Fraboni et al., ICML 2021",
         strategy="flower_fgl.strategies.clusteredsampling:ClusteredSampling",

@@ -203,8 +203,14 @@ def load_model(folder: Path) -> SavedModel:
     try:
         model = _build(card, tensors)
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if found != state_shapes(model):
-            raise RunError(f"its weights are not those of {card.model}")
+        expected = state_shapes(model)
+        if found != expected:
+            odd = sorted(found.items() ^ expected.items())
+            names = ", ".join(dict.fromkeys(name for name, _ in odd[:4]))
+            raise RunError(
+                f"its weights are not those of {card.model}, but {card.method}'s own: "
+                f"{names} … differ"
+            )
     except (FglError, TypeError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
     model.load_state_dict(tensors)

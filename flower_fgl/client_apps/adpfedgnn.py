@@ -1,0 +1,195 @@
+"""ADPFedGNN's client half: two masked branches over neighbours that an agent chooses.
+
+Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
+Network", IJCAI 2025.
+
+===============================  ==================================================
+symbol                           argument or attribute
+===============================  ==================================================
+θ_i                              ``TwoBranchNet.backbone``
+M^g_i, M^l_i                     ``TwoBranchNet.global_mask``, ``.local_mask``
+θ_μ, θ_σ                         ``networks["estimator"]``
+θ_q                              ``networks["agent"]``
+N(v, b)                          ``kept[b]`` of the candidates of a ``Block``
+D                                ``ReplayBuffer``
+R                                ``NeighbourAgent.history``
+Δ                                download minus ``state.group("received")``
+===============================  ==================================================
+
+===============================================  ===========================
+Algorithm 1, client                              function
+===============================================  ===========================
+Eq. (15)                                         ``personalise``
+sample a two-layer block                         ``sample_block``
+actions by Eq. (2)                               ``choose_actions``
+train by Eq. (13)                                ``LocalTraining.descend``
+reward by Eq. (3), learn from the buffer         ``NeighbourAgent.learn``
+new masks                                        ``local_mask``, ``global_mask``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import cast
+
+from torch import nn
+
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.decoupled_training import LocalTraining
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.decoupling.masks import (
+    flatten,
+    global_mask,
+    local_mask,
+    per_tensor,
+    personalise,
+)
+from flower_fgl.decoupling.network import TwoBranchNet, build_backbone, build_networks
+from flower_fgl.decoupling.selection import QNetwork
+from flower_fgl.nn import Backbone, state_shapes
+from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
+
+__all__ = ["ADPFedGNNClientApp"]
+
+
+class ADPFedGNNClientApp(FglClientApp):
+    """Train both branches, choose what to share, keep the rest.
+
+    Notes
+    -----
+    1. Masks are all ones until a client has received two global models: the paper says
+       nothing of rounds without a global direction. A client that has not trained yet
+       starts from the global weights, which local masks of ones would keep out.
+    2. Gradients for the masks are those with respect to the effective weights θ ⊙ M: a
+       weight that is masked out has no gradient, and would never come back.
+    3. The two masks may overlap; how much they do is logged.
+    """
+
+    down = SharedWeights
+    up = MaskedWeights
+
+    def download_spec(self, client: Client) -> Sizes:
+        """Expect the weights of the backbone, the agent and the estimator."""
+        memo, key = client.data.memo, ("adpfedgnn", "sizes")
+        if key not in memo:
+            backbone = backbone_of(client)
+            networks = networks_of(client, backbone.hidden_channels)
+            memo[key] = Sizes(state_shapes(backbone), state_shapes(networks))
+        sizes: Sizes = memo[key]
+        return sizes
+
+    def fit(self, client: Client, server_round: int, download: SharedWeights) -> Fit:
+        """Apply Eq. (15), train by Eq. (13), refresh the masks, share what is global."""
+        net, networks = open_networks(client, download)
+        training = LocalTraining(client, server_round, net, networks)
+        loss = training.train()
+        with training.timed("masks"):
+            self.refresh_masks(client, net, download, training)
+        training.keep()
+        upload = MaskedWeights(
+            net.weights().cpu() * net.global_mask.cpu(),
+            net.global_mask.cpu(),
+            {name: t.detach().cpu() for name, t in networks.state_dict().items()},
+            client.weight,
+        )
+        return Fit(cast(Backbone, net), upload, loss, training.seconds)
+
+    def refresh_masks(
+        self,
+        client: Client,
+        net: TwoBranchNet,
+        download: SharedWeights,
+        training: LocalTraining,
+    ) -> None:
+        """Choose both masks anew by the gradients of the round and Δ."""
+        hyper = client.config.hyper
+        if not hyper.decouple:
+            return
+        received = flatten(download.weights)
+        before = client.state.group("received")
+        client.state.set_group("received", {"weights": received})
+        if not before:
+            return
+        of_global, of_local = training.gradients
+        direction = (received - before["weights"]).to(client.device)
+        net.local_mask = per_tensor(
+            partial(local_mask, share=hyper.q), net.shapes, of_local
+        )
+        net.global_mask = per_tensor(
+            partial(global_mask, share=hyper.q, score=hyper.mask_score),
+            net.shapes,
+            of_global,
+            direction,
+        )
+
+    def personal_model(
+        self, client: Client, download: SharedWeights | None
+    ) -> Backbone | None:
+        """Return the model trained last, after Eq. (15) if there is a download."""
+        if download is None and not client.state.group("model"):
+            return None
+        return cast(Backbone, open_networks(client, download)[0])
+
+    def refreshed_model(
+        self, client: Client, server_round: int, download: SharedWeights
+    ) -> Backbone | None:
+        """Apply Eq. (15) with the newest global model; nothing is trained."""
+        return self.personal_model(client, download)
+
+
+def backbone_of(client: Client) -> Backbone:
+    """Build the client's backbone with the initial weights of the run."""
+    graph = client.data.graph
+    return build_backbone(
+        client.config,
+        client.model_name,
+        num_features=graph.num_features,
+        num_classes=graph.num_classes,
+    )
+
+
+def networks_of(client: Client, width: int) -> nn.ModuleDict:
+    """Build agent and estimator for embeddings of a width."""
+    return build_networks(client.config, client.data.graph.num_features, width)
+
+
+def open_networks(
+    client: Client, download: SharedWeights | None
+) -> tuple[TwoBranchNet, nn.ModuleDict]:
+    """Return the client's network and those it learns with.
+
+    Parameters
+    ----------
+    client : Client
+        What it trained so far is in its state.
+    download : SharedWeights or None
+        Taken over by Eq. (15), whole if the client has not trained or does not decouple;
+        agent and estimator are replaced.
+
+    Returns
+    -------
+    TwoBranchNet, torch.nn.ModuleDict
+        The second holds ``agent`` and ``estimator``, as far as the settings use them.
+    """
+    hyper = client.config.hyper
+    backbone = backbone_of(client)
+    networks = networks_of(client, backbone.hidden_channels).to(client.device)
+    net = TwoBranchNet(
+        backbone,
+        cast(QNetwork, networks["agent"]) if hyper.has_agent else None,
+        beta=hyper.beta,
+        fanout=hyper.eval_fanout,
+        is_shuffled=hyper.selection == "random-drop",
+        seed=client.seed(0, "evaluation"),
+    ).to(client.device)
+    saved = client.state.group("model")
+    load_state(net, saved)
+    if download is not None:
+        load_state(networks, download.networks)
+        weights = flatten(download.weights).to(client.device)
+        if saved and hyper.decouple:
+            weights = personalise(net.weights(), weights, net.local_mask)
+        net.load_weights(weights)
+    return net, networks

@@ -1,0 +1,1 @@
+"""What ADPFedGNN computes: neighbour blocks, an agent, masks and mutual information."""

@@ -1,0 +1,103 @@
+"""Mutual information of the two branches by CLUB, Cheng et al., ICML 2020."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+__all__ = ["MIEstimator", "club_bound", "residual_loss"]
+
+
+class MIEstimator(nn.Module):
+    """Networks f_μ and f_σ that predict local features from global ones.
+
+    Parameters
+    ----------
+    width : int
+        Width H of the features, at least 1.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = max(1, width // 2)
+        self.mean = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width)
+        )
+        self.log_variance = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.Tanh()
+        )
+
+    def forward(self, shared: Tensor) -> tuple[Tensor, Tensor]:
+        """Predict μ and log σ² of the local features, ADPFedGNN Eq. (7).
+
+        Parameters
+        ----------
+        shared : Tensor of shape (B, H), float
+            h^g, unit length.
+
+        Returns
+        -------
+        mean, log_variance : Tensor of shape (B, H)
+            The second within [−1, 1].
+        """
+        return self.mean(shared), self.log_variance(shared)
+
+
+def club_bound(
+    mean: Tensor, log_variance: Tensor, local: Tensor, *, norm: str = "mean"
+) -> Tensor:
+    """Bound the mutual information of global and local features, ADPFedGNN Eq. (6).
+
+    Parameters
+    ----------
+    mean, log_variance : Tensor of shape (B, H), float
+        μ and log σ² of each node.
+    local : Tensor of shape (B, H), float
+        h^l, unit length.
+    norm : {"mean", "literal"}
+        CLUB's estimate, or the sums as printed.
+
+    Returns
+    -------
+    Tensor, scalar
+        At least 0.
+
+    Notes
+    -----
+    1. Printed, the terms of other nodes are summed: B − 1 times too large for a bound, and
+       of a scale that depends on the batch. CLUB takes the mean over all nodes, a factor
+       ½, and the mean over the batch.
+    2. The estimate is unbounded below: anti-correlated features would be rewarded without
+       end. Hence the clamp, and features of unit length.
+    3. The mean over all nodes is μ² − 2μ E[h] + E[h²], without a matrix (B, B).
+    """
+    precision = (-log_variance).exp()
+    own = (mean - local).square()
+    others = mean.square() - 2 * mean * local.mean(0) + local.square().mean(0)
+    if norm == "literal":
+        # the sum over all nodes counts the own one, which the printed sum leaves out
+        return ((len(local) * others - 2 * own) * precision).sum().clamp(min=0)
+    return (0.5 * (others - own) * precision).sum(dim=1).mean().clamp(min=0)
+
+
+def residual_loss(mean: Tensor, log_variance: Tensor, local: Tensor) -> Tensor:
+    """Return twice the negative log-likelihood of local features, ADPFedGNN Eq. (8).
+
+    Parameters
+    ----------
+    mean, log_variance : Tensor of shape (B, H), float
+        μ and log σ² of each node.
+    local : Tensor of shape (B, H), float
+        h^l, detached.
+
+    Returns
+    -------
+    Tensor, scalar
+        Up to a constant; to be minimised.
+
+    Notes
+    -----
+    1. The paper prints it without log σ² and with the sign of a likelihood: minimising
+       that raises the error, maximising it sends σ² to infinity.
+    """
+    squares = (mean - local).square() * (-log_variance).exp()
+    return (squares + log_variance).sum(dim=1).mean()

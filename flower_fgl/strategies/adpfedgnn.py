@@ -1,0 +1,122 @@
+"""ADPFedGNN's server half: average what the clients' masks share.
+
+Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
+Network", IJCAI 2025.
+
+=====================  ==================================================
+symbol                 argument or attribute
+=====================  ==================================================
+θ^global               ``ADPFedGNN.shared.weights``
+θ_μ, θ_σ, θ_q          ``ADPFedGNN.shared.networks``
+M^g_i, θ_i, n_i        ``MaskedWeights.mask``, ``.values``, ``.weight``
+=====================  ==================================================
+
+===============================================  ===========================
+Algorithm 1, server                              function
+===============================================  ===========================
+aggregate by Eq. (14)                            ``masked_mean``
+average θ_μ, θ_σ, θ_q                            ``weighted_mean``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from flower_fgl.checkpoints import Snapshot
+from flower_fgl.decoupling.masks import flatten, masked_mean, unflatten
+from flower_fgl.decoupling.network import BACKBONES, build_backbone, build_networks
+from flower_fgl.errors import RunError
+from flower_fgl.model_names import read_model
+from flower_fgl.nn import state_shapes
+from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
+from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.strategies.base import FglStrategy, Upload
+
+__all__ = ["ADPFedGNN"]
+
+
+class ADPFedGNN(FglStrategy):
+    """Average each weight over the clients that share it.
+
+    Notes
+    -----
+    1. Clients are scored after the aggregation, all of them with the newest global model
+       (Eq. (15) on a copy): ``eval-policy = "refresh"`` is the method's default.
+    2. The algorithm's last line also masks θ_μ, θ_σ and θ_q, for which no masks are
+       defined: their plain mean is taken.
+    """
+
+    down = SharedWeights
+    up = MaskedWeights
+    scores_uploads = False
+
+    def prepare(self) -> None:
+        """Draw the initial weights; all clients must have one backbone of the paper's."""
+        names = sorted({client.model for client in self.federation.clients.values()})
+        if len(names) > 1 or read_model(names[0]).name not in BACKBONES:
+            raise RunError(
+                f"{self.config.method} shares the weights of one backbone, "
+                f"{' or '.join(BACKBONES)}, got {', '.join(names)}. Set model."
+            )
+        federation = self.federation
+        backbone = build_backbone(
+            self.config,
+            names[0],
+            num_features=federation.num_features,
+            num_classes=federation.num_classes,
+        )
+        networks = build_networks(
+            self.config, federation.num_features, backbone.hidden_channels
+        )
+        self.sizes = Sizes(state_shapes(backbone), state_shapes(networks))
+        self.shared = SharedWeights(
+            {name: t.detach() for name, t in backbone.state_dict().items()},
+            {name: t.detach() for name, t in networks.state_dict().items()},
+        )
+
+    def download(self, server_round: int, partition_id: int) -> SharedWeights:
+        """Send all global weights."""
+        return self.shared
+
+    def upload_spec(self, partition_id: int) -> Sizes:
+        """Expect a mask over the weights, and the weight of the client."""
+        return self.sizes._replace(weight=self._weight(partition_id))
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Take the masked mean of the weights, and the mean of the networks."""
+        payloads = [upload.payload for upload in uploads.values()]
+        weights = [upload.num_examples for upload in uploads.values()]
+        mean = masked_mean(
+            flatten(self.shared.weights),
+            torch.stack([payload.values for payload in payloads]),
+            torch.stack([payload.mask for payload in payloads]),
+            torch.tensor(weights, dtype=torch.float64),
+            is_literal=self.config.hyper.masked_agg == "literal",
+        )
+        self.shared = SharedWeights(
+            unflatten(mean, self.sizes.weights),
+            weighted_mean([payload.networks for payload in payloads], weights),
+        )
+
+    def server_state(self) -> Snapshot:
+        """Keep all global weights."""
+        shared = {f"weights/{n}": t.clone() for n, t in self.shared.weights.items()}
+        shared |= {f"networks/{n}": t for n, t in self.shared.networks.items()}
+        return Snapshot(shared)
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take the weights back; names and shapes must be the model's."""
+        made = []
+        for name, shapes in (
+            ("weights", self.sizes.weights),
+            ("networks", self.sizes.networks),
+        ):
+            tensors = state.part(name).tensors
+            found = {key: tuple(t.shape) for key, t in tensors.items()}
+            if found != dict(shapes):
+                raise ValueError(f"{name} of shapes {found}, expected {shapes}")
+            made.append({key: tensors[key] for key in shapes})
+        self.shared = SharedWeights(*made)

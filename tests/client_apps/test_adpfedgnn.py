@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp, open_networks
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.decoupled_training import LocalTraining
+from flower_fgl.client_apps.keeping import card_of
+from flower_fgl.client_apps.state import ClientState
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.decoupling.masks import flatten, unflatten
+from flower_fgl.errors import RunError
+from flower_fgl.methods import METHODS
+from flower_fgl.model_files import load_model, save_model
+from flower_fgl.protocols.adpfedgnn import SharedWeights
+
+N, C, WIDTH = 40, 3, 8
+
+
+def make_client(
+    *,
+    y: Tensor | None = None,
+    edge_index: Tensor | None = None,
+    general: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Client:
+    """A client with a random graph; half its nodes are for training."""
+    draw = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, C, (N,), generator=draw) if y is None else y
+    x = torch.randn(N, 6, generator=draw)
+    x[torch.arange(N), labels] += 2.0
+    upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
+    if edge_index is None:
+        edge_index = (upper | upper.T).nonzero().T.contiguous()
+    masks = {
+        name: torch.zeros(N, dtype=torch.bool) for name in ("train", "val", "test")
+    }
+    masks["train"][::2] = True
+    masks["val"][1::4] = True
+    masks["test"][3::4] = True
+    graph = ClientGraph(
+        0, Graph(x, edge_index, labels, masks), ("a", "b", "c"), torch.arange(N)
+    )
+    config = RunConfig.parse(
+        {
+            "method": "adpfedgnn",
+            "hidden-channels": WIDTH,
+            **(general or {}),
+            **{f"adpfedgnn.{key.replace('_', '-')}": v for key, v in settings.items()},
+        },
+        METHODS,
+    )
+    device = torch.device("cpu")
+    return Client(config, 0, 1, ClientData.build(graph, device), ClientState(), device)
+
+
+def initial(client: Client) -> SharedWeights:
+    """What the server would send first."""
+    spec = ADPFedGNNClientApp().download_spec(client)
+    draw = torch.Generator().manual_seed(8)
+    return SharedWeights(
+        *(
+            {n: 0.3 * torch.randn(s, generator=draw) for n, s in shapes.items()}
+            for shapes in (spec.weights, spec.networks)
+        )
+    )
+
+
+def answer(client: Client, fit: Fit, before: SharedWeights) -> SharedWeights:
+    """What a server with no other client would send next."""
+    upload = fit.upload
+    flat = torch.where(upload.mask, upload.values, flatten(before.weights))
+    shapes = ADPFedGNNClientApp().download_spec(client).weights
+    return SharedWeights(unflatten(flat, shapes), upload.networks)
+
+
+def run_rounds(client: Client, rounds: int) -> list[Fit]:
+    """Train round after round as the only client, keeping what would be kept."""
+    app, download, fits = ADPFedGNNClientApp(), initial(client), []
+    for server_round in range(1, rounds + 1):
+        fit = app.fit(client, server_round, download)
+        client.state.set_group("model", fit.model.state_dict())
+        download = answer(client, fit, download)
+        fits.append(fit)
+    return fits
+
+
+def test_masks_are_ones_for_two_rounds_and_change_from_then_on() -> None:
+    fits = run_rounds(make_client(), 4)
+    first, second, third, fourth = (fit.upload.mask for fit in fits)
+    assert bool(first.all())
+    # the second round is the first that ends with a direction of the global weights
+    assert not bool(second.all())
+    for before, after in ((second, third), (third, fourth)):
+        assert int((before != after).sum()) > 0
+    shapes = ADPFedGNNClientApp().download_spec(make_client()).weights
+    for name, part in unflatten(fourth, shapes).items():
+        assert 0 < int(part.sum()) <= part.numel() // 2, name
+
+
+def test_local_masks_stay_with_the_client() -> None:
+    client = make_client()
+    fit = run_rounds(client, 3)[-1]
+    kept = client.state.group("model")["local_mask"]
+    assert not torch.equal(kept, fit.upload.mask)
+    assert set(vars(fit.upload)) == {"values", "mask", "networks", "weight"}
+    assert torch.equal(fit.upload.values != 0, fit.upload.mask)
+
+
+def test_gradients_of_effective_weights_equal_autograd_through_the_masks() -> None:
+    client = make_client(lambda_reg=0.0, rl=False, mi=False)
+    run_rounds(client, 2)
+    net, networks = open_networks(client, initial(client))
+    size = len(net.weights())
+    net.global_mask = torch.arange(size) % 2 == 0
+    net.local_mask = torch.arange(size) % 3 == 0
+    net.backbone.dropout = 0.0
+    before = net.weights()
+    training = LocalTraining(client, 3, net, networks)
+    training.train()
+    dense = training.gradients
+    assert bool((dense[0][~net.global_mask] != 0).any())
+    outside = ~(net.global_mask | net.local_mask)
+    grad = flatten({n: p.grad for n, p in net.backbone.named_parameters()})
+    assert not grad[outside].any()
+    assert grad[~outside].any()
+    assert not torch.equal(net.weights(), before)
+
+
+def test_a_returning_client_keeps_what_its_local_mask_covers() -> None:
+    client = make_client()
+    run_rounds(client, 3)
+    saved = client.state.group("model")
+    own = flatten({n: t for n, t in saved.items() if n.startswith("branch.")})
+    download = initial(client)
+    net, _ = open_networks(client, download)
+    expected = torch.where(saved["local_mask"], own, flatten(download.weights))
+    assert torch.equal(net.weights(), expected)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_global_weights_are_taken_whole_before_training_and_without_decoupling(
+    is_new: bool,
+) -> None:
+    client = make_client(decouple=is_new)
+    if not is_new:
+        run_rounds(client, 2)
+    download = initial(client)
+    net, _ = open_networks(client, download)
+    assert torch.equal(net.weights(), flatten(download.weights))
+    assert bool(net.local_mask.all())
+
+
+def test_validation_and_test_labels_do_not_matter() -> None:
+    client = make_client()
+    graph = client.data.graph.graph
+    flipped = torch.where(graph.masks["train"], graph.y, (graph.y + 1) % C)
+    features = client.data.graph.graph.x
+    other = make_client()
+    other.data.labels[0][:] = flipped  # what is scored, not what is trained on
+    assert torch.equal(features, other.data.graph.graph.x)
+    for a, b in zip(run_rounds(client, 3), run_rounds(other, 3), strict=True):
+        assert torch.equal(a.upload.values, b.upload.values)
+
+
+def test_what_a_client_keeps_makes_the_round_go_on_the_same() -> None:
+    app = ADPFedGNNClientApp()
+    client = make_client()
+    fits = run_rounds(client, 2)
+    memory = ClientState(dict(client.state.tensors), dict(client.state.values))
+    download = answer(client, fits[-1], initial(client))
+    first = app.fit(client, 3, download)
+    twin = make_client()
+    twin.state = memory
+    second = app.fit(twin, 3, download)
+    assert first.loss == second.loss
+    assert torch.equal(first.upload.values, second.upload.values)
+    for name, tensor in first.upload.networks.items():
+        assert torch.equal(tensor, second.upload.networks[name]), name
+
+
+def test_scoring_changes_nothing_and_uses_the_download() -> None:
+    app, client = ADPFedGNNClientApp(), make_client()
+    run_rounds(client, 3)
+    before = {name: t.clone() for name, t in client.state.tensors.items()}
+    stale = app.personal_model(client, None)
+    fresh = app.refreshed_model(client, 4, initial(client))
+    assert stale is not None
+    assert fresh is not None
+    assert not torch.equal(stale.weights(), fresh.weights())
+    assert client.evaluate(fresh) == client.evaluate(fresh)
+    assert all(torch.equal(client.state.tensors[n], t) for n, t in before.items())
+    assert app.personal_model(make_client(), None) is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rl": False},
+        {"decouple": False},
+        {"decouple": False, "rl": False},
+        {"selection": "random-drop"},
+        {"selection": "all"},
+        {"mi": False},
+        {"masked_agg": "literal"},
+        {"reward_sign": "literal"},
+        {"reward_scale": "round"},
+        {"club_norm": "literal"},
+        {"mask_score": "neg-abs-diff"},
+        {"general": {"model": "gat"}},
+        {"general": {"batch-size": 7}},
+        {"general": {"batch-size": 0, "optimizer-state": "reset"}},
+        {"general": {"check-every": 1, "local-epochs": 2}},
+        {"q": 0.0},
+        {"q": 1.0},
+        {"k": 1000, "eval_fanout": 1000},
+        {"beta": 0.0},
+        {"buffer": 50},
+    ],
+)
+def test_every_setting_trains(settings: dict[str, Any]) -> None:
+    client = make_client(**settings)
+    fits = run_rounds(client, 3)
+    assert all(torch.tensor(fit.loss).isfinite() for fit in fits)
+    assert bool(fits[-1].upload.values.isfinite().all())
+    assert set(fits[0].seconds) >= {"sampling", "agent", "forwards", "masks"}
+    (row,) = {len(fit.upload.values) for fit in fits}
+    assert row == ADPFedGNNClientApp().download_spec(client).num_weights
+
+
+def test_masks_of_zeros_share_nothing_and_predict_every_class_alike() -> None:
+    client = make_client(q=0.0)
+    fits = run_rounds(client, 3)
+    assert not fits[-1].upload.mask.any()
+    model = ADPFedGNNClientApp().personal_model(client, None)
+    logits = model.eval()(client.data.inputs[0])
+    assert float(logits.detach().abs().max()) == 0
+
+
+def test_a_client_of_one_class_and_one_without_edges() -> None:
+    for client in (
+        make_client(y=torch.zeros(N, dtype=torch.int64)),
+        make_client(edge_index=torch.empty(2, 0, dtype=torch.int64)),
+    ):
+        fits = run_rounds(client, 3)
+        assert bool(fits[-1].upload.values.isfinite().all())
+        model = ADPFedGNNClientApp().personal_model(client, None)
+        assert 0 <= client.evaluate(model)["test"].accuracy <= 1
+
+
+def test_rewards_compare_with_former_losses() -> None:
+    client = make_client(reward_window=4)
+    run_rounds(client, 2)
+    former = client.state.group("agent")["losses"]
+    assert len(former) == 4
+    # the first batch of the first round has nothing to compare with
+    replay = client.state.group("agent")
+    rewards = replay["reward"][: int(replay["cursor"][1])]
+    assert float(rewards[0]) == 0
+    assert float(rewards.abs().max()) > 0
+
+
+def test_stored_steps_name_pairs_of_the_graph() -> None:
+    client = make_client()
+    run_rounds(client, 1)
+    replay = client.state.group("agent")
+    size = int(replay["cursor"][1])
+    edges = {tuple(pair) for pair in client.data.inputs[0].edge_index.T.tolist()}
+    for v, u, ahead in zip(
+        *(replay[n][:size].tolist() for n in ("target", "neighbour", "following")),
+        strict=True,
+    ):
+        assert (u, v) in edges
+        assert ahead == -1 or (ahead, v) in edges
+
+
+def test_the_weight_of_mutual_information_lowers_it() -> None:
+    found = []
+    for lambda_mi in (0.0, 3.0):
+        # a quick estimator: one that knows nothing yet bounds by 0
+        client = make_client(
+            lambda_mi=lambda_mi, q=1.0, network_lr=0.01, general={"dropout": 0.0}
+        )
+        run_rounds(client, 25)
+        found.append(float(client.state.values["mutual-information"]))
+    assert found[0] > 0.1
+    assert found[1] < found[0] / 2
+
+
+def test_a_kept_model_says_why_it_cannot_be_read_as_a_backbone(tmp_path: Path) -> None:
+    client = make_client()
+    model = run_rounds(client, 1)[0].model
+    save_model(tmp_path, model.state_dict(), card_of(client, "me", 1, None))
+    with pytest.raises(RunError, match=r"not those of graphsage, but adpfedgnn's own"):
+        load_model(tmp_path)
+
+
+def test_it_learns(small: dict[str, Any]) -> None:
+    settings = {**small, "rounds": 8}
+    settings["synthetic"] = {**settings["synthetic"], "feature_noise": 0.5}
+    run = simulate("adpfedgnn", **settings)
+    assert run.best["test"]["accuracy"] > 0.6
+
+
+@pytest.mark.slow
+def test_without_masks_agent_and_decay_it_does_as_well_as_fedavg(
+    real_data: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "clients": 5,
+        "partition": "louvain",
+        "split": "20/40/40",
+        "data_dir": str(real_data),
+        "output_dir": str(tmp_path),
+        "rounds": 50,
+        "evaluate_every": 5,
+        "model": "graphsage",
+        "participation": 0.25,
+    }
+    neither = {"decouple": False, "rl": False, "lambda_reg": 0.0}
+    found = [
+        simulate(method, "cora", **settings, **own).best["test"]["accuracy"]
+        for method, own in (
+            ("fedavg", {"weight_decay": 0.0}),
+            ("adpfedgnn", {"adpfedgnn": neither}),
+        )
+    ]
+    assert abs(found[0] - found[1]) < 0.03
+    assert min(found) > 0.75

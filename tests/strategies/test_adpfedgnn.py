@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp
+from flower_fgl.config import RunConfig
+from flower_fgl.decoupling.masks import flatten
+from flower_fgl.errors import RunError
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights
+from flower_fgl.strategies.adpfedgnn import ADPFedGNN
+from flower_fgl.strategies.base import Upload
+
+
+def server(**settings: Any) -> ADPFedGNN:
+    """A server half with two clients of 100 and 300 training nodes."""
+    values = {f"adpfedgnn.{k.replace('_', '-')}": v for k, v in settings.items()}
+    config = RunConfig.parse(
+        {"method": "adpfedgnn", "hidden-channels": 8, **values}, METHODS
+    )
+    strategy = ADPFedGNN(config)
+    clients = {
+        pid: SimpleNamespace(model="graphsage", num_train=number, num_nodes=500)
+        for pid, number in enumerate((100, 300))
+    }
+    strategy.federation = SimpleNamespace(  # type: ignore[assignment]
+        clients=clients, num_features=5, num_classes=3
+    )
+    strategy.prepare()
+    return strategy
+
+
+def upload_of(
+    shared: SharedWeights, value: float, part: slice, weight: float
+) -> Upload:
+    mask = torch.zeros(len(flatten(shared.weights)), dtype=torch.bool)
+    mask[part] = True
+    networks = {name: torch.full_like(t, value) for name, t in shared.networks.items()}
+    return Upload(MaskedWeights(value * mask, mask, networks, weight), weight)
+
+
+@pytest.mark.parametrize(
+    ("masked_agg", "expected"),
+    [
+        ("per-position", [2.0, 2.0, 3.5, 3.5, 4.0, 4.0]),
+        ("literal", [0.5, 0.5, 3.5, 3.5, 3.0, 3.0]),
+    ],
+)
+def test_the_server_averages_what_is_shared(
+    masked_agg: str, expected: list[float]
+) -> None:
+    strategy = server(masked_agg=masked_agg)
+    shared = strategy.download(1, 0)
+    before = flatten(shared.weights)
+    uploads = {
+        0: upload_of(shared, 2.0, slice(0, 4), 100.0),
+        1: upload_of(shared, 4.0, slice(2, 6), 300.0),
+    }
+    strategy.aggregate(1, uploads)
+    after = strategy.download(2, 0)
+    flat = flatten(after.weights)
+    assert flat[:6].tolist() == expected
+    rest = before[6:] if masked_agg == "per-position" else torch.zeros(len(flat) - 6)
+    assert torch.equal(flat[6:], rest)
+    assert all(bool((t == 3.5).all()) for t in after.networks.values())
+
+
+def test_an_upload_must_weigh_what_the_client_described() -> None:
+    assert [server().upload_spec(pid).weight for pid in (0, 1)] == [100.0, 300.0]
+
+
+def test_the_state_of_the_server_comes_back() -> None:
+    strategy = server()
+    first, before = strategy.server_state(), strategy.download(1, 0)
+    strategy.aggregate(1, {0: upload_of(before, 2.0, slice(0, 4), 1.0)})
+    assert not torch.equal(
+        flatten(strategy.download(2, 0).weights), flatten(before.weights)
+    )
+    strategy.load_server_state(first)
+    after = strategy.download(2, 0)
+    for name in ("weights", "networks"):
+        held, expected = getattr(after, name), getattr(before, name)
+        assert list(held) == list(expected)
+        assert torch.equal(flatten(held), flatten(expected))
+    with pytest.raises(ValueError, match="weights of shapes"):
+        strategy.load_server_state(type(first)())
+
+
+def test_an_upload_whose_mask_has_another_length_is_dropped_and_named(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = ADPFedGNNClientApp.fit
+
+    def fit(self: Any, client: Any, server_round: int, download: Any) -> Any:
+        result = original(self, client, server_round, download)
+        if client.partition_id == 1:
+            upload = result.upload
+            cut = MaskedWeights(
+                upload.values[:-9],
+                upload.mask[:-9] & False,
+                upload.networks,
+                upload.weight,
+            )
+            object.__setattr__(result, "upload", cut)
+        return result
+
+    monkeypatch.setattr(ADPFedGNNClientApp, "fit", fit)
+    run = simulate("adpfedgnn", **small)
+    for row in run.rounds:
+        (failure,) = row["failures"]
+        assert failure["partition_id"] == 1
+        assert "A mask over" in failure["reason"]
+        assert row["replies"] == 2
+
+
+def test_other_backbones_are_refused(small: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="gat or graphsage, got gcn"):
+        simulate("adpfedgnn", **small, model="gcn")
+
+
+def test_every_client_is_scored_with_the_newest_global_model(
+    small: dict[str, Any],
+) -> None:
+    run = simulate("adpfedgnn", **small, participation=0.3)
+    whole = simulate("adpfedgnn", **small)
+    for row, full in zip(run.rounds, whole.rounds, strict=True):
+        assert row["replies"] == 1
+        # weights go out to one client that trains, then to all three to be scored
+        sent, of_all = (r["bytes"]["down"]["weights"] for r in (row, full))
+        assert sent * 6 == of_all * 4
+        assert {
+            c["partition_id"] for c in run.clients if c["round"] == row["round"]
+        } == {
+            0,
+            1,
+            2,
+        }
