@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.fedavg import FedAvgSettings
+from flower_fgl.protocols.fedlog import FedLogSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
@@ -90,6 +91,23 @@ METHODS: dict[str, Method] = {
         settings=FedAvgSettings,
         payload="4P up, 4P down",
         additive=True,
+    ),
+    "fedlog": Method(
+        paper="Kim et al., ICLR 2025",
+        strategy="flower_fgl.strategies.fedlog:FedLog",
+        client_app="flower_fgl.client_apps.fedlog:FedLogClientApp",
+        settings=FedLogSettings,
+        payload="4(P+Csd) up and down, once 4(C+P_pg) up, 4C·P_pg down; s nodes a class",
+        defaults={
+            "model": "graphsage",
+            "local-epochs": 1,
+            "batch-size": 64,
+            "lr": 0.001,
+            "optimizer-state": "reset",
+            "weight-by": "equal",
+        },
+        has_global_model=False,
+        graphs=False,
     ),
     "fedpg": Method(
         paper="Wu et al., arXiv 2504.09493, 2025",

@@ -34,12 +34,20 @@ HEADER_BYTES = 300
 """What Flower and the .npy form add to one array at most: header and name."""
 
 SHORT: dict[str, dict[str, Any]] = {
+    "fedlog": {
+        "fedlog": {
+            "nodes_per_class": 2,
+            "encoder_channels": 8,
+            "prompt_epochs": 2,
+            "prompt_networks": 2,
+        }
+    },
     "opfgl": {
         "rounds": 1,
         "local_epochs": 20,
         "check_every": 10,
         "opfgl": {"server_steps": 60},
-    }
+    },
 }
 """Settings that keep a method's runs short."""
 
@@ -109,7 +117,8 @@ def test_its_rounds_run_and_leave_numbers(method: str, small: dict[str, Any]) ->
     small = shortened(method, small)
     run = simulate(method, **small)
     assert run.status == "completed"
-    assert [row["round"] for row in run.rounds] == [1, 2][: small["rounds"]]
+    rounds = [row["round"] for row in run.rounds if row["phase"] == "train"]
+    assert rounds == [1, 2][: small["rounds"]]
     assert 0 <= run.best["test"]["accuracy"] <= 1
     assert run.summary["partition_sha256"]
 
@@ -164,7 +173,12 @@ def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
     method: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
     # a client that sits out a round keeps what earlier rounds left it
-    settings = {**small, "rounds": 5, "checkpoint_every": 2, "participation": 0.6}
+    settings = {
+        **shortened(method, small),
+        "rounds": 5,
+        "checkpoint_every": 2,
+        "participation": 0.6,
+    }
     whole = simulate(method, **settings)
     torch.manual_seed(3)
 
