@@ -20,6 +20,7 @@ from typing import Any
 from flower_fgl.errors import ConfigError
 from flower_fgl.model_names import read_model, split_models
 from flower_fgl.options import AUTO, Scalar, kebab, nearest, option, read_settings
+from flower_fgl.setting_checks import UNSEEN_SETTINGS, check_few_shot, check_unseen
 
 __all__ = [
     "AUTO",
@@ -69,7 +70,9 @@ DATASETS = [
 ]
 """Names of the sources in ``datasets/sources.py`` (a test compares them)."""
 
-PARTITIONS = "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform"
+PARTITIONS = (
+    "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
+)
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
 """Rules that deal whole graphs (a test compares them)."""
 MIN_SECURE_CLIENTS = 3
@@ -127,8 +130,15 @@ class GeneralSettings:
     setting: str = option(
         "transductive",
         "what is known when; `graph` classifies whole graphs of a set",
-        choices="transductive inductive graph",
+        choices="transductive inductive closed-set open-set few-shot graph",
     )
+    expansion_hops: int = option(
+        0,
+        "radius around a client in which `closed-set` and `open-set` score unseen nodes; "
+        "0: the data set's",
+        ge=0,
+    )
+    shots: int = option(3, "training nodes per class of `few-shot`", ge=1)
     model: str = option(
         "gcn",
         "backbone, or several (gcn,gin) dealt to the clients in turn; sizes of its own: "
@@ -248,6 +258,11 @@ class RunConfig(GeneralSettings):
         """Whether whole graphs are classified instead of nodes."""
         return self.setting == "graph"
 
+    @property
+    def has_unseen(self) -> bool:
+        """Whether nodes are scored that the client did not have in training."""
+        return self.setting in UNSEEN_SETTINGS
+
     @classmethod
     def parse(
         cls,
@@ -295,6 +310,8 @@ class RunConfig(GeneralSettings):
         read = read_settings(GeneralSettings, general)
         _check_method(read, method)
         _check_graphs(read, method, methods)
+        check_unseen(read)
+        check_few_shot(read)
         _check_secure(read, method, methods)
         return cls(
             **vars(read),

@@ -92,6 +92,28 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
         ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
         ({"synthetic.homophily": 2.0}, ["synthetic.homophily", "<= 1"]),
+        (
+            {"setting": "closed-set", "partition": "louvain"},
+            ['"closed-set"', "METIS", 'partition = "metis"', '"louvain"'],
+        ),
+        (
+            {"setting": "open-set", "edge-sparsity": 0.5},
+            ["edge-sparsity", '"open-set"', "edge-sparsity = 0", "0.5"],
+        ),
+        ({"setting": "closed-set", "expansion-hops": -1}, ["expansion-hops", ">= 0"]),
+        ({"shots": 0}, ["shots", ">= 1"]),
+        (
+            {"setting": "few-shot", "shots": 12},
+            ["more than 25 nodes", "15", "at most 11", "got 12"],
+        ),
+        (
+            {"setting": "few-shot", "split": "20/40/40"},
+            ['"few-shot"', '"20/40/40"', '"default"'],
+        ),
+        (
+            {"setting": "few-shot", "label-sparsity": 0.5},
+            ["label-sparsity", '"few-shot"', "fewer shots"],
+        ),
     ],
 )
 def test_a_bad_setting_is_named_with_what_was_expected(
@@ -143,9 +165,10 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:
     from flower_fgl.config import GRAPH_PARTITIONS, PARTITIONS
-    from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES
+    from flower_fgl.datasets.partition import GRAPH_RULES, NETWORK_RULES, NODE_RULES
 
-    assert set(PARTITIONS.split()) == set(NODE_RULES) | set(GRAPH_RULES)
+    rules = NODE_RULES | NETWORK_RULES | GRAPH_RULES
+    assert set(PARTITIONS.split()) == set(rules)
     assert set(GRAPH_PARTITIONS) == set(GRAPH_RULES)
 
 

@@ -44,6 +44,7 @@ __all__ = ["Client", "ClientData", "DataCache"]
 log = logging.getLogger(__name__)
 CACHE_BYTES = 2 << 30
 EMPTY = Scores(0, math.nan, math.nan, math.nan)
+MASKED = "test_masked"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,8 @@ class ClientData:
         For each graph: the nodes (or graphs) of every score column.
     sizes : dict of str to int
         Labelled nodes (or graphs) of every score column.
+    own_classes : Tensor of shape (C,), bool
+        Classes of which the client has a training node (or graph).
     partition_sha256 : str
         Hash of the partition; empty for an owner's own file.
     shapes : dict of str to (dict of str to tuple of int)
@@ -79,6 +82,7 @@ class ClientData:
     labels: list[Tensor]
     columns: list[dict[str, Tensor]]
     sizes: dict[str, int]
+    own_classes: Tensor
     partition_sha256: str
     shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     memo: dict[tuple[Any, ...], Any] = field(default_factory=dict)
@@ -106,6 +110,7 @@ class ClientData:
             [g.y.to(device) for g in graphs],
             [{n: m.to(device) for n, m in masks.items()} for masks in columns],
             sizes,
+            (graph.class_counts("train") > 0).to(device),
             partition_sha256,
         )
 
@@ -341,18 +346,23 @@ class Client:
         """Score a model on every column: ``val``, ``test`` and the setting's own.
 
         Where graphs are classified, the area under the ROC curve is among the scores.
+        With few shots there is a column ``test_masked``: the test nodes once more, when
+        only the client's own classes may be predicted.
         """
         model.eval()
         data = self.data
         scores = dict.fromkeys(data.sizes, EMPTY)
+        is_few_shot = self.config.setting == "few-shot"
+        if is_few_shot:
+            scores[MASKED] = EMPTY
         absent = cast(AbsentClasses, self.config.absent_classes)  # checked by choices
+        num_classes = data.graph.num_classes
         for inputs, y, masks in zip(
             data.inputs, data.labels, data.columns, strict=True
         ):
             names = [name for name in masks if data.sizes[name]]
             if names:
                 logits = model(inputs)
-            num_classes = data.graph.num_classes
             for name in names:
                 scores[name] = score(
                     logits, y, masks[name], num_classes, absent_classes=absent
@@ -360,6 +370,11 @@ class Client:
                 if inputs.batch is not None:
                     area = auroc(logits, y, masks[name], num_classes)
                     scores[name] = replace(scores[name], auroc=area)
+            if is_few_shot and "test" in names:
+                own = logits.masked_fill(~data.own_classes, -math.inf)
+                scores[MASKED] = score(
+                    own, y, masks["test"], num_classes, absent_classes=absent
+                )
         return scores
 
 

@@ -254,7 +254,7 @@ def local_statistics(client: Client) -> ClassStatistics:
     hyper, inputs = client.config.hyper, client.data.inputs[0]
     knowledge = knowledge_of(client)
     classes = own = knowledge.labels
-    if variant_of(client).expands and client.config.setting == "transductive":
+    if variant_of(client).expands and client.config.setting != "inductive":
         inferred = reliable_nodes(
             knowledge.soft,
             knowledge.degree,

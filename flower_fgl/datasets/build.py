@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from flower_fgl.datasets.client_graph import (
     GraphDataset,
     NodeDataset,
 )
+from flower_fgl.datasets.few_shot import draw_few_shot, few_shot_labels
 from flower_fgl.datasets.files import OwnedGraph, load_graph_file
 from flower_fgl.datasets.graph_sets import cut_graph_clients
 from flower_fgl.datasets.partition import (
@@ -30,9 +32,21 @@ from flower_fgl.datasets.sources import (
     load,
 )
 from flower_fgl.datasets.sparsity import Sparsity, sparsify, sparsity_sha256
-from flower_fgl.datasets.split import parse_split, published_split, split_nodes
+from flower_fgl.datasets.split import (
+    SplitFractions,
+    parse_split,
+    published_split,
+    split_nodes,
+)
 from flower_fgl.datasets.subgraph import cut_clients, inductive_graphs, select_rows
 from flower_fgl.datasets.synthetic import synthetic_dataset
+from flower_fgl.datasets.unseen import (
+    UNSEEN_SPLIT,
+    cut_unseen_clients,
+    expansion_hops,
+    largest_dataset,
+    partition_unseen,
+)
 from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.seeds import numpy_generator
 
@@ -94,7 +108,7 @@ def _check_task(config: RunConfig) -> None:
     if config.classifies_graphs and not is_set:
         raise ConfigError(
             f"{config.dataset} is one graph, whose nodes are classified: it needs "
-            'setting = "transductive" or "inductive", got setting = "graph". '
+            'another setting, e.g. "transductive", got setting = "graph". '
             'flower-fgl datasets lists data sets of task "graph".'
         )
 
@@ -103,6 +117,8 @@ def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:
     """Resolve ``split = "default"``; ``masks`` are those that came with the data."""
     if config.split != "default":
         return config.split
+    if config.has_unseen:
+        return UNSEEN_SPLIT
     if is_file(config.dataset):
         return "public" if masks else FILE_SPLIT
     return find_source(config.dataset).split
@@ -125,9 +141,9 @@ def build_clients(
     list of ClientGraph
         By partition-id.
     str
-        SHA-256 of the partition, and of what is missing from it.
+        SHA-256 of the partition, and of what is missing from it or drawn in it.
     int
-        Undirected edges of the whole graph, or of all graphs.
+        Undirected edges of the graph that is cut, or of all graphs.
 
     Raises
     ------
@@ -136,27 +152,86 @@ def build_clients(
     """
     dataset = load_dataset(config)
     if isinstance(dataset, GraphDataset):
-        parts = partition_graphs(
-            dataset.y,
-            config.partition,
-            num_clients,
-            seed=config.partition_seed,
-            alpha=config.dirichlet_alpha,
-        )
-        masks = _split_clients(dataset.y, {}, parts, config)
-        clients = cut_graph_clients(dataset, parts, masks)
+        return _build_graphs(dataset, config, num_clients)
+    if config.has_unseen:
+        return _build_unseen(dataset, config, num_clients)
+    return _build_nodes(dataset, config, num_clients)
+
+
+def _build_graphs(
+    dataset: GraphDataset, config: RunConfig, num_clients: int
+) -> tuple[list[ClientGraph], str, int]:
+    """Share out whole graphs."""
+    parts = partition_graphs(
+        dataset.y,
+        config.partition,
+        num_clients,
+        seed=config.partition_seed,
+        alpha=config.dirichlet_alpha,
+    )
+    masks = _split_clients(dataset.y, {}, parts, config)
+    clients = cut_graph_clients(dataset, parts, masks)
+    return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
+
+
+def _build_nodes(
+    dataset: NodeDataset, config: RunConfig, num_clients: int
+) -> tuple[list[ClientGraph], str, int]:
+    """Share out the nodes of a graph."""
+    parts = partition_nodes(
+        dataset,
+        config.partition,
+        num_clients,
+        seed=config.partition_seed,
+        alpha=config.dirichlet_alpha,
+    )
+    named = parts
+    if config.setting == "few-shot":
+        masks = _draw_few_shots(dataset, parts, config)
+        drawn = [mask[name] for mask in masks for name in ("train", "test")]
+        named = [*parts, *(chosen.nonzero().flatten().numpy() for chosen in drawn)]
     else:
-        parts = partition_nodes(
-            dataset,
-            config.partition,
-            num_clients,
-            seed=config.partition_seed,
-            alpha=config.dirichlet_alpha,
-        )
         masks = _split_clients(dataset.y, dataset.masks, parts, config)
-        clients = _cut_node_clients(dataset, parts, masks, config)
-    sha256 = sparsity_sha256(partition_sha256(parts), Sparsity.of(config))
+    clients = _cut_node_clients(dataset, parts, masks, config)
+    sha256 = sparsity_sha256(partition_sha256(named), Sparsity.of(config))
     return clients, sha256, dataset.edge_index.shape[1] // 2
+
+
+def _build_unseen(
+    dataset: NodeDataset, config: RunConfig, num_clients: int
+) -> tuple[list[ClientGraph], str, int]:
+    """Cut clients that are scored on nodes they did not have, see ``unseen.py``."""
+    component, node_ids = largest_dataset(dataset)
+    partition = partition_unseen(
+        component,
+        num_clients,
+        is_open=config.setting == "open-set",
+        hops=expansion_hops(config.dataset, config.expansion_hops),
+        seed=config.partition_seed,
+    )
+    at_random = component.y.clamp(max=0)  # not class by class
+    nodes = [part.nodes for part in partition.parts]
+    masks = _split_clients(at_random, component.masks, nodes, config)
+    clients = cut_unseen_clients(component, node_ids, partition, masks)
+    in_source = [node_ids.numpy()[array] for array in partition.arrays]
+    return clients, partition_sha256(in_source), component.edge_index.shape[1] // 2
+
+
+def _draw_few_shots(
+    dataset: NodeDataset, parts: Sequence[IntArray], config: RunConfig
+) -> list[dict[str, Tensor]]:
+    """Draw each client's shots and queries, see ``few_shot.py``."""
+    return [
+        draw_few_shot(
+            dataset.y[torch.from_numpy(part)],
+            dataset.num_classes,
+            config.shots,
+            has_networks=dataset.network is not None,
+            seed=config.partition_seed,
+            partition_id=partition_id,
+        )
+        for partition_id, part in enumerate(parts)
+    ]
 
 
 def _split_clients(
@@ -218,7 +293,10 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
     -------
     ClientGraph
     """
-    if config.setting == "transductive":
+    if config.setting == "few-shot":
+        graph = client.graph
+        return replace(client, graph=replace(graph, y=few_shot_labels(graph)))
+    if config.setting != "inductive":
         return client
     cut = inductive_graphs(
         client.graph, standardise=client.graph.x.layout == torch.strided
@@ -290,7 +368,7 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     if config.classifies_graphs:
         raise ConfigError(
             "A graph file holds one graph, whose nodes are classified: it needs setting = "
-            '"transductive" or "inductive", got setting = "graph".'
+            '"transductive" or another, got setting = "graph".'
         )
     if Sparsity.of(config):
         raise ConfigError(
@@ -299,13 +377,35 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
             "0, or let the app cut the data set itself (partition-id=... instead of "
             "graph=... in the SuperNode's --node-config)."
         )
+    if config.has_unseen and not any("unseen" in g.masks for g in owned.evaluation):
+        raise DataError(
+            f'setting = "{config.setting}" scores nodes outside the client\'s graph, '
+            "which this file does not hold. Give a file that was exported in that "
+            'setting (flower-fgl export), or set setting = "transductive".'
+        )
     masks = dict(owned.dataset.masks)
     asked = config.split
     if asked == "default":
         asked = "public" if masks else FILE_SPLIT
     fractions = parse_split(asked)
     if fractions is not None:
-        generator = numpy_generator(config.partition_seed, 0, 0, "split")
-        masks = split_nodes(owned.dataset.y, fractions, generator=generator)
+        masks = _split_owned(owned.dataset, fractions, config)
     client = owned.client_graph(0, masks)
     return client if client.evaluation else in_setting(client, config)
+
+
+def _split_owned(
+    dataset: NodeDataset, fractions: SplitFractions, config: RunConfig
+) -> dict[str, Tensor]:
+    """Split an owner's graph that brings no split, as client 0 of a partition."""
+    if config.setting == "few-shot":
+        return draw_few_shot(
+            dataset.y,
+            dataset.num_classes,
+            config.shots,
+            has_networks=False,
+            seed=config.partition_seed,
+            partition_id=0,
+        )
+    generator = numpy_generator(config.partition_seed, 0, 0, "split")
+    return split_nodes(dataset.y, fractions, generator=generator)

@@ -1,4 +1,4 @@
-"""Deals of nodes, graphs or communities that look at labels but never at edges."""
+"""Deals of nodes, graphs, networks or communities that never look at edges."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ __all__ = [
     "deal_evenly",
     "deal_evenly_by_class",
     "dirichlet_parts",
+    "draw_networks",
 ]
 
 IntArray = NDArray[np.int64]
@@ -75,6 +76,39 @@ def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray
         Ascending nodes of each client; sizes differ by at most one.
     """
     return deal_evenly_by_class(np.zeros(num_nodes, np.int64), num_clients, seed=seed)
+
+
+def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[IntArray]:
+    """Give each client one network, drawn without replacement, FedPANO Sec. 4.1.
+
+    Parameters
+    ----------
+    network : ndarray of shape (N,), int64
+        Network of each node.
+    num_clients : int
+        Number of clients K.
+    seed : int
+        Partition seed.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Nodes of each client's network, ascending; other networks are nobody's.
+
+    Raises
+    ------
+    DataError
+        If there are fewer networks than clients.
+    """
+    names, place = np.unique(network, return_inverse=True)
+    if num_clients > len(names):
+        raise DataError(
+            f"The data hold {len(names)} networks, one for each client: use at most as "
+            f"many clients, got {num_clients}."
+        )
+    nodes = group_nodes(place, len(names))
+    order = numpy_generator(seed, 0, SERVER, "networks").permutation(len(names))
+    return [nodes[one] for one in order[:num_clients]]
 
 
 def deal_evenly_by_class(

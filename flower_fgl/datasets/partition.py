@@ -1,8 +1,9 @@
 """Partitions: which client holds which node, or which graph.
 
-``NODE_RULES`` and ``GRAPH_RULES`` are the tables of rules. A rule is a pure function of
-the data, the number of clients K, the seed and its options; its result is a list of K
-ascending arrays which together hold every node (or graph) once.
+``NODE_RULES``, ``NETWORK_RULES`` and ``GRAPH_RULES`` are the tables of rules. A rule is a
+pure function of the data, the number of clients K, the seed and its options; its result
+is a list of K ascending arrays which together hold every node (or graph) once, or K
+networks of many.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.communities import RECURSIVE_UP_TO
 from flower_fgl.datasets.partition_rules import (
     GRAPH_RULES,
+    NETWORK_RULES,
     NODE_RULES,
     PartitionInput,
     PartitionRule,
@@ -29,6 +31,7 @@ from flower_fgl.options import nearest
 
 __all__ = [
     "GRAPH_RULES",
+    "NETWORK_RULES",
     "NODE_RULES",
     "partition_graphs",
     "partition_key",
@@ -59,7 +62,7 @@ def partition_nodes(
     dataset : NodeDataset
         Whole graph with N nodes.
     rule : str
-        Name in ``NODE_RULES``.
+        Name in ``NODE_RULES`` or ``NETWORK_RULES``.
     num_clients : int in [1, N]
         Number of clients K.
     seed : int in [0, 2**31)
@@ -70,17 +73,20 @@ def partition_nodes(
     Returns
     -------
     list of ndarray of shape (n_i,), int64
-        Ascending nodes of each of the K clients: disjoint, covering, none empty.
+        Ascending nodes of each of the K clients: disjoint, none empty; covering, but for
+        ``network``.
 
     Raises
     ------
     ConfigError
         If the rule is unknown, or the number of clients, the seed or ``alpha`` is out
-        of range.
+        of range, or ``network`` is asked for data of one network.
     DataError
         If the rule leaves a client without nodes on this graph, or cannot give each
-        client the nodes it demands.
+        client the nodes (or a network) it demands.
     """
+    if rule in NETWORK_RULES:
+        return _partition_networks(dataset, rule, num_clients, seed=seed)
     given = PartitionInput(
         edge_index=dataset.edge_index.numpy(),
         labels=dataset.y.numpy(),
@@ -90,6 +96,28 @@ def partition_nodes(
         alpha=alpha,
     )
     return _partition(given, rule, NODE_RULES, "nodes")
+
+
+def _partition_networks(
+    dataset: NodeDataset, rule: str, num_clients: int, *, seed: int
+) -> list[IntArray]:
+    """Share out whole networks."""
+    if dataset.network is None:
+        raise ConfigError(
+            f'partition = "{rule}" gives each client a network of its own, but '
+            f'{dataset.name} is one graph: use partition = "metis".'
+        )
+    given = PartitionInput(
+        edge_index=dataset.edge_index.numpy(),
+        labels=dataset.network.numpy(),
+        num_classes=0,
+        num_clients=num_clients,
+        seed=seed,
+        alpha=0.0,
+    )
+    row = NETWORK_RULES[rule]
+    _check(given, row, rule, "nodes")
+    return row.assign(given)
 
 
 def partition_graphs(
@@ -231,7 +259,7 @@ def partition_key(
     alpha : float
         Concentration of ``dirichlet``; part of the key where the rule reads it.
     rules : mapping of str to PartitionRule
-        ``NODE_RULES`` or ``GRAPH_RULES``.
+        ``NODE_RULES``, ``NETWORK_RULES`` or ``GRAPH_RULES``.
 
     Returns
     -------

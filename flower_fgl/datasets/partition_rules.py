@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,16 @@ from flower_fgl.datasets.label_skew import (
     deal_evenly,
     deal_evenly_by_class,
     dirichlet_parts,
+    draw_networks,
 )
 
-__all__ = ["GRAPH_RULES", "NODE_RULES", "PartitionInput", "PartitionRule"]
+__all__ = [
+    "GRAPH_RULES",
+    "NETWORK_RULES",
+    "NODE_RULES",
+    "PartitionInput",
+    "PartitionRule",
+]
 
 IntArray = NDArray[np.int64]
 
@@ -137,7 +144,11 @@ def _uniform_by_class(given: PartitionInput) -> list[IntArray]:
     return deal_evenly_by_class(given.labels, given.num_clients, seed=given.seed)
 
 
-NODE_RULES: Mapping[str, PartitionRule] = {
+def _network(given: PartitionInput) -> list[IntArray]:
+    return draw_networks(given.labels, given.num_clients, seed=given.seed)
+
+
+NODE_RULES: dict[str, PartitionRule] = {
     "metis": PartitionRule(
         "METIS: parts of equal size with few edges between them",
         _metis,
@@ -177,7 +188,7 @@ NODE_RULES: Mapping[str, PartitionRule] = {
 }
 """Rules for one graph whose nodes are shared out."""
 
-GRAPH_RULES: Mapping[str, PartitionRule] = {
+GRAPH_RULES: dict[str, PartitionRule] = {
     "dirichlet": PartitionRule(
         "each class shared out by a Dirichlet draw; small alpha, strong label skew",
         _dirichlet,
@@ -191,3 +202,12 @@ GRAPH_RULES: Mapping[str, PartitionRule] = {
     ),
 }
 """Rules for many small graphs that are shared out whole."""
+
+NETWORK_RULES: dict[str, PartitionRule] = {
+    "network": PartitionRule(
+        "one network per client, drawn at random; the others are left out",
+        _network,
+        libraries=("numpy",),
+    ),
+}
+"""Rules for data sets of many networks, of which each client gets a whole one."""

@@ -29,7 +29,12 @@ from flower_fgl.config import RunConfig, is_file
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.partition import GRAPH_RULES, NODE_RULES, partition_key
+from flower_fgl.datasets.partition import (
+    GRAPH_RULES,
+    NETWORK_RULES,
+    NODE_RULES,
+    partition_key,
+)
 from flower_fgl.datasets.sources import cache_folder, data_folder
 from flower_fgl.datasets.sparsity import Sparsity
 from flower_fgl.errors import DataError
@@ -216,13 +221,19 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
             num_clients,
             seed=config.partition_seed,
             alpha=config.dirichlet_alpha,
-            rules=GRAPH_RULES if config.classifies_graphs else NODE_RULES,
+            rules=GRAPH_RULES
+            if config.classifies_graphs
+            else NODE_RULES | NETWORK_RULES,
         ),
         "split": config.split,
         "setting": config.setting,
         "seed": config.partition_seed,
         "dataset": config.dataset,
     }
+    if config.has_unseen:
+        key["hops"] = config.expansion_hops
+    if config.setting == "few-shot":
+        key["shots"] = config.shots
     sparsity = Sparsity.of(config)
     if sparsity:
         key["sparsity"] = asdict(sparsity)

@@ -138,7 +138,9 @@ def discover(grid: Grid, config: RunConfig) -> Federation:
     _agree(federation, "feature width", lambda d: d.num_features)
     _agree(federation, "class names", lambda d: d.class_names)
     _agree(federation, "partition", lambda d: d.partition_sha256)
-    _refuse_untrainable(federation)
+    _refuse_untrainable(federation, config)
+    if config.setting == "few-shot":
+        _tell_overlap(federation)
     return federation
 
 
@@ -292,15 +294,34 @@ def _agree(
         raise RunError(f"The clients disagree on the {what}: {text}.")
 
 
-def _refuse_untrainable(federation: Federation) -> None:
+def _refuse_untrainable(federation: Federation, config: RunConfig) -> None:
     idle = [pid for pid in federation.clients if pid not in federation.trainable]
+    is_few_shot = config.setting == "few-shot"
     if not federation.trainable:
         raise RunError(
-            "No client has a training node. Check the split "
+            "No client has two classes with more than 25 nodes each. Use fewer clients."
+            if is_few_shot
+            else "No client has a training node. Check the split "
             "and the labels, or use fewer clients."
         )
-    if idle:
+    if idle and is_few_shot:
+        log.warning(
+            "Clients %s take no part: fewer than two of their classes have more than 25 "
+            "nodes.",
+            idle,
+        )
+    elif idle:
         log.warning("Clients %s have no training nodes: evaluated only.", idle)
+
+
+def _tell_overlap(federation: Federation) -> None:
+    """Say if no class is trained by two clients, where clients tell what they train."""
+    counts = [d.class_counts for d in federation.clients.values()]
+    trains = [sum(n > 0 for n in column) for column in zip(*counts, strict=True)]
+    if all(counts) and len(federation.trainable) > 1 and max(trains) < 2:
+        log.warning(
+            "No class is trained by two clients: their label spaces do not overlap."
+        )
 
 
 def client_lines(federation: Federation) -> list[dict[str, Any]]:
