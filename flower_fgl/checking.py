@@ -11,9 +11,9 @@ import torch
 from flower_fgl.client_apps.client import ClientData
 from flower_fgl.client_apps.describing import describe, owner_name
 from flower_fgl.config import RunConfig
-from flower_fgl.datasets.build import client_from_owned
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.files import inspect_graph_file
+from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.errors import DataError
 from flower_fgl.methods import METHODS
 from flower_fgl.options import Scalar
@@ -82,9 +82,14 @@ def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     )
     notes = _notes(graph, description)
     if not owned.dataset.masks and config.split == "default":
+        drawn = (
+            f"{config.shots} training and 15 test nodes"
+            if config.setting == "few-shot"
+            else "20/40/40 percent"
+        )
         notes.append(
-            "The file brings no split: one will be drawn, 20/40/40 percent of each "
-            "class. Bring your own to keep it under control."
+            f"The file brings no split: one will be drawn, {drawn} of each class. Bring "
+            "your own to keep it under control."
         )
     return GraphReport([], notes, description)
 

@@ -246,9 +246,8 @@ def partition(
 
     config = data_config(dataset, clients, rule, settings)
     description = describe_clients(config)
-    table = make_table(
-        "client", description.items, "train", "val", "test", "classes", "exp(entropy)"
-    )
+    sets = ("train", "val", "test", *description.columns)
+    table = make_table("client", description.items, *sets, "classes", "exp(entropy)")
     for row in description.rows:
         table.add_row(*row)
     console.print(table)

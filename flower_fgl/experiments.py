@@ -16,6 +16,8 @@
     [published]                        # test accuracy in percent, by row of the table:
     "fedavg, reset" = 79.4             # the case and grid values without seeds, "/"
     [published-macro-f1]               # optional: the same for test macro-F1
+    [published-unseen]                 # optional: the accuracy of another column:
+                                       # unseen, missing, new-client, test-masked
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from flower_fgl.errors import ConfigError
-from flower_fgl.options import Scalar
+from flower_fgl.metrics import SETTING_COLUMNS
+from flower_fgl.options import Scalar, kebab
 from flower_fgl.runs import Run, flatten
 
 REPLICATES = ("seed", "partition-seed")
@@ -77,6 +80,9 @@ class Experiment:
         Settings of which every combination is run.
     published, published_f1 : mapping of str to float
         Published test accuracy and macro-F1 in percent, by cell name.
+    published_columns : mapping of str to mapping of str to float
+        Published accuracy in percent of the columns that only some settings have, by
+        column (``unseen``, ``missing``, …) and cell name.
     """
 
     name: str
@@ -86,6 +92,7 @@ class Experiment:
     grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
     published: Mapping[str, float] = field(default_factory=dict)
     published_f1: Mapping[str, float] = field(default_factory=dict)
+    published_columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def is_grid(self) -> bool:
@@ -161,7 +168,8 @@ def read_experiment(path: Path) -> Experiment:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     known = {"title", "output-dir", "config", "case", "grid"}
-    known |= {"published", "published-macro-f1"}
+    columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
+    known |= {"published", "published-macro-f1", *columns.values()}
     if not (set(table) <= known and set(table) & known):
         # a run folder's config.toml: the settings themselves
         settings = {k: v for k, v in table.items() if k != "sources"}
@@ -179,6 +187,7 @@ def read_experiment(path: Path) -> Experiment:
         grid=grid,
         published=_percentages(table, "published"),
         published_f1=_percentages(table, "published-macro-f1"),
+        published_columns={c: _percentages(table, key) for c, key in columns.items()},
     )
 
 
@@ -226,6 +235,7 @@ def results_table(
             ("test acc.", ("best", "test", "accuracy")),
             ("test macro-F1", ("best", "test", "macro_f1")),
             ("test AUROC", ("best", "test", "auroc")),
+            *_own_columns(members),
             ("global test acc.", ("global", "best", "test", "accuracy")),
             ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
             ("fine-tuned test macro-F1", ("finetuned", "test", "macro_f1")),
@@ -238,8 +248,31 @@ def results_table(
             row["published"] = f"{experiment.published[cell]:.1f}"
         if cell in experiment.published_f1:
             row["published macro-F1"] = f"{experiment.published_f1[cell]:.1f}"
+        for column, values_by_cell in experiment.published_columns.items():
+            if cell in values_by_cell:
+                title = f"published {SETTING_COLUMNS[column]}"
+                row[title] = f"{values_by_cell[cell]:.1f}"
         rows.append(row)
     return rows
+
+
+def _own_columns(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
+    """Name what the runs' setting scores besides, and where it stands in a summary.
+
+    With few shots also the plain means over clients, which FedPANO reports.
+    """
+    found = {column for run in runs for column in run.best or {}}
+    own: list[tuple[str, tuple[str, ...]]] = [
+        (title, ("best", column, "accuracy"))
+        for column, title in SETTING_COLUMNS.items()
+        if column in found
+    ]
+    if "test_masked" in found:
+        own += [
+            ("mean of clients", ("best", "test", "mean_accuracy")),
+            ("mean, own classes", ("best", "test_masked", "mean_accuracy")),
+        ]
+    return own
 
 
 def _dig(table: Any, path: Sequence[str]) -> float | None:

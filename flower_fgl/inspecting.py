@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from flower_fgl.config import RunConfig
-from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.files import save_client_graph
 from flower_fgl.datasets.partition_summary import PartitionSummary
+from flower_fgl.datasets.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
 from flower_fgl.errors import ConfigError, DataError
+from flower_fgl.metrics import SETTING_COLUMNS
 from flower_fgl.plots import label_heat_map
 
 __all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_map"]
@@ -28,8 +30,8 @@ class PartitionReport:
     Parameters
     ----------
     rows : list of list of str
-        For each client: number, nodes (or graphs), those that train, validate and test,
-        classes, and the exponential of the entropy of its labels.
+        For each client: number, nodes (or graphs), those that train, validate, test and
+        are in ``columns``, classes, and the exponential of the entropy of its labels.
     counts : Tensor of shape (K, C), int64
         Labelled nodes (or graphs) by client and class.
     class_names : tuple of str
@@ -38,6 +40,8 @@ class PartitionReport:
         Totals, share of edges kept, and the partition's hash.
     items : {"nodes", "graphs"}
         What is counted.
+    columns : tuple of str
+        Titles of the node sets that only the setting scores.
     """
 
     rows: list[list[str]]
@@ -45,15 +49,20 @@ class PartitionReport:
     class_names: tuple[str, ...]
     summary: str
     items: str = "nodes"
+    columns: tuple[str, ...] = ()
 
 
 def _clients(store: ClientStore) -> Iterator[ClientGraph]:
     return (store.load(pid) for pid in range(store.index.num_clients))
 
 
-def _sizes(client: ClientGraph) -> list[int]:
+def _held(client: ClientGraph) -> list[Graph]:
+    """Return the graphs that make up a client's own nodes: not what it has not seen."""
+    return [g for g in (client.graph, *client.evaluation) if set(SPLITS) & set(g.masks)]
+
+
+def _sizes(client: ClientGraph, names: Iterable[str]) -> list[int]:
     graphs = [client.graph, *client.evaluation]
-    names = ("train", "val", "test")
     return [
         max(int(g.masks[name].sum()) for g in graphs if name in g.masks)
         for name in names
@@ -80,13 +89,16 @@ def describe_clients(config: RunConfig) -> PartitionReport:
     store = open_store(config, config.clients)
     counts, sizes, masked, edges = [], [], [], 0
     names: tuple[str, ...] = ()
+    own: list[str] = []
     for client in _clients(store):
         names = client.class_names
-        graphs = [client.graph, *client.evaluation]
+        found = {name for graph in client.evaluation for name in graph.masks}
+        own = [column for column in SETTING_COLUMNS if column in found]
+        graphs = _held(client)
         labels = torch.cat([graph.y for graph in graphs])
         counts.append(torch.bincount(labels[labels >= 0], minlength=len(names)))
         sizes.append(len(labels))
-        masked.append(_sizes(client))
+        masked.append(_sizes(client, (*SPLITS, *own)))
         edges += sum(graph.edge_index.shape[1] // 2 for graph in graphs)
     total = store.index.num_edges
     pieces = PartitionSummary(
@@ -113,7 +125,8 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         f"{len(rows)} clients, {sum(sizes):,} {items}, {kept or 'no edges'}, "
         f"partition {store.index.partition_sha256}"
     )
-    return PartitionReport(rows, torch.stack(counts), names, summary, items)
+    columns = tuple(SETTING_COLUMNS[column] for column in own)
+    return PartitionReport(rows, torch.stack(counts), names, summary, items, columns)
 
 
 def write_heat_map(report: PartitionReport, path: Path) -> None:

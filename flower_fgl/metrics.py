@@ -18,12 +18,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["METRICS", "AbsentClasses", "Scores", "auroc", "pool", "score", "summarise"]
+__all__ = [
+    "METRICS",
+    "SETTING_COLUMNS",
+    "AbsentClasses",
+    "Scores",
+    "auroc",
+    "pool",
+    "score",
+    "summarise",
+]
 
 Row = Mapping[str, Any]
 AbsentClasses = Literal["ignore", "zero"]
 METRICS = ("accuracy", "macro_f1", "macro_recall")
 """Names of the node scores, in the order in which they are shown."""
+SETTING_COLUMNS = {
+    "unseen": "unseen",
+    "missing": "missing",
+    "new_client": "new client",
+    "test_masked": "own classes",
+}
+"""Columns that only some settings have, besides ``val`` and ``test``, and their titles."""
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,10 @@ class ModelCard:
         Length C: what its outputs stand for, in their order.
     classifies_graphs : bool
         Whether whole graphs are classified.
-    scaling : {"none", "kept", "lost"}
-        Whether features were as they are given, standardised with statistics that the
-        file holds, or standardised by each client with its own.
+    scaling : {"none", "rows", "kept", "lost"}
+        Whether features were as they are given, divided by the sum of each row,
+        standardised with statistics that the file holds, or standardised by each client
+        with its own.
     round : int
         Round after which the model was kept.
     owner : str

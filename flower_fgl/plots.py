@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "Curve",
     "client_bars",
     "client_spread",
+    "column_curves",
     "convergence",
     "label_heat_map",
     "scale_bytes",
@@ -65,6 +66,8 @@ class Curve:
         Training losses in those rounds.
     best_round : int or None
         Round with the best validation accuracy.
+    columns : mapping of str to sequence of float in [0, 1]
+        Accuracies in ``rounds`` by title of the column, for :func:`column_curves`.
     """
 
     label: str
@@ -74,6 +77,7 @@ class Curve:
     loss_rounds: Sequence[int]
     loss: Sequence[float]
     best_round: int | None
+    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def convergence(curves: Sequence[Curve]) -> Figure:
@@ -109,10 +113,7 @@ def convergence(curves: Sequence[Curve]) -> Figure:
         return figure
     lines = []
     for number, curve in enumerate(curves):
-        look = {
-            "color": PALETTE[number % len(PALETTE)],
-            "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
-        }
+        look = _look(number)
         lines += panels[0].plot(curve.rounds, curve.val, **_line(curve.rounds), **look)
         panels[1].plot(curve.rounds, curve.test, **_line(curve.rounds), **look)
         panels[2].plot(
@@ -134,14 +135,62 @@ def _draw_one(panels: Any, curve: Curve) -> None:
     ]
     names = ["validation", "test"]
     if curve.best_round is not None:
-        mark = {"color": MUTED, "linewidth": 1.1, "linestyle": (0, (2, 2))}
-        lines.append(accuracy.axvline(curve.best_round, zorder=1, **mark))
+        lines.append(_mark_selected(accuracy, curve.best_round))
         names.append(f"selected: round {curve.best_round}")
     _legend(accuracy, lines, names, "lower right", 3, bbox_to_anchor=(1.01, 0.985))
     loss.plot(
         curve.loss_rounds, curve.loss, color=PALETTE[2], **_line(curve.loss_rounds)
     )
     loss.set_ylim(bottom=0)
+
+
+def column_curves(curves: Sequence[Curve]) -> Figure:
+    """Draw accuracy by round for every node set that a setting scores.
+
+    Parameters
+    ----------
+    curves : sequence of Curve
+        One run: its columns share a panel. Several: a panel for each column.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    titles = list(dict.fromkeys(title for curve in curves for title in curve.columns))
+    if len(curves) == 1:
+        names, look = titles, _dashed
+        layout = {
+            "Accuracy": [(curves[0].rounds, curves[0].columns[t]) for t in titles]
+        }
+    else:
+        names, look = [curve.label for curve in curves], _look
+        layout = {
+            title: [(c.rounds, c.columns.get(title, _absent(c))) for c in curves]
+            for title in titles
+        }
+    selected = curves[0].best_round if len(curves) == 1 else None
+    columns = min(5 if len(curves) == 1 else 3, len(names) + (selected is not None))
+    figure = _figure(3.1 + 0.22 * -(-len(names) // columns))
+    panels = figure.subplots(1, len(layout), sharey=True, squeeze=False)[0]
+    last = max([2, *(number for curve in curves for number in curve.rounds)])
+    for panel, (title, drawn) in zip(panels, layout.items(), strict=True):
+        _dress(panel, xlabel="round", title=title)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        panel.set_xlim(0, 1.02 * last)
+        panel.yaxis.set_major_formatter(PercentFormatter(1))
+        lines = [
+            panel.plot(rounds, values, **_line(rounds), **look(number))[0]
+            for number, (rounds, values) in enumerate(drawn)
+        ]
+    if selected is not None:
+        lines.append(_mark_selected(panels[0], selected))
+        names = [*names, f"selected: round {selected}"]
+    _legend(figure, lines, names, "outside lower center", columns)
+    return figure
+
+
+def _absent(curve: Curve) -> list[float]:
+    return [float("nan")] * len(curve.rounds)
 
 
 def client_bars(
@@ -416,6 +465,25 @@ def _dress(
     if grid:
         panel.grid(axis=grid, color=GRID, linewidth=0.8)
     panel.set_axisbelow(True)
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Return colour and dashes of the line of a run, or of a column."""
+    return {
+        "color": PALETTE[number % len(PALETTE)],
+        "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
+    }
+
+
+def _dashed(number: int) -> dict[str, Any]:
+    """Return a look that shows a line below another one of the same values."""
+    return {**_look(number), "linestyle": DASHES[number % len(DASHES)]}
+
+
+def _mark_selected(panel: Any, number: int) -> Any:
+    """Mark the round from which results are taken."""
+    dashes = (0, (2, 2))
+    return panel.axvline(number, zorder=1, color=MUTED, linewidth=1.1, linestyle=dashes)
 
 
 def _line(rounds: Sequence[int]) -> dict[str, Any]:

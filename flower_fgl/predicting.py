@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.components import normalise_rows
 from flower_fgl.datasets.files import load_graph_file
 from flower_fgl.datasets.subgraph import scale_features
 from flower_fgl.errors import DataError
@@ -90,6 +91,8 @@ def _fitting(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset
             'statistics of its own (setting = "inductive"), which this file does not '
             "hold. Use the model that an owner of a graph file kept."
         )
+    if card.scaling == "rows":
+        return replace(dataset, x=normalise_rows(dataset.x))
     if saved.scaling is None:
         return dataset
     if dataset.x.layout != torch.strided:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from flower_fgl import plots
 from flower_fgl.errors import RunError
-from flower_fgl.metrics import METRICS
+from flower_fgl.metrics import METRICS, SETTING_COLUMNS
 from flower_fgl.runs import Run, flatten, replace_file
 
 __all__ = ["write_report"]
@@ -70,6 +70,7 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
+        "column_name": _column_name,
         "percent": percent,
         "size": show_bytes,
         "time": show_seconds,
@@ -85,6 +86,7 @@ def write_report(runs: Sequence[Run], out: Path | None = None) -> Path:
     page = template.render(
         runs=runs,
         columns=_columns(runs),
+        own_columns=_own_columns(runs),
         metrics=_metrics(runs),
         items=_items(runs),
         **context,
@@ -205,7 +207,10 @@ def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
     """Draw the curves if any of them has a point."""
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
-    return {"convergence": _picture(plots.convergence(curves))}
+    pictures = {"convergence": _picture(plots.convergence(curves))}
+    if any(curve.columns for curve in curves):
+        pictures["columns"] = _picture(plots.column_curves(curves))
+    return pictures
 
 
 def _number(value: float | None) -> float:
@@ -262,23 +267,35 @@ def _metrics(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _columns(runs: Sequence[Run]) -> list[str]:
-    """Name the node sets that were scored, validation and test first."""
+    """Name the node sets that were scored, in the order in which they are shown."""
     scored = (run.best or {} for run in runs)
     found = dict.fromkeys(key for entry in scored for key in entry if key != "round")
-    first = [name for name in ("val", "test") if name in found]
+    first = [name for name in ("val", "test", *SETTING_COLUMNS) if name in found]
     return first + [name for name in found if name not in first]
+
+
+def _own_columns(runs: Sequence[Run]) -> list[str]:
+    """Name the node sets that the settings of the runs score besides the usual."""
+    return [name for name in _columns(runs) if name in SETTING_COLUMNS]
+
+
+def _column_name(column: str) -> str:
+    """Write a column for people."""
+    return {"val": "validation", **SETTING_COLUMNS}.get(column, column)
 
 
 def _curve(run: Run, label: str) -> plots.Curve:
     train = [row for row in run.rounds if row.get("phase") == "train"]
     scored = [row for row in train if row.get("metrics", {}).get(_scope(run))]
+    own = _own_columns([run])
     columns = {
         name: [
             _number(row["metrics"][_scope(run)].get(name, {}).get("accuracy"))
             for row in scored
         ]
-        for name in ("val", "test")
+        for name in ("val", "test", *own)
     }
+    shown = ("test", *own) if own else ()
     has_loss = [row for row in train if row.get("loss") is not None]
     return plots.Curve(
         label=label,
@@ -288,6 +305,7 @@ def _curve(run: Run, label: str) -> plots.Curve:
         loss_rounds=[row["round"] for row in has_loss],
         loss=[row["loss"] for row in has_loss],
         best_round=run.best["round"] if run.best else None,
+        columns={_column_name(name): columns[name] for name in shown},
     )
 
 
@@ -390,7 +408,7 @@ def _over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "seeds": ", ".join(str(run.summary["seed"]) for run in group),
             **{
                 f"{column}_{metric}": _mean_std(group, column, metric)
-                for column in ("val", "test")
+                for column in ("val", "test", *SETTING_COLUMNS)
                 for metric in METRICS
             },
         }

@@ -33,7 +33,7 @@ import tomli_w
 from torch import Tensor
 
 from flower_fgl.errors import RunError
-from flower_fgl.metrics import summarise
+from flower_fgl.metrics import SETTING_COLUMNS, summarise
 
 __all__ = ["Run", "RunWriter", "default_folder", "flatten", "replace_file", "summarise"]
 
@@ -355,6 +355,8 @@ class Run:
         lines = [f"{'':<20}{'round':>6}{'val acc':>9}{'test acc':>10}{'test F1':>9}"]
         is_ranked = any("auroc" in (e or {}).get("test", {}) for _, e in scored)
         lines[0] += f"{'test AUROC':>12}" if is_ranked else ""
+        own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
+        lines[0] += "".join(f"{title:>13}" for title in own.values())
         for name, entry in scored:
             if entry:
                 val = _percent(entry, "val", "accuracy")
@@ -362,7 +364,9 @@ class Run:
                 f1 = _percent(entry, "test", "macro_f1")
                 line = f"{name:<20}{entry['round']:>6}{val:>9}{test:>10}{f1:>9}"
                 area = _percent(entry, "test", "auroc")
-                lines.append(line + (f"{area:>12}" if is_ranked else ""))
+                line += f"{area:>12}" if is_ranked else ""
+                more = (_percent(entry, column, "accuracy") for column in own)
+                lines.append(line + "".join(f"{value:>13}" for value in more))
         head = (
             f"{about['method']} on {about['dataset']}, "
             f"{about['clients'] or '?'} clients, "

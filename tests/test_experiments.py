@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flower_fgl.config import RunConfig
-from flower_fgl.experiments import read_experiment
+from flower_fgl.experiments import percent, read_experiment, results_table
+from flower_fgl.local_engine import run_local
 from flower_fgl.methods import METHODS
 
 FILES = sorted((Path(__file__).parents[1] / "experiments").glob("*.toml"))
@@ -23,3 +24,42 @@ def test_every_run_of_an_experiment_has_settings_that_parse(path: Path) -> None:
     rows = {run.row for run in runs}
     assert set(experiment.published) <= rows
     assert set(experiment.published_f1) <= rows
+    for published in experiment.published_columns.values():
+        assert set(published) <= rows
+
+
+FEW = """
+[config]
+dataset = "synthetic"
+clients = 3
+setting = "few-shot"
+rounds = 1
+synthetic.nodes = 400
+synthetic.block-skew = 0.3
+[[case]]
+name = "a"
+method = "local"
+[grid]
+partition-seed = [0, 1]
+[published]
+a = 50
+[published-test-masked]
+a = 61.25
+"""
+
+
+def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -> None:
+    path = tmp_path / "few.toml"
+    path.write_text(FEW)
+    experiment = read_experiment(path)
+    done = []
+    for run in experiment.runs():
+        place = str(tmp_path / run.name)
+        done.append((run, run_local({**run.settings, "run-dir": place})))
+    assert len({run.summary["partition_sha256"] for _, run in done}) == 2
+    (row,) = results_table(experiment, done)
+    best = [run.best["test_masked"] for _, run in done if run.best]
+    assert row["own classes"] == percent([entry["accuracy"] for entry in best])
+    assert row["mean, own classes"] == percent([e["mean_accuracy"] for e in best])
+    assert row["published own classes"] == "61.2"
+    assert "mean of clients" in row

@@ -247,6 +247,19 @@ def test_features_are_standardised_as_they_were_in_training(tmp_path: Path) -> N
         predict(run.path, Path(node["graph"]))
 
 
+def test_rows_are_normalised_as_they_were_in_training(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    run = simulate("fedavg", **small, setting="closed-set")
+    assert load_model(run.path).card.scaling == "rows"
+    graph = owner_graphs()[0]
+    save_client_graph(tmp_path / "g.npz", graph)
+    doubled = replace(graph, graph=replace(graph.graph, x=2 * graph.graph.x))
+    save_client_graph(tmp_path / "doubled.npz", doubled)
+    one, other = (predict(run.path, tmp_path / f"{n}.npz") for n in ("g", "doubled"))
+    torch.testing.assert_close(one.probabilities, other.probabilities)
+
+
 def test_a_graph_that_does_not_fit_is_named(tmp_path: Path) -> None:
     graph = owner_graphs()[0]
     save_client_graph(tmp_path / "g.npz", graph)

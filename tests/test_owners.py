@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from flower_fgl import METHODS
+from flower_fgl import METHODS, simulate
 from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.files import save_client_graph
 from flower_fgl.errors import DataError, RunError
+from flower_fgl.inspecting import export_clients
 from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.agreement import (
     agree_classes,
@@ -85,6 +87,26 @@ def test_owners_give_the_numbers_of_the_partitions_they_rehearse(
     unnumbered = [{"graph": node["graph"]} for node in reversed(numbered)]
     settled = run_owners(unnumbered, tmp_path / "b")
     assert comparable(settled) == comparable(told)
+
+
+@pytest.mark.parametrize("setting", ["closed-set", "open-set", "few-shot"])
+def test_owners_of_exported_graphs_give_the_numbers_of_the_partitions(
+    setting: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    synthetic = {"nodes": 400, "classes": 3, "features": 8, "block_skew": 0.3}
+    settings = {**small, "synthetic": synthetic, "setting": setting}
+    del settings["clients"]
+    cut = simulate("fedavg", clients=3, **settings)
+    data = {"synthetic.nodes": 400, "synthetic.classes": 3, "synthetic.features": 8}
+    values = {**data, "synthetic.block-skew": 0.3, "setting": setting, "clients": 3}
+    paths = export_clients(RunConfig.parse(values, METHODS), tmp_path / "graphs")
+    owned = run_owners(
+        [{"graph": str(path)} for path in paths],
+        tmp_path / "owned",
+        synthetic=synthetic,
+        setting=setting,
+    )
+    assert owned.best == cut.best
 
 
 def test_owners_may_sum_in_secret(nodes: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def make(
     drop: list[dict[str, Any]] | None = None,
     settings: dict[str, Any] | None = None,
     auroc: float = math.nan,
+    columns: tuple[str, ...] = (),
 ) -> Run:
     """Write a run of three clients, of which the last has no test nodes."""
     config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
@@ -65,7 +66,13 @@ def make(
                 "replies": 3,
                 "failures": (drop or []) if server_round == 2 else [],
                 "loss": 1 / server_round,
-                "metrics": {"local": {"val": pooled, "test": pooled}},
+                "metrics": {
+                    "local": {
+                        "val": pooled,
+                        "test": pooled,
+                        **dict.fromkeys(columns, pooled),
+                    }
+                },
                 "seconds": {"send": 0.001, "clients": 0.04, "total": 0.042},
                 "bytes": {
                     "up": {"weights": 123_000, "metrics": 450},
@@ -272,6 +279,31 @@ def test_a_run_over_graphs_speaks_of_graphs_and_shows_auroc(tmp_path: Path) -> N
     assert "over the nodes or graphs of all clients" in words
 
 
+def test_a_run_with_unseen_nodes_shows_each_column_as_a_row(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", columns=("new_client", "missing", "unseen"))
+    page = Page(write_report([run]))
+    assert "What is scored" in page.text
+    names = [page.text.index(f"\n{name}") for name in ("unseen", "missing")]
+    assert names == sorted(names)
+    assert "new client" in page.text
+    assert "graph of a client that took no part" in page.text
+    assert "What is scored" not in Page(write_report([make(tmp_path / "b")])).text
+
+
+def test_own_columns_stand_in_the_tables_of_several_runs(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{s}", seed=s, val=(0.5 + s / 10,), columns=("test_masked",))
+        for s in (0, 1)
+    ]
+    page = Page(write_report(runs))
+    assert page.text.count("own classes") == 3  # both tables, and below
+    assert "only a client's own classes may be predicted" in page.text
+    # 50 and 60 % on 10 nodes, half of it on 30: 31.25 and 37.5 %
+    assert page.text.count("34.4 ± 4.4") >= 3
+    assert "own classes" in runs[0].table()
+    assert "own classes" not in make(tmp_path / "c").table()
+
+
 def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / "a", val=(0.5, 0.8)),
@@ -475,6 +507,26 @@ def test_several_runs_have_a_panel_for_each_quantity() -> None:
     assert len(colours) == 2
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "$\\frac{$"]
     assert plots.to_svg(figure)
+
+
+def test_the_columns_of_one_run_share_a_panel_and_are_told_apart() -> None:
+    columns = {"test": [0.1, 0.3], "missing": [0.0, 0.0]}
+    (panel,) = plots.column_curves([replace(curve(""), columns=columns)]).axes
+    drawn = [list(line.get_ydata()) for line in panel.lines[:2]]
+    assert drawn == [[0.1, 0.3], [0.0, 0.0]]
+    assert len({line.get_linestyle() for line in panel.lines[:2]}) == 2
+    assert list(panel.lines[2].get_xdata()) == [4, 4]
+
+
+def test_several_runs_have_a_panel_for_each_column() -> None:
+    one = replace(curve("a"), columns={"test": [0.1, 0.3], "unseen": [0.2, 0.4]})
+    other = replace(curve("b"), columns={"test": [0.5, 0.6]})
+    figure = plots.column_curves([one, other])
+    assert [panel.get_title(loc="left") for panel in figure.axes] == ["test", "unseen"]
+    values = [list(line.get_ydata()) for line in figure.axes[1].lines]
+    assert values[0] == [0.2, 0.4]
+    assert all(math.isnan(value) for value in values[1])  # its colour stays the same
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "b"]
 
 
 def test_the_spread_of_clients_has_a_row_of_dots_per_run() -> None:

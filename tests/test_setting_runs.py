@@ -7,9 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from flower_fgl import Run, simulate
+from flower_fgl.cli import app
 from flower_fgl.errors import FglError, RunError
+from flower_fgl.methods import METHODS as ALL
+
+from .test_methods import shortened
 
 UNSEEN = ("unseen", "missing", "new_client")
 METHODS = ("local", "fedavg", "fedprox")
@@ -213,3 +218,33 @@ def test_more_parts_than_nodes_ends_the_run(
     path = write_graph(tmp_path / "tiny.npz", [(0, 1), (1, 2)], [0, 1, 0])
     with pytest.raises(FglError, match=r"clients \+ 1 = 4 parts.*Use fewer clients"):
         simulate("fedavg", path, **settings, setting="closed-set")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["closed-set", "open-set", "few-shot"])
+@pytest.mark.parametrize("method", sorted(set(ALL) - set(METHODS)))
+def test_every_method_runs_in_every_setting(
+    method: str, setting: str, settings: dict[str, Any]
+) -> None:
+    values = shortened(method, {**settings, "setting": setting, "evaluate": "local"})
+    run = simulate(method, **values)
+    found = scores(run)
+    own = ("test_masked",) if setting == "few-shot" else ("unseen", "missing")
+    for column in ("test", *own):
+        assert found[column]["num_nodes"] > 0
+        assert 0 <= found[column]["accuracy"] <= 1
+    assert all(row["failures"] == [] for row in run.rounds)
+
+
+def test_the_partition_command_counts_what_a_setting_scores() -> None:
+    words = ["partition", "--clients", "3", "--set", "setting=closed-set"]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
+    assert done.exit_code == 0, done.output
+    header, *rows = [line for line in done.output.splitlines() if line[0] in "┃│"]
+    titles = [cell.strip() for cell in header.strip("┃").split("┃")]
+    assert titles[2:8] == ["train", "val", "test", "unseen", "missing", "new client"]
+    table = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
+    for row in table:
+        assert int(row[1]) == sum(map(int, row[2:5]))  # unseen nodes are not its own
+    sizes = sum(int(row[1]) for row in table)
+    assert f"3 clients, {sizes:,} nodes" in done.output

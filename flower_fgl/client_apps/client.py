@@ -24,8 +24,8 @@ from flower_fgl.client_apps.training import (
     train_epochs,
 )
 from flower_fgl.config import RunConfig
-from flower_fgl.datasets.build import client_from_file
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
 from flower_fgl.errors import DataError, RunError
 from flower_fgl.metrics import AbsentClasses, Scores, auroc, score

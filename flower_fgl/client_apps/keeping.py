@@ -127,6 +127,7 @@ def card_of(
     graph, config = client.data.graph, client.config
     is_cut = config.setting == "inductive" and bool(client.data.partition_sha256)
     is_scaled = is_cut and graph.graph.x.layout == torch.strided
+    given = "rows" if config.has_unseen else "none"
     return ModelCard(
         method=config.method,
         model=client.model_name,
@@ -135,7 +136,7 @@ def card_of(
         num_layers=config.num_layers,
         class_names=graph.class_names,
         classifies_graphs=config.classifies_graphs,
-        scaling="kept" if graph.scaling else "lost" if is_scaled else "none",
+        scaling="kept" if graph.scaling else "lost" if is_scaled else given,
         round=server_round,
         owner=owner,
         validation=validation,

@@ -16,8 +16,9 @@ from flower_fgl.datasets.client_graph import (
     GraphDataset,
     NodeDataset,
 )
+from flower_fgl.datasets.components import largest_dataset
 from flower_fgl.datasets.few_shot import draw_few_shot, few_shot_labels
-from flower_fgl.datasets.files import OwnedGraph, load_graph_file
+from flower_fgl.datasets.files import load_graph_file
 from flower_fgl.datasets.graph_sets import cut_graph_clients
 from flower_fgl.datasets.partition import (
     IntArray,
@@ -33,7 +34,6 @@ from flower_fgl.datasets.sources import (
 )
 from flower_fgl.datasets.sparsity import Sparsity, sparsify, sparsity_sha256
 from flower_fgl.datasets.split import (
-    SplitFractions,
     parse_split,
     published_split,
     split_nodes,
@@ -44,13 +44,12 @@ from flower_fgl.datasets.unseen import (
     UNSEEN_SPLIT,
     cut_unseen_clients,
     expansion_hops,
-    largest_dataset,
     partition_unseen,
 )
 from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.seeds import numpy_generator
 
-__all__ = ["build_clients", "client_from_file", "client_from_owned", "load_dataset"]
+__all__ = ["FILE_SPLIT", "build_clients", "in_setting", "load_dataset"]
 
 FILE_SPLIT = "20/40/40"
 """Default split of a graph file that brings none."""
@@ -108,7 +107,7 @@ def _check_task(config: RunConfig) -> None:
     if config.classifies_graphs and not is_set:
         raise ConfigError(
             f"{config.dataset} is one graph, whose nodes are classified: it needs "
-            'another setting, e.g. "transductive", got setting = "graph". '
+            'setting = "transductive" or another of nodes, got setting = "graph". '
             'flower-fgl datasets lists data sets of task "graph".'
         )
 
@@ -309,103 +308,3 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
         (cut.val, cut.test),
         cut.scaling,
     )
-
-
-def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
-    """Read a data owner's own graph.
-
-    Parameters
-    ----------
-    path : Path
-        An ``.npz`` file or a CSV folder.
-    config : RunConfig
-        ``split`` is used where the file brings none, or if it is not ``default``;
-        ``setting`` is applied unless the file brings evaluation graphs of its own.
-
-    Returns
-    -------
-    ClientGraph
-        In the owner's own class order, as client 0: :meth:`ClientGraph.renumbered` gives
-        it what was agreed.
-
-    Raises
-    ------
-    ConfigError
-        If ``setting`` is ``"graph"``.
-    DataError
-        If the file is missing or malformed.
-
-    Notes
-    -----
-    1. A split that the file does not bring is a function of the file and
-       ``partition-seed`` only, not of the client's number, which depends on who else
-       takes part: a test node of one run must not train the next.
-    """
-    return client_from_owned(load_graph_file(path.expanduser()), config)
-
-
-def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
-    """Split an owner's graph as the settings say, see :func:`client_from_file`.
-
-    Parameters
-    ----------
-    owned : OwnedGraph
-        The file, read.
-    config : RunConfig
-        ``split``, ``setting`` and ``partition-seed``.
-
-    Returns
-    -------
-    ClientGraph
-
-    Raises
-    ------
-    ConfigError
-        If ``setting`` is ``"graph"``, or something is to be taken away from the graph.
-    DataError
-        If there is no split where one must be.
-    """
-    if config.classifies_graphs:
-        raise ConfigError(
-            "A graph file holds one graph, whose nodes are classified: it needs setting = "
-            '"transductive" or another, got setting = "graph".'
-        )
-    if Sparsity.of(config):
-        raise ConfigError(
-            "An owner's own graph is used as it is, but feature-sparsity, "
-            "edge-sparsity or label-sparsity asks to take something away. Set them to "
-            "0, or let the app cut the data set itself (partition-id=... instead of "
-            "graph=... in the SuperNode's --node-config)."
-        )
-    if config.has_unseen and not any("unseen" in g.masks for g in owned.evaluation):
-        raise DataError(
-            f'setting = "{config.setting}" scores nodes outside the client\'s graph, '
-            "which this file does not hold. Give a file that was exported in that "
-            'setting (flower-fgl export), or set setting = "transductive".'
-        )
-    masks = dict(owned.dataset.masks)
-    asked = config.split
-    if asked == "default":
-        asked = "public" if masks else FILE_SPLIT
-    fractions = parse_split(asked)
-    if fractions is not None:
-        masks = _split_owned(owned.dataset, fractions, config)
-    client = owned.client_graph(0, masks)
-    return client if client.evaluation else in_setting(client, config)
-
-
-def _split_owned(
-    dataset: NodeDataset, fractions: SplitFractions, config: RunConfig
-) -> dict[str, Tensor]:
-    """Split an owner's graph that brings no split, as client 0 of a partition."""
-    if config.setting == "few-shot":
-        return draw_few_shot(
-            dataset.y,
-            dataset.num_classes,
-            config.shots,
-            has_networks=False,
-            seed=config.partition_seed,
-            partition_id=0,
-        )
-    generator = numpy_generator(config.partition_seed, 0, 0, "split")
-    return split_nodes(dataset.y, fractions, generator=generator)

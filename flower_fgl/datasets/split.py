@@ -14,12 +14,21 @@ from torch import Tensor
 
 from flower_fgl.errors import ConfigError, DataError
 
-__all__ = ["PUBLIC", "SplitFractions", "parse_split", "published_split", "split_nodes"]
+__all__ = [
+    "PUBLIC",
+    "SPLITS",
+    "SplitFractions",
+    "parse_split",
+    "published_split",
+    "split_nodes",
+]
 
 PUBLIC = "public"
 """Name of the split that a data set was published with."""
 
 SPLITS = ("train", "val", "test")
+"""Names of the masks of a split."""
+
 MAX_DENOMINATOR = 10**6
 
 

@@ -704,6 +704,7 @@ class FglStrategy(Strategy):
     def model_card(self) -> ModelCard:
         """Describe the model that :meth:`best_state` returns."""
         config, federation = self.config, self.federation
+        given = "rows" if config.has_unseen else "none"
         return ModelCard(
             method=config.method,
             model=next(iter(federation.clients.values())).model,
@@ -712,7 +713,7 @@ class FglStrategy(Strategy):
             num_layers=config.num_layers,
             class_names=federation.class_names,
             classifies_graphs=config.classifies_graphs,
-            scaling="lost" if config.setting == "inductive" else "none",
+            scaling="lost" if config.setting == "inductive" else given,
             round=self._best_round if self._best is not None else self._round.number,
         )
 

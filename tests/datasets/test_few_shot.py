@@ -10,7 +10,7 @@ import torch
 
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets import few_shot
-from flower_fgl.datasets.build import build_clients, client_from_file
+from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.few_shot import (
     draw_candidates,
@@ -18,6 +18,7 @@ from flower_fgl.datasets.few_shot import (
     few_shot_split,
 )
 from flower_fgl.datasets.files import save_client_graph
+from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.partition import partition_nodes
 from flower_fgl.datasets.source_table import SOURCES, Statistics
 from flower_fgl.errors import ConfigError, DataError

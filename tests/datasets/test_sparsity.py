@@ -13,10 +13,11 @@ from torch import Tensor
 from flower_fgl import METHODS, simulate
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets import store
-from flower_fgl.datasets.build import build_clients, client_from_file
+from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.canonical import csr_tensor
 from flower_fgl.datasets.client_graph import Graph
 from flower_fgl.datasets.files import save_client_graph
+from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.sparsity import (
     Sparsity,
     remove_edges,

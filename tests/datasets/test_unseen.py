@@ -10,18 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl.config import RunConfig
-from flower_fgl.datasets.build import build_clients, client_from_file, load_dataset
+from flower_fgl.datasets.build import build_clients, load_dataset
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
+from flower_fgl.datasets.components import (
+    largest_component,
+    largest_dataset,
+    normalise_rows,
+)
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
+from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.unseen import (
     UnseenPart,
     UnseenPartition,
     cut_unseen_clients,
     expansion_hops,
     hide_classes,
-    largest_component,
-    largest_dataset,
-    normalise_rows,
     partition_unseen,
     surroundings,
 )
