@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner, new_net
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.errors import PayloadError
+from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.model_files import ModelCard, load_model, save_model
 from flower_fgl.protocols.fedlog import FedLogDownload
 
 N, C, D, S = 30, 3, 6, 4
@@ -265,3 +267,12 @@ def test_class_rates_are_of_training_labels_only() -> None:
     y = torch.cat([torch.zeros(20), torch.full((9,), 2.0), torch.ones(1)]).long()
     rates = FedLogClientApp().pretrain(make_client(y=y), 0, FedLogDownload())
     torch.testing.assert_close(rates.upload.rates, torch.tensor([20 / 21, 1 / 21, 0]))
+
+
+def test_a_kept_network_is_not_taken_for_a_plain_backbone(tmp_path: Path) -> None:
+    client = make_client()
+    state = run_rounds(client)[-1].model.state_dict()
+    card = ModelCard("fedlog", "graphsage", D, 8, 2, tuple("abc"), False, "none", 2)
+    save_model(tmp_path / "m", state, card)
+    with pytest.raises(RunError, match="its weights are not those of graphsage"):
+        load_model(tmp_path / "m")

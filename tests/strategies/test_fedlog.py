@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,3 +137,32 @@ def test_a_client_that_failed_in_round_0_takes_part_later(
     run = simulate("fedlog", **small, fedlog=SHORT)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3]
     assert [f["partition_id"] for f in run.rounds[0]["failures"]] == [1]
+
+
+@pytest.mark.slow
+def test_local_generalisation_finds_coras_missing_classes(
+    real_data: Path, tmp_path: Path
+) -> None:
+    # seed 0: accuracy on missing classes 0.39, without local generalisation 0.0
+    found = {}
+    for lg in (True, False):
+        run = simulate(
+            "fedlog",
+            dataset="cora",
+            data_dir=str(real_data),
+            setting="closed-set",
+            clients=3,
+            rounds=25,
+            evaluate_every=25,
+            output_dir=str(tmp_path),
+            fedlog={
+                "lg": lg,
+                "nodes_per_class": 5,
+                "prompt_epochs": 3,
+                "prompt_networks": 5,
+            },
+        )
+        found[lg] = {name: run.best[name]["accuracy"] for name in ("test", "missing")}
+    assert found[True]["missing"] > 0.2
+    assert found[False]["missing"] < 0.1
+    assert found[True]["test"] > 0.7
