@@ -14,6 +14,7 @@ from flower_fgl.protocols.f2l import F2LSettings
 from flower_fgl.protocols.fedala import FedALASettings
 from flower_fgl.protocols.fedavg import FedAvgSettings
 from flower_fgl.protocols.feded import FedEDSettings
+from flower_fgl.protocols.fedlog import FedLogSettings
 from flower_fgl.protocols.fedntd import FedNTDSettings
 from flower_fgl.protocols.fedpano import FedPANOSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
@@ -161,6 +162,23 @@ METHODS: dict[str, Method] = {
         settings=FedEDSettings,
         payload="4P up, 4P down",
         additive=True,
+    ),
+    "fedlog": Method(
+        paper="Kim et al., ICLR 2025",
+        strategy="flower_fgl.strategies.fedlog:FedLog",
+        client_app="flower_fgl.client_apps.fedlog:FedLogClientApp",
+        settings=FedLogSettings,
+        payload="4(P+Csd) up and down, once 4(C+P_pg) up, 4C·P_pg down; s nodes a class",
+        defaults={
+            "model": "graphsage",
+            "local-epochs": 1,
+            "batch-size": 64,
+            "lr": 0.001,
+            "optimizer-state": "reset",
+            "weight-by": "equal",
+        },
+        has_global_model=False,
+        graphs=False,
     ),
     "fedntd": Method(
         paper="Lee et al., NeurIPS 2022",

@@ -1,0 +1,336 @@
+"""FedLoG's client half: two branches on the own graph, and synthetic nodes of all.
+
+Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
+
+=====================  ==================================================
+symbol                 argument or attribute
+=====================  ==================================================
+φ_k                    ``BranchNet.encoder``
+θ_k^H, θ_k^T           ``BranchNet.classifier["head"]``, ``["tail"]``
+X_k^H, X_k^T           ``BranchNet.nodes["head"]``, ``["tail"]``
+γ_k                    ``LocalLearner.gamma``
+X^g, x̂                 ``download.nodes``, ``scale_nodes(...)``
+β, λ, s                ``fedlog.beta``, ``tail-degree``, ``nodes-per-class``
+=====================  ==================================================
+
+===============================================  ===========================
+algorithm, client                                function
+===============================================  ===========================
+prompt generator, Eqs. (11)-(13)                 ``train_generator``
+local fitting, L_cls and L_norm                  ``LocalLearner.fitting_loss``
+local generalisation, Eq. (5) and L_g            ``LocalLearner.general_loss``
+prediction, Eqs. (1)-(3)                         ``BranchNet.head``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Context, Message
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.training import (
+    load_state,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from flower_fgl.condensed.losses import branch_loss, node_norm
+from flower_fgl.condensed.network import BRANCHES, BranchNet, self_loops, start_nodes
+from flower_fgl.condensed.prompts import (
+    PromptTask,
+    apply_generators,
+    make_generator,
+    prompt_pairs,
+    train_generator,
+)
+from flower_fgl.condensed.synthetic import (
+    class_rates,
+    disguise_rates,
+    scale_nodes,
+    update_scaling,
+)
+from flower_fgl.errors import PayloadError
+from flower_fgl.protocols.fedlog import (
+    PRETRAIN,
+    FedLogDownload,
+    FedLogShapes,
+    FedLogUpload,
+    PromptUpload,
+    build_network,
+)
+from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
+
+__all__ = ["FedLogClientApp"]
+
+
+class FedLogClientApp(FglClientApp):
+    """Train on the own nodes and on synthetic ones; keep the learnable nodes and γ.
+
+    Notes
+    -----
+    1. Before the first upload a client's learnable nodes are those that all clients
+       start from.
+    2. The published code pretrains the encoder on each client and stops by test
+       accuracy; nothing of that kind here.
+    """
+
+    down = FedLogDownload
+    up = FedLogUpload
+
+    def __init__(self, workplace: Workplace | None = None) -> None:
+        super().__init__(workplace)
+        self.train(PRETRAIN)(self._pretrain)
+
+    def download_spec(self, client: Client) -> FedLogShapes:
+        """Expect the shapes of the client's network."""
+        key = ("fedlog-shapes", client.config.hyper, client.config.hidden_channels)
+        if key not in client.data.memo:
+            shapes = FedLogShapes.of(open_network(client), client.config.hyper)
+            client.data.memo[key] = shapes
+        found: FedLogShapes = client.data.memo[key]
+        return found
+
+    def pretrain(
+        self, client: Client, server_round: int, download: FedLogDownload
+    ) -> Fit:
+        """Train PG_k by Eqs. (11)-(13), and say what share each class has."""
+        config, hyper, data = client.config, client.config.hyper, client.data.training
+        classes = client.data.graph.num_classes
+        loss, prompts = 0.0, {}
+        if hyper.pg:
+            with seeded(derive_seed(config.seed, 0, SERVER, "prompts")):
+                generator = make_generator(data.inputs.num_features)
+            generator.to(client.device)
+            task = PromptTask(data.inputs, data.index, data.labels, classes)
+            with seeded(client.seed(0, "prompts"), client.device):
+                loss = train_generator(
+                    generator,
+                    task,
+                    epochs=hyper.prompt_epochs,
+                    networks=hyper.prompt_networks,
+                    lr=hyper.prompt_lr,
+                )
+            prompts = {n: t.detach().cpu() for n, t in generator.state_dict().items()}
+        rates = disguise_rates(
+            class_rates(data.labels.cpu(), classes),
+            hyper.class_rate_noise,
+            scale=hyper.noise_scale,
+            generator=torch_generator(config.seed, 0, client.partition_id, "rates"),
+        )
+        return Fit(None, PromptUpload(rates, prompts), loss)
+
+    def fit(self, client: Client, server_round: int, download: FedLogDownload) -> Fit:
+        """Train ``local-epochs`` epochs, keep X_k^H, X_k^T and γ_k."""
+        network = self.personal_model(client, None) or new_network(client)
+        load_weights(network, download)
+        if download.prompts:
+            client.state.set_group("prompts", dict(download.prompts))
+        learner = LocalLearner(client, network, download.nodes)
+        loss = learner.train(server_round)
+        client.state.set_group("scaling", {"gamma": learner.gamma.cpu()})
+        return Fit(network, self.upload(client, network), loss)
+
+    def upload(self, client: Client, network: BranchNet) -> FedLogUpload:
+        """Return the weights, and the learnable nodes of the branch that is asked for."""
+        hyper = client.config.hyper
+        branch = "tail" if hyper.synthetic_mode.endswith("T") else "head"
+        nodes = network.nodes[branch].detach() if hyper.lg else None
+        return FedLogUpload(network.shared_state(), nodes)
+
+    def personal_model(
+        self, client: Client, download: FedLogDownload | None
+    ) -> BranchNet | None:
+        """Return the network trained last; before it the received weights."""
+        saved = client.state.group("model")
+        if saved:
+            network = open_network(client)
+            load_state(network, saved)
+            return network
+        if download is None:
+            return None
+        network = new_network(client)
+        load_weights(network, download)
+        return network
+
+    def _pretrain(self, message: Message, context: Context) -> Message:
+        return self.handle_fit(message, context, self.pretrain)
+
+
+def open_network(client: Client) -> BranchNet:
+    """Build the client's network; all its numbers are to be overwritten."""
+    config, graph = client.config, client.data.graph
+    with seeded(derive_seed(config.seed, 0, SERVER, "init")):
+        network = build_network(
+            config.hyper,
+            model=client.model_name,
+            num_features=graph.num_features,
+            num_classes=graph.num_classes,
+            width=config.hidden_channels,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+        )
+    return network.to(client.device)
+
+
+def new_network(client: Client) -> BranchNet:
+    """Build a network with the learnable nodes that all clients start from."""
+    network = open_network(client)
+    size, width = network.nodes["head"].shape
+    with seeded(derive_seed(client.config.seed, 0, SERVER, "nodes")):
+        nodes = start_nodes(size, width)
+    load_state(network, {f"nodes.{name}": x for name, x in nodes.items()})
+    return network
+
+
+def load_weights(network: BranchNet, download: FedLogDownload) -> None:
+    """Overwrite φ and θ, not the learnable nodes.
+
+    Raises
+    ------
+    PayloadError
+        If the message brought no weights.
+    """
+    if not download.weights:
+        raise PayloadError("the message brought no weights")
+    load_state(network, download.weights)
+
+
+class LocalLearner:
+    """One round of a client's training, FedLoG, local fitting and generalisation.
+
+    Parameters
+    ----------
+    client : Client
+        Its training nodes, settings, γ_k and prompt generators.
+    network : BranchNet
+        Trained in place.
+    nodes : Tensor of shape (C·s, d), float32, or None
+        X^g; ``None`` before there is one.
+
+    Raises
+    ------
+    PayloadError
+        If there are synthetic nodes, but no prompt generator ever came.
+    """
+
+    def __init__(
+        self, client: Client, network: BranchNet, nodes: Tensor | None
+    ) -> None:
+        self.client, self.network = client, network
+        self.hyper, self.data = client.config.hyper, client.data.training
+        classes, device = network.num_classes, client.device
+        kept = client.state.group("scaling").get("gamma", torch.zeros(classes))
+        self.gamma = kept.to(device)
+        self.nodes = None if nodes is None else nodes.to(device)
+        self.labels = torch.arange(classes, device=device).repeat_interleave(
+            self.hyper.nodes_per_class
+        )
+        self.prompts: Mapping[str, Tensor] = {}
+        if self.nodes is not None and self.hyper.pg:
+            group = client.state.group("prompts")
+            if not group:
+                raise PayloadError("no prompt generators came with synthetic nodes")
+            self.prompts = {name: group[name].to(device) for name in group}
+
+    def train(self, server_round: int) -> float:
+        """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps.
+
+        Returns
+        -------
+        float
+            Mean loss of the last epoch.
+        """
+        client, config = self.client, self.client.config
+        optimizer = make_optimizer(self.network.shared(), config)
+        optimizer.add_param_group(
+            {"params": list(self.network.nodes.values()), "weight_decay": 0.0}
+        )
+        keeps = config.optimizer_state == "keep"
+        if keeps:
+            group = client.state.group("optimizer")
+            restore_optimizer(self.network, optimizer, group)
+        generator = torch_generator(
+            config.seed, server_round, client.partition_id, "batches"
+        )
+        self.network.train()
+        loss = float("nan")
+        with seeded(client.seed(server_round, "training"), client.device):
+            for _ in range(config.local_epochs):
+                loss = self.epoch(optimizer, generator)
+        if keeps:
+            tensors = optimizer_tensors(self.network, optimizer)
+            client.state.set_group("optimizer", tensors)
+        return loss
+
+    def epoch(
+        self, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> float:
+        """Pass over the training nodes once, whole batches only; return the mean loss."""
+        number = len(self.data.index)
+        size = min(self.client.config.batch_size or number, number)
+        order = torch.randperm(number, generator=generator).to(self.data.index.device)
+        whole = torch.split(order[: number - number % size], size)
+        batches: list[Tensor | None] = [*whole]
+        is_apart = self.nodes is not None and self.hyper.lg_mode == "sequential"
+        if is_apart:
+            batches += [None] * len(batches)
+        total = torch.zeros((), device=self.client.device)
+        for batch in batches:
+            optimizer.zero_grad(set_to_none=True)
+            prototypes = self.network.prototypes()
+            loss, hits = torch.zeros((), device=self.client.device), None
+            if batch is not None:
+                loss = self.fitting_loss(batch, prototypes)
+            if self.nodes is not None and (batch is None or not is_apart):
+                general, hits = self.general_loss(prototypes)
+                loss = loss + general
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if hits is not None and self.hyper.fs:
+                self.gamma = update_scaling(
+                    self.gamma,
+                    hits,
+                    step=self.hyper.gamma_step,
+                    threshold=self.hyper.gamma_threshold,
+                )
+            total += loss.detach()
+        return float(total) / len(batches)
+
+    def fitting_loss(self, batch: Tensor, prototypes: Mapping[str, Tensor]) -> Tensor:
+        """Return L_cls + β L_norm of some training nodes, local fitting."""
+        graph, index = self.data.inputs, self.data.index[batch]
+        h = self.network.embed(graph)
+        around = graph.operator("mean").matmul(h)
+        head, tail = self.network.branch_log_probs(h[index], around[index], prototypes)
+        alpha = self.network.head_weights(graph)[index]
+        labels, is_mixture = self.data.labels[batch], self.hyper.loss_mix == "mixture"
+        loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
+        nodes = [self.network.nodes[name] for name in BRANCHES]
+        beta: float = self.hyper.beta
+        return loss + beta * node_norm(nodes, kind=self.hyper.norm)
+
+    def general_loss(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return L_g of the scaled synthetic nodes, and which were classified rightly.
+
+        Without prompt generators a synthetic node is its own neighbour.
+        """
+        assert self.nodes is not None
+        x = scale_nodes(self.nodes, self.gamma)
+        graph = (
+            prompt_pairs(x, apply_generators(self.prompts, x))
+            if self.hyper.pg
+            else self_loops(x)
+        )
+        h = self.network.embed(graph)
+        around = graph.operator("mean").matmul(h)
+        size = len(x)
+        head, tail = self.network.branch_log_probs(h[:size], around[:size], prototypes)
+        half = torch.full((size,), 0.5, device=x.device)
+        loss = branch_loss(head, tail, half, self.labels)
+        mixture = torch.logaddexp(head.detach(), tail.detach())
+        return loss, mixture.argmax(1) == self.labels

@@ -1,0 +1,1 @@
+"""Learnable nodes that stand for classes: the arithmetic of FedLoG."""

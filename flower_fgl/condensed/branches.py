@@ -1,0 +1,245 @@
+"""Classify nodes by their distance to prototypes, FedLoG Eqs. (2), (3), (6)-(10).
+
+Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+__all__ = [
+    "Branch",
+    "PairLayer",
+    "class_means_of",
+    "degree_weights",
+    "distance_log_probs",
+    "mean_shift",
+    "mix_log_probs",
+    "square_distances",
+]
+
+MESSAGE_START = 1e-3
+"""Xavier gain of the last map of MLP_trans: nodes hardly move at first."""
+
+
+def square_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``‖a_v − b_j‖²`` of all pairs as ``‖a‖² + ‖b‖² − 2ab``.
+
+    Parameters
+    ----------
+    a : Tensor of shape (n, E), float32
+    b : Tensor of shape (m, E), float32
+
+    Returns
+    -------
+    Tensor of shape (n, m), float32
+        Not negative.
+    """
+    cross = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * (a @ b.T)
+    return cross.clamp(min=0)
+
+
+def mean_shift(h: Tensor, prototypes: Tensor, scalars: Tensor) -> Tensor:
+    """Average ``(h_v − h_j)·s_vj`` over the prototypes, FedLoG Eqs. (8) and (9).
+
+    Parameters
+    ----------
+    h : Tensor of shape (n, E), float32
+        h_v.
+    prototypes : Tensor of shape (P, E), float32
+        h_j.
+    scalars : Tensor of shape (n, P), float32
+        MLP_trans(m_vj).
+
+    Returns
+    -------
+    Tensor of shape (n, E), float32
+        t'_v = ``h_v·mean_j s_vj − (1/P) Σ_j s_vj h_j``.
+    """
+    return h * scalars.mean(1, keepdim=True) - scalars @ prototypes / len(prototypes)
+
+
+def class_means_of(prototypes: Tensor, num_classes: int) -> Tensor:
+    """Average the prototypes of each class, ``h̄_c`` of FedLoG Eq. (2).
+
+    Parameters
+    ----------
+    prototypes : Tensor of shape (C·s, E), float32
+        Class by class.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (C, E), float32
+    """
+    return prototypes.view(num_classes, -1, prototypes.shape[1]).mean(1)
+
+
+def distance_log_probs(h: Tensor, means: Tensor) -> Tensor:
+    """Return ``log softmax_c(−‖h'_v − h̄_c‖²)``, FedLoG Eq. (2).
+
+    Parameters
+    ----------
+    h : Tensor of shape (n, E), float32
+        h'_v.
+    means : Tensor of shape (C, E), float32
+        h̄_c.
+
+    Returns
+    -------
+    Tensor of shape (n, C), float32
+    """
+    return F.log_softmax(-square_distances(h, means), dim=1)
+
+
+def degree_weights(degree: Tensor, threshold: float) -> Tensor:
+    """Weigh the head branch by a node's degree, FedLoG Eq. (3).
+
+    ``α_v = 1 / (1 + exp(−(deg(v) − (λ + 1))))``.
+
+    Parameters
+    ----------
+    degree : Tensor of shape (n,), int64
+        Neighbours of each node, itself not counted.
+    threshold : float
+        λ.
+
+    Returns
+    -------
+    Tensor of shape (n,), float32, in [0, 1]
+    """
+    return torch.sigmoid(degree.float() - (threshold + 1))
+
+
+def mix_log_probs(head: Tensor, tail: Tensor, alpha: Tensor) -> Tensor:
+    """Return ``log(α p_H + (1 − α) p_T)``, FedLoG Eq. (3).
+
+    Parameters
+    ----------
+    head, tail : Tensor of shape (n, C), float32
+        log p_H and log p_T.
+    alpha : Tensor of shape (n,), float32, in [0, 1]
+
+    Returns
+    -------
+    Tensor of shape (n, C), float32
+    """
+    first, second = alpha.log()[:, None] + head, (1 - alpha).log()[:, None] + tail
+    return torch.logaddexp(first, second)
+
+
+class PairLayer(nn.Module):
+    """Move nodes by what they and each prototype say, FedLoG Eqs. (6)-(10).
+
+    Parameters
+    ----------
+    width : int
+        Embedding width E.
+    neighbours_only : bool
+        Whether messages are made of ``[n_v ‖ ‖h_v − h_j‖²]``, as in the published code,
+        instead of ``[h_v ‖ n_v ‖ d_vj]``.
+
+    Notes
+    -----
+    1. The paper gives MLP_msg 2E inputs for the 2E + 1 numbers of Eq. (6); here 2E + 1.
+    2. The first map of MLP_msg is linear and only d_vj depends on the pair: what h_v and
+       n_v give is computed once a node, and a pair adds a multiple of one column.
+    """
+
+    def __init__(self, width: int, *, neighbours_only: bool = False) -> None:
+        super().__init__()
+        self.neighbours_only = neighbours_only
+        self.first = nn.Linear((1 if neighbours_only else 2) * width + 1, width)
+        self.second = nn.Linear(width, width)
+        self.trans = nn.Sequential(
+            nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()
+        )
+        self.scale = nn.Linear(width, 1, bias=False)
+        nn.init.xavier_uniform_(self.scale.weight, gain=MESSAGE_START)
+
+    def forward(self, h: Tensor, neighbours: Tensor, prototypes: Tensor) -> Tensor:
+        """Return h'_v.
+
+        Parameters
+        ----------
+        h : Tensor of shape (n, E), float32
+            h_v.
+        neighbours : Tensor of shape (n, E), float32
+            n_v, the mean embedding of the neighbours; zero without any.
+        prototypes : Tensor of shape (P, E), float32
+            h_j.
+
+        Returns
+        -------
+        Tensor of shape (n, E), float32
+        """
+        distance = square_distances(h, prototypes)
+        if self.neighbours_only:
+            own = neighbours
+        else:
+            distance = distance + square_distances(neighbours, prototypes)  # Eq. (7)
+            own = torch.cat([h, neighbours], dim=1)
+        weight = self.first.weight
+        start = F.linear(own, weight[:, :-1], self.first.bias)
+        m = torch.addcmul(start[:, None], distance[..., None], weight[:, -1])
+        m = F.silu(self.second(F.silu(m)))  # (n, P, E), Eq. (6)
+        scalars = self.scale(self.trans(m)).squeeze(-1)
+        return h + mean_shift(h, prototypes, scalars)
+
+
+class Branch(nn.Module):
+    """The classifier of the head or the tail branch, θ^H or θ^T.
+
+    Parameters
+    ----------
+    width : int
+        Embedding width E.
+    updates : bool
+        Whether nodes are moved by Eqs. (6)-(10); else they are normalised only.
+    neighbours_only : bool
+        See :class:`PairLayer`.
+
+    Notes
+    -----
+    1. Layer normalisation of h_v, then two layers with weights of their own; n_v and the
+       prototypes enter both as they are.
+    2. In the published code Eqs. (6)-(10) have no effect: what it adds to a node was
+       gathered for other rows. ``updates=False`` is that variant.
+    """
+
+    def __init__(
+        self, width: int, *, updates: bool = True, neighbours_only: bool = False
+    ) -> None:
+        super().__init__()
+        self.updates = updates
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(
+            PairLayer(width, neighbours_only=neighbours_only) for _ in range(2)
+        )
+
+    def forward(
+        self, h: Tensor, neighbours: Tensor, prototypes: Tensor, num_classes: int
+    ) -> Tensor:
+        """Return log p(c|v), FedLoG Eq. (2).
+
+        Parameters
+        ----------
+        h, neighbours : Tensor of shape (n, E), float32
+            h_v and n_v.
+        prototypes : Tensor of shape (C·s, E), float32
+            Embeddings of the branch's learnable nodes, class by class.
+        num_classes : int
+            C.
+
+        Returns
+        -------
+        Tensor of shape (n, C), float32
+        """
+        h = self.norm(h)
+        if self.updates:
+            for layer in self.layers:
+                h = layer(h, neighbours, prototypes)
+        return distance_log_probs(h, class_means_of(prototypes, num_classes))

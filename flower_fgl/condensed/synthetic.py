@@ -1,0 +1,202 @@
+"""Global synthetic nodes: how the server makes them and a client scales them, FedLoG.
+
+Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "ClassNoise",
+    "aggregation_weights",
+    "blend_nodes",
+    "class_rates",
+    "disguise_rates",
+    "permute_slots",
+    "scale_nodes",
+    "update_scaling",
+]
+
+ClassNoise = Literal["none", "gauss", "permute"]
+TAIL_EPSILON = 1e-6
+"""ε in the weights of tail classes; the paper: a very small positive value."""
+
+
+def class_rates(labels: Tensor, num_classes: int) -> Tensor:
+    """Return the share of each class among training labels, ``r_k^c`` of FedLoG.
+
+    Parameters
+    ----------
+    labels : Tensor of shape (n,), int64
+        Classes of the training nodes, n at least 1.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (C,), float32
+        Adds up to 1.
+    """
+    return torch.bincount(labels, minlength=num_classes).float() / len(labels)
+
+
+def disguise_rates(
+    rates: Tensor, kind: ClassNoise, *, scale: float, generator: torch.Generator
+) -> Tensor:
+    """Hide the class distribution, FedLoG, appendix on privacy.
+
+    Parameters
+    ----------
+    rates : Tensor of shape (C,), float32
+        r_k.
+    kind : {"none", "gauss", "permute"}
+        Add normal noise of deviation ``scale · r_k^c`` to each rate; or permute the
+        rates of the head classes among themselves, and those of the tail classes.
+    scale : float
+        a.
+    generator : torch.Generator
+        Draws.
+
+    Returns
+    -------
+    Tensor of shape (C,), float32
+        Not negative.
+
+    Notes
+    -----
+    1. The paper does not say which classes are head classes: here those whose rate is
+       above 1/C. Rates that noise turns negative become 0.
+    """
+    if kind == "gauss":
+        noise = torch.randn(rates.shape, generator=generator)
+        return (rates * (1 + scale * noise)).clamp(min=0)
+    out = rates.clone()
+    if kind == "permute":
+        is_head = rates > 1 / len(rates)
+        for group in (is_head.nonzero()[:, 0], (~is_head).nonzero()[:, 0]):
+            order = torch.randperm(len(group), generator=generator)
+            out[group] = rates[group[order]]
+    return out
+
+
+def aggregation_weights(rates: Tensor, *, tail_classes: bool = False) -> Tensor:
+    """Weigh the clients of each class, FedLoG Eq. (4) or (15).
+
+    Parameters
+    ----------
+    rates : Tensor of shape (K, C), float32
+        r_k^c.
+    tail_classes : bool
+        Whether clients with few nodes of a class weigh more,
+        ``Σ_j r_j^c / (r_k^c + ε)`` instead of ``r_k^c``.
+
+    Returns
+    -------
+    Tensor of shape (K, C), float32
+        Columns add up to 1; 1/K for a class that nobody has.
+    """
+    total = rates.sum(0)
+    weight = total / (rates + TAIL_EPSILON) if tail_classes else rates
+    weight = torch.where(total > 0, weight, torch.ones(()))
+    return weight / weight.sum(0)
+
+
+def blend_nodes(nodes: Tensor, weights: Tensor) -> Tensor:
+    """Make global synthetic nodes of the clients' learnable ones, FedLoG Eq. (4).
+
+    Parameters
+    ----------
+    nodes : Tensor of shape (K, C·s, d), float32
+        Uploads, class by class.
+    weights : Tensor of shape (K, C), float32
+        What :func:`aggregation_weights` returned.
+
+    Returns
+    -------
+    Tensor of shape (C·s, d), float32
+        X^g.
+    """
+    clients, classes = weights.shape
+    by_class = nodes.view(clients, classes, -1, nodes.shape[-1])
+    return torch.einsum("kc,kcsd->csd", weights, by_class).flatten(0, 1)
+
+
+def permute_slots(
+    nodes: Tensor, num_classes: int, generator: torch.Generator
+) -> Tensor:
+    """Shuffle the learnable nodes of every client within each class.
+
+    Parameters
+    ----------
+    nodes : Tensor of shape (K, C·s, d), float32
+    num_classes : int
+        C.
+    generator : torch.Generator
+        Draws.
+
+    Returns
+    -------
+    Tensor of shape (K, C·s, d), float32
+    """
+    clients, size, width = nodes.shape
+    slots = size // num_classes
+    draws = torch.rand((clients, num_classes, slots), generator=generator)
+    order = draws.argsort(dim=2)[..., None].expand(-1, -1, -1, width)
+    return (
+        nodes.view(clients, num_classes, slots, width).gather(2, order).view_as(nodes)
+    )
+
+
+def scale_nodes(nodes: Tensor, gamma: Tensor) -> Tensor:
+    """Pull the nodes of each class towards the mean of all, FedLoG Eq. (5).
+
+    ``x̂_(c,i) = x^g_(c,i) + γ_c (x̄ − x^g_(c,i))``.
+
+    Parameters
+    ----------
+    nodes : Tensor of shape (C·s, d), float32
+        X^g.
+    gamma : Tensor of shape (C,), float32, in [0, 1]
+        γ_k.
+
+    Returns
+    -------
+    Tensor of shape (C·s, d), float32
+    """
+    rows = gamma.repeat_interleave(len(nodes) // len(gamma))[:, None]
+    return nodes + rows * (nodes.mean(0) - nodes)
+
+
+def update_scaling(
+    gamma: Tensor, hits: Tensor, *, step: float, threshold: float
+) -> Tensor:
+    """Make the synthetic nodes of a class harder once they are learnt, FedLoG Sec. 4.3.
+
+    Parameters
+    ----------
+    gamma : Tensor of shape (C,), float32, in [0, 1]
+        γ_k.
+    hits : Tensor of shape (C·s,), bool
+        Whether each synthetic node was classified rightly.
+    step : float
+        What is added above ``threshold``, and subtracted else.
+    threshold : float
+        Share of hits of a class.
+
+    Returns
+    -------
+    Tensor of shape (C,), float32, in [0, 1]
+
+    Notes
+    -----
+    1. The paper adds at the end of a round above a threshold that it does not name, and
+       never subtracts. Its largest γ, 0.297, is 3 steps a round times 99 rounds times
+       0.001: as in the published code, γ moves after every step of the optimizer.
+    """
+    share = hits.float().view(len(gamma), -1).mean(1)
+    change = torch.where(share > threshold, step, -step)
+    return (gamma + change).clamp(0, 1)

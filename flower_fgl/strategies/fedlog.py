@@ -1,0 +1,191 @@
+"""FedLoG's server half: average models, make global synthetic nodes and generators.
+
+Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
+
+=====================  ==================================================
+symbol                 argument or attribute
+=====================  ==================================================
+φ, θ^H, θ^T            ``FedLog.weights``
+r_k^c                  ``FedLog.rates[k][c]``
+X^g                    ``FedLog.nodes``
+PG^1 … PG^C            ``FedLog.prompts``
+=====================  ==================================================
+
+===============================================  ===========================
+algorithm, server                                function
+===============================================  ===========================
+class-wise generators, before round 1            ``blend_generators``
+average the models                               ``weighted_mean``
+synthetic nodes, Eqs. (4), (15), (16)            ``aggregation_weights``, ``blend_nodes``
+===============================================  ===========================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.checkpoints import Snapshot
+from flower_fgl.condensed.prompts import blend_generators
+from flower_fgl.condensed.synthetic import (
+    aggregation_weights,
+    blend_nodes,
+    permute_slots,
+)
+from flower_fgl.errors import RunError
+from flower_fgl.protocols.fedlog import (
+    PRETRAIN,
+    FedLogDownload,
+    FedLogShapes,
+    FedLogUpload,
+    PromptUpload,
+    build_network,
+)
+from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.strategies.base import FglStrategy, Upload
+from flower_fgl.strategies.rounds import RoundLog
+
+__all__ = ["FedLog"]
+
+
+class FedLog(FglStrategy):
+    """Average encoders and classifiers, and condense the clients' learnable nodes.
+
+    Notes
+    -----
+    1. The exchange before round 1 brings class rates and prompt generators; it stands in
+       the run folder as round 0. A client that failed there weighs nothing in Eq. (4)
+       where others have the class.
+    2. A client gets the generators with the first synthetic nodes, again as long as it
+       has not answered since: not before round 2, where the paper sends them at once.
+    3. Clients are scored by the models they trained, not by the average, which has no
+       learnable nodes.
+    """
+
+    down = FedLogDownload
+    up = FedLogUpload
+
+    def prepare(self) -> None:
+        """Draw φ and θ; let the clients train their generators, unless resumed."""
+        config, federation = self.config, self.federation
+        model = next(iter(federation.clients.values())).model
+        with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
+            network = build_network(
+                config.hyper,
+                model=model,
+                num_features=federation.num_features,
+                num_classes=federation.num_classes,
+                width=config.hidden_channels,
+                num_layers=config.num_layers,
+                dropout=config.dropout,
+            )
+        self.shapes = FedLogShapes.of(network, config.hyper)
+        self.weights: Mapping[str, Tensor] = network.shared_state()
+        self.nodes: Tensor | None = None
+        self.rates: dict[int, Tensor] = {}
+        self.prompts: Mapping[str, Tensor] = {}
+        self.equipped: set[int] = set()  # who has the generators
+        self.sent = FedLogDownload()
+        if config.hyper.lg and not self.is_resumed:
+            self.pretrain()
+        self.sent = FedLogDownload(self.weights)
+
+    def pretrain(self) -> None:
+        """Collect class rates and PG_k, and blend PG^c: round 0.
+
+        Raises
+        ------
+        RunError
+            If no client answered.
+        """
+        self._round = RoundLog(0, is_scored=False, phase=PRETRAIN)
+        able = self.federation.trainable
+        messages = self.train_messages(0, able, action=PRETRAIN, is_scored=False)
+        replies = self._by_partition(self.exchange(messages))
+        uploads = self.read_uploads(replies, PromptUpload)
+        self._trained.clear()  # nobody has a model yet
+        self._round.close(is_ok=bool(uploads), min_replies=1)
+        self.record_round()
+        if not uploads:
+            raise RunError(
+                f"No client trained its prompt generator. {self._round.why_failed()}"
+            )
+        self.rates = {pid: upload.payload.rates for pid, upload in uploads.items()}
+        if self.shapes.prompts is not None:
+            weights = aggregation_weights(torch.stack(list(self.rates.values())))
+            self.prompts = blend_generators(
+                [upload.payload.prompts for upload in uploads.values()], weights
+            )
+
+    def download(self, server_round: int, partition_id: int) -> FedLogDownload:
+        """Send φ, θ and X^g, with the generators to whom has none."""
+        if self.nodes is None or partition_id in self.equipped or not self.prompts:
+            return self.sent
+        return self.first
+
+    def upload_spec(self, partition_id: int) -> FedLogShapes:
+        """Expect the shapes of the network."""
+        return self.shapes
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Average φ and θ, and make X^g by Eq. (4)."""
+        if self.nodes is not None:
+            self.equipped |= set(uploads)
+        payloads = {pid: upload.payload for pid, upload in uploads.items()}
+        self.weights = weighted_mean(
+            [payload.weights for payload in payloads.values()],
+            [upload.num_examples for upload in uploads.values()],
+        )
+        if self.shapes.nodes is not None:
+            self.nodes = self.condense(
+                server_round, {pid: p.nodes for pid, p in payloads.items()}
+            )
+        self._pack()
+
+    def condense(self, server_round: int, nodes: Mapping[int, Tensor]) -> Tensor:
+        """Make X^g (C·s, d) of the uploads of a round, by partition-id."""
+        hyper, seed = self.config.hyper, self.config.seed
+        unknown = torch.zeros(self.shapes.num_classes)
+        rates = torch.stack([self.rates.get(pid, unknown) for pid in nodes])
+        stacked = torch.stack(list(nodes.values()))
+        if hyper.permute_slots:
+            generator = torch_generator(seed, server_round, SERVER, "slots")
+            stacked = permute_slots(stacked, self.shapes.num_classes, generator)
+        is_tail = hyper.synthetic_mode.startswith("T")
+        return blend_nodes(stacked, aggregation_weights(rates, tail_classes=is_tail))
+
+    def _pack(self) -> None:
+        """Make the two downloads: for who has the generators, and for who has not."""
+        self.sent = FedLogDownload(self.weights, self.nodes)
+        self.first = FedLogDownload(self.weights, self.nodes, self.prompts)
+
+    def server_state(self) -> Snapshot:
+        """Keep φ, θ, X^g, the class rates and the generators."""
+        nodes = {} if self.nodes is None else {"synthetic": self.nodes}
+        parts = {
+            "weights": Snapshot(self.weights, {"equipped": sorted(self.equipped)}),
+            "nodes": Snapshot(nodes),
+            "rates": Snapshot({str(pid): r for pid, r in self.rates.items()}),
+            "prompts": Snapshot(self.prompts),
+        }
+        return Snapshot.join(parts)
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take all of it back; names and shapes must be the network's."""
+        weights = state.part("weights")
+        found = {name: tuple(t.shape) for name, t in weights.tensors.items()}
+        if found != self.shapes.weights:
+            raise ValueError(
+                f"weights of shapes {found}, expected {self.shapes.weights}"
+            )
+        self.weights = {name: weights.tensors[name] for name in self.shapes.weights}
+        self.equipped = set(weights.values["equipped"])
+        self.nodes = state.part("nodes").tensors.get("synthetic")
+        rates = state.part("rates").tensors
+        self.rates = {int(pid): tensor for pid, tensor in rates.items()}
+        prompts = state.part("prompts").tensors
+        self.prompts = {name: prompts[name] for name in self.shapes.stacked}
+        self._pack()

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner, new_network
+from flower_fgl.client_apps.state import ClientState
+from flower_fgl.config import RunConfig
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.methods import METHODS
+from flower_fgl.model_files import ModelCard, load_model, save_model
+from flower_fgl.protocols.fedlog import FedLogDownload
+
+N, C, D, S = 30, 3, 6, 4
+SHORT = {
+    "nodes_per_class": S,
+    "encoder_channels": 8,
+    "prompt_epochs": 2,
+    "prompt_networks": 2,
+}
+
+
+def make_client(y: Tensor | None = None, **settings: Any) -> Client:
+    """A client with a random graph whose last node has no neighbour."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(N, D, generator=draw)
+    upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
+    upper[:, -1] = False
+    edges = (upper | upper.T).nonzero().T.contiguous()
+    labels = torch.arange(N) % C if y is None else y
+    masks = {
+        name: torch.zeros(N, dtype=torch.bool) for name in ("train", "val", "test")
+    }
+    masks["train"][:20] = True
+    masks["train"][-1] = True
+    masks["val"][20:25] = True
+    masks["test"][25:] = True
+    names = tuple("abc")
+    graph = ClientGraph(0, Graph(x, edges, labels, masks), names, torch.arange(N))
+    general = {k: v for k, v in settings.items() if "-" in k or k == "lr"}
+    hyper = {**SHORT, **{k: v for k, v in settings.items() if k not in general}}
+    config = RunConfig.parse(
+        {
+            "method": "fedlog",
+            "hidden-channels": 8,
+            **general,
+            **{f"fedlog.{k.replace('_', '-')}": v for k, v in hyper.items()},
+        },
+        METHODS,
+    )
+    device = torch.device("cpu")
+    data = ClientData.build(graph, device)
+    return Client(config, 0, 1, data, ClientState(), device)
+
+
+def downloads(client: Client, app: FedLogClientApp) -> list[FedLogDownload]:
+    """What a server of one client sends in rounds 1 and 2."""
+    weights = new_network(client).shared_state()
+    first = FedLogDownload({n: t.clone() for n, t in weights.items()})
+    shapes = app.download_spec(client)
+    if shapes.nodes is None:
+        return [first, first]
+    nodes = torch.randn(shapes.nodes, generator=torch.Generator().manual_seed(1))
+    prompts: dict[str, Tensor] = {}
+    if shapes.prompts is not None:
+        made = app.pretrain(client, 0, FedLogDownload()).upload.prompts
+        prompts = {n: t.expand(C, *t.shape).clone() for n, t in made.items()}
+    return [first, FedLogDownload(first.weights, nodes, prompts)]
+
+
+def run_rounds(client: Client, rounds: int = 2) -> list[Any]:
+    """Train as the message handler does."""
+    app, fits = FedLogClientApp(), []
+    first, later = downloads(client, app)
+    for server_round in range(1, rounds + 1):
+        fit = app.fit(client, server_round, first if server_round == 1 else later)
+        state = {n: t.detach().clone() for n, t in fit.model.state_dict().items()}
+        client.state.set_group("model", state)
+        fits.append(fit)
+    return fits
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"lg": False},
+    {"pg": False},
+    {"fs": False},
+    {"alpha_fixed": 0.5},
+    {"classifier_update": False},
+    {"loss_mix": "mixture"},
+    {"msg_input": "neighbor"},
+    {"norm": "sum"},
+    {"lg_mode": "sequential"},
+    {"synthetic_mode": "TT", "permute_slots": True},
+    {"class_rate_noise": "gauss"},
+    {"class_rate_noise": "permute"},
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_every_variant_runs(settings: dict[str, Any], small: dict[str, Any]) -> None:
+    run = simulate("fedlog", **small, fedlog={**SHORT, **settings})
+    assert run.status == "completed"
+    assert run.summary["failures"] == {}
+
+
+@pytest.mark.parametrize("settings", VARIANTS[1:11], ids=str)
+def test_every_variant_trains_otherwise(settings: dict[str, Any]) -> None:
+    plain = {"gamma_step": 0.5, "gamma_threshold": 0.0}
+    one = run_rounds(make_client(**plain), 3)[-1].model.state_dict()
+    other = run_rounds(make_client(**plain, **settings), 3)[-1].model.state_dict()
+    same = all(
+        tensor.shape == other[name].shape and torch.equal(tensor, other[name])
+        for name, tensor in one.items()
+    )
+    # which nodes go up is no matter of the client's own training
+    assert same == ("synthetic_mode" in settings)
+
+
+def test_messages_get_a_gradient_which_they_do_not_in_the_published_variant() -> None:
+    for updates in (True, False):
+        client = make_client(classifier_update=updates)
+        network = new_network(client).train()
+        learner = LocalLearner(client, network, None)
+        loss = learner.fitting_loss(torch.arange(4), network.prototypes())
+        loss.backward()
+        slopes = [
+            layer.trans[0].weight.grad
+            for branch in network.classifier.values()
+            for layer in branch.layers
+        ]
+        assert all((slope is not None) == updates for slope in slopes)
+        assert not updates or all(slope.norm() > 0 for slope in slopes)
+
+
+def test_every_part_of_the_network_learns() -> None:
+    client = make_client()
+    fits = run_rounds(client)
+    start = new_network(client).state_dict()
+    for name, tensor in fits[-1].model.state_dict().items():
+        assert not torch.equal(tensor, start[name]), name
+
+
+def test_local_generalisation_reaches_classes_without_a_training_node() -> None:
+    # the client has classes 0 and 1 only
+    client = make_client(y=torch.arange(N) % 2, lr=0.01, **{"local-epochs": 60})
+    fits = run_rounds(client)
+    labels = torch.arange(C).repeat_interleave(S)
+    later = downloads(client, FedLogClientApp())[1]
+
+    def share_of_class_2(fit: Any) -> float:
+        learner = LocalLearner(client, fit.model.eval(), later.nodes)
+        with torch.no_grad():
+            _, hits = learner.general_loss(fit.model.prototypes())
+        return float(hits[labels == 2].float().mean())
+
+    assert share_of_class_2(fits[1]) > 0.7
+
+
+def test_gamma_moves_from_the_second_round_on_and_stays_in_its_range() -> None:
+    client = make_client(gamma_step=0.3, **{"local-epochs": 30}, lr=0.01)
+    run_rounds(client, 1)
+    assert client.state.group("scaling")["gamma"].tolist() == [0.0] * C
+    run_rounds(client, 3)
+    gamma = client.state.group("scaling")["gamma"]
+    assert gamma.max() > 0
+    assert gamma.min() >= 0
+    assert gamma.max() <= 1
+
+
+def test_without_scaling_gamma_stays_at_zero() -> None:
+    client = make_client(gamma_step=0.3, fs=False, gamma_threshold=0.0)
+    run_rounds(client, 3)
+    assert not client.state.group("scaling")["gamma"].any()
+
+
+@pytest.mark.parametrize(("mode", "branch"), [("HH", "head"), ("HT", "tail")])
+def test_the_nodes_of_the_branch_that_is_asked_for_go_up(
+    mode: str, branch: str
+) -> None:
+    fit = run_rounds(make_client(synthetic_mode=mode))[-1]
+    assert torch.equal(fit.upload.nodes, fit.model.nodes[branch])
+
+
+def test_an_epoch_takes_whole_batches_and_small_clients_one() -> None:
+    for size, mode, steps in ((64, "joint", 1), (8, "joint", 2), (8, "sequential", 4)):
+        client = make_client(lg_mode=mode, **{"batch-size": size})
+        app = FedLogClientApp()
+        later = downloads(client, app)[1]
+        run_rounds(client, 1)
+        client.state.set_group("prompts", dict(later.prompts))
+        learner = LocalLearner(client, new_network(client), later.nodes)
+        optimizer = torch.optim.SGD(learner.network.parameters(), lr=0)
+        count = 0
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            nonlocal count
+            count += 1
+
+        optimizer.register_step_post_hook(counted)
+        learner.epoch(optimizer, torch.Generator().manual_seed(0))
+        assert count == steps  # ⌊21 / 8⌋ = 2; apart: as many again
+
+
+def test_moments_are_forgotten_unless_they_are_asked_for() -> None:
+    client = make_client()
+    run_rounds(client, 1)
+    assert not client.state.group("optimizer")
+    client = make_client(**{"optimizer-state": "keep"})
+    run_rounds(client, 2)
+    moments = client.state.group("optimizer")
+    assert {name.partition("/")[0] for name in moments} >= {"exp_avg", "exp_avg_sq"}
+    assert "exp_avg/nodes.head" in moments
+
+
+def test_learnable_nodes_are_not_decayed() -> None:
+    # a class of weight decay so large that it would show
+    client = make_client(beta=0.0, **{"weight-decay": 1e6})
+    fit = run_rounds(client, 1)[0]
+    start, end = new_network(client).nodes["head"], fit.model.nodes["head"]
+    assert (end - start).abs().max() < 0.005
+    assert not (start - end).sign().equal(start.sign())
+
+
+def test_clients_start_from_the_same_nodes_and_keep_their_own() -> None:
+    client = make_client()
+    first, second = run_rounds(client)
+    twin = make_client()
+    twin.partition_id, twin.num_partitions = 5, 6
+    starts = [new_network(c).nodes["tail"] for c in (client, twin)]
+    assert torch.equal(*starts)
+    kept = FedLogClientApp().personal_model(client, None)
+    assert kept is not None
+    assert torch.equal(kept.nodes["tail"], second.model.nodes["tail"])
+    assert not torch.equal(first.model.nodes["tail"], starts[0])
+
+
+def test_synthetic_nodes_without_generators_are_refused() -> None:
+    client = make_client()
+    app = FedLogClientApp()
+    first, later = downloads(client, app)
+    with pytest.raises(PayloadError, match="no prompt generators"):
+        app.fit(client, 2, FedLogDownload(later.weights, later.nodes))
+    with pytest.raises(PayloadError, match="no weights"):
+        app.fit(client, 1, FedLogDownload())
+    assert app.fit(client, 1, first).loss > 0
+
+
+def test_a_class_that_nobody_trains_on_and_a_lone_node_leave_finite_numbers() -> None:
+    client = make_client(y=torch.arange(N) % 2)
+    fits = run_rounds(client, 3)
+    with torch.inference_mode():
+        log_p = fits[-1].model.eval()(client.data.inputs[0])
+    assert log_p.isfinite().all()
+    torch.testing.assert_close(log_p.exp().sum(1), torch.ones(N))
+    assert all(fit.upload.nodes.isfinite().all() for fit in fits)
+
+
+def test_class_rates_are_of_training_labels_only() -> None:
+    y = torch.cat([torch.zeros(20), torch.full((9,), 2.0), torch.ones(1)]).long()
+    rates = FedLogClientApp().pretrain(make_client(y=y), 0, FedLogDownload())
+    torch.testing.assert_close(rates.upload.rates, torch.tensor([20 / 21, 1 / 21, 0]))
+
+
+def test_a_kept_network_is_not_taken_for_a_plain_backbone(tmp_path: Path) -> None:
+    client = make_client()
+    state = run_rounds(client)[-1].model.state_dict()
+    card = ModelCard("fedlog", "graphsage", D, 8, 2, tuple("abc"), False, "none", 2)
+    save_model(tmp_path / "m", state, card)
+    with pytest.raises(RunError, match="its weights are not those of graphsage"):
+        load_model(tmp_path / "m")

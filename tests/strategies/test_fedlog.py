@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.fedlog import FedLogClientApp
+from flower_fgl.config import RunConfig
+from flower_fgl.errors import RunError
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.fedlog import FedLogUpload
+from flower_fgl.strategies.base import Upload
+
+C, D, S = 2, 3, 2
+SHORT = {
+    "nodes_per_class": S,
+    "encoder_channels": 4,
+    "prompt_epochs": 1,
+    "prompt_networks": 1,
+}
+
+
+def server(**settings: Any) -> Any:
+    """A server after round 0: clients 0 and 1 have answered, client 2 has not."""
+    values = {**SHORT, **settings}
+    config = RunConfig.parse(
+        {
+            "method": "fedlog",
+            "hidden-channels": 4,
+            **{f"fedlog.{k.replace('_', '-')}": v for k, v in values.items()},
+        },
+        METHODS,
+    )
+    strategy = METHODS["fedlog"].load_strategy()(config)
+    strategy.federation = SimpleNamespace(  # type: ignore[assignment]
+        num_classes=C,
+        num_features=D,
+        clients={pid: SimpleNamespace(model="graphsage") for pid in range(3)},
+    )
+    strategy.pretrain = lambda: None  # type: ignore[attr-defined]
+    strategy.prepare()
+    strategy.rates = {0: torch.tensor([0.75, 1.0]), 1: torch.tensor([0.25, 0.0])}
+    shapes = strategy.shapes.stacked
+    strategy.prompts = {name: torch.ones(shape) for name, shape in shapes.items()}
+    return strategy
+
+
+def upload(strategy: Any, value: float) -> Upload:
+    weights = {n: torch.full_like(t, value) for n, t in strategy.weights.items()}
+    return Upload(FedLogUpload(weights, torch.full((C * S, D), value)), 1.0)
+
+
+def test_models_are_averaged_plainly_and_nodes_by_class_rate() -> None:
+    strategy = server()
+    assert strategy.download(1, 0).nodes is None
+    strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
+    got = strategy.download(2, 0)
+    assert all((tensor == 2).all() for tensor in got.weights.values())
+    assert got.nodes[:, 0].tolist() == [1.0, 1.0, 0.0, 0.0]  # Eq. (4), by hand
+
+
+def test_tail_classes_turn_the_weights_round() -> None:
+    strategy = server(synthetic_mode="TH")
+    strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
+    expected = torch.tensor([3.0, 3.0, 4.0, 4.0])
+    found = strategy.download(2, 0).nodes[:, 0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_client_without_known_rates_counts_only_where_nobody_has_the_class() -> None:
+    strategy = server()
+    strategy.aggregate(1, {1: upload(strategy, 0.0), 2: upload(strategy, 4.0)})
+    assert strategy.download(2, 0).nodes[:, 0].tolist() == [0.0, 0.0, 2.0, 2.0]
+
+
+def test_generators_are_sent_until_the_client_has_answered() -> None:
+    strategy = server()
+    assert not strategy.download(1, 0).prompts  # nothing to use them on yet
+    both = {pid: upload(strategy, 0.0) for pid in (0, 1)}
+    strategy.aggregate(1, both)
+    assert strategy.download(2, 0).prompts
+    strategy.aggregate(2, {0: both[0]})  # client 1 was asked too, and was lost
+    assert not strategy.download(3, 0).prompts
+    assert strategy.download(3, 1).prompts
+    # equal payloads are one object, packed once
+    assert strategy.download(3, 1) is strategy.download(3, 2)
+
+
+def test_a_run_starts_with_class_rates_and_generators(small: dict[str, Any]) -> None:
+    run = simulate("fedlog", **small, fedlog=SHORT)
+    first, *rest = run.rounds
+    assert (first["round"], first["phase"]) == (0, "pretrain")
+    assert first["replies"] == 3
+    assert {"class-rates", "prompts"} <= first["bytes"]["up"].keys()
+    assert [row["phase"] for row in rest] == ["train", "train"]
+    # nothing before there are synthetic nodes, then 4·C·P_pg for each client
+    sent = [row["bytes"]["down"]["prompts"] for row in rest]
+    generators = 8 * 256 + 256 + 256 * 512 + 512 + 512 * 8 + 8
+    assert sent[0] == 0
+    assert 0 <= sent[1] - 3 * 4 * 3 * generators < 6000
+
+
+def test_without_local_generalisation_there_is_no_round_0(
+    small: dict[str, Any],
+) -> None:
+    run = simulate("fedlog", **small, fedlog={**SHORT, "lg": False})
+    assert [row["round"] for row in run.rounds] == [1, 2]
+    assert not run.summary["bytes"]["by_payload"]["up"].get("nodes")
+
+
+def test_if_no_client_trains_its_generator_the_run_says_so(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(FedLogClientApp, "pretrain", fail)
+    with pytest.raises(RunError, match="No client trained its prompt generator"):
+        simulate("fedlog", **small, fedlog=SHORT)
+
+
+def test_a_client_that_failed_in_round_0_takes_part_later(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretrain = FedLogClientApp.pretrain
+
+    def fail_once(self: Any, client: Any, *args: Any) -> Any:
+        if client.partition_id == 1:
+            raise RuntimeError("out of memory")
+        return pretrain(self, client, *args)
+
+    monkeypatch.setattr(FedLogClientApp, "pretrain", fail_once)
+    run = simulate("fedlog", **small, fedlog=SHORT)
+    assert [row["replies"] for row in run.rounds] == [2, 3, 3]
+    assert [f["partition_id"] for f in run.rounds[0]["failures"]] == [1]
+
+
+@pytest.mark.slow
+def test_local_generalisation_finds_coras_missing_classes(
+    real_data: Path, tmp_path: Path
+) -> None:
+    # seed 0: accuracy on missing classes 0.39, without local generalisation 0.0
+    found = {}
+    for lg in (True, False):
+        run = simulate(
+            "fedlog",
+            dataset="cora",
+            data_dir=str(real_data),
+            setting="closed-set",
+            clients=3,
+            rounds=25,
+            evaluate_every=25,
+            output_dir=str(tmp_path),
+            fedlog={
+                "lg": lg,
+                "nodes_per_class": 5,
+                "prompt_epochs": 3,
+                "prompt_networks": 5,
+            },
+        )
+        found[lg] = {name: run.best[name]["accuracy"] for name in ("test", "missing")}
+    assert found[True]["missing"] > 0.2
+    assert found[False]["missing"] < 0.1
+    assert found[True]["test"] > 0.7
