@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.fedavg import FedAvgSettings
+from flower_fgl.protocols.feded import FedEDSettings
 from flower_fgl.protocols.fedlog import FedLogSettings
+from flower_fgl.protocols.fedntd import FedNTDSettings
 from flower_fgl.protocols.fedpg import FedPGSettings
 from flower_fgl.protocols.fedproto import FedProtoSettings
 from flower_fgl.protocols.fedprox import FedProxSettings
+from flower_fgl.protocols.fedpub import FedPubSettings
+from flower_fgl.protocols.fedsageplus import FedSagePlusSettings
 from flower_fgl.protocols.fedtgp import FedTGPSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 
@@ -84,11 +88,28 @@ def _load(reference: str) -> Any:
 
 
 METHODS: dict[str, Method] = {
+    "fed-pub": Method(
+        paper="Baek et al., ICML 2023",
+        strategy="flower_fgl.strategies.fedpub:FedPub",
+        client_app="flower_fgl.client_apps.fedpub:FedPubClientApp",
+        settings=FedPubSettings,
+        payload="4(P+p) up, 4P down",
+        defaults={"hidden-channels": 128},
+        has_global_model=False,
+    ),
     "fedavg": Method(
         paper="McMahan et al., AISTATS 2017",
         strategy="flower_fgl.strategies.fedavg:FedAvg",
         client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
         settings=FedAvgSettings,
+        payload="4P up, 4P down",
+        additive=True,
+    ),
+    "feded": Method(
+        paper="Guo et al., 2024",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.feded:FedEDClientApp",
+        settings=FedEDSettings,
         payload="4P up, 4P down",
         additive=True,
     ),
@@ -108,6 +129,14 @@ METHODS: dict[str, Method] = {
         },
         has_global_model=False,
         graphs=False,
+    ),
+    "fedntd": Method(
+        paper="Lee et al., NeurIPS 2022",
+        strategy="flower_fgl.strategies.fedavg:FedAvg",
+        client_app="flower_fgl.client_apps.fedntd:FedNTDClientApp",
+        settings=FedNTDSettings,
+        payload="4P up, 4P down",
+        additive=True,
     ),
     "fedpg": Method(
         paper="Wu et al., arXiv 2504.09493, 2025",
@@ -137,6 +166,15 @@ METHODS: dict[str, Method] = {
         settings=FedProxSettings,
         payload="4P up, 4P down",
         additive=True,
+    ),
+    "fedsage+": Method(
+        paper="Zhang et al., NeurIPS 2021",
+        strategy="flower_fgl.strategies.fedsageplus:FedSagePlus",
+        client_app="flower_fgl.client_apps.fedsageplus:FedSagePlusClientApp",
+        settings=FedSagePlusSettings,
+        payload="4P up, 4P down; before, T times 4Q(q+1)+4Mp+M up, 4Q(q+1)+q(4Mp+M) down",
+        defaults={"model": "graphsage"},
+        graphs=False,
     ),
     "fedtgp": Method(
         paper="Zhang et al., AAAI 2024",

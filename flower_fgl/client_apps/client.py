@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.client_apps.training import (
+    DataLoss,
     TrainingSet,
     make_optimizer,
     optimizer_tensors,
@@ -258,6 +259,7 @@ class Client:
         server_round: int,
         *,
         epochs: int | None = None,
+        data_loss: DataLoss | None = None,
         penalty: Callable[[], Tensor] | None = None,
         after_epoch: Callable[[], None] | None = None,
     ) -> float:
@@ -273,6 +275,8 @@ class Client:
             Seeds dropout and batches.
         epochs : int, optional
             Instead of ``local-epochs``.
+        data_loss : DataLoss, optional
+            Instead of the cross-entropy of the training nodes.
         penalty : callable, optional
             Returns a term added to the loss.
         after_epoch : callable, optional
@@ -300,6 +304,7 @@ class Client:
                 optimizer,
                 epochs=number,
                 batch_size=self.config.batch_size,
+                data_loss=data_loss,
                 penalty=penalty,
                 generator=generator,
             )

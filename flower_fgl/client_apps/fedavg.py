@@ -7,14 +7,16 @@ Data", AISTATS 2017.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import load_state, state_of
+from flower_fgl.client_apps.training import DataLoss, load_state, state_of
 from flower_fgl.nn import Backbone
+from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedAvgClientApp"]
@@ -24,7 +26,7 @@ class FedAvgClientApp(FglClientApp):
     """Train the received weights on the client's own nodes, send them back."""
 
     down = Weights
-    up = Weights
+    up: ClassVar[type[Payload]] = Weights
 
     def __init__(self, workplace: Workplace | None = None) -> None:
         super().__init__(workplace)
@@ -40,12 +42,21 @@ class FedAvgClientApp(FglClientApp):
         """Return a term of the loss beside the cross-entropy: none here."""
         return None
 
+    def data_loss(
+        self, client: Client, model: Backbone, download: Weights
+    ) -> DataLoss | None:
+        """Return what replaces the cross-entropy; ``model`` has the received weights."""
+        return None
+
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Start from the received weights, train ``local-epochs`` epochs."""
         model = client.build_model()
         load_state(model, download.tensors)
         loss = client.train(
-            model, server_round, penalty=self.penalty(client, model, download)
+            model,
+            server_round,
+            data_loss=self.data_loss(client, model, download),
+            penalty=self.penalty(client, model, download),
         )
         return Fit(model, Weights(model.state_dict()), loss)
 

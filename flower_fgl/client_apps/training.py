@@ -13,6 +13,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.nn import Backbone, GraphInput
 
 __all__ = [
+    "DataLoss",
     "TrainingSet",
     "load_state",
     "make_optimizer",
@@ -22,6 +23,10 @@ __all__ = [
     "train_and_check",
     "train_epochs",
 ]
+
+DataLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Loss of a step's nodes or graphs, in place of the cross-entropy: takes logits (b, C),
+classes (b,) and numbers (b,) of them, returns a scalar."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,10 +194,11 @@ def train_epochs(
     *,
     epochs: int,
     batch_size: int = 0,
+    data_loss: DataLoss | None = None,
     penalty: Callable[[], Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Minimise the cross-entropy of the training nodes or graphs.
+    """Minimise the cross-entropy, or another loss, of the training nodes or graphs.
 
     Parameters
     ----------
@@ -207,6 +213,8 @@ def train_epochs(
     batch_size : int
         Training nodes per step, each with a pass over the whole graph, or training
         graphs per step; 0 takes all of them in one step.
+    data_loss : DataLoss, optional
+        Instead of the mean cross-entropy.
     penalty : callable, optional
         Returns a term added to the loss of every step.
     generator : torch.Generator, optional
@@ -240,7 +248,11 @@ def train_epochs(
         steps = len(batches)
         for index, labels in batches:
             optimizer.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(data.logits(model, index), labels)
+            logits = data.logits(model, index)
+            if data_loss is None:
+                loss = F.cross_entropy(logits, labels)
+            else:
+                loss = data_loss(logits, labels, index)
             if penalty is not None:
                 loss = loss + penalty()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ Data", AISTATS 2017.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from flower_fgl.checkpoints import Snapshot
 from flower_fgl.errors import RunError
 from flower_fgl.nn import build_model, state_shapes
+from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 from flower_fgl.strategies.averaging import mean_of_sums, weighted_mean
@@ -35,7 +37,7 @@ class FedAvg(FglStrategy):
     """
 
     down = Weights
-    up = Weights
+    up: ClassVar[type[Payload]] = Weights
 
     def prepare(self) -> None:
         """Build the initial model; all clients must have its architecture."""
@@ -61,6 +63,7 @@ class FedAvg(FglStrategy):
             {name: tensor.detach() for name, tensor in model.state_dict().items()}
         )
         self.shapes = state_shapes(model)
+        self.width = model.hidden_channels
 
     def download(self, server_round: int, partition_id: int) -> Weights:
         """Send the aggregated weights."""

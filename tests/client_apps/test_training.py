@@ -71,6 +71,23 @@ def test_the_loss_is_that_of_the_last_epoch(
     assert loss == pytest.approx(first)
 
 
+def test_another_loss_takes_the_place_of_the_cross_entropy(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    seen = []
+
+    def halved(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
+        seen.append((labels.tolist(), index.tolist()))
+        return 0.5 * F.cross_entropy(logits, labels)
+
+    plain = train_epochs(model_of(), data, make_optimizer(model_of(), config), epochs=1)
+    model = model_of()
+    optimizer = make_optimizer(model, config)
+    loss = train_epochs(model, data, optimizer, epochs=1, data_loss=halved)
+    assert loss == pytest.approx(plain / 2)
+    assert seen == [(data.labels.tolist(), data.index.tolist())]
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_restored_moments_continue_as_if_nothing_had_happened(
     data: TrainingSet, config: RunConfig, name: str

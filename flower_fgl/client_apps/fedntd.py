@@ -1,0 +1,64 @@
+"""FedNTD's client half: FedAvg's, distilling what the received model says of other classes.
+
+Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
+Learning", NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.distilling import distillation, received_logits
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.training import DataLoss
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.fedavg import Weights
+
+__all__ = ["FedNTDClientApp", "not_true_distillation"]
+
+
+def not_true_distillation(
+    logits: Tensor, received: Tensor, labels: Tensor, *, tau: float
+) -> Tensor:
+    """Compute τ²·KL over all classes but the true one, Lee et al. 2022, Eq. (4).
+
+    Parameters
+    ----------
+    logits : Tensor of shape (b, C), float
+        Of the model in training.
+    received : Tensor of shape (b, C), float
+        Of the received model, without gradient.
+    labels : Tensor of shape (b,), int64
+        True classes, left out of both softmaxes.
+    tau : float, positive
+        Temperature.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Mean over the rows; zero for fewer than three classes.
+    """
+    classes = logits.shape[1]
+    others = torch.arange(classes, device=labels.device) != labels[:, None]
+    shape = (len(labels), classes - 1)
+    student, teacher = logits[others].view(shape), received[others].view(shape)
+    return tau**2 * distillation(student, teacher, tau=tau)
+
+
+class FedNTDClientApp(FedAvgClientApp):
+    """Train with the not-true distillation; all else is FedAvg's."""
+
+    def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
+        """Return the cross-entropy plus β times the distillation, Eq. (3)."""
+        hyper = client.config.hyper
+        beta: float = hyper.beta
+        received = received_logits(client, model)
+
+        def loss(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
+            kept = not_true_distillation(logits, received[index], labels, tau=hyper.tau)
+            return F.cross_entropy(logits, labels) + beta * kept
+
+        return loss

@@ -1,0 +1,134 @@
+"""FED-PUB's client half: a private mask over the received weights.
+
+Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
+
+=====================  ==================================================
+symbol                 argument or attribute
+=====================  ==================================================
+w_i                    ``download.tensors``
+ν_i                    ``MaskedBackbone.masks``, kept in the client's state
+θ_i ⊙ ν_i              ``MaskedBackbone.effective``
+o_i                    ``proxy_embedding``
+λ_1, λ_2               ``fed-pub.l1``, ``fed-pub.l2``
+=====================  ==================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.training import load_state
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.masked import MaskedBackbone
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
+
+__all__ = ["FedPubClientApp", "mask_penalty"]
+
+
+def mask_penalty(
+    masks: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    anchors: Sequence[Tensor],
+    *,
+    l1: float,
+    l2: float,
+) -> Tensor:
+    """Compute λ_1‖ν‖_1 + λ_2‖θ − w‖_2, Baek et al. 2023, Eq. (6).
+
+    Parameters
+    ----------
+    masks : sequence of Tensor
+        ν, with gradient.
+    weights : sequence of Tensor
+        θ, with gradient.
+    anchors : sequence of Tensor
+        w, the received weights, in the order of ``weights``.
+    l1, l2 : float, at least 0
+        λ_1 and λ_2.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Norms over all entries together; the gradient of ‖θ − w‖_2 is 0 at θ = w.
+    """
+    size = torch.stack([mask.abs().sum() for mask in masks]).sum()
+    moved = [
+        torch.linalg.vector_norm(theta - w)
+        for theta, w in zip(weights, anchors, strict=True)
+    ]
+    distance: Tensor = torch.linalg.vector_norm(torch.stack(moved))
+    return l1 * size + l2 * distance
+
+
+class FedPubClientApp(FedAvgClientApp):
+    """Train the received weights under a mask that never leaves the client.
+
+    Notes
+    -----
+    1. Uploaded are the weights θ_i, not θ_i ⊙ ν_i: the mask would enter the average, and
+       be applied a second time to what comes back.
+    2. Both penalties carry a gradient. The published code computes them of detached
+       values, so that neither acts there. At the paper's λ_1 = 1e-3 the first now outweighs
+       the data at most entries, and Adam draws them to 0: a smaller one may do better.
+    3. The mask covers every parameter, biases included. Pruned entries are 0 in the model
+       that is scored and kept, and in o_i.
+    """
+
+    down = Weights
+    up = EmbeddedWeights
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train weights and mask together, embed the proxy graph."""
+        hyper = client.config.hyper
+        backbone = client.build_model()
+        load_state(backbone, download.tensors)
+        kept = client.state.group("mask")
+        masks = [
+            kept[name].to(weight.device) if kept else torch.ones_like(weight)
+            for name, weight in backbone.named_parameters()
+        ]
+        model = MaskedBackbone(backbone, masks, threshold=hyper.l1)
+        weights = list(backbone.parameters())
+        anchors = [weight.detach().clone() for weight in weights]
+        loss = client.train(
+            model,
+            server_round,
+            penalty=lambda: mask_penalty(
+                list(model.masks), weights, anchors, l1=hyper.l1, l2=hyper.l2
+            ),
+        )
+        names = [name for name, _ in backbone.named_parameters()]
+        client.state.set_group(
+            "mask",
+            {n: m.detach() for n, m in zip(names, model.masks, strict=True)},
+        )
+        personal = client.build_model()
+        load_state(personal, model.eval().effective())
+        upload = EmbeddedWeights(
+            backbone.state_dict(), proxy_embedding(client, personal).cpu()
+        )
+        return Fit(personal, upload, loss)
+
+
+@torch.no_grad()
+def proxy_embedding(client: Client, model: Backbone) -> Tensor:
+    """Return o_i, of shape (p,): the mean embedding of the proxy graph's nodes."""
+    model.eval()
+    return model.embed_nodes(proxy_input(client)).mean(dim=0)
+
+
+def proxy_input(client: Client) -> GraphInput:
+    """Return the proxy graph, drawn once for a graph and seed."""
+    memo, seed = client.data.memo, client.config.seed
+    if ("proxy", seed) not in memo:
+        graph = GraphInput(*proxy_graph(seed, client.data.graph.num_features))
+        memo["proxy", seed] = graph.to(client.device)
+    found: GraphInput = memo["proxy", seed]
+    return found

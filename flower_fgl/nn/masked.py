@@ -1,0 +1,57 @@
+"""A backbone under element-wise masks of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.graph_input import GraphInput
+
+__all__ = ["MaskedBackbone"]
+
+
+class MaskedBackbone(Backbone):
+    """Multiply every weight of a backbone by an entry of a trained mask.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        Shares its parameters.
+    masks : sequence of Tensor
+        Initial masks, one per parameter, in the order and of the shapes of
+        ``backbone.parameters()``.
+    threshold : float, at least 0
+        Mask entries below it in absolute value are pruned: they count as 0 in evaluation
+        mode. In training they count as they are, so that they can grow again.
+    """
+
+    def __init__(
+        self, backbone: Backbone, masks: Sequence[Tensor], *, threshold: float
+    ) -> None:
+        nn.Module.__init__(self)
+        self.backbone = backbone
+        self.masks = nn.ParameterList(masks)
+        self.threshold = threshold
+
+    def effective(self) -> dict[str, Tensor]:
+        """Return the masked weights by the backbone's names."""
+        return {
+            name: weight * self._shown(mask)
+            for (name, weight), mask in zip(
+                self.backbone.named_parameters(), self.masks, strict=True
+            )
+        }
+
+    def _shown(self, mask: Tensor) -> Tensor:
+        if self.training:
+            return mask
+        return torch.where(mask.abs() < self.threshold, 0.0, mask)
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Return the logits under the masked weights."""
+        out: Tensor = functional_call(self.backbone, self.effective(), (graph,))
+        return out

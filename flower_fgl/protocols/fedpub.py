@@ -1,0 +1,113 @@
+"""What both halves of FED-PUB agree on.
+
+Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from flower_fgl.options import option
+from flower_fgl.protocols.base import (
+    Payload,
+    Shapes,
+    read_tensors,
+    write_tensors,
+)
+from flower_fgl.seeds import SERVER, torch_generator
+
+__all__ = ["EmbeddedWeights", "FedPubSettings", "proxy_graph"]
+
+BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
+"""The proxy graph: blocks, nodes of each, and the chance of an edge within one."""
+
+
+@dataclass(frozen=True)
+class FedPubSettings:
+    """Settings of FED-PUB."""
+
+    tau: float = option(
+        10.0,
+        "sharpness of the attention among clients; the paper searches 3 to 10",
+        ge=0,
+    )
+    l1: float = option(
+        1e-3, "weight λ_1 of ‖ν‖_1; mask entries nearer to 0 than this are pruned", ge=0
+    )
+    l2: float = option(1e-3, "weight λ_2 of ‖θ − w‖_2", ge=0)
+
+
+@dataclass(frozen=True)
+class EmbeddedWeights(Payload):
+    """A client's weights and what its model says of the proxy graph: 4·(P + p) bytes up.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor, float32
+        θ_i, the P weights without the mask, by parameter name.
+    embedding : Tensor of shape (p,), float32
+        o_i, the mean embedding of the proxy graph's nodes.
+    """
+
+    tensors: Mapping[str, Tensor]
+    embedding: Tensor
+    records = ("weights", "embedding")
+
+    def to_record(self) -> RecordDict:
+        """Pack into the records ``weights`` and ``embedding``."""
+        return RecordDict(
+            {
+                "weights": write_tensors(self.tensors),
+                "embedding": write_tensors({"mean": self.embedding}),
+            }
+        )
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
+        """Unpack, expecting weights of the given shapes and an embedding of width p.
+
+        Raises
+        ------
+        PayloadError
+            If a tensor is missing, unexpected, of the wrong shape, or not finite.
+        """
+        shapes, width = spec
+        mean = read_tensors(content, "embedding", {"mean": (width,)})["mean"]
+        return cls(read_tensors(content, "weights", shapes), mean)
+
+    @property
+    def num_bytes(self) -> int:
+        """4·(P + p)."""
+        weights = sum(tensor.numel() for tensor in self.tensors.values())
+        return 4 * (weights + self.embedding.numel())
+
+
+def proxy_graph(seed: int, num_features: int) -> tuple[Tensor, Tensor]:
+    """Draw the random graph on which models are compared, Baek et al. 2023, Sec. 4.1.
+
+    Parameters
+    ----------
+    seed : int
+        The run's, which both halves know.
+    num_features : int
+        Feature width d.
+
+    Returns
+    -------
+    x : Tensor of shape (500, d), float32
+        Standard normal.
+    edge_index : Tensor of shape (2, 2E), int64
+        Undirected; edges join nodes of one of the five blocks only.
+    """
+    generator = torch_generator(seed, 0, SERVER, "proxy")
+    pairs = torch.rand((BLOCKS, BLOCK_SIZE, BLOCK_SIZE), generator=generator)
+    block, source, target = (pairs < LINK_SHARE).triu(diagonal=1).nonzero().unbind(1)
+    edges = torch.stack([source, target]) + BLOCK_SIZE * block
+    x = torch.randn((BLOCKS * BLOCK_SIZE, num_features), generator=generator)
+    return x, torch.cat([edges, edges.flip(0)], dim=1)

@@ -1,0 +1,139 @@
+"""FED-PUB's server half: an average of its own for each client.
+
+Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
+
+=====================  ==================================================
+symbol                 argument or attribute
+=====================  ==================================================
+o_i                    ``embeddings[i]``
+a_ij                   ``client_attention(...)[i, j]``
+w_i                    ``FedPub.personal[i]``
+τ                      ``fed-pub.tau``
+=====================  ==================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.checkpoints import Snapshot
+from flower_fgl.protocols.base import Shapes
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedpub import EmbeddedWeights
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg
+
+__all__ = ["FedPub", "client_attention", "mix_states"]
+
+
+def client_attention(embeddings: Tensor, *, tau: float) -> Tensor:
+    """Compute a_ij = e^{τ·cos(o_i, o_j)} / Σ_l e^{τ·cos(o_i, o_l)}, Baek et al., Eq. (4).
+
+    Parameters
+    ----------
+    embeddings : Tensor of shape (K, p), float
+        o_i; a zero row is alike to none, not even to itself.
+    tau : float, at least 0
+        0 gives the plain mean, large values each client its own weights.
+
+    Returns
+    -------
+    Tensor of shape (K, K)
+        Rows add up to 1.
+    """
+    unit = F.normalize(embeddings, dim=1)
+    return (tau * (unit @ unit.T)).softmax(dim=1)
+
+
+def mix_states(
+    states: Sequence[Mapping[str, Tensor]], attention: Tensor
+) -> list[dict[str, Tensor]]:
+    """Compute w_i = Σ_j a_ij θ_j for every client, Baek et al., Eq. (3).
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        θ_j, with equal names and shapes.
+    attention : Tensor of shape (K, K), float32
+        a_ij.
+
+    Returns
+    -------
+    list of dict of str to Tensor
+        w_i, length K.
+    """
+    mixed: list[dict[str, Tensor]] = [{} for _ in states]
+    for name in states[0]:
+        rows = torch.stack([state[name] for state in states])  # (K, …)
+        made = torch.tensordot(attention, rows, dims=1)
+        for state, tensor in zip(mixed, made, strict=True):
+            state[name] = tensor
+    return mixed
+
+
+class FedPub(FedAvg):
+    """Average the weights of clients whose models act alike on a random graph.
+
+    Notes
+    -----
+    1. The paper has the server keep the random graph; here each client draws it from the
+       run's seed, which it knows, so that the graph's 4·500·d bytes are not sent.
+    2. A client that was absent in the last round starts from the average of that round's
+       uploads, weighted as ``weight-by`` says.
+    3. There is no global model: that average is never scored.
+    """
+
+    down = Weights
+    up = EmbeddedWeights
+
+    def prepare(self) -> None:
+        """Build the initial model."""
+        super().prepare()
+        self.personal: dict[int, Weights] = {}
+
+    def download(self, server_round: int, partition_id: int) -> Weights:
+        """Send w_i, to a client that was absent the average."""
+        return self.personal.get(partition_id, self.weights)
+
+    def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:  # type: ignore[override]
+        """Expect the model's weights and an embedding."""
+        return self.shapes, self.width
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Mix the uploads for each client by how alike their models act."""
+        super().aggregate(server_round, uploads)
+        payloads = [upload.payload for upload in uploads.values()]
+        attention = client_attention(
+            torch.stack([payload.embedding for payload in payloads]),
+            tau=self.config.hyper.tau,
+        )
+        mixed = mix_states([payload.tensors for payload in payloads], attention)
+        self.personal = dict(zip(uploads, map(Weights, mixed), strict=True))
+
+    def global_state(self) -> None:  # type: ignore[override]
+        """Return nothing: every client has a model of its own."""
+
+    def server_state(self) -> Snapshot:
+        """Keep the average and every w_i."""
+        parts = {
+            f"client-{pid}": Snapshot(w.tensors) for pid, w in self.personal.items()
+        }
+        clients = Snapshot(values={"clients": list(self.personal)})
+        return Snapshot.join(
+            {"mean": super().server_state(), "order": clients, **parts}
+        )
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Take all of it back."""
+        super().load_server_state(state.part("mean"))
+        self.personal = {
+            pid: Weights(state.part(f"client-{pid}").tensors)
+            for pid in state.part("order").values["clients"]
+        }
+
+    def finish(self) -> None:
+        """Do nothing: the models are personal already."""

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedsageplus import (
+    FedSagePlusClientApp,
+    judge_generator,
+    open_generator,
+    train_generator,
+)
+from flower_fgl.client_apps.mending import impaired_of, keep_mended, mended_data
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.mending import MendedInput
+from flower_fgl.protocols.fedsageplus import FeatureGradient, GeneratorState
+from tests.client_apps.test_client import client_of
+
+SHORT = {"fedsage+.gen-channels": 3, "fedsage+.gen-wide-channels": 7}
+
+
+def sage_client(toy: NodeDataset, **values: object) -> Client:
+    return client_of(toy, method="fedsage+", hidden_channels=4, **{**SHORT, **values})
+
+
+@pytest.fixture
+def client(toy: NodeDataset) -> Client:
+    return sage_client(toy)
+
+
+@pytest.fixture
+def lonely(toy: NodeDataset) -> Client:
+    return sage_client(replace(toy, edge_index=torch.zeros((2, 0), dtype=torch.int64)))
+
+
+def shown_by(client: Client) -> GeneratorState:
+    return FedSagePlusClientApp().show(client, 1, open_generator(client))
+
+
+def test_half_of_the_validation_nodes_are_hidden_once(client: Client) -> None:
+    first = impaired_of(client)
+    assert len(first.kept) == 5  # half of three, rounded down
+    assert first.kept[:3].tolist() == [0, 1, 2]  # training nodes are never hidden
+    assert impaired_of(client) is first
+
+
+def test_without_validation_nodes_any_node_is_hidden(toy: NodeDataset) -> None:
+    found = impaired_of(
+        client_of(toy, has_val=False, method="fedsage+", hidden_channels=4, **SHORT)
+    )
+    assert len(found.kept) == 3
+
+
+def test_what_is_shown_is_the_generator_and_embeddings_not_features(
+    client: Client,
+) -> None:
+    shown, impaired = shown_by(client), impaired_of(client)
+    own = open_generator(client)
+    assert all(
+        torch.equal(shown.tensors[name], weight)
+        for name, weight in own.features.state_dict().items()
+    )
+    z = own.embed(impaired.inputs)[impaired.centres]
+    assert shown.inputs.shape == z.shape
+    assert not torch.allclose(shown.inputs, z)  # noise
+    assert shown.counts.tolist() == impaired.wanted(5).tolist()
+
+
+def test_the_gradient_of_a_judge_is_that_of_a_slow_loop(client: Client) -> None:
+    shown = shown_by(client)
+    features = open_generator(client).features
+    x = client.data.graph.graph.x
+    total = torch.zeros(())
+    for z, count in zip(shown.inputs, shown.counts.tolist(), strict=True):
+        for made in features(z).view(5, 6)[:count]:
+            total = total + min((made - row).square().mean() for row in x)
+    (total / shown.counts.sum()).backward()
+    found = judge_generator(client, shown)
+    assert set(found) == set(shown.tensors)
+    for name, weight in features.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad)
+
+
+def test_a_judge_of_nothing_finds_nothing(client: Client, lonely: Client) -> None:
+    assert judge_generator(client, shown_by(lonely)) == {}
+
+
+def test_what_others_find_is_added_to_the_own_gradient(client: Client) -> None:
+    zero = {n: torch.zeros_like(t) for n, t in shown_by(client).tensors.items()}
+    push = {n: torch.full_like(t, 1e6) for n, t in zero.items()}
+    alone = train_generator(client, 1, {}).features.state_dict()
+    same = train_generator(client, 1, zero).features.state_dict()
+    pushed = train_generator(client, 1, push).features.state_dict()
+    start = open_generator(client).features.state_dict()
+    for name in start:
+        torch.testing.assert_close(same[name], alone[name])
+        # five steps of Adam along a constant gradient: five times the learning rate
+        moved = pushed[name] - start[name]
+        torch.testing.assert_close(
+            moved, torch.full_like(moved, -5e-3), rtol=1e-3, atol=0
+        )
+
+
+def test_alpha_zero_ignores_the_others(toy: NodeDataset) -> None:
+    client = sage_client(toy, **{"fedsage+.peer-weight": 0})
+    push = {n: torch.ones_like(t) for n, t in shown_by(client).tensors.items()}
+    one = train_generator(client, 1, push).features.state_dict()
+    other = train_generator(client, 1, {}).features.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_client_without_neighbours_mends_nothing_and_shows_nothing(
+    lonely: Client,
+) -> None:
+    network = train_generator(lonely, 1, {})
+    assert FedSagePlusClientApp().show(lonely, 1, network).num_bytes == 0
+    with torch.no_grad():
+        network.counter.weight.zero_()
+        network.counter.bias.zero_()
+    keep_mended(lonely, network)
+    data = mended_data(lonely)
+    assert data.inputs[0].topology.num_nodes == 6
+
+
+def test_a_client_with_one_class_or_without_any_training_node_left_trains(
+    toy: NodeDataset,
+) -> None:
+    names = ("left", "right")
+    same = NodeDataset(toy.name, toy.x, toy.edge_index, 0 * toy.y, names)
+    client = client_of(same, has_val=False, method="fedsage+", **SHORT)
+    data = client.data
+    masks = {**data.graph.graph.masks, "train": torch.arange(6) < 1}
+    graph = replace(data.graph.graph, masks=masks)
+    training = type(data.training)(
+        data.inputs[0], data.training.index[:1], data.training.labels[:1]
+    )
+    client.data = replace(
+        data, graph=replace(data.graph, graph=graph), training=training
+    )
+    network = train_generator(client, 1, {})
+    assert all(bool(w.isfinite().all()) for w in network.parameters())
+
+
+def mend(client: Client, each: float) -> None:
+    network = open_generator(client)
+    with torch.no_grad():
+        network.counter.weight.zero_()
+        network.counter.bias.fill_(each)
+    keep_mended(client, network)
+
+
+def test_generated_nodes_are_in_the_graph_and_in_no_score(client: Client) -> None:
+    before = client.data
+    mend(client, 2.0)
+    data = mended_data(client)
+    graph = data.inputs[0]
+    assert isinstance(graph, MendedInput)
+    assert graph.topology.num_nodes == 6 + 12
+    assert data.training.inputs is graph
+    assert data.sizes == before.sizes
+    assert data.labels[0].tolist() == [*before.labels[0].tolist(), *[-1] * 12]
+    assert int(data.columns[0]["val"].sum()) == 3
+    client.data = data
+    model = client.build_model(initialise=True)
+    assert client.evaluate(model)["val"].num_nodes == 3
+    assert client.validate(model) == client.evaluate(model)["val"].accuracy
+
+
+def test_mended_graphs_are_built_once_for_what_the_state_holds(client: Client) -> None:
+    mend(client, 1.0)
+    first = mended_data(client).inputs[0]
+    assert mended_data(client).inputs[0] is first
+    mend(client, 2.0)
+    assert mended_data(client).inputs[0] is not first
+
+
+def test_training_on_the_mended_graph_differs_from_training_without(
+    toy: NodeDataset,
+) -> None:
+    client = sage_client(toy, dropout=0.0)
+    model = client.build_model(initialise=True).eval()
+    data = client.data.training
+    plain = F.cross_entropy(data.logits(model, data.index), data.labels)
+    mend(client, 1.0)
+    data = mended_data(client).training
+    mended = F.cross_entropy(data.logits(model, data.index), data.labels)
+    assert not torch.allclose(plain, mended)
+
+
+def test_no_features_cross_the_wire_and_the_bytes_are_counted(
+    small: dict[str, Any],
+) -> None:
+    run = simulate(
+        "fedsage+",
+        **{**small, "rounds": 1},
+        **{"fedsage+": {"gen_rounds": 3, "gen_channels": 8, "gen_wide_channels": 16}},
+    )
+    first = run.rounds[0]
+    assert (first["round"], first["phase"]) == (0, "generate")
+    assert first["failures"] == []
+    assert set(first["bytes"]["up"]) == {"generator", "nodes", "gradient"}
+    size = 8 * 8 + 8 + 8 * 16 + 16 + 16 * 40 + 40  # p = 8, d = 8, five neighbours
+    # two rounds with three judges, then three of feedback in the rounds 2 and 3
+    for way in ("up", "down"):
+        gradients = 6 * 4 * size
+        assert gradients <= first["bytes"][way]["gradient"] <= gradients + 6 * 6 * 300
+    assert run.rounds[1]["phase"] == "train"
+
+
+def test_without_generator_rounds_it_is_fedavg(small: dict[str, Any]) -> None:
+    plain = simulate("fedavg", **small, model="graphsage")
+    same = simulate("fedsage+", **small, **{"fedsage+": {"gen_rounds": 0}})
+    assert plain.best == same.best
+    assert [row["loss"] for row in plain.rounds] == [row["loss"] for row in same.rounds]
+
+
+def test_a_client_alone_trains_its_generator_without_judges(
+    small: dict[str, Any],
+) -> None:
+    run = simulate(
+        "fedsage+",
+        **{**small, "clients": 1, "rounds": 1},
+        **{"fedsage+": {"gen_rounds": 2, "gen_channels": 8, "gen_wide_channels": 16}},
+    )
+    assert run.status == "completed"
+    assert "gradient" not in run.rounds[0]["bytes"]["up"]
+
+
+def test_an_empty_gradient_stays_empty() -> None:
+    assert FeatureGradient({}).num_bytes == 0
+    assert len(FeatureGradient({}).to_record()) == 0

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from flower_fgl.config import RunConfig
+from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.base import write_tensors
+from flower_fgl.protocols.fedsageplus import (
+    FeatureGradient,
+    GeneratorState,
+    generator_shapes,
+)
+from flower_fgl.strategies.fedsageplus import FedSagePlus, turn_offsets
+from flower_fgl.strategies.rounds import RoundLog
+
+
+def test_every_client_is_judged_by_every_other_in_turn() -> None:
+    met = {
+        (k, (k + o) % 5)
+        for step in (1, 2, 3, 4)
+        for k in range(5)
+        for o in turn_offsets(step, 5, 1)
+    }
+    assert met == {(k, j) for k in range(5) for j in range(5) if k != j}
+
+
+@pytest.mark.parametrize(
+    ("clients", "peers", "expected"),
+    [(1, 1, []), (1, 0, []), (4, 0, [1, 2, 3]), (3, 9, [1, 2]), (2, 1, [1])],
+)
+def test_the_judges_of_a_round(clients: int, peers: int, expected: list[int]) -> None:
+    assert sorted(turn_offsets(1, clients, peers)) == expected
+
+
+def server(**values: Any) -> FedSagePlus:
+    settings = {f"fedsage+.{key}": value for key, value in values.items()}
+    settings |= {"fedsage+.gen-channels": 2, "fedsage+.gen-wide-channels": 2}
+    config = RunConfig.parse(
+        {"method": "fedsage+", "hidden-channels": 3, **settings}, METHODS
+    )
+    made = FedSagePlus(config)
+    made.federation = SimpleNamespace(  # type: ignore[assignment]
+        trainable=[0, 3, 7], num_features=2
+    )
+    made._round = RoundLog(0)
+    return made
+
+
+def state_for(strategy: FedSagePlus, size: int = 1) -> GeneratorState:
+    tensors = {n: torch.zeros(s) for n, s in strategy.generator_shapes.items()}
+    counts = torch.ones(size, dtype=torch.uint8)
+    return GeneratorState(tensors if size else {}, torch.zeros(size, 3), counts)
+
+
+def test_gradients_are_averaged_over_the_judges_that_answer() -> None:
+    strategy = server(peers=0)
+    states = {pid: state_for(strategy) for pid in (0, 3)}
+    asked: list[dict[int, GeneratorState]] = []
+
+    def ask(step: int, action: str, payloads: dict[int, Any]) -> dict[int, RecordDict]:
+        asked.append(payloads)
+        return {
+            judge: FeatureGradient(
+                {n: torch.full(s, float(judge)) for n, s in shapes.items()}
+            ).to_record()
+            for judge in payloads
+            if judge != 7 or len(asked) > 1
+        }
+
+    shapes = strategy.generator_shapes
+    strategy.ask = ask  # type: ignore[method-assign,assignment]
+    found = strategy.judge(1, states)
+    # 3 judges 0 and 7 judges 3 first, then 7 judges 0 and 0 judges 3; 7 fails at first
+    assert [sorted(each) for each in asked] == [[3, 7], [0, 7]]
+    assert asked[0][3] is states[0]
+    assert asked[1][0] is states[3]
+    assert all(bool((t == 5).all()) for t in found[0].tensors.values())
+    assert all(bool((t == 0).all()) for t in found[3].tensors.values())
+
+
+def test_who_shows_nothing_is_not_judged() -> None:
+    strategy = server(peers=1)
+    asked: list[list[int]] = []
+
+    def ask(step: int, action: str, payloads: dict[int, Any]) -> dict[int, RecordDict]:
+        asked.append(sorted(payloads))
+        return {}
+
+    strategy.ask = ask  # type: ignore[method-assign,assignment]
+    states = {0: state_for(strategy, 0), 3: state_for(strategy)}
+    assert strategy.judge(1, states) == {}
+    assert asked == [[7]]
+
+
+def test_a_malformed_gradient_is_dropped_and_named() -> None:
+    strategy = server(peers=1)
+    odd = RecordDict({"gradient": write_tensors({"0.weight": torch.zeros(1)})})
+    strategy.ask = lambda *_: {3: odd}  # type: ignore[method-assign,assignment]
+    assert strategy.judge(1, {0: state_for(strategy)}) == {}
+    assert [f.partition_id for f in strategy._round.failures] == [3]
+
+
+def test_a_run_whose_generators_all_fail_is_told_why() -> None:
+    strategy = server()
+    strategy.drop(3, "out of memory")
+    strategy.ask = lambda *_: {}  # type: ignore[method-assign,assignment]
+    with pytest.raises(RunError, match=r"0 of 3 clients .* out of memory"):
+        strategy.generate()
+
+
+def test_a_shown_generator_comes_back_with_the_stated_size() -> None:
+    strategy = server()
+    state = state_for(strategy, 4)
+    shapes = strategy.generator_shapes
+    size = 3 * 2 + 2 + 2 * 2 + 2 + 2 * 10 + 10  # p = 3, widths 2 and 2, five of d = 2
+    assert state.num_bytes == 4 * (size + 4 * 3) + 4
+    back = GeneratorState.from_record(state.to_record(), (shapes, 3, 5))
+    assert torch.equal(back.inputs, state.inputs)
+    assert torch.equal(back.counts, state.counts)
+    empty = GeneratorState.from_record(RecordDict(), (shapes, 3, 5))
+    assert empty.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("inputs", "counts"),
+    [
+        (torch.zeros(1, 3), torch.tensor([6], dtype=torch.uint8)),
+        (torch.zeros(1, 3), torch.tensor([0], dtype=torch.uint8)),
+        (torch.zeros(1, 4), torch.tensor([1], dtype=torch.uint8)),
+        (torch.zeros(2, 3), torch.tensor([1], dtype=torch.uint8)),
+        (torch.full((1, 3), torch.nan), torch.tensor([1], dtype=torch.uint8)),
+        (torch.zeros(1, 3), torch.tensor([1])),
+    ],
+)
+def test_impossible_inputs_of_a_generator_are_refused(
+    inputs: torch.Tensor, counts: torch.Tensor
+) -> None:
+    strategy = server()
+    record = GeneratorState(state_for(strategy).tensors, inputs, counts).to_record()
+    with pytest.raises(PayloadError, match="nodes"):
+        GeneratorState.from_record(record, (strategy.generator_shapes, 3, 5))
+
+
+def test_the_shapes_follow_the_settings() -> None:
+    strategy = server(**{"max-neighbours": 2})
+    shapes = generator_shapes(strategy.config.hyper, in_channels=3, num_features=2)
+    assert shapes["4.weight"] == (4, 2)
+    assert shapes == strategy.generator_shapes
