@@ -10,14 +10,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flower_fgl.errors import FglError, RunError
 from flower_fgl.nn import Backbone, build_model, state_shapes
+from flower_fgl.nn.personal import PersonalNet, RepNorm, build_encoder
 from flower_fgl.runs import MODEL, RunWriter
 
 __all__ = ["ModelCard", "SavedModel", "load_model", "read_card", "save_model"]
@@ -53,6 +55,9 @@ class ModelCard:
         Whose personalised model it is; empty for the aggregated one.
     validation : float in [0, 1], or None
         Accuracy on the owner's validation nodes, where it was scored.
+    rep_norm : {"", "l2", "tanh", "none"}
+        What bounds the representations under a linear classifier of some of the classes
+        (:class:`~flower_fgl.nn.personal.PersonalNet`); empty for a plain backbone.
     """
 
     method: str
@@ -66,6 +71,7 @@ class ModelCard:
     round: int
     owner: str = ""
     validation: float | None = None
+    rep_norm: str = ""
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
@@ -82,7 +88,8 @@ class ModelCard:
         """
         values: dict[str, Any] = json.loads(text)
         read = {key.replace("-", "_"): value for key, value in values.items()}
-        absent = {f.name for f in fields(cls)} - read.keys()
+        needed = {f.name for f in fields(cls)} - {"rep_norm"}  # once there was none
+        absent = needed - read.keys()
         if absent:
             raise ValueError(f"{sorted(absent)} missing")
         read["class_names"] = tuple(read["class_names"])
@@ -193,16 +200,7 @@ def load_model(folder: Path) -> SavedModel:
     tensors = safetensors.torch.load_file(folder / MODEL)
     scaling = tuple(tensors.pop(name) for name in SCALING if name in tensors)
     try:
-        model = build_model(
-            card.model,
-            in_channels=card.num_features,
-            hidden_channels=card.hidden_channels,
-            num_classes=len(card.class_names),
-            num_layers=card.num_layers,
-            dropout=0.0,
-            readout=card.classifies_graphs,
-            initialise=False,
-        )
+        model = _build(card, tensors)
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if found != state_shapes(model):
             raise RunError(f"its weights are not those of {card.model}")
@@ -211,3 +209,31 @@ def load_model(folder: Path) -> SavedModel:
     model.load_state_dict(tensors)
     pair = (scaling[0], scaling[1]) if len(scaling) == len(SCALING) else None
     return SavedModel(model.eval(), card, pair)
+
+
+def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
+    """Build the network that a description is of, to be loaded."""
+    sizes = {
+        "in_channels": card.num_features,
+        "hidden_channels": card.hidden_channels,
+        "num_layers": card.num_layers,
+        "dropout": 0.0,
+        "initialise": False,
+    }
+    num_classes = len(card.class_names)
+    if not card.rep_norm:
+        return build_model(
+            card.model,
+            num_classes=num_classes,
+            readout=card.classifies_graphs,
+            **sizes,  # type: ignore[arg-type]
+        )
+    encoder = build_encoder(card.model, **sizes)  # type: ignore[arg-type]
+    weight, classes = tensors.get("classifier.weight"), tensors.get("classes")
+    if weight is None or classes is None:
+        raise RunError("it holds no classifier of the owner's classes")
+    classifier = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    norm = cast(RepNorm, card.rep_norm)
+    return PersonalNet(
+        encoder, classifier.to_empty(device="cpu"), classes, num_classes, norm
+    )

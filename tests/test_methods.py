@@ -34,12 +34,13 @@ HEADER_BYTES = 300
 """What Flower and the .npy form add to one array at most: header and name."""
 
 SHORT: dict[str, dict[str, Any]] = {
+    "fedpano": {"participation": 1.0},
     "opfgl": {
         "rounds": 1,
         "local_epochs": 20,
         "check_every": 10,
         "opfgl": {"server_steps": 60},
-    }
+    },
 }
 """Settings that keep a method's runs short."""
 

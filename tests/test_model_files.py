@@ -17,7 +17,8 @@ from flower_fgl.client_apps.keeping import is_better
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
 from flower_fgl.errors import DataError, RunError
 from flower_fgl.model_files import ModelCard, load_model, read_card, save_model
-from flower_fgl.nn import build_model
+from flower_fgl.nn import GraphInput, build_model
+from flower_fgl.nn.personal import PersonalNet, build_encoder
 from flower_fgl.predicting import predict, write_csv
 
 from .owners import CLASSES, in_own_order, owner_graphs, run_owners
@@ -72,6 +73,21 @@ def test_a_model_comes_back_with_its_description(tmp_path: Path) -> None:
         assert all(torch.equal(v, state[k]) for k, v in back.model.state_dict().items())
         assert back.scaling is not None
         assert torch.equal(back.scaling[0], scaling[0])
+
+
+def test_a_classifier_of_some_classes_comes_back(tmp_path: Path) -> None:
+    sizes = {"in_channels": 8, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}
+    encoder = build_encoder("graphsage", **sizes)  # type: ignore[arg-type]
+    head = torch.nn.Linear(8, 2)
+    model = PersonalNet(encoder, head, torch.tensor([0, 2]), 3, "tanh").eval()
+    card = replace(CARD, model="graphsage", rep_norm="tanh")
+    save_model(tmp_path, model.state_dict(), card)
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1], [1, 0]]))
+    torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
+    plain = {n: t for n, t in model.state_dict().items() if n != "classes"}
+    save_model(tmp_path, plain, card)
+    with pytest.raises(RunError, match="no classifier of the owner's classes"):
+        load_model(tmp_path)
 
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def make(
     drop: list[dict[str, Any]] | None = None,
     settings: dict[str, Any] | None = None,
     auroc: float = math.nan,
+    numbers: dict[str, float] | None = None,
 ) -> Run:
     """Write a run of three clients, of which the last has no test nodes."""
     config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
@@ -65,6 +66,7 @@ def make(
                 "replies": 3,
                 "failures": (drop or []) if server_round == 2 else [],
                 "loss": 1 / server_round,
+                "numbers": numbers or {},
                 "metrics": {"local": {"val": pooled, "test": pooled}},
                 "seconds": {"send": 0.001, "clients": 0.04, "total": 0.042},
                 "bytes": {
@@ -167,6 +169,32 @@ def test_the_report_is_one_file_without_scripts_or_network(tmp_path: Path) -> No
     assert len(page.links) == 5  # curves, clients, labels, bytes, seconds
     assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
     assert not any("<script" in svg(link) for link in page.links)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_distance_of_the_clients_encoders_is_drawn(
+    tmp_path: Path, count: int
+) -> None:
+    runs = [
+        make(tmp_path / str(n), seed=n, numbers={"distance": 0.5}) for n in range(count)
+    ]
+    other = [make(tmp_path / "local", method="local")] if count > 1 else []
+    page = Page(write_report([*runs, *other], tmp_path / "page.html"))
+    assert "Parameter discrepancy" in page.words()
+    assert (
+        "Parameter discrepancy"
+        not in Page(write_report([make(tmp_path / "without")], None)).words()
+    )
+
+
+def test_a_number_by_round_is_drawn_from_zero_for_each_run() -> None:
+    figure = plots.by_round(
+        [("a", [1, 2], [3.0, 4.0]), ("b", [2], [1.0])], ylabel="mean distance"
+    )
+    (panel,) = figure.axes
+    assert [list(line.get_ydata()) for line in panel.lines] == [[3.0, 4.0], [1.0]]
+    assert panel.get_ylim()[0] == 0
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
 def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ class FglClientApp(ClientApp, ABC):
             seconds["evaluate"] = time.perf_counter() - clock
         if model is not None:
             trained = {n: t.detach() for n, t in model.state_dict().items()}
-            keep_model(client, context, trained, scores.get("local", {}), server_round)
+            keep_model(client, context, model, scores.get("local", {}), server_round)
             client.state.set_group("model", trained)
         client.state.values["round"] = server_round
         content = pack_upload(client, server_round, message.content, result.upload)

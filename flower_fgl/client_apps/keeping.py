@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 from flwr.app import Context
-from torch import Tensor
 
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.describing import owner_name
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores
 from flower_fgl.model_files import ModelCard, read_card, save_model
+from flower_fgl.nn import Backbone
 from flower_fgl.options import Scalar
 from flower_fgl.runs import replace_file
 
@@ -70,7 +70,7 @@ def check_model_folder(node: Mapping[str, Scalar]) -> None:
 def keep_model(
     client: Client,
     context: Context,
-    state: Mapping[str, Tensor],
+    model: Backbone,
     scores: Mapping[str, Scores],
     server_round: int,
 ) -> None:
@@ -82,8 +82,8 @@ def keep_model(
         Whose model it is.
     context : Context
         Its node config says where models go.
-    state : mapping of str to Tensor
-        Weights of the personalised model.
+    model : Backbone
+        The personalised model.
     scores : mapping of str to Scores
         By column; empty in rounds without evaluation.
     server_round : int
@@ -100,8 +100,8 @@ def keep_model(
         kept = read_card(folder)
         if kept is not None and not is_better(validation, kept.validation):
             return
-        card = card_of(client, name, server_round, validation)
-        save_model(folder, state, card, client.data.graph.scaling)
+        card = card_of(client, model, name, server_round, validation)
+        save_model(folder, model.state_dict(), card, client.data.graph.scaling)
         replace_file(folder / "model.json", f"{card.to_json()}\n".encode())
     except RunError as error:  # the round counts, whether this disk is full or not
         log.warning("The model of round %s was not kept: %s", server_round, error)
@@ -121,7 +121,11 @@ def is_better(new: float | None, kept: float | None) -> bool:
 
 
 def card_of(
-    client: Client, owner: str, server_round: int, validation: float | None
+    client: Client,
+    model: Backbone,
+    owner: str,
+    server_round: int,
+    validation: float | None,
 ) -> ModelCard:
     """Describe a client's model."""
     graph, config = client.data.graph, client.config
@@ -139,4 +143,5 @@ def card_of(
         round=server_round,
         owner=owner,
         validation=validation,
+        rep_norm=model.rep_norm,
     )

@@ -49,6 +49,9 @@ class Backbone(nn.Module):
     """What a readout computes over the nodes of a graph. The mean keeps graphs of all
     sizes on one scale, which networks that average neighbours expect."""
 
+    rep_norm: str = ""
+    """What bounds representations, where the classifier is not the backbone's own."""
+
     steps: int = 0
     """Steps of propagation where they are counted apart from layers, else 0."""
 

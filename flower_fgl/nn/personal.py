@@ -104,6 +104,7 @@ class PersonalNet(Backbone):
     """
 
     classes: Tensor
+    rep_norm: RepNorm
 
     def __init__(
         self,

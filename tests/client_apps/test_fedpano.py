@@ -23,14 +23,19 @@ OWN = [1, 3, 4]
 
 
 def make_client(
-    *, train: int = 12, general: dict[str, Any] | None = None, **settings: Any
+    *,
+    train: int = 12,
+    own: list[int] | None = None,
+    general: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> Client:
     """A client whose first nodes train, the very first without neighbours."""
     draw = torch.Generator().manual_seed(3)
     upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
     upper[0] = False
     x = torch.randn(N, D, generator=draw)
-    y = torch.tensor(OWN * (N // len(OWN)))
+    own = own or OWN
+    y = torch.tensor(own * (N // len(own)))
     masks = {name: torch.zeros(N, dtype=torch.bool) for name in ("train", "test")}
     masks["train"][:train], masks["test"][train:] = True, True
     edge_index = (upper | upper.T).nonzero().T.contiguous()

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flower_fgl import simulate
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedpano import FedPANOClientApp
+from flower_fgl.config import RunConfig
+from flower_fgl.errors import RunError
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.strategies.base import Upload
+from tests.client_apps.test_fedpano import WIDTH, C, D, make_client
+
+
+def server(num_clients: int = 10, **settings: Any) -> Any:
+    config = RunConfig.parse(
+        {
+            "method": "fedpano",
+            "hidden-channels": WIDTH,
+            **{f"fedpano.{k.replace('_', '-')}": v for k, v in settings.items()},
+        },
+        METHODS,
+    )
+    strategy = METHODS["fedpano"].load_strategy()(config)
+    strategy.federation = SimpleNamespace(  # type: ignore[assignment]
+        clients={pid: SimpleNamespace(model="graphsage") for pid in range(num_clients)},
+        trainable=list(range(num_clients)),
+        num_features=D,
+        num_classes=C,
+    )
+    strategy.prepare()
+    return strategy
+
+
+@pytest.mark.parametrize("num_clients", [2, 10])
+def test_the_average_runs_over_the_participants(num_clients: int) -> None:
+    # 6 and 18 training nodes: 0.25·1 + 0.75·5 = 4, whoever else there is
+    strategy = server(num_clients)
+    states = [
+        {name: torch.full(shape, value) for name, shape in strategy.shapes.items()}
+        for value in (1.0, 5.0)
+    ]
+    uploads = {0: Upload(Weights(states[0]), 6.0), 1: Upload(Weights(states[1]), 18.0)}
+    strategy.aggregate(1, uploads)
+    for tensor in strategy.download(2, 0).tensors.values():
+        torch.testing.assert_close(tensor, torch.full_like(tensor, 4.0))
+    encoder = [
+        shape for n, shape in strategy.shapes.items() if n.startswith("encoder.")
+    ]
+    size = sum(math.prod(shape) for shape in encoder)
+    distance = strategy._round.numbers["distance"]
+    assert distance == pytest.approx(4 * math.sqrt(size))
+
+
+def test_five_of_ten_clients_take_part_by_default() -> None:
+    sampled = [server().sample(number) for number in range(1, 9)]
+    assert {len(pids) for pids in sampled} == {5}
+    assert len({tuple(pids) for pids in sampled}) > 1
+
+
+def test_both_halves_agree_on_what_is_shared() -> None:
+    for settings in ({}, {"use_shared_classifier": False}, {"augment": "gaussian"}):
+        strategy = server(**settings)
+        spec = FedPANOClientApp().download_spec(make_client(**settings))
+        assert strategy.upload_spec(0) == spec
+        assert strategy.global_state() is None
+
+
+def test_clients_without_a_class_in_common_train_together() -> None:
+    strategy, app = server(), FedPANOClientApp()
+    clients = [make_client(own=[0, 1]), make_client(own=[2, 3, 4])]
+    start = strategy.download(1, 0).tensors
+    for server_round in (1, 2):
+        uploads = {}
+        for pid, client in enumerate(clients):
+            fit = app.fit(client, server_round, strategy.download(server_round, pid))
+            assert fit.model is not None
+            client.state.set_group("model", dict(fit.model.state_dict()))
+            uploads[pid] = Upload(fit.upload, client.weight)
+            shapes = {n: tuple(t.shape) for n, t in fit.upload.tensors.items()}
+            assert shapes == strategy.upload_spec(pid)
+        strategy.aggregate(server_round, uploads)
+    assert [len(client.state.group("model")["classes"]) for client in clients] == [2, 3]
+    averaged = strategy.download(3, 0).tensors
+    assert all(bool(tensor.isfinite().all()) for tensor in averaged.values())
+    assert not torch.equal(averaged["classifier.weight"], start["classifier.weight"])
+
+
+FEW_SHOT = {
+    "synthetic": {"nodes": 600, "classes": 5, "features": 16, "blocks": 6},
+    "setting": "few-shot",
+    "clients": 4,
+    "hidden_channels": 8,
+    "rounds": 3,
+}
+
+
+@pytest.fixture
+def few_shot(tmp_path: Any) -> dict[str, Any]:
+    return {**FEW_SHOT, "output_dir": str(tmp_path / "runs")}
+
+
+def test_a_few_shot_run_scores_every_client_and_notes_what_it_cost(
+    few_shot: dict[str, Any],
+) -> None:
+    run = simulate("fedpano", **few_shot)
+    assert run.status == "completed"
+    for row in run.rounds:
+        assert row["replies"] == 2
+        assert row["numbers"]["distance"] > 0
+        scored = [
+            c for c in run.clients if c["round"] == row["round"] and "metrics" in c
+        ]
+        assert len(scored) == 4
+    trained = [row for row in run.clients if "terms" in row]
+    assert len(trained) == 6
+    assert set(trained[0]["terms"]) == {
+        "generic", "own", "generator", "synthetic", "spread",
+    }  # fmt: skip
+    masked = run.last["test_masked"]["accuracy"]
+    assert masked == run.last["test"]["accuracy"]  # own classes only, masked or not
+
+
+def test_the_bytes_of_a_round_are_those_of_the_formula(
+    few_shot: dict[str, Any],
+) -> None:
+    run = simulate("fedpano", **{**few_shot, "evaluate_every": 3})
+    d, h, c = 16, 8, 5
+    parameters = (2 * d * h + h) + (2 * h * h + h) + (h * c + c) + (3 * h * h + 2 * h)
+    headers = 300 * 12  # of the twelve arrays
+    for row in run.rounds[:2]:  # without evaluation
+        for way in ("up", "down"):
+            found = row["bytes"][way]["weights"] / 2
+            assert 4 * parameters <= found <= 4 * parameters + headers
+    # in the last, the two that sat out are sent the download as well
+    down = [row["bytes"]["down"]["weights"] for row in run.rounds]
+    assert down[2] == 2 * down[1]
+
+
+def test_a_generator_that_is_not_finite_costs_its_client_the_round(
+    monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any]
+) -> None:
+    original = FedPANOClientApp.fit
+
+    def fit(self: Any, client: Client, server_round: int, download: Any) -> Any:
+        made = original(self, client, server_round, download)
+        if client.partition_id == 1:
+            made.upload.tensors["generator.0.weight"].fill_(math.nan)
+        return made
+
+    monkeypatch.setattr(FedPANOClientApp, "fit", fit)
+    run = simulate("fedpano", **{**few_shot, "participation": 1.0})
+    assert run.status == "completed"
+    for row in run.rounds:
+        assert row["replies"] == 3
+        (failure,) = row["failures"]
+        assert failure["partition_id"] == 1
+        assert "generator.0.weight" in failure["reason"]
+        assert "non-finite" in failure["reason"]
+
+
+def test_fewer_participants_than_replies_needed_end_the_run(
+    few_shot: dict[str, Any],
+) -> None:
+    with pytest.raises(RunError, match="2 usable replies of 2 clients asked"):
+        simulate("fedpano", **{**few_shot, "min_replies": 3})
+
+
+def test_secure_aggregation_gives_the_same_scores(few_shot: dict[str, Any]) -> None:
+    some = {**few_shot, "participation": 1.0}
+    plain = simulate("fedpano", **some)
+    secure = simulate("fedpano", **some, secure_aggregation=True)
+    for first, second in zip(plain.rounds, secure.rounds, strict=True):
+        assert first["metrics"] == second["metrics"]
+    assert "numbers" not in secure.rounds[-1]  # the server sees sums only
