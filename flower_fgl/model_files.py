@@ -203,7 +203,12 @@ def load_model(folder: Path) -> SavedModel:
         model = _build(card, tensors)
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if found != state_shapes(model):
-            raise RunError(f"its weights are not those of {card.model}")
+            raise RunError(
+                f"its weights are not those of {card.model}: {card.method} predicts by "
+                "a network of its own, which only a run can build"
+                if found.keys() - state_shapes(model).keys()
+                else f"its weights are not those of {card.model}"
+            )
     except (FglError, TypeError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
     model.load_state_dict(tensors)
