@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,13 +10,11 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.keeping import card_of
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp, loss_of
 from flower_fgl.client_apps.training import load_state, state_of
 from flower_fgl.config import RunConfig
-from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.errors import PayloadError
 from flower_fgl.methods import METHODS
-from flower_fgl.model_files import load_model, save_model
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
 from flower_fgl.prototypes.nearest_mean import distance_logits
 from flower_fgl.strategies.base import Upload
@@ -255,15 +252,6 @@ def test_the_state_of_the_server_is_all_there_is_to_it() -> None:
     for pid in range(3):
         one, other = strategy.download(2, pid), twin.download(2, pid)
         assert all(torch.equal(one.tensors[n], other.tensors[n]) for n in one.tensors)
-
-
-def test_a_model_that_was_kept_is_refused_by_predict(tmp_path: Path) -> None:
-    client = random_client("pfedfsl")
-    fit = PFedFSLClientApp().fit(client, 1, server().download(1, 0))
-    assert fit.model is not None
-    save_model(tmp_path, state_of(fit.model), card_of(client, "a", 1, None))
-    with pytest.raises(RunError, match="pfedfsl predicts by a network of its own"):
-        load_model(tmp_path)
 
 
 def test_bytes_follow_the_formula(small: dict[str, Any]) -> None:
