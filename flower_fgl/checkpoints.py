@@ -50,6 +50,7 @@ UNCOMPARED = (
     "state-dir",
     "data-dir",
     "checkpoint-every",
+    "keep-checkpoint",
     "resume",
 )
 """Settings that do not change what a run computes."""
@@ -253,7 +254,10 @@ class Checkpoints:
 
     def is_due(self, server_round: int) -> bool:
         """Say whether a round ends with a checkpoint."""
-        every = self.config.checkpoint_every
+        config = self.config
+        if config.keep_checkpoint and server_round == config.rounds:
+            return True
+        every = config.checkpoint_every
         return every > 0 and server_round % every == 0
 
     def restore_states(self) -> None:

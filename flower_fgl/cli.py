@@ -331,6 +331,19 @@ def report(
 
 
 @app.command()
+def embeddings(
+    run: Annotated[Path, typer.Argument(help="Run folder with a checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Picture to write (PNG, SVG, PDF).")],
+    client: Annotated[list[int], typer.Option(help="Client to draw; may repeat.")],
+) -> None:
+    """Draw clients' training, test and synthetic nodes on their principal plane."""
+    from flower_fgl.picturing import draw_embeddings
+
+    path = draw_embeddings(run, client, out)
+    console.print(f"Picture: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
 def compare(
     one: Annotated[
         str,

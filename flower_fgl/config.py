@@ -239,6 +239,11 @@ class GeneralSettings:
     checkpoint_every: int = option(
         10, "rounds between checkpoints, from which a killed run goes on; 0: none", ge=0
     )
+    keep_checkpoint: bool = option(
+        False,
+        "whether a completed run keeps a checkpoint of its last round, from which "
+        "flower-fgl embeddings draws",
+    )
     resume: bool = option(
         False, "whether to continue the interrupted run in run-dir from its checkpoint"
     )

@@ -205,11 +205,13 @@ def load_model(folder: Path) -> SavedModel:
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         expected = state_shapes(model)
         if found != expected:
-            odd = sorted(found.items() ^ expected.items())
-            names = ", ".join(dict.fromkeys(name for name, _ in odd[:4]))
+            why = (
+                f": {card.method} predicts by a network of its own, which only a run "
+                "can build"
+            )
+            is_own = found.keys() - expected.keys()
             raise RunError(
-                f"its weights are not those of {card.model}, but {card.method}'s own: "
-                f"{names} … differ"
+                f"its weights are not those of {card.model}{why if is_own else ''}"
             )
     except (FglError, TypeError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error

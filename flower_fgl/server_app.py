@@ -140,7 +140,7 @@ def _run(
             states=states,
             resumed=resumed,
         )
-    elif config.checkpoint_every:
+    elif config.checkpoint_every or config.keep_checkpoint:
         log.info("No checkpoints: without state-dir Flower loses client states.")
     if resumed is not None:
         recorder.rounds += Run.load(writer.folder).rounds
@@ -179,7 +179,7 @@ def _run(
         if federation is not None and federation.refused:
             summary["refused"] = [asdict(one) for one in federation.refused]
         writer.write_summary(summary)
-    if checkpoints is not None:
+    if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
 
 

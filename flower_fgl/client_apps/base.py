@@ -20,6 +20,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from torch import Tensor
 
 from flower_fgl.client_apps.client import (
     Client,
@@ -206,6 +207,25 @@ class FglClientApp(ClientApp, ABC):
         epochs = client.config.final_local_epochs
         short = replace(client.config, local_epochs=epochs)
         return self.fit(replace(client, config=short), server_round, download).model
+
+    def embed_kinds(
+        self, client: Client, weights: Mapping[str, Tensor]
+    ) -> Mapping[str, tuple[Tensor, Tensor]] | None:
+        """Embed training, test and synthetic nodes, for a picture.
+
+        Parameters
+        ----------
+        client : Client
+            As it was when the weights were aggregated.
+        weights : mapping of str to Tensor
+            What the server half keeps.
+
+        Returns
+        -------
+        mapping of str to (Tensor of shape (n, p), Tensor of shape (n,)), or None
+            Embeddings and classes by kind; ``None`` if the method makes no nodes.
+        """
+        return None
 
     # ---------------------------------------------------------------- plumbing
     def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:

@@ -113,6 +113,25 @@ class FedPANOClientApp(FglClientApp):
             return model
         return None if download is None else assemble(client, download).personal
 
+    @torch.no_grad()
+    def embed_kinds(
+        self, client: Client, weights: Mapping[str, Tensor]
+    ) -> Mapping[str, tuple[Tensor, Tensor]] | None:
+        """Embed with θ_*^g and make nodes with φ_*, Fig. 5; ``None`` in nN."""
+        if not client.config.hyper.use_generator:
+            return None
+        parts = assemble(client, Weights(weights))
+        trainer = Trainer(client, parts, server_round=0)
+        parts.personal.eval()
+        h, data = trainer.represent(), client.data
+        test = data.columns[0]["test"] & (data.labels[0] >= 0)
+        labels, made = data.training.labels, trainer.synthetic(h)
+        return {
+            "synthetic": (made.flatten(0, 1), labels.repeat_interleave(made.shape[1])),
+            "test": (h[test], data.labels[0][test]),
+            "train": (h[data.training.index], labels),
+        }
+
 
 class Trainer:
     """Local training of one client in one round, steps 5 to 7 of Algorithm 1.
@@ -203,15 +222,20 @@ class Trainer:
         h : Tensor of shape (N, H), float32
             Representations, constant.
         """
+        terms = {}
+        if self.parts.generator is not None:
+            nodes = h[self.client.data.training.index]
+            terms = self.step_generator(nodes, self.around.matmul(h))
+        return terms | self.step_classifier(self.synthetic(h))
+
+    @torch.no_grad()
+    def synthetic(self, h: Tensor) -> Tensor:
+        """Make ĥ of Eq. (6), or of nG, from h of all nodes: (n, m, H)."""
         nodes = h[self.client.data.training.index]
+        noise = self.draw_noise()
         if self.parts.generator is None:
-            return self.step_classifier(gaussian_copies(nodes, self.draw_noise()))
-        around = self.around.matmul(h)
-        terms = self.step_generator(nodes, around)
-        with torch.no_grad():
-            noise = self.draw_noise()
-            made = synthesise(self.parts.generator, nodes, around, noise)
-        return terms | self.step_classifier(made)
+            return gaussian_copies(nodes, noise)
+        return synthesise(self.parts.generator, nodes, self.around.matmul(h), noise)
 
     def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
         """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (n, H)."""
