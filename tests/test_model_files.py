@@ -32,7 +32,7 @@ CARD = ModelCard(
 )  # fmt: skip
 
 
-OWN_NETWORKS = {"f2l", "pfedfsl"}
+OWN_NETWORKS = {"adpfedgnn", "f2l", "fedlog", "pfedfsl"}
 """Methods whose kept models cannot be built again from their files alone."""
 
 

@@ -144,5 +144,5 @@ def card_of(
         round=server_round,
         owner=owner,
         validation=validation,
-        rep_norm=model.rep_norm,
+        rep_norm=getattr(model, "rep_norm", ""),
     )
