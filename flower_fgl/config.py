@@ -196,6 +196,12 @@ class GeneralSettings:
     share_class_counts: bool = option(
         True, "whether clients tell the server their training nodes per class"
     )
+    min_class_count: int = option(
+        1,
+        "training nodes (or graphs) of a class below which a client tells nothing of it: "
+        "no count, prototype or statistic",
+        ge=1,
+    )
     secure_aggregation: bool = option(
         False, "whether the server sees sums of the uploads only"
     )

@@ -33,6 +33,7 @@ from flower_fgl.client_apps.describing import (
     read_agreement,
 )
 from flower_fgl.client_apps.keeping import check_model_folder, keep_model
+from flower_fgl.client_apps.protecting import protect
 from flower_fgl.client_apps.secure import answer, join, pack_upload
 from flower_fgl.client_apps.state import (
     ContextStates,
@@ -231,6 +232,7 @@ class FglClientApp(ClientApp, ABC):
             model=client.model_name if client.num_partitions else "",
             name=name,
             share_class_counts=client.config.share_class_counts,
+            min_class_count=client.config.min_class_count,
             # an owner is asked for its key when it has a number
             public_key=join(client, place, context)
             if client.config.secure_aggregation and client.num_partitions
@@ -286,7 +288,8 @@ class FglClientApp(ClientApp, ABC):
             keep_model(client, context, trained, scores.get("local", {}), server_round)
             client.state.set_group("model", trained)
         client.state.values["round"] = server_round
-        content = pack_upload(client, server_round, message.content, result.upload)
+        upload = protect(client, result.upload)
+        content = pack_upload(client, server_round, message.content, upload)
         place.save(context, client.partition_id, client.state)
         content[METRICS] = pack_metrics(scores, seconds, loss=result.loss)
         return Message(content, reply_to=message)

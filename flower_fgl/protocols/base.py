@@ -94,6 +94,18 @@ class Payload(ABC):
     def num_bytes(self) -> int:
         """Bytes of the numbers it carries, by the stated formula."""
 
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Leave out what is made of too few nodes; a payload of classes overrides it.
+
+        Parameters
+        ----------
+        shared : Tensor of shape (C,), bool
+            Classes with at least ``min-class-count`` training nodes at the client.
+        min_count : int
+            ``min-class-count``: what stands for fewer nodes is left out as well.
+        """
+        return self
+
 
 class Empty(Payload):
     """Nothing: 0 bytes."""

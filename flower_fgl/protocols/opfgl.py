@@ -238,6 +238,19 @@ class LocalStatistics(AdditivePayload):
         check_statistics(out["mean"], out["variance"], count)
         return cls(ClassStatistics(out["mean"], out["variance"], count, labelled))
 
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Leave out classes that are not shared, and statistics of too few nodes."""
+        s = self.statistics
+        kept = shared & (s.count >= min_count)
+        return type(self)(
+            ClassStatistics(
+                s.mean * kept[:, None],
+                s.variance * kept[:, None],
+                s.count * kept,
+                s.labelled_count * kept,
+            )
+        )
+
     @property
     def num_bytes(self) -> int:
         """4·C_k·(2D + 2)."""
