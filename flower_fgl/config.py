@@ -202,6 +202,20 @@ class GeneralSettings:
         "no count, prototype or statistic",
         ge=1,
     )
+    upload_clip: float = option(
+        0.0,
+        "L2 norm to which the numbers of an upload (of weights: their change) are clipped; "
+        "0: as they are",
+        ge=0,
+    )
+    upload_noise: float = option(
+        0.0,
+        "standard deviation of Gaussian noise on every upload, in units of upload-clip",
+        ge=0,
+    )
+    upload_delta: float = option(
+        1e-5, "δ for which the ε of the noise is reported", gt=0, lt=1
+    )
     secure_aggregation: bool = option(
         False, "whether the server sees sums of the uploads only"
     )
@@ -375,6 +389,11 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
         raise ConfigError(
             f"{settings.method} is one upload and one download: rounds must be 1, got "
             f"{settings.rounds}. Set rounds = 1, or leave it out."
+        )
+    if settings.upload_noise and not settings.upload_clip:
+        raise ConfigError(
+            f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "
+            "what a client uploads: set upload-clip."
         )
     if settings.clients and settings.min_replies > settings.clients:
         raise ConfigError(

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from flower_fgl import METHODS, Run, simulate
+from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.checking import check_graph
 from flower_fgl.datasets.files import save_client_graph
-from flower_fgl.errors import RunError
+from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.privacy import epsilon, numbers_of
 from tests.owners import owner_graphs
-from tests.test_methods import shortened
+from tests.test_methods import comparable, shortened
 
 OF_CLASSES = ("fedpg", "fedproto", "fedtgp", "opfgl")
 
@@ -77,8 +78,82 @@ def test_check_graph_shows_the_counts_that_are_told(tmp_path: Path) -> None:
     graph = owner_graphs()[0]
     save_client_graph(tmp_path / "ash.npz", graph)
     counts = graph.class_counts("train").tolist()
-    least = max(counts)
+    least = max(counts) + 1
     report = check_graph(tmp_path / "ash.npz", {"min-class-count": least})
     assert report.description is not None
-    told = [n if n == least else 0 for n in counts]
-    assert list(report.description.class_counts) == told != counts
+    assert report.description.class_counts == (0, 0, 0)
+
+
+def test_noise_needs_a_clipping_norm(small: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="upload-clip"):
+        simulate("fedavg", **small, upload_noise=1.0)
+
+
+def test_a_method_without_upload_cannot_blur_it(small: dict[str, Any]) -> None:
+    with pytest.raises(RunError, match="local uploads nothing"):
+        simulate("local", **small, upload_clip=1.0)
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))
+def test_every_upload_is_blurred_and_the_summary_says_what_that_gives(
+    method: str, small: dict[str, Any]
+) -> None:
+    small = shortened(method, small)
+    privacy = {"upload_clip": 0.5, "upload_noise": 2.0, "upload_delta": 1e-4}
+    first, second = (simulate(method, **small, **privacy) for _ in range(2))
+    told = first.summary["upload_privacy"]
+    assert told["uploads"] == small["rounds"]
+    assert told["epsilon"] == epsilon(2.0, small["rounds"], 1e-4)
+    assert (told["clip"], told["noise"], told["delta"]) == (0.5, 2.0, 1e-4)
+    # nobody can draw the noise again, knowing the seed of the run
+    assert comparable(first) != comparable(second)
+    assert sum(first.summary["failures"].values()) == 0
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))
+def test_no_upload_is_longer_than_the_clipping_norm(
+    method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[float] = []
+    strategy = METHODS[method].load_strategy()
+    original = strategy.aggregate
+
+    def aggregate(self: Any, server_round: int, uploads: Any) -> None:
+        for pid, upload in uploads.items():
+            known = self.download(server_round, pid)
+            sent = numbers_of(upload.payload)
+            is_change = type(known) is type(upload.payload)
+            start = numbers_of(known) if is_change else [0 * t for t in sent]
+            pairs = zip(sent, start, strict=True)
+            lengths.append(sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5)
+        original(self, server_round, uploads)
+
+    monkeypatch.setattr(strategy, "aggregate", aggregate)
+    run = simulate(method, **shortened(method, {**small, "upload_clip": 0.01}))
+    assert run.summary["upload_privacy"] == {"clip": 0.01, "noise": 0.0}
+    assert lengths
+    assert max(lengths) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "opfgl"])
+def test_blurred_uploads_are_summed_in_secret(
+    method: str, small: dict[str, Any]
+) -> None:
+    settings = shortened(method, {**small, "secure_aggregation": True})
+    run = simulate(method, **settings, upload_clip=1.0, upload_noise=0.5)
+    assert run.status == "completed"
+    assert run.summary["upload_privacy"]["uploads"] == settings["rounds"]
+
+
+def test_uploads_that_a_resumed_run_repeats_count_as_well(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    def stop(row: Any) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    settings = {**small, "rounds": 4, "checkpoint_every": 2, "upload_clip": 1.0}
+    folder = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**settings, upload_noise=1.0, run_dir=str(folder), on_round=stop)
+    assert resume(folder).summary["upload_privacy"]["uploads"] == 5

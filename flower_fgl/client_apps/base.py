@@ -288,7 +288,7 @@ class FglClientApp(ClientApp, ABC):
             keep_model(client, context, trained, scores.get("local", {}), server_round)
             client.state.set_group("model", trained)
         client.state.values["round"] = server_round
-        upload = protect(client, result.upload)
+        upload = protect(client, result.upload, download)
         content = pack_upload(client, server_round, message.content, upload)
         place.save(context, client.partition_id, client.state)
         content[METRICS] = pack_metrics(scores, seconds, loss=result.loss)

@@ -106,6 +106,13 @@ class Payload(ABC):
         """
         return self
 
+    def in_range(self) -> Self:
+        """Put numbers that noise was added to back where they can be.
+
+        Made of the noisy numbers alone, so that it tells no more than they do.
+        """
+        return self
+
 
 class Empty(Payload):
     """Nothing: 0 bytes."""

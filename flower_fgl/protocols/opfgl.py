@@ -7,7 +7,7 @@ Communication", arXiv 2411.11304.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, Self
 
@@ -250,6 +250,11 @@ class LocalStatistics(AdditivePayload):
                 s.labelled_count * kept,
             )
         )
+
+    def in_range(self) -> Self:
+        """Put negative variances at 0."""
+        s = self.statistics
+        return type(self)(replace(s, variance=s.variance.clamp(min=0)))
 
     @property
     def num_bytes(self) -> int:

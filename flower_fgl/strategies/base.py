@@ -54,6 +54,9 @@ class Recorder(Protocol):
     def append_round(self, row: Mapping[str, Any]) -> None:
         """Add the line of a round."""
 
+    def append_release(self, row: Mapping[str, Any]) -> None:
+        """Add the line of an exchange that asks for noisy uploads."""
+
 
 @dataclass(frozen=True)
 class Upload:
@@ -102,6 +105,11 @@ class FglStrategy(Strategy):
         self.config = config
         self.recorder = recorder
         self.checkpoints = checkpoints
+        if config.upload_clip and not self.up.records:
+            raise RunError(
+                f"{config.method} uploads nothing that upload-clip or upload-noise could "
+                "act on: leave them out."
+            )
         self.federation: Federation
         self.secure: SecureExchanges | None = None
         self._grid: Grid
@@ -217,6 +225,12 @@ class FglStrategy(Strategy):
             self.federation.num_classes,
             self.federation.num_features,
         )
+        if self.config.upload_clip:
+            log.info(
+                "Uploads are clipped to an L2 norm of %g, noise multiplier %g.",
+                self.config.upload_clip,
+                self.config.upload_noise,
+            )
 
     def configure_train(
         self,
@@ -436,6 +450,7 @@ class FglStrategy(Strategy):
         *,
         action: str = "",
         is_scored: bool | None = None,
+        brings_upload: bool = True,
     ) -> list[Message]:
         """Address each client's download to it.
 
@@ -450,6 +465,9 @@ class FglStrategy(Strategy):
         is_scored : bool, optional
             Whether the reply brings the client's scores; by default in rounds with
             evaluation of the clients' own models.
+        brings_upload : bool
+            Whether the reply brings a payload with numbers, which counts against the
+            clients' privacy where ``upload-noise`` is set.
         """
         if is_scored is None:
             is_scored = self._round.is_scored and self.config.evaluate != "global"
@@ -463,6 +481,10 @@ class FglStrategy(Strategy):
             kind = MessageType.TRAIN + (f".{action}" if action else "")
             messages.append(self._message(pid, content, kind, server_round))
         self._round.add_download(self._addressees(messages))
+        if self.config.upload_noise and brings_upload and self.recorder is not None:
+            # before they are sent: an upload may be seen even if the run ends here
+            asked = {"round": server_round, "clients": list(downloads)}
+            self.recorder.append_release(asked)
         return messages
 
     def exchange(self, messages: Sequence[Message]) -> list[Message]:
