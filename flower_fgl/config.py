@@ -179,6 +179,9 @@ class GeneralSettings:
     min_replies: int = option(1, "usable replies below which a round fails", ge=1)
     round_timeout: float = option(600.0, "seconds to wait for the replies", gt=0)
     join_timeout: float = option(120.0, "seconds to wait for the clients", gt=0)
+    max_message_mb: float = option(
+        1000.0, "10⁶ bytes above which a client or the server drops a message", gt=0
+    )
     evaluate: str = option(
         "local",
         "which model is scored on a client: its own, the aggregated one, or both",

@@ -110,7 +110,7 @@ class Workplace:
         return self.configs[key]
 
     def states(self, config: RunConfig, context: Context) -> StatePlace:
-        """Choose where client states live.
+        """Choose where client states live; never where a run tells an owner to write.
 
         Raises
         ------
@@ -126,7 +126,9 @@ class Workplace:
                 f"The node config's state-dir must be an absolute path, got {own!r}. "
                 "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."
             )
-        folder = str(own or config.state_dir)
+        folder = str(
+            own or ("" if "graph" in context.node_config else config.state_dir)
+        )
         if not folder:
             return ContextStates()
         return FileStates(Path(folder), keep_every=config.checkpoint_every)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from numpy.lib import format as npy
 from torch import Tensor
 
@@ -297,7 +298,15 @@ def record_bytes(content: RecordDict) -> dict[str, int]:
     dict of str to int
         Bytes by record name, names and headers included.
     """
-    return {name: record.count_bytes() for name, record in content.items()}
+    return {name: _count_bytes(name, record) for name, record in content.items()}
+
+
+def _count_bytes(name: str, record: Any) -> int:
+    """Count a record's bytes; Flower's count fails where a text or list in it is empty."""
+    try:
+        return int(record.count_bytes())
+    except (ValueError, IndexError):
+        return int(recorddict_to_proto(RecordDict({name: record})).ByteSize())
 
 
 def write_scores(

@@ -493,6 +493,7 @@ class FglStrategy(Strategy):
             self._grid,
             self._addressees(messages),
             timeout=self.config.round_timeout,
+            max_mb=self.config.max_message_mb,
         )
         self._round.add_exchange(exchange)
         return list(exchange.replies.values())
@@ -579,7 +580,12 @@ class FglStrategy(Strategy):
             content = RecordDict({CONFIG: settings, **records[id(payload)]})
             messages[pid] = self._message(pid, content, kind, server_round)
         self._round.add_download(messages)
-        exchange = send_receive(self._grid, messages, timeout=self.config.round_timeout)
+        exchange = send_receive(
+            self._grid,
+            messages,
+            timeout=self.config.round_timeout,
+            max_mb=self.config.max_message_mb,
+        )
         for pid, reply in exchange.replies.items():
             self._round.count_up(pid, reply.content)
         for failure in exchange.failures:
@@ -700,7 +706,10 @@ class FglStrategy(Strategy):
             addressed = self._addressees(messages)
             self._round.add_download(addressed)
             exchange = send_receive(
-                self._grid, addressed, timeout=self.config.round_timeout
+                self._grid,
+                addressed,
+                timeout=self.config.round_timeout,
+                max_mb=self.config.max_message_mb,
             )
             self._round.failures += exchange.failures
             self.aggregate_evaluate(server_round, exchange.replies.values())

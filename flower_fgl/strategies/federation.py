@@ -259,7 +259,9 @@ def _describe(
     }
     # the first message waits for worker processes to start and graphs to be loaded
     timeout = max(config.round_timeout, config.join_timeout)
-    exchange = send_receive(grid, messages, timeout=timeout)
+    exchange = send_receive(
+        grid, messages, timeout=timeout, max_mb=config.max_message_mb
+    )
     out: dict[int, Description | Unfit | str] = {
         nodes[failure.partition_id]: failure.reason for failure in exchange.failures
     }
