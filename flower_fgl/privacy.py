@@ -14,7 +14,7 @@ they are at most 2·S apart, and noise of standard deviation z·S makes a releas
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -118,52 +118,60 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-9))
 
 
-def numbers_of(value: Any) -> list[Tensor]:
+def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
     """Find all floating-point tensors of a payload.
 
     Parameters
     ----------
     value : Payload
         A dataclass; tensors may lie in mappings, sequences and dataclasses inside it.
+    path : str
+        Where it lies itself.
 
     Returns
     -------
-    list of Tensor
-        In the order of the fields.
+    dict of str to Tensor
+        By place: ``/tensors/conv.weight`` for a field ``tensors``.
     """
     if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    return [tensor for part in _parts(value) for tensor in numbers_of(part)]
+        return {path: value} if value.is_floating_point() else {}
+    found: dict[str, Tensor] = {}
+    for name, part in _parts(value).items():
+        found |= numbers_of(part, f"{path}/{name}")
+    return found
 
 
-def with_numbers(value: Any, numbers: Iterator[Tensor]) -> Any:
+def with_numbers(value: Any, numbers: Mapping[str, Tensor], path: str = "") -> Any:
     """Return a copy of a payload with other numbers in the places of :func:`numbers_of`.
 
     Parameters
     ----------
     value : Payload
         Left as it is.
-    numbers : iterator of Tensor
-        As many as :func:`numbers_of` finds.
+    numbers : mapping of str to Tensor
+        By place, all that :func:`numbers_of` finds.
+    path : str
+        Where it lies itself.
     """
     if isinstance(value, Tensor):
-        return next(numbers) if value.is_floating_point() else value
+        return numbers.get(path, value)
+    parts = {
+        name: with_numbers(part, numbers, f"{path}/{name}")
+        for name, part in _parts(value).items()
+    }
     if isinstance(value, Mapping):
-        return {key: with_numbers(part, numbers) for key, part in value.items()}
+        return parts
     if isinstance(value, list | tuple):
-        return type(value)(with_numbers(part, numbers) for part in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in fields(value) if f.init]
-        changed = {n: with_numbers(getattr(value, n), numbers) for n in names}
-        return replace(value, **changed)
-    return value
+        return type(value)(parts.values())
+    return replace(value, **parts) if parts else value
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def _parts(value: Any) -> dict[Any, Any]:
+    """Return what a container holds, by key, position or field; nothing of others."""
     if isinstance(value, Mapping):
-        return list(value.values())
+        return dict(value)
     if isinstance(value, list | tuple):
-        return value
+        return dict(enumerate(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, f.name) for f in fields(value) if f.init]
-    return ()
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    return {}

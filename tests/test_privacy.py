@@ -104,8 +104,9 @@ def test_all_floating_tensors_of_a_payload_are_found_and_replaced() -> None:
         {"w": one(2)}, Inner(one(3), one(3, dtype=torch.int64)), (one(1),), "a"
     )
     found = numbers_of(payload)
-    assert [t.numel() for t in found] == [2, 3, 1]
-    other = with_numbers(payload, iter([2 * t for t in found]))
+    sizes = {place: t.numel() for place, t in found.items()}
+    assert sizes == {"/state/w": 2, "/inner/values": 3, "/many/0": 1}
+    other = with_numbers(payload, {place: 2 * t for place, t in found.items()})
     assert other.state["w"].tolist() == [2, 2]
     assert other.inner.counts.tolist() == [1, 1, 1]
     assert other.many[0].item() == 2

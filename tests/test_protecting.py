@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.checking import check_graph
+from flower_fgl.client_apps.protecting import origin_of
 from flower_fgl.datasets.files import save_client_graph
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.privacy import epsilon, numbers_of
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.prototypes import Prototypes
 from tests.owners import owner_graphs
 from tests.test_methods import comparable, shortened
 
@@ -122,9 +127,7 @@ def test_no_upload_is_longer_than_the_clipping_norm(
         for pid, upload in uploads.items():
             known = self.download(server_round, pid)
             sent = numbers_of(upload.payload)
-            is_change = type(known) is type(upload.payload)
-            start = numbers_of(known) if is_change else [0 * t for t in sent]
-            pairs = zip(sent, start, strict=True)
+            pairs = zip(sent.values(), origin_of(sent, numbers_of(known)), strict=True)
             lengths.append(sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5)
         original(self, server_round, uploads)
 
@@ -157,3 +160,22 @@ def test_uploads_that_a_resumed_run_repeats_count_as_well(
     with pytest.raises(KeyboardInterrupt):
         simulate(**settings, upload_noise=1.0, run_dir=str(folder), on_round=stop)
     assert resume(folder).summary["upload_privacy"]["uploads"] == 5
+
+
+def test_weights_are_clipped_around_those_sent_and_tables_around_zero() -> None:
+    ones = torch.ones
+    sent = {"/tensors/w": ones(2), "/tensors/b": ones(1), "/values": ones(3)}
+    known = {"/tensors/w": 5 * ones(2), "/tensors/b": ones(4), "/values": ones(3)}
+    start = [t.tolist() for t in origin_of(sent, known)]
+    assert start == [[5, 5], [0], [0, 0, 0]]
+
+
+def test_payloads_inside_a_payload_withhold_their_classes() -> None:
+    @dataclass(frozen=True)
+    class Pair(Weights):
+        prototypes: Prototypes
+
+    table = Prototypes(torch.ones(3, 1, 2), torch.ones(3, 1, dtype=torch.bool))
+    told = Pair({}, table).withhold(torch.tensor([True, False, True]), 5)
+    assert told.prototypes.present[:, 0].tolist() == [True, False, True]
+    assert told.prototypes.values[1].tolist() == [[0, 0]]

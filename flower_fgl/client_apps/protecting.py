@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flower_fgl.client_apps.client import Client
 from flower_fgl.errors import PayloadError
@@ -25,8 +27,8 @@ def protect(client: Client, upload: Payload, download: Any = None) -> Payload:
     upload : Payload
         What the method wants to upload.
     download : Payload, optional
-        What it made the upload from. Of the upload's kind and shapes, it is known to the
-        server, and only the difference to it is clipped.
+        What it made the upload from, known to the server. Of weights, which both hold
+        under the same names, the difference is clipped.
 
     Returns
     -------
@@ -50,18 +52,43 @@ def protect(client: Client, upload: Payload, download: Any = None) -> Payload:
     if not config.upload_clip:
         return upload
     numbers = numbers_of(upload)
-    known = numbers_of(download) if type(download) is type(upload) else []
-    is_change = [t.shape for t in known] == [t.shape for t in numbers]
+    start = origin_of(numbers, numbers_of(download))
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     try:
         blurred = clip_and_blur(
-            [tensor.detach().cpu() for tensor in numbers],
+            [tensor.detach().cpu() for tensor in numbers.values()],
             clip=config.upload_clip,
             noise=config.upload_noise,
-            origin=known if is_change else None,
+            origin=start,
             generator=generator,
         )
     except ValueError as error:
         raise PayloadError(f"{error}") from error
-    changed: Payload = with_numbers(upload, iter(blurred))
+    changed: Payload = with_numbers(upload, dict(zip(numbers, blurred, strict=True)))
     return changed.in_range()
+
+
+def origin_of(
+    numbers: Mapping[str, Tensor], known: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """Return the point around which each tensor of an upload is clipped.
+
+    Parameters
+    ----------
+    numbers, known : mapping of str to Tensor
+        Those of the upload and of the download, by place.
+
+    Returns
+    -------
+    list of Tensor
+        For an entry of a mapping (weights by name) what the download has in the same
+        place and shape; else zeros.
+    """
+    return [
+        known[place].detach().cpu()
+        if place.count("/") > 1
+        and place in known
+        and known[place].shape == tensor.shape
+        else torch.zeros_like(tensor, device="cpu")
+        for place, tensor in numbers.items()
+    ]

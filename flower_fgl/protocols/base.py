@@ -11,6 +11,7 @@ import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -98,6 +99,8 @@ class Payload(ABC):
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Leave out what is made of too few nodes; a payload of classes overrides it.
 
+        By default payloads inside this one leave out theirs.
+
         Parameters
         ----------
         shared : Tensor of shape (C,), bool
@@ -105,7 +108,15 @@ class Payload(ABC):
         min_count : int
             ``min-class-count``: what stands for fewer nodes is left out as well.
         """
-        return self
+        if not is_dataclass(self):
+            return self
+        inner = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {
+            name: part.withhold(shared, min_count)
+            for name, part in inner.items()
+            if isinstance(part, Payload)
+        }
+        return replace(self, **changed) if changed else self
 
     def in_range(self) -> Self:
         """Put numbers that noise was added to back where they can be.

@@ -62,6 +62,11 @@ class Prototypes(Payload):
         """
         return cls(*_read(_record(content, [VALUES, PRESENT]), spec))
 
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Leave out classes that are not shared."""
+        kept = shared[:, None] & self.present
+        return replace(self, values=self.values * kept[..., None], present=kept)
+
     @property
     def num_bytes(self) -> int:
         """4·M·p."""
