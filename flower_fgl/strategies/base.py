@@ -8,7 +8,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from flwr.app import (
@@ -28,6 +28,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.model_files import ModelCard
 from flower_fgl.protocols.base import CONFIG, METRICS, Payload, write_tensors
+from flower_fgl.protocols.describe import Description
 from flower_fgl.seeds import SERVER, numpy_generator
 from flower_fgl.strategies.checkpoint import (
     describe_clients,
@@ -36,6 +37,7 @@ from flower_fgl.strategies.checkpoint import (
 )
 from flower_fgl.strategies.exchange import Failure, send_receive
 from flower_fgl.strategies.federation import Federation, client_lines, discover
+from flower_fgl.strategies.returning import Newcomers
 from flower_fgl.strategies.rounds import RoundLog
 from flower_fgl.strategies.secure import SecureExchanges
 
@@ -114,6 +116,7 @@ class FglStrategy(Strategy):
         self.secure: SecureExchanges | None = None
         self._grid: Grid
         self._round = RoundLog(0)
+        self._newcomers = Newcomers()
         self._trained: dict[int, int] = {}  # the round of each client's last upload
         self._failed_in_a_row = 0
         self._owes_scores = False
@@ -367,6 +370,9 @@ class FglStrategy(Strategy):
         if self.checkpoints is not None:
             self.checkpoints.restore_states()  # before clients add new keys to them
         self.federation = discover(grid, self.config)
+        # who was asked before round 1 and is no client is not asked again
+        clients = set(self.federation.nodes.values())
+        self._newcomers.refused |= set(grid.get_node_ids()) - clients
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self)
         self.summary()
@@ -421,6 +427,7 @@ class FglStrategy(Strategy):
         RunError
             After three failed rounds in a row.
         """
+        self._newcomers.welcome(self)
         is_due = is_last or server_round % self.config.evaluate_every == 0
         is_scored = is_due or self._owes_scores
         self._round = RoundLog(server_round, is_scored=is_scored)
@@ -591,6 +598,27 @@ class FglStrategy(Strategy):
         for failure in exchange.failures:
             self.drop(failure.partition_id, failure.reason)
         return {pid: reply.content for pid, reply in exchange.replies.items()}
+
+    def take_back(self, partition_id: int, node: int, description: Description) -> None:
+        """Let another node be a client from now on: its SuperNode was started anew.
+
+        Parameters
+        ----------
+        partition_id : int
+            The client.
+        node : int
+            Flower's id of its new node.
+        description : Description
+            What that node says of itself; but for its key, as before.
+        """
+        nodes = {**self.federation.nodes, partition_id: node}
+        self.federation = replace(self.federation, nodes=nodes)
+        self._trained.pop(
+            partition_id, None
+        )  # its memory may be lost: it gets a download
+        if self.secure is not None:
+            self.secure.renew(partition_id, description.public_key)
+        log.info("Client %s is back, as node %s.", partition_id, node)
 
     def drop(self, partition_id: int, reason: str) -> None:
         """Count and name a client whose answer cannot be used."""
