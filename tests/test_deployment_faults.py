@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,12 @@ def test_a_run_outlives_nodes_that_lie_die_and_say_nothing(tmp_path: Path) -> No
     }
     for where, reason in (
         ((1, 2), "holds no plain array"),
-        ((2, 1), "no reply within 60 s"),
+        ((2, 1), "no reply within 60 s|Node Unavailable"),  # whichever is first
         ((2, 2), "more than max-message-mb = 5"),
         ((3, 2), "no reply within 60 s"),
         ((4, 2), 'no array record "weights"'),
     ):
-        assert reason in failures.pop(where)
+        assert re.search(reason, failures.pop(where))
     assert not failures
     assert [row["replies"] for row in run.rounds] == [2, 1, 2, 2, 3]
     assert sum(run.summary["failures"].values()) == 5
