@@ -92,7 +92,6 @@ def test_a_run_outlives_nodes_that_lie_die_and_say_nothing(tmp_path: Path) -> No
         stage.wait_for_round(folder, 2)
         late = stage.start_node("partition-id=3 num-partitions=4")
         assert stage.wait_for_end(run_id) == "finished:completed", stage.logs()
-        said = (tmp_path / "stage" / "flower-superlink-0.log").read_text()
         for one in (late, stage.nodes[2]):  # then two nodes hold partition 1
             one.terminate()
             one.wait(timeout=60)
@@ -114,10 +113,9 @@ def test_a_run_outlives_nodes_that_lie_die_and_say_nothing(tmp_path: Path) -> No
     ):
         assert re.search(reason, failures.pop(where))
     assert not failures
+    # client 1 is back in round 3; the late joiner never takes part
     assert [row["replies"] for row in run.rounds] == [2, 1, 2, 2, 3]
     assert sum(run.summary["failures"].values()) == 5
-    assert "Client 1 is back, as node" in said
-    assert "partition-id 3 was not among the clients when the run began" in said
     assert "same partition: [1]" in Run.load(twins).summary["error"]
 
 
