@@ -618,7 +618,7 @@ class FglStrategy(Strategy):
         )  # its memory may be lost: it gets a download
         if self.secure is not None:
             self.secure.renew(partition_id, description.public_key)
-        log.info("Client %s is back, as node %s.", partition_id, node)
+        log.warning("Client %s is back, as node %s.", partition_id, node)
 
     def drop(self, partition_id: int, reason: str) -> None:
         """Count and name a client whose answer cannot be used."""
