@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from flower_fgl.client_apps.client import ClientData
-from flower_fgl.client_apps.describing import describe, owner_name
+from flower_fgl.client_apps.describing import describe, enough, owner_name
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.files import inspect_graph_file
@@ -91,7 +91,8 @@ def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
             f"The file brings no split: one will be drawn, {drawn} of each class. Bring "
             "your own to keep it under control."
         )
-    return GraphReport([], notes, description)
+    counts = enough(description.class_counts, config.min_class_count)
+    return GraphReport([], notes, replace(description, class_counts=counts))
 
 
 def _notes(graph: ClientGraph, description: Description) -> list[str]:

@@ -6,7 +6,10 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_fgl.client_apps.base import FglClientApp, Workplace
+from flower_fgl.config import RunConfig
+from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.protocols.limits import check_size
 
 __all__ = ["DispatchingClientApp", "app"]
 
@@ -34,10 +37,29 @@ class DispatchingClientApp(ClientApp):
             If the settings are wrong or the message cannot be handled; Flower turns it
             into an error reply.
         """
-        method = self._workplace.config(context).method
+        config = self._workplace.config(context)
+        check_size(message.content, largest_message(config, context))
+        method = config.method
         if method not in self._apps:
             self._apps[method] = METHODS[method].load_client_app()(self._workplace)
         return self._apps[method](message, context)
+
+
+def largest_message(config: RunConfig, context: Context) -> float:
+    """Return ``max-message-mb``: of the run, or of the node's owner if that is less.
+
+    Raises
+    ------
+    RunError
+        If the owner's is no positive number.
+    """
+    own = context.node_config.get("max-message-mb", config.max_message_mb)
+    if isinstance(own, bool | str) or not isinstance(own, int | float) or not own > 0:
+        raise RunError(
+            f"The node config's max-message-mb must be a positive number, got {own!r}. "
+            "Start the SuperNode with --node-config 'max-message-mb=100 …'."
+        )
+    return min(float(own), config.max_message_mb)
 
 
 app = DispatchingClientApp()

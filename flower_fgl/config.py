@@ -189,6 +189,9 @@ class GeneralSettings:
     min_replies: int = option(1, "usable replies below which a round fails", ge=1)
     round_timeout: float = option(600.0, "seconds to wait for the replies", gt=0)
     join_timeout: float = option(120.0, "seconds to wait for the clients", gt=0)
+    max_message_mb: float = option(
+        1000.0, "10⁶ bytes above which a client or the server drops a message", gt=0
+    )
     evaluate: str = option(
         "local",
         "which model is scored on a client: its own, the aggregated one, or both",
@@ -215,6 +218,26 @@ class GeneralSettings:
     )
     share_class_counts: bool = option(
         True, "whether clients tell the server their training nodes per class"
+    )
+    min_class_count: int = option(
+        1,
+        "training nodes (or graphs) of a class below which a client tells nothing of it: "
+        "no count, prototype or statistic",
+        ge=1,
+    )
+    upload_clip: float = option(
+        0.0,
+        "L2 norm to which the numbers of an upload (of weights: their change) are clipped; "
+        "0: as they are",
+        ge=0,
+    )
+    upload_noise: float = option(
+        0.0,
+        "standard deviation of Gaussian noise on every upload, in units of upload-clip",
+        ge=0,
+    )
+    upload_delta: float = option(
+        1e-5, "δ for which the ε of the noise is reported", gt=0, lt=1
     )
     secure_aggregation: bool = option(
         False, "whether the server sees sums of the uploads only"
@@ -406,6 +429,11 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
         raise ConfigError(
             f"{settings.method} has no round to catch up with: use eval-policy = "
             '"stale", or leave it out.'
+        )
+    if settings.upload_noise and not settings.upload_clip:
+        raise ConfigError(
+            f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "
+            "what a client uploads: set upload-clip."
         )
     if settings.clients and settings.min_replies > settings.clients:
         raise ConfigError(

@@ -5,6 +5,8 @@
 ``rounds.jsonl``   one line per round: metrics, seconds, bytes, replies, failures
 ``clients.jsonl``  one line per client (round 0: what it holds), then per round and
                    client
+``releases.jsonl`` with ``upload-noise``: who was asked for an upload and when, also in
+                   rounds that a resumed run repeats
 ``summary.json``   the result; there from the start, with status ``running``
 ``model.safetensors``
                    weights of the aggregated model, best validation round
@@ -23,6 +25,7 @@ import os
 import re
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +41,7 @@ from flower_fgl.metrics import SETTING_COLUMNS, summarise
 __all__ = ["Run", "RunWriter", "default_folder", "flatten", "replace_file", "summarise"]
 
 CONFIG, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
-ROUNDS, CLIENTS = "rounds.jsonl", "clients.jsonl"
+ROUNDS, CLIENTS, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
 HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
@@ -200,6 +203,21 @@ class RunWriter:
     def append_clients(self, rows: Iterable[Row]) -> None:
         """Add lines to ``clients.jsonl``; like :meth:`append_round`."""
         self._append(CLIENTS, rows)
+
+    def append_release(self, row: Row) -> None:
+        """Add a line to ``releases.jsonl``; like :meth:`append_round`.
+
+        Parameters
+        ----------
+        row : mapping
+            ``round``, and ``clients``: partition-ids of those asked for an upload.
+        """
+        self._append(RELEASES, [row])
+
+    def count_releases(self) -> Counter[int]:
+        """Count the uploads that every client was asked for, by partition-id."""
+        lines = _read_lines(self.folder / RELEASES)
+        return Counter(pid for line in lines for pid in line["clients"])
 
     def write_summary(self, summary: Row) -> None:
         """Replace ``summary.json``, at any time of the run.

@@ -17,6 +17,7 @@ from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
 from flower_fgl.model_files import save_model
+from flower_fgl.privacy import epsilon
 from flower_fgl.resuming import LET_GO_SECONDS, rewind
 from flower_fgl.runs import Run, RunWriter, default_folder, summarise
 from flower_fgl.state_files import LinkedStates, StateKeeper
@@ -46,6 +47,10 @@ class _Recorder:
             settings = self.config.flat() | {"clients": len(rows)}
             self.writer.write_settings(settings, self.config.sources)
         self.writer.append_clients(rows)
+
+    def append_release(self, row: Mapping[str, Any]) -> None:
+        """Add the line of an exchange that asks for noisy uploads."""
+        self.writer.append_release(row)
 
     def append_round(self, row: Mapping[str, Any]) -> None:
         """Add the line of a round and report progress."""
@@ -178,9 +183,32 @@ def _run(
         )
         if federation is not None and federation.refused:
             summary["refused"] = [asdict(one) for one in federation.refused]
+        if config.upload_clip:
+            summary["upload_privacy"] = told = upload_privacy(config, writer)
+            log.info("Privacy of the uploads: %s", told)
         writer.write_summary(summary)
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
+
+
+def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
+    """Say how uploads were clipped and blurred, and the ε of the client asked most often.
+
+    Returns
+    -------
+    dict of str to object
+        ``clip``, ``noise``; with noise also ``delta``, ``uploads`` (of that client) and
+        ``epsilon``.
+    """
+    told: dict[str, Any] = {"clip": config.upload_clip, "noise": config.upload_noise}
+    if config.upload_noise:
+        uploads = max(writer.count_releases().values(), default=0)
+        told |= {
+            "delta": config.upload_delta,
+            "uploads": uploads,
+            "epsilon": epsilon(config.upload_noise, uploads, config.upload_delta),
+        }
+    return told
 
 
 @app.main()

@@ -30,9 +30,20 @@ def free_port() -> int:
 
 
 class Deployment:
-    """One SuperLink, one SuperNode per node config."""
+    """One SuperLink, one SuperNode per node config.
 
-    def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
+    With ``client_module``, the text of a module with a ClientApp ``app``, that is what the
+    SuperNodes run. With ``keeps_state`` the SuperLink has a database.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[str],
+        *,
+        client_module: str = "",
+        keeps_state: bool = False,
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -52,22 +63,38 @@ class Deployment:
         (home / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": "dep", "dep": connection}})
         )
+        chosen = {}
+        if client_module:
+            (folder / "other_client.py").write_text(client_module)
+            places = [str(folder), os.environ.get("PYTHONPATH", "")]
+            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+            chosen = {"client_app": "other_client:app"}
         self.app = write_app_folder(
-            folder / "flower-fgl", config=pyproject_table(METHODS)
+            folder / "flower-fgl", config=pyproject_table(METHODS), **chosen
         )
-        self.start(
+        self.keeps_state = keeps_state
+        self.superlink = self.start_superlink()
+        self.nodes = [self.start_node(config) for config in nodes]
+
+    def start_superlink(self) -> subprocess.Popen[bytes]:
+        """Start it on the port of this deployment."""
+        kept = ["--database", str(self.folder / "superlink.db")]
+        process = self.start(
             "flower-superlink", "--insecure", "--host", "127.0.0.1",
-            "--port", str(self.port),
+            "--port", str(self.port), *(kept if self.keeps_state else []),
         )  # fmt: skip
         self._wait_for_port()
-        for config in nodes:
-            self.start(
-                "flower-supernode", "--insecure",
-                "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
-                "--port", str(free_port()), "--node-config", config,
-            )  # fmt: skip
+        return process
 
-    def start(self, program: str, *arguments: str) -> None:
+    def start_node(self, config: str) -> subprocess.Popen[bytes]:
+        """Start a SuperNode."""
+        return self.start(
+            "flower-supernode", "--insecure",
+            "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+            "--port", str(free_port()), "--node-config", config,
+        )  # fmt: skip
+
+    def start(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         log = (self.folder / f"{program}-{len(self.processes)}.log").open("wb")
         self.processes.append(
             subprocess.Popen(
@@ -80,6 +107,33 @@ class Deployment:
             )
         )
         log.close()
+        return self.processes[-1]
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End a program and all that it started, at once, as a power cut would."""
+        for member in family_of(process):
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        process.wait(timeout=20)
+
+    def wait_for_round(self, folder: Path, number: int, seconds: float = 200) -> None:
+        """Wait until a round is written down."""
+        end = time.monotonic() + seconds
+        lines = folder / "rounds.jsonl"
+        while not lines.exists() or lines.read_bytes().count(b"\n") < number:
+            if time.monotonic() > end:
+                raise TimeoutError(self.logs())
+            time.sleep(0.1)
+
+    def wait_for_end(self, run_id: str, seconds: float = 400) -> str:
+        """Wait for the end of a run, return Flower's status."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            status = self.status(run_id)
+            if status.startswith("finished"):
+                return status
+            time.sleep(1)
+        raise TimeoutError(self.logs())
 
     def _wait_for_port(self, seconds: float = 60) -> None:
         end = time.monotonic() + seconds
@@ -118,14 +172,7 @@ class Deployment:
 
     def run(self, values: Mapping[str, Any], seconds: float = 400) -> str:
         """Submit a run, wait for its end, return Flower's status."""
-        run_id = self.submit(values)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            status = self.status(run_id)
-            if status.startswith("finished"):
-                return status
-            time.sleep(1)
-        raise TimeoutError(self.logs())
+        return self.wait_for_end(self.submit(values), seconds)
 
     def status(self, run_id: str) -> str:
         listed = self.flwr("list", "dep", "--run-id", run_id)
@@ -134,12 +181,7 @@ class Deployment:
     def stop_run_in_round(self, values: Mapping[str, Any], seconds: float = 400) -> str:
         """Submit a run, stop it once a round is over, return Flower's status."""
         run_id = self.submit(values)
-        rounds = Path(values["run-dir"]) / "rounds.jsonl"
-        end = time.monotonic() + seconds
-        while not rounds.exists():
-            if time.monotonic() > end:
-                raise TimeoutError(self.logs())
-            time.sleep(0.5)
+        self.wait_for_round(Path(values["run-dir"]), 1, seconds)
         self.flwr("stop", run_id, "dep")
         return self.status(run_id)
 
@@ -147,9 +189,7 @@ class Deployment:
         """End every process by its pid, children first gathered."""
         family: list[psutil.Process] = []
         for process in self.processes:
-            with contextlib.suppress(psutil.Error):
-                parent = psutil.Process(process.pid)
-                family += [*parent.children(recursive=True), parent]
+            family += family_of(process)
         for member in family:
             with contextlib.suppress(psutil.Error):
                 member.kill()
@@ -157,12 +197,23 @@ class Deployment:
             process.wait(timeout=20)
 
 
+def family_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return a program's descendants and itself, none if it has ended."""
+    try:
+        parent = psutil.Process(process.pid)
+        return [*parent.children(recursive=True), parent]
+    except psutil.Error:
+        return []
+
+
 @contextlib.contextmanager
-def deployment(folder: Path, nodes: Sequence[str]) -> Iterator[Deployment]:
+def deployment(
+    folder: Path, nodes: Sequence[str], **options: Any
+) -> Iterator[Deployment]:
     """Start a deployment; it is gone when the block ends."""
     made = Deployment.__new__(Deployment)
     try:
-        made.__init__(folder, nodes)  # type: ignore[misc]  (so that a failed start is ended too)
+        made.__init__(folder, nodes, **options)  # type: ignore[misc]  (so that a failed start is ended too)
         yield made
     finally:
         made.stop()

@@ -32,6 +32,10 @@ CARD = ModelCard(
 )  # fmt: skip
 
 
+SCORED_LATER = {"adpfedgnn"}
+"""Methods whose models are scored with the next global one: the last is kept."""
+ON_MENDED_GRAPHS = {"fedsage+"}
+"""Methods that score on other graphs than those of the owners' files."""
 OWN_NETWORKS = {"adpfedgnn", "f2l", "fedlog", "pfedfsl"}
 """Methods whose kept models cannot be built again from their files alone."""
 
@@ -125,6 +129,9 @@ def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
         card = read_card(kept(tmp_path, name))
         assert card is not None
         assert (card.owner, card.method) == (name, method)
+        if method in SCORED_LATER:
+            assert (card.validation, card.round) == (None, 3)
+            continue
         assert card.validation == max(scores)
         assert scores[card.round - 1] == max(scores)
         graph = Path(node["graph"])
@@ -133,7 +140,8 @@ def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
                 accuracy(kept(tmp_path, name), graph, "val")
             continue
         found = accuracy(kept(tmp_path, name), graph, "val")
-        assert found == pytest.approx(card.validation, abs=1e-6)
+        if method not in ON_MENDED_GRAPHS:
+            assert found == pytest.approx(card.validation, abs=1e-6)
 
 
 def test_predictions_are_in_the_agreed_classes_of_an_owner_who_numbers_its_own_way(

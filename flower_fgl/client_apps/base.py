@@ -34,6 +34,7 @@ from flower_fgl.client_apps.describing import (
     read_agreement,
 )
 from flower_fgl.client_apps.keeping import check_model_folder, keep_model
+from flower_fgl.client_apps.protecting import protect
 from flower_fgl.client_apps.secure import answer, join, pack_upload
 from flower_fgl.client_apps.state import (
     ContextStates,
@@ -113,7 +114,7 @@ class Workplace:
         return self.configs[key]
 
     def states(self, config: RunConfig, context: Context) -> StatePlace:
-        """Choose where client states live.
+        """Choose where client states live; never where a run tells an owner to write.
 
         Raises
         ------
@@ -129,7 +130,9 @@ class Workplace:
                 f"The node config's state-dir must be an absolute path, got {own!r}. "
                 "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."
             )
-        folder = str(own or config.state_dir)
+        folder = str(
+            own or ("" if "graph" in context.node_config else config.state_dir)
+        )
         if not folder:
             return ContextStates()
         return FileStates(Path(folder), keep_every=config.checkpoint_every)
@@ -280,6 +283,7 @@ class FglClientApp(ClientApp, ABC):
             model=client.model_name if client.num_partitions else "",
             name=name,
             share_class_counts=client.config.share_class_counts,
+            min_class_count=client.config.min_class_count,
             # an owner is asked for its key when it has a number
             public_key=join(client, place, context)
             if client.config.secure_aggregation and client.num_partitions
@@ -335,7 +339,8 @@ class FglClientApp(ClientApp, ABC):
             keep_model(client, context, model, scores.get("local", {}), server_round)
             client.state.set_group("model", trained)
         client.state.values["round"] = server_round
-        content = pack_upload(client, server_round, message.content, result.upload)
+        upload = protect(client, result.upload, download)
+        content = pack_upload(client, server_round, message.content, upload)
         place.save(context, client.partition_id, client.state)
         content[METRICS] = pack_metrics(
             scores, seconds, loss=result.loss, terms=result.terms

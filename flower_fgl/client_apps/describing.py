@@ -11,7 +11,7 @@ from flower_fgl.client_apps.client import ClientData, node_place
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.describe import AGREEMENT, Agreement, Description
 
-__all__ = ["agreed_place", "describe", "owner_name", "read_agreement"]
+__all__ = ["agreed_place", "describe", "enough", "owner_name", "read_agreement"]
 
 
 def read_agreement(message: Message) -> Agreement | None:
@@ -62,6 +62,11 @@ def owner_name(node: Mapping[str, Scalar]) -> str:
     return str(node.get("name", Path(str(node.get("graph", ""))).stem))
 
 
+def enough(counts: tuple[int, ...], least: int) -> tuple[int, ...]:
+    """Return class counts with 0 for what is below ``min-class-count``."""
+    return tuple(count if count >= least else 0 for count in counts)
+
+
 def describe(
     data: ClientData,
     *,
@@ -69,6 +74,7 @@ def describe(
     model: str,
     name: str,
     share_class_counts: bool,
+    min_class_count: int = 1,
     public_key: bytes = b"",
 ) -> Description:
     """Sum a client's graph up in the counts that the server may know.
@@ -85,6 +91,8 @@ def describe(
         Its owner's name.
     share_class_counts : bool
         Whether the training nodes of every class are told.
+    min_class_count : int
+        Classes with fewer are told as having none.
     public_key : bytes
         With secure aggregation the key to which shares are sealed.
 
@@ -94,6 +102,7 @@ def describe(
     """
     graph = data.graph
     counts = tuple(graph.class_counts("train").tolist()) if share_class_counts else ()
+    counts = enough(counts, min_class_count)
     return Description(
         partition_id=place[0],
         num_partitions=place[1],

@@ -11,11 +11,13 @@ import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.common.serde import recorddict_to_proto
 from numpy.lib import format as npy
 from torch import Tensor
 
@@ -93,6 +95,35 @@ class Payload(ABC):
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of the numbers it carries, by the stated formula."""
+
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Leave out what is made of too few nodes; a payload of classes overrides it.
+
+        By default payloads inside this one leave out theirs.
+
+        Parameters
+        ----------
+        shared : Tensor of shape (C,), bool
+            Classes with at least ``min-class-count`` training nodes at the client.
+        min_count : int
+            ``min-class-count``: what stands for fewer nodes is left out as well.
+        """
+        if not is_dataclass(self):
+            return self
+        inner = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed: dict[str, Any] = {
+            name: part.withhold(shared, min_count)
+            for name, part in inner.items()
+            if isinstance(part, Payload)
+        }
+        return replace(self, **changed) if changed else self
+
+    def in_range(self) -> Self:
+        """Put numbers that noise was added to back where they can be.
+
+        Made of the noisy numbers alone, so that it tells no more than they do.
+        """
+        return self
 
 
 class Empty(Payload):
@@ -278,7 +309,15 @@ def record_bytes(content: RecordDict) -> dict[str, int]:
     dict of str to int
         Bytes by record name, names and headers included.
     """
-    return {name: record.count_bytes() for name, record in content.items()}
+    return {name: _count_bytes(name, record) for name, record in content.items()}
+
+
+def _count_bytes(name: str, record: Any) -> int:
+    """Count a record's bytes; Flower's count fails where a text or list in it is empty."""
+    try:
+        return int(record.count_bytes())
+    except (ValueError, IndexError):
+        return int(recorddict_to_proto(RecordDict({name: record})).ByteSize())
 
 
 def write_scores(

@@ -7,7 +7,7 @@ Communication", arXiv 2411.11304.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, Self
 
@@ -237,6 +237,24 @@ class LocalStatistics(AdditivePayload):
         count, labelled = both.unbind(dim=1)
         check_statistics(out["mean"], out["variance"], count)
         return cls(ClassStatistics(out["mean"], out["variance"], count, labelled))
+
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Leave out classes that are not shared, and statistics of too few nodes."""
+        s = self.statistics
+        kept = shared & (s.count >= min_count)
+        return type(self)(
+            ClassStatistics(
+                s.mean * kept[:, None],
+                s.variance * kept[:, None],
+                s.count * kept,
+                s.labelled_count * kept,
+            )
+        )
+
+    def in_range(self) -> Self:
+        """Put negative variances at 0."""
+        s = self.statistics
+        return type(self)(replace(s, variance=s.variance.clamp(min=0)))
 
     @property
     def num_bytes(self) -> int:

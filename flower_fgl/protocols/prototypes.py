@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -62,6 +62,11 @@ class Prototypes(Payload):
         """
         return cls(*_read(_record(content, [VALUES, PRESENT]), spec))
 
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Leave out classes that are not shared."""
+        kept = shared[:, None] & self.present
+        return replace(self, values=self.values * kept[..., None], present=kept)
+
     @property
     def num_bytes(self) -> int:
         """4·M·p."""
@@ -118,6 +123,13 @@ class LocalPrototypes(Payload):
         counts = torch.zeros(spec[:2], dtype=torch.int64)
         counts[present] = kept.long()
         return cls(values, counts)
+
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Leave out classes that are not shared, and prototypes of too few nodes."""
+        kept = shared[:, None] & (self.counts >= min_count)
+        return replace(
+            self, values=self.values * kept[..., None], counts=self.counts * kept
+        )
 
     @property
     def num_bytes(self) -> int:

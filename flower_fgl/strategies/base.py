@@ -8,7 +8,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 from flwr.app import (
@@ -28,6 +28,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.model_files import ModelCard
 from flower_fgl.protocols.base import CONFIG, METRICS, Payload, write_tensors
+from flower_fgl.protocols.describe import Description
 from flower_fgl.seeds import SERVER, numpy_generator
 from flower_fgl.strategies.checkpoint import (
     describe_clients,
@@ -36,6 +37,7 @@ from flower_fgl.strategies.checkpoint import (
 )
 from flower_fgl.strategies.exchange import Failure, send_receive
 from flower_fgl.strategies.federation import Federation, client_lines, discover
+from flower_fgl.strategies.returning import Newcomers
 from flower_fgl.strategies.rounds import RoundLog
 from flower_fgl.strategies.secure import SecureExchanges
 
@@ -53,6 +55,9 @@ class Recorder(Protocol):
 
     def append_round(self, row: Mapping[str, Any]) -> None:
         """Add the line of a round."""
+
+    def append_release(self, row: Mapping[str, Any]) -> None:
+        """Add the line of an exchange that asks for noisy uploads."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +107,16 @@ class FglStrategy(Strategy):
         self.config = config
         self.recorder = recorder
         self.checkpoints = checkpoints
+        if config.upload_clip and not self.up.records:
+            raise RunError(
+                f"{config.method} uploads nothing that upload-clip or upload-noise could "
+                "act on: leave them out."
+            )
         self.federation: Federation
         self.secure: SecureExchanges | None = None
         self._grid: Grid
         self._round = RoundLog(0)
+        self._newcomers = Newcomers()
         self._trained: dict[int, int] = {}  # the round of each client's last upload
         self._failed_in_a_row = 0
         self._owes_scores = False
@@ -217,6 +228,12 @@ class FglStrategy(Strategy):
             self.federation.num_classes,
             self.federation.num_features,
         )
+        if self.config.upload_clip:
+            log.info(
+                "Uploads are clipped to an L2 norm of %g, noise multiplier %g.",
+                self.config.upload_clip,
+                self.config.upload_noise,
+            )
 
     def configure_train(
         self,
@@ -353,6 +370,9 @@ class FglStrategy(Strategy):
         if self.checkpoints is not None:
             self.checkpoints.restore_states()  # before clients add new keys to them
         self.federation = discover(grid, self.config)
+        # who was asked before round 1 and is no client is not asked again
+        clients = set(self.federation.nodes.values())
+        self._newcomers.refused |= set(grid.get_node_ids()) - clients
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self)
         self.summary()
@@ -407,6 +427,7 @@ class FglStrategy(Strategy):
         RunError
             After three failed rounds in a row.
         """
+        self._newcomers.welcome(self)
         is_due = is_last or server_round % self.config.evaluate_every == 0
         is_scored = is_due or self._owes_scores
         self._round = RoundLog(server_round, is_scored=is_scored)
@@ -436,6 +457,7 @@ class FglStrategy(Strategy):
         *,
         action: str = "",
         is_scored: bool | None = None,
+        brings_upload: bool = True,
     ) -> list[Message]:
         """Address each client's download to it.
 
@@ -450,6 +472,9 @@ class FglStrategy(Strategy):
         is_scored : bool, optional
             Whether the reply brings the client's scores; by default in rounds with
             evaluation of the clients' own models.
+        brings_upload : bool
+            Whether the reply brings a payload with numbers, which counts against the
+            clients' privacy where ``upload-noise`` is set.
         """
         if is_scored is None:
             is_scored = self._round.is_scored and self.config.evaluate != "global"
@@ -463,6 +488,10 @@ class FglStrategy(Strategy):
             kind = MessageType.TRAIN + (f".{action}" if action else "")
             messages.append(self._message(pid, content, kind, server_round))
         self._round.add_download(self._addressees(messages))
+        if self.config.upload_noise and brings_upload and self.recorder is not None:
+            # before they are sent: an upload may be seen even if the run ends here
+            asked = {"round": server_round, "clients": list(downloads)}
+            self.recorder.append_release(asked)
         return messages
 
     def exchange(self, messages: Sequence[Message]) -> list[Message]:
@@ -471,6 +500,7 @@ class FglStrategy(Strategy):
             self._grid,
             self._addressees(messages),
             timeout=self.config.round_timeout,
+            max_mb=self.config.max_message_mb,
         )
         self._round.add_exchange(exchange)
         return list(exchange.replies.values())
@@ -557,12 +587,38 @@ class FglStrategy(Strategy):
             content = RecordDict({CONFIG: settings, **records[id(payload)]})
             messages[pid] = self._message(pid, content, kind, server_round)
         self._round.add_download(messages)
-        exchange = send_receive(self._grid, messages, timeout=self.config.round_timeout)
+        exchange = send_receive(
+            self._grid,
+            messages,
+            timeout=self.config.round_timeout,
+            max_mb=self.config.max_message_mb,
+        )
         for pid, reply in exchange.replies.items():
             self._round.count_up(pid, reply.content)
         for failure in exchange.failures:
             self.drop(failure.partition_id, failure.reason)
         return {pid: reply.content for pid, reply in exchange.replies.items()}
+
+    def take_back(self, partition_id: int, node: int, description: Description) -> None:
+        """Let another node be a client from now on: its SuperNode was started anew.
+
+        Parameters
+        ----------
+        partition_id : int
+            The client.
+        node : int
+            Flower's id of its new node.
+        description : Description
+            What that node says of itself; but for its key, as before.
+        """
+        nodes = {**self.federation.nodes, partition_id: node}
+        self.federation = replace(self.federation, nodes=nodes)
+        self._trained.pop(
+            partition_id, None
+        )  # its memory may be lost: it gets a download
+        if self.secure is not None:
+            self.secure.renew(partition_id, description.public_key)
+        log.warning("Client %s is back, as node %s.", partition_id, node)
 
     def drop(self, partition_id: int, reason: str) -> None:
         """Count and name a client whose answer cannot be used."""
@@ -695,7 +751,10 @@ class FglStrategy(Strategy):
             addressed = self._addressees(messages)
             self._round.add_download(addressed)
             exchange = send_receive(
-                self._grid, addressed, timeout=self.config.round_timeout
+                self._grid,
+                addressed,
+                timeout=self.config.round_timeout,
+                max_mb=self.config.max_message_mb,
             )
             self._round.failures += exchange.failures
             self.aggregate_evaluate(server_round, exchange.replies.values())

@@ -169,7 +169,9 @@ def _resume_clients(
         for pid, node in strategy.federation.nodes.items()
     }
     timeout = max(strategy.config.round_timeout, strategy.config.join_timeout)
-    exchange = send_receive(grid, messages, timeout=timeout)
+    exchange = send_receive(
+        grid, messages, timeout=timeout, max_mb=strategy.config.max_message_mb
+    )
     for failure in exchange.failures:
         log.warning("Client %s: %s", failure.partition_id, failure.reason)
     found: dict[int, int | None] = dict.fromkeys(messages)

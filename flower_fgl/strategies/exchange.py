@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flower_fgl.errors import RunError
+from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.protocols.limits import check_size
 
 __all__ = ["Exchange", "Failure", "send_receive"]
 
@@ -53,7 +55,11 @@ class Exchange:
 
 
 def send_receive(
-    grid: Grid, messages: Mapping[int, Message], *, timeout: float
+    grid: Grid,
+    messages: Mapping[int, Message],
+    *,
+    timeout: float,
+    max_mb: float = math.inf,
 ) -> Exchange:
     """Send one message to each client and wait for the replies.
 
@@ -65,6 +71,8 @@ def send_receive(
         One message per partition-id.
     timeout : float
         Seconds after which missing replies count as failures.
+    max_mb : float
+        ``max-message-mb``: a larger reply counts as a failure.
 
     Returns
     -------
@@ -101,6 +109,11 @@ def send_receive(
                 continue
             if reply.has_error():
                 failures.append(Failure(pid, _one_line(reply.error.reason)))
+                continue
+            try:
+                check_size(reply.content, max_mb)
+            except PayloadError as error:
+                failures.append(Failure(pid, str(error)))
             else:
                 replies[pid] = reply
         elapsed = time.perf_counter() - sent

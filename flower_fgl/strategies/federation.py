@@ -30,7 +30,7 @@ from flower_fgl.strategies.agreement import (
 )
 from flower_fgl.strategies.exchange import send_receive
 
-__all__ = ["Federation", "client_lines", "discover"]
+__all__ = ["Federation", "client_lines", "describe_nodes", "discover"]
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
@@ -156,7 +156,7 @@ def _gather(
     asked: dict[int, Description | Unfit | str] = {}
     while True:
         new = [node for node in grid.get_node_ids() if node not in asked]
-        asked |= _describe(grid, new, config) if new else {}
+        asked |= describe_nodes(grid, new, config) if new else {}
         described = {n: d for n, d in asked.items() if isinstance(d, Description)}
         unfit = tuple(u for u in asked.values() if isinstance(u, Unfit))
         lost = [reason for reason in asked.values() if isinstance(reason, str)]
@@ -247,10 +247,25 @@ def _called(node: int, description: Description) -> str:
     return f'"{description.name}" (node {node})'
 
 
-def _describe(
+def describe_nodes(
     grid: Grid, nodes: list[int], config: RunConfig
 ) -> dict[int, Description | Unfit | str]:
-    """Ask some nodes; text stands for the reason why one gave no usable answer."""
+    """Ask some nodes to describe themselves.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    nodes : list of int
+        Flower's node ids.
+    config : RunConfig
+        The larger of ``round_timeout`` and ``join_timeout`` is waited for.
+
+    Returns
+    -------
+    dict of int to Description, Unfit or str
+        By node id; text stands for the reason why one gave no usable answer.
+    """
     messages = {
         index: Message(
             RecordDict(),
@@ -261,7 +276,9 @@ def _describe(
     }
     # the first message waits for worker processes to start and graphs to be loaded
     timeout = max(config.round_timeout, config.join_timeout)
-    exchange = send_receive(grid, messages, timeout=timeout)
+    exchange = send_receive(
+        grid, messages, timeout=timeout, max_mb=config.max_message_mb
+    )
     out: dict[int, Description | Unfit | str] = {
         nodes[failure.partition_id]: failure.reason for failure in exchange.failures
     }

@@ -190,7 +190,10 @@ class OPFGL(FglStrategy):
         self._trained.clear()  # who has sent statistics has no model yet
         self._round.forget_replies()
         messages = self.train_messages(
-            server_round, self.contributors, action="personalise"
+            server_round,
+            self.contributors,
+            action="personalise",
+            brings_upload=False,
         )
         replies = self._by_partition(self.exchange(messages))
         return len(self.read_uploads(replies, Empty)) >= self.config.min_replies

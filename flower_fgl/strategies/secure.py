@@ -82,6 +82,13 @@ class SecureExchanges:
                 self._strategy.drop(pid, str(error))
         return keys
 
+    def renew(self, partition_id: int, public_key: bytes) -> None:
+        """Take the new key of a client that is back; an owner is asked for it."""
+        if not public_key:
+            public_key = self._ask_owners([partition_id]).get(partition_id, b"")
+        if public_key:
+            self._keys[partition_id] = public_key
+
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
         """Ask the sampled clients for shares, return those that sent them.
 

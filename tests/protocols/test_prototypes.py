@@ -138,3 +138,12 @@ def test_missing_and_damaged_records_are_refused(
 ) -> None:
     with pytest.raises(PayloadError, match=message):
         LocalPrototypes.from_record(make(), TABLE)
+
+
+def test_prototypes_of_too_few_nodes_are_withheld() -> None:
+    counts = torch.tensor([[9, 2, 0], [4, 4, 4], [3, 9, 9], [0, 0, 0]])
+    shared = torch.tensor([True, False, True, False])
+    told = upload(counts).withhold(shared, 3)
+    assert told.counts.tolist() == [[9, 0, 0], [0, 0, 0], [3, 9, 9], [0, 0, 0]]
+    assert torch.equal(told.values != 0, upload(told.counts).values != 0)
+    assert told.num_bytes == 4 * 4 * (5 + 1)

@@ -1,0 +1,177 @@
+"""Clipped and blurred uploads, and the ε that Gaussian noise gives.
+
+Dwork & Roth, "The Algorithmic Foundations of Differential Privacy", 2014; the exact ε of
+the Gaussian mechanism is of Balle & Wang, "Improving the Gaussian Mechanism for
+Differential Privacy", ICML 2018, and that of several of Dong, Roth & Su, "Gaussian
+Differential Privacy", JRSS B 2022.
+
+The unit is a client and a release is one upload: neighbours are any two graphs that one
+client might hold. Both clipped uploads lie within the clipping norm S of the same point, so
+they are at most 2·S apart, and noise of standard deviation z·S makes a release
+(2/z)-Gaussian differentially private.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+from torch import Tensor
+
+__all__ = ["SENSITIVITY", "clip_and_blur", "epsilon", "numbers_of", "with_numbers"]
+
+SENSITIVITY = 2.0
+"""Largest distance of two clipped uploads, in clipping norms."""
+
+
+def clip_and_blur(
+    numbers: Sequence[Tensor],
+    *,
+    clip: float,
+    noise: float = 0.0,
+    origin: Sequence[Tensor] | None = None,
+    generator: torch.Generator | None = None,
+) -> list[Tensor]:
+    """Bound the length of an upload and add Gaussian noise.
+
+    ``o + (u − o)·min(1, S/‖u − o‖₂) + z·S·N(0, I)``, the norm taken over all tensors.
+
+    Parameters
+    ----------
+    numbers : sequence of Tensor, float
+        u, on the CPU.
+    clip : float, positive
+        S.
+    noise : float, at least 0
+        z, standard deviation in units of S.
+    origin : sequence of Tensor, float, optional
+        o, what the server knows already, in the shapes of ``numbers``; by default zero.
+    generator : torch.Generator, optional
+        Draws the noise.
+
+    Returns
+    -------
+    list of Tensor
+        In the types of ``numbers``.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite: its length cannot be bounded.
+    """
+    start = [torch.zeros_like(u) for u in numbers] if origin is None else origin
+    away = [u.double() - o.double() for u, o in zip(numbers, start, strict=True)]
+    norm = math.sqrt(sum(float(t.square().sum()) for t in away))
+    if not math.isfinite(norm):
+        raise ValueError("an upload with numbers that are not finite cannot be clipped")
+    factor = min(1.0, clip / norm) if norm else 1.0
+    out = []
+    for u, o, t in zip(numbers, start, away, strict=True):
+        value = o.double() + factor * t
+        if noise:
+            drawn = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+            value += noise * clip * drawn
+        out.append(value.to(u.dtype))
+    return out
+
+
+def epsilon(noise: float, releases: int, delta: float) -> float:
+    """Return the ε of several releases, Balle & Wang Theorem 8.
+
+    The least ε with ``Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ``, where μ = 2·√T/z: T
+    Gaussian releases are one of √T times their sensitivity, also where each depends on
+    those before (Dong et al., Corollary 3.3).
+
+    Parameters
+    ----------
+    noise : float, positive
+        z, standard deviation in units of the clipping norm.
+    releases : int, at least 0
+        T.
+    delta : float in (0, 1)
+        δ.
+
+    Returns
+    -------
+    float
+    """
+    if not releases:
+        return 0.0
+    mu = SENSITIVITY * math.sqrt(releases) / noise
+
+    def excess(value: float) -> float:
+        """Return log δ(ε) − log δ."""
+        first = float(log_ndtr(mu / 2 - value / mu))
+        ratio = value + float(log_ndtr(-mu / 2 - value / mu)) - first
+        return first + math.log(max(-math.expm1(ratio), 1e-300)) - math.log(delta)
+
+    if excess(0.0) <= 0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+    return float(brentq(excess, 0.0, high, xtol=1e-9))
+
+
+def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
+    """Find all floating-point tensors of a payload.
+
+    Parameters
+    ----------
+    value : Payload
+        A dataclass; tensors may lie in mappings, sequences and dataclasses inside it.
+    path : str
+        Where it lies itself.
+
+    Returns
+    -------
+    dict of str to Tensor
+        By place: ``/tensors/conv.weight`` for a field ``tensors``.
+    """
+    if isinstance(value, Tensor):
+        return {path: value} if value.is_floating_point() else {}
+    found: dict[str, Tensor] = {}
+    for name, part in _parts(value).items():
+        found |= numbers_of(part, f"{path}/{name}")
+    return found
+
+
+def with_numbers(value: Any, numbers: Mapping[str, Tensor], path: str = "") -> Any:
+    """Return a copy of a payload with other numbers in the places of :func:`numbers_of`.
+
+    Parameters
+    ----------
+    value : Payload
+        Left as it is.
+    numbers : mapping of str to Tensor
+        By place, all that :func:`numbers_of` finds.
+    path : str
+        Where it lies itself.
+    """
+    if isinstance(value, Tensor):
+        return numbers.get(path, value)
+    parts = {
+        name: with_numbers(part, numbers, f"{path}/{name}")
+        for name, part in _parts(value).items()
+    }
+    if isinstance(value, Mapping):
+        return parts
+    if isinstance(value, list | tuple):
+        return type(value)(parts.values())
+    return replace(value, **parts) if parts else value
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """Return what a container holds, by key, position or field; nothing of others."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+    return {}
