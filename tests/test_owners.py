@@ -70,7 +70,7 @@ def test_owners_who_number_classes_differently_get_the_same_run(
     assert mixed.status == "completed"
     assert mixed.summary["class_names"] == list(CLASSES)
     assert without_names(mixed) == without_names(same)
-    counts = {c["name"]: c["class_counts"] for c in mixed.clients if c["round"] == 0}
+    counts = {c["name"]: c["class_counts"] for c in mixed.clients[:3]}
     assert counts["birch"][2] == 0
     assert counts == {c["name"]: c["class_counts"] for c in same.clients[:3]}
 

@@ -6,7 +6,7 @@ Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -239,6 +239,14 @@ class PromptUpload(Payload):
                 f"Class rates must not be negative, got {float(rates.min()):g}."
             )
         return cls(rates, read_tensors(content, PROMPTS, spec.prompts or {}))
+
+    def withhold(self, shared: Tensor, min_count: int) -> Self:
+        """Put the rates of classes that are not shared at 0."""
+        return replace(self, rates=self.rates.masked_fill(~shared, 0))
+
+    def in_range(self) -> Self:
+        """Put negative rates at 0."""
+        return replace(self, rates=self.rates.clamp(min=0))
 
     @property
     def num_bytes(self) -> int:

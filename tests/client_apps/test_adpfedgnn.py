@@ -299,8 +299,8 @@ def test_the_weight_of_mutual_information_lowers_it() -> None:
 def test_a_kept_model_says_why_it_cannot_be_read_as_a_backbone(tmp_path: Path) -> None:
     client = make_client()
     model = run_rounds(client, 1)[0].model
-    save_model(tmp_path, model.state_dict(), card_of(client, "me", 1, None))
-    with pytest.raises(RunError, match=r"not those of graphsage, but adpfedgnn's own"):
+    save_model(tmp_path, model.state_dict(), card_of(client, model, "me", 1, None))
+    with pytest.raises(RunError, match="adpfedgnn predicts by a network of its own"):
         load_model(tmp_path)
 
 
