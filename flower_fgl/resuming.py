@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.checkpoints import Checkpoint, newest_checkpoint
-from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.config import RunConfig
 from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.options import Scalar
 from flower_fgl.runs import (
     CLIENTS,
     HEADER,

@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.config import MIN_SECURE_CLIENTS
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.protocols.base import Empty, Payload, Shapes
 from flower_fgl.secure.additive import AdditivePayload
@@ -26,6 +25,7 @@ from flower_fgl.secure.payloads import (
     Reveal,
 )
 from flower_fgl.secure.round import SecureRound
+from flower_fgl.settings import MIN_SECURE_CLIENTS
 
 if TYPE_CHECKING:
     from flower_fgl.strategies.exchanges import ClientExchanges
