@@ -10,7 +10,8 @@ from torch import Tensor
 
 from flower_fgl import plots
 from flower_fgl.checkpoints import Checkpoint, newest_checkpoint
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.state import ClientState, read_state
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.store import open_store
