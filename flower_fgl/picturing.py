@@ -17,7 +17,8 @@ from flower_fgl.config import RunConfig
 from flower_fgl.datasets.store import open_store
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
-from flower_fgl.runs import Run, flatten
+from flower_fgl.run_files import flatten
+from flower_fgl.runs import Run
 
 __all__ = ["draw_embeddings", "principal_plane"]
 

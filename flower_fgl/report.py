@@ -31,7 +31,8 @@ from flower_fgl.report_numbers import (
 )
 from flower_fgl.report_pictures import draw_run, draw_runs
 from flower_fgl.report_seeds import mark_better, over_seeds
-from flower_fgl.runs import Run, flatten, replace_file
+from flower_fgl.run_files import flatten, replace_file
+from flower_fgl.runs import Run
 
 __all__ = ["write_report"]
 

@@ -11,7 +11,8 @@ from flower_fgl.comparing import is_better
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import METRICS, SETTING_COLUMNS
 from flower_fgl.report_numbers import about, test_accuracy
-from flower_fgl.runs import Run, flatten
+from flower_fgl.run_files import flatten
+from flower_fgl.runs import Run
 
 __all__ = ["mark_better", "over_seeds"]
 

@@ -34,7 +34,8 @@ from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
 from flower_fgl.options import Scalar, kebab
 from flower_fgl.resuming import resume
-from flower_fgl.runs import Run, flatten
+from flower_fgl.run_files import flatten
+from flower_fgl.runs import Run
 from flower_fgl.settings import GeneralSettings
 
 __all__ = ["How", "resume_run", "run_all"]
