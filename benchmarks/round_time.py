@@ -65,7 +65,8 @@ def floor(options: argparse.Namespace) -> list[dict[str, float]]:
     """Run FedAvg in a bare loop: the arithmetic and nothing else."""
     import torch
 
-    from flower_fgl.client_apps.client import Client, ClientData
+    from flower_fgl.client_apps.client import Client
+    from flower_fgl.client_apps.client_data import ClientData
     from flower_fgl.client_apps.state import ClientState
     from flower_fgl.client_apps.training import (
         load_state,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from flower_fgl.client_apps.client import ClientData
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.describing import describe, enough, owner_name
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph

@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.config import RunConfig
 from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.methods import METHODS
+from flower_fgl.options import Scalar
 
 __all__ = ["app", "main"]
 
@@ -169,7 +170,7 @@ def methods() -> None:
 def _own_settings(name: str) -> str:
     from dataclasses import fields
 
-    from flower_fgl.config import kebab
+    from flower_fgl.options import kebab
 
     cls: Any = METHODS[name].settings
     lines = (
@@ -184,7 +185,8 @@ def settings() -> None:
     """Explain every key of the run config."""
     from dataclasses import fields
 
-    from flower_fgl.config import GeneralSettings, SyntheticSettings, kebab
+    from flower_fgl.options import kebab
+    from flower_fgl.settings import GeneralSettings, SyntheticSettings
 
     table = make_table("key", "default", "meaning")
     groups: list[tuple[str, Any]] = [("", GeneralSettings)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_fgl.client_apps.base import FglClientApp, Workplace
+from flower_fgl.client_apps.base import FglClientApp
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS

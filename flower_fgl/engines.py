@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_fgl.config import RunConfig, Scalar, is_file, pyproject_table
+from flower_fgl.config import RunConfig, pyproject_table
 from flower_fgl.errors import ConfigError, FglError, RunError
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
+from flower_fgl.options import Scalar
 from flower_fgl.resuming import LET_GO_SECONDS, rewind
-from flower_fgl.runs import Run, RunWriter, default_folder
+from flower_fgl.run_writer import RunWriter, default_folder
+from flower_fgl.runs import Run
+from flower_fgl.settings import is_file
 
 __all__ = ["OnRound", "run_one"]
 

@@ -35,7 +35,8 @@ from typing import Any
 from flower_fgl.errors import ConfigError
 from flower_fgl.metrics import SETTING_COLUMNS
 from flower_fgl.options import Scalar, kebab
-from flower_fgl.runs import Run, flatten
+from flower_fgl.run_files import flatten
+from flower_fgl.runs import Run
 
 REPLICATES = ("seed", "partition-seed")
 """Grid keys over which the results table averages."""

@@ -17,12 +17,13 @@ from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.state import MemoryStates
-from flower_fgl.config import RunConfig, Scalar, kebab
+from flower_fgl.client_apps.workplace import Workplace
+from flower_fgl.config import RunConfig
 from flower_fgl.datasets.store import open_store
 from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.methods import METHODS
+from flower_fgl.options import Scalar, kebab
 from flower_fgl.runs import Run
 from flower_fgl.server_app import OnRound, run_server
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from flower_fgl.errors import FglError, RunError
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.personal import PersonalNet, RepNorm, build_encoder
-from flower_fgl.runs import MODEL, RunWriter
+from flower_fgl.run_files import MODEL
+from flower_fgl.run_writer import RunWriter
 
 __all__ = ["ModelCard", "SavedModel", "load_model", "read_card", "save_model"]
 

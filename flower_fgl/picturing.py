@@ -10,13 +10,15 @@ from torch import Tensor
 
 from flower_fgl import plots
 from flower_fgl.checkpoints import Checkpoint, newest_checkpoint
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.state import ClientState, read_state
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.store import open_store
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
-from flower_fgl.runs import Run, flatten
+from flower_fgl.run_files import flatten
+from flower_fgl.runs import Run
 
 __all__ = ["draw_embeddings", "principal_plane"]
 

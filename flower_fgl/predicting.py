@@ -17,7 +17,7 @@ from flower_fgl.datasets.subgraph import scale_features
 from flower_fgl.errors import DataError
 from flower_fgl.model_files import ModelCard, SavedModel, load_model
 from flower_fgl.nn import GraphInput
-from flower_fgl.runs import replace_file
+from flower_fgl.run_files import replace_file
 
 __all__ = ["Prediction", "predict", "write_csv"]
 

@@ -7,30 +7,36 @@ failed is shown as far as it got, and says so on top.
 
 from __future__ import annotations
 
-import base64
 import json
 import shlex
-import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from matplotlib.figure import Figure
 
 from flower_fgl import plots
-from flower_fgl.comparing import is_better
 from flower_fgl.errors import RunError
-from flower_fgl.metrics import METRICS, SETTING_COLUMNS
-from flower_fgl.runs import Run, flatten, replace_file
+from flower_fgl.report_numbers import (
+    about,
+    client_accuracy,
+    column_name,
+    columns_of,
+    dropped_replies,
+    item_kind,
+    metrics_of,
+    own_columns_of,
+    score_rows,
+)
+from flower_fgl.report_pictures import draw_run, draw_runs
+from flower_fgl.report_seeds import mark_better, over_seeds
+from flower_fgl.run_files import flatten, replace_file
+from flower_fgl.runs import Run
 
 __all__ = ["write_report"]
 
 TEMPLATE = "report.html.j2"
-PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
-"""Settings in which runs that are averaged over seeds may differ."""
-NAN = float("nan")
 NBSP = "\u00a0"
 
 
@@ -76,7 +82,7 @@ def write_report(
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        "column_name": _column_name,
+        "column_name": column_name,
         "percent": percent,
         "size": show_bytes,
         "time": show_seconds,
@@ -91,13 +97,13 @@ def write_report(
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
     context["against"] = against
     if against:
-        _mark_better(context["groups"], against)
+        mark_better(context["groups"], against)
     page = template.render(
         runs=runs,
-        columns=_columns(runs),
-        own_columns=_own_columns(runs),
-        metrics=_metrics(runs),
-        items=_items(runs),
+        columns=columns_of(runs),
+        own_columns=own_columns_of(runs),
+        metrics=metrics_of(runs),
+        items=item_kind(runs),
         **context,
     )
     replace_file(path, page.encode(errors="replace"))
@@ -127,7 +133,7 @@ def show_seconds(value: float | None) -> str:
 
 def _one(run: Run) -> dict[str, Any]:
     """Collect what the template shows of one run."""
-    accuracy = _client_accuracy(run)
+    accuracy = client_accuracy(run)
     held = sorted(
         (
             {**row, "test": accuracy.get(row["partition_id"])}
@@ -136,30 +142,15 @@ def _one(run: Run) -> dict[str, Any]:
         ),
         key=lambda row: int(row["partition_id"]),
     )
-    pictures = _progress([_curve(run, "")]) | _distances([run], [""])
-    if accuracy:
-        values = [_number(value) for value in accuracy.values()]
-        figure = plots.client_bars(
-            list(accuracy), values, _test_accuracy(run), items=_items([run])
-        )
-        pictures["clients"] = _picture(figure)
-    if counted := [row for row in held if row.get("class_counts")]:
-        counts = [row["class_counts"] for row in counted]
-        numbers = [str(c) for c in range(len(counts[0]))]
-        names = counted[0].get("class_names") or run.summary.get("class_names")
-        ids = [row["partition_id"] for row in counted]
-        pictures["labels"] = _picture(
-            plots.label_heat_map(counts, names or numbers, ids, items=_items([run]))
-        )
     return {
-        "title": _about(run),
-        "labels": [_about(run)],
-        "pictures": pictures | _costs([run], [""]),
-        "scores": _scores(run),
+        "title": about(run),
+        "labels": [about(run)],
+        "pictures": draw_run(run),
+        "scores": score_rows(run),
         "held": held,
         "groups": [],
         "differing": [],
-        "dropped": _dropped(run),
+        "dropped": dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
             for key, value in flatten(run.config)
@@ -171,14 +162,6 @@ def _one(run: Run) -> dict[str, Any]:
 def _several(runs: Sequence[Run]) -> dict[str, Any]:
     """Collect what the template shows of several runs side by side."""
     labels = _labels(runs)
-    curves = [_curve(run, label) for run, label in zip(runs, labels, strict=True)]
-    per_client = [
-        [_number(value) for value in _client_accuracy(run).values()] for run in runs
-    ]
-    pictures = _progress(curves) | _distances(runs, labels)
-    if any(per_client):
-        pooled = [_test_accuracy(run) for run in runs]
-        pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
     flat = [{k: _shown(v) for k, v in flatten(run.config)} for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     table = [(key, [config.get(key, "–") for config in flat]) for key in keys]
@@ -186,14 +169,14 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "title": f"{len(runs)} runs compared",
         "labels": labels,
-        "pictures": pictures | _costs(runs, labels),
+        "pictures": draw_runs(runs, labels),
         "scores": [],
         "held": [],
-        "groups": _over_seeds(runs),
+        "groups": over_seeds(runs),
         "dropped": [
             {**entry, "run": label}
             for run, label in zip(runs, labels, strict=True)
-            for entry in _dropped(run)
+            for entry in dropped_replies(run)
         ],
         "differing": differing,
         "settings": [
@@ -205,49 +188,9 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _picture(figure: Figure) -> str:
-    """Return an image as a data URI, which keeps its names and ids to itself."""
-    return (
-        "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode()
-    )
-
-
-def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
-    """Draw the curves if any of them has a point."""
-    if not any(curve.rounds or curve.loss_rounds for curve in curves):
-        return {}
-    pictures = {"convergence": _picture(plots.convergence(curves))}
-    if any(curve.columns for curve in curves):
-        pictures["columns"] = _picture(plots.column_curves(curves))
-    return pictures
-
-
-def _distances(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
-    """Draw how far the clients' networks were apart, where the server averaged any."""
-    curves = []
-    for run, label in zip(runs, labels, strict=True):
-        known = [row for row in run.rounds if "distance" in row.get("numbers", {})]
-        rounds = [row["round"] for row in known]
-        if rounds:
-            curves.append(
-                (label, rounds, [row["numbers"]["distance"] for row in known])
-            )
-    if not curves:
-        return {}
-    return {"distance": _picture(plots.by_round(curves, ylabel="mean distance"))}
-
-
-def _number(value: float | None) -> float:
-    return NAN if value is None else value
-
-
 def _shown(value: Any) -> str:
     """Write a setting as in TOML, but strings without quotes unless empty."""
     return value if value and isinstance(value, str) else json.dumps(value)
-
-
-def _about(run: Run) -> str:
-    return f"{run.summary['method']} on {run.summary['dataset']}"
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -265,204 +208,6 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         f"{n}: {label}" if twins[label] > 1 else label
         for n, label in enumerate(labels, 1)
     ]
-
-
-def _scope(run: Run) -> str:
-    """Return the kind of evaluation that ``best`` and ``last`` are of."""
-    scopes = {scope for row in run.rounds for scope in row.get("metrics", {})}
-    return "global" if scopes == {"global"} else "local"
-
-
-def _items(runs: Sequence[Run]) -> str:
-    """Name what the runs classify."""
-    kinds = {run.config.get("setting") == "graph" for run in runs}
-    if len(kinds) > 1:
-        return "nodes or graphs"
-    return "graphs" if True in kinds else "nodes"
-
-
-def _metrics(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return keys and names of the scores to show; AUROC where a run has it."""
-    shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
-    shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
-    if any("auroc" in (run.best or {}).get("test", {}) for run in runs):
-        shown.append(("auroc", "AUROC"))
-    return shown
-
-
-def _columns(runs: Sequence[Run]) -> list[str]:
-    """Name the node sets that were scored, in the order in which they are shown."""
-    scored = (run.best or {} for run in runs)
-    found = dict.fromkeys(key for entry in scored for key in entry if key != "round")
-    first = [name for name in ("val", "test", *SETTING_COLUMNS) if name in found]
-    return first + [name for name in found if name not in first]
-
-
-def _own_columns(runs: Sequence[Run]) -> list[str]:
-    """Name the node sets that the settings of the runs score besides the usual."""
-    return [name for name in _columns(runs) if name in SETTING_COLUMNS]
-
-
-def _column_name(column: str) -> str:
-    """Write a column for people."""
-    return {"val": "validation", **SETTING_COLUMNS}.get(column, column)
-
-
-def _curve(run: Run, label: str) -> plots.Curve:
-    train = [row for row in run.rounds if row.get("phase") == "train"]
-    scored = [row for row in train if row.get("metrics", {}).get(_scope(run))]
-    own = _own_columns([run])
-    columns = {
-        name: [
-            _number(row["metrics"][_scope(run)].get(name, {}).get("accuracy"))
-            for row in scored
-        ]
-        for name in ("val", "test", *own)
-    }
-    shown = ("test", *own) if own else ()
-    has_loss = [row for row in train if row.get("loss") is not None]
-    return plots.Curve(
-        label=label,
-        rounds=[row["round"] for row in scored],
-        val=columns["val"],
-        test=columns["test"],
-        loss_rounds=[row["round"] for row in has_loss],
-        loss=[row["loss"] for row in has_loss],
-        best_round=run.best["round"] if run.best else None,
-        columns={_column_name(name): columns[name] for name in shown},
-    )
-
-
-def _client_accuracy(run: Run) -> dict[int, float | None]:
-    """Return each client's test accuracy in the best round, by partition-id."""
-    if run.best is None:
-        return {}
-    found = {
-        int(row["partition_id"]): row["metrics"][_scope(run)].get("test", {})
-        for row in run.clients
-        if row["round"] == run.best["round"] and row.get("metrics", {}).get(_scope(run))
-    }
-    return {pid: found[pid].get("accuracy") for pid in sorted(found)}
-
-
-def _test_accuracy(run: Run) -> float | None:
-    value: float | None = (run.best or {}).get("test", {}).get("accuracy")
-    return value
-
-
-def _scores(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rows of the table of results."""
-    both = run.summary.get("global", {})
-    chosen = (
-        "best validation round"
-        if run.summary["selection"] == "validation"
-        else f"last round (no validation {_items([run])})"
-    )
-    rows = [
-        (chosen, run.best),
-        ("last round", run.last),
-        ("best round, aggregated model", both.get("best")),
-        ("last round, aggregated model", both.get("last")),
-        ("after fine-tuning", run.summary.get("finetuned")),
-    ]
-    return [(name, entry) for name, entry in rows if entry]
-
-
-def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
-    """Draw bytes by payload and seconds by phase, where there are any."""
-    out = {}
-    ways = [("up", "to server"), ("down", "to clients")]
-    sent = [run.summary["bytes"]["by_payload"][way] for run in runs for way, _ in ways]
-    names = [f"{label} {text}".strip() for label in labels for _, text in ways]
-    totals = [sum(part.values()) for part in sent]
-    if any(totals):
-        factor, unit = plots.scale_bytes(max(totals))
-        out["bytes"] = _picture(plots.stacked_bars(names, _parts(sent, factor), unit))
-    spent = [run.summary["seconds"]["by_phase"] for run in runs]
-    if any(sum(part.values()) for part in spent):
-        rows = [label or "all rounds" for label in labels]
-        out["seconds"] = _picture(plots.stacked_bars(rows, _parts(spent, 1.0), "s"))
-    return out
-
-
-def _parts(
-    rows: Sequence[Mapping[str, float]], factor: float
-) -> dict[str, list[float]]:
-    """Turn one mapping per bar into one list per part."""
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {key: [row.get(key, 0) / factor for row in rows] for key in keys}
-
-
-def _dropped(run: Run) -> list[dict[str, Any]]:
-    """Count dropped replies by reason, with the clients and rounds concerned."""
-    out: dict[str, dict[str, Any]] = {}
-    for row in run.rounds:
-        for failure in row.get("failures", ()):
-            reason = failure["reason"]
-            entry = out.setdefault(reason, {"count": 0, "clients": set(), "rounds": []})
-            entry["count"] += 1
-            entry["clients"].add(failure.get("partition_id"))
-            entry["rounds"].append(row["round"])
-    return [
-        {
-            "reason": reason,
-            "count": entry["count"],
-            "clients": ", ".join(str(pid) for pid in sorted(entry["clients"], key=str)),
-            "first": min(entry["rounds"]),
-            "last": max(entry["rounds"]),
-        }
-        for reason, entry in out.items()
-    ]
-
-
-def _over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Average completed runs that differ in their seeds only."""
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.status == "completed" and _test_accuracy(run) is not None:
-            config = {k: v for k, v in flatten(run.config) if k not in PER_RUN}
-            key = json.dumps(
-                [_about(run), run.summary["clients"], sorted(config.items())]
-            )
-            groups.setdefault(key, []).append(run)
-    return [
-        {
-            "name": _about(group[0]),
-            "runs": group,
-            "is_better": False,
-            "clients": group[0].summary["clients"],
-            "seeds": ", ".join(str(run.summary["seed"]) for run in group),
-            **{
-                f"{column}_{metric}": _mean_std(group, column, metric)
-                for column in ("val", "test", *SETTING_COLUMNS)
-                for metric in METRICS
-            },
-        }
-        for group in groups.values()
-        if len(group) > 1
-    ]
-
-
-def _mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
-    """Mark averaged runs that are significantly better than a method's."""
-    bases = [g for g in groups if g["runs"][0].summary["method"] == against]
-    places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
-    if not bases or any(places.count(place) > 1 for place in places):
-        raise RunError(
-            f'"{against}" must have completed runs that differ in nothing but their '
-            f"seeds, one set for a data set and number of clients, got {len(bases)} "
-            "sets. Give its runs too, and only those to compare with."
-        )
-    for group in groups:
-        group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
-
-
-def _mean_std(group: Sequence[Run], column: str, metric: str) -> str:
-    values = [(run.best or {}).get(column, {}).get(metric) for run in group]
-    known = [100 * value for value in values if value is not None]
-    if len(known) < 2:
-        return "–"
-    return f"{statistics.mean(known):.1f} ± {statistics.stdev(known):.1f}"
 
 
 def _command(run: Run) -> str:

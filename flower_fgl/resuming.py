@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.checkpoints import Checkpoint, newest_checkpoint
-from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.config import RunConfig
 from flower_fgl.errors import ConfigError, RunError
-from flower_fgl.runs import (
-    CLIENTS,
-    HEADER,
-    ROUNDS,
-    Run,
-    RunWriter,
-    flatten,
-    replace_file,
-)
+from flower_fgl.options import Scalar
+from flower_fgl.run_files import CLIENTS, HEADER, ROUNDS, flatten, replace_file
+from flower_fgl.run_writer import RunWriter
+from flower_fgl.runs import Run
 
 __all__ = ["LET_GO_SECONDS", "resume", "rewind"]
 

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from flower_fgl.checkpoints import UNCOMPARED, newest_checkpoint
-from flower_fgl.config import GeneralSettings, RunConfig, Scalar, kebab
+from flower_fgl.config import RunConfig
 from flower_fgl.engines import OnRound, run_one
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.experiments import (
@@ -32,8 +32,11 @@ from flower_fgl.experiments import (
 )
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
+from flower_fgl.options import Scalar, kebab
 from flower_fgl.resuming import resume
-from flower_fgl.runs import Run, flatten
+from flower_fgl.run_files import flatten
+from flower_fgl.runs import Run
+from flower_fgl.settings import GeneralSettings
 
 __all__ = ["How", "resume_run", "run_all"]
 

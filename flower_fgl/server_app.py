@@ -12,14 +12,17 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from flower_fgl.checkpoints import Checkpoint, Checkpoints
-from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.config import RunConfig
 from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
+from flower_fgl.metrics import summarise
 from flower_fgl.model_files import save_model
+from flower_fgl.options import Scalar
 from flower_fgl.privacy import epsilon
 from flower_fgl.resuming import LET_GO_SECONDS, rewind
-from flower_fgl.runs import Run, RunWriter, default_folder, summarise
+from flower_fgl.run_writer import RunWriter, default_folder
+from flower_fgl.runs import Run
 from flower_fgl.state_files import LinkedStates, StateKeeper
 
 __all__ = ["app", "run_server"]

@@ -1,16 +1,22 @@
-"""Which settings go together with ``closed-set``, ``open-set`` and ``few-shot``."""
+"""Which settings go together, with each other and with the chosen method."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from flower_fgl.errors import ConfigError
-from flower_fgl.options import kebab
+from flower_fgl.model_names import read_model, split_models
+from flower_fgl.options import kebab, nearest
+from flower_fgl.settings import (
+    GRAPH_PARTITIONS,
+    MIN_SECURE_CLIENTS,
+    GeneralSettings,
+    is_file,
+)
 
-if TYPE_CHECKING:
-    from flower_fgl.config import GeneralSettings
-
-__all__ = ["MAX_SHOTS", "UNSEEN_SETTINGS", "check_few_shot", "check_unseen"]
+__all__ = ["MAX_SHOTS", "UNSEEN_SETTINGS", "check_names", "check_settings"]
 
 UNSEEN_SETTINGS = ("closed-set", "open-set")
 """Settings that score nodes which the client did not have in training."""
@@ -19,20 +25,183 @@ MAX_SHOTS = 11
 """A class that is kept has 26 nodes or more, of which 15 test (a test compares them)."""
 
 
-def check_unseen(settings: GeneralSettings) -> None:
-    """Refuse what does not go with nodes that are unseen in training.
+def check_names(
+    general: Mapping[str, Any],
+    tables: Mapping[str, Any],
+    methods: Mapping[str, Any],
+    datasets: Iterable[str],
+) -> None:
+    """Refuse an unknown method, data set or table before anything else is read.
 
     Parameters
     ----------
-    settings : GeneralSettings
-        All general settings.
+    general : mapping of str to object
+        General settings by key, those that were given.
+    tables : mapping of str to object
+        Names of the tables that were given.
+    methods : mapping of str to Method
+        The table of methods.
+    datasets : iterable of str
+        Names of known data sets.
 
     Raises
     ------
     ConfigError
-        In ``closed-set`` or ``open-set``, for a partition other than METIS or any
-        sparsity.
+        Naming what is like it.
     """
+    method = str(general.get("method", GeneralSettings.method))
+    if method not in methods:
+        raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
+    dataset = str(general.get("dataset", GeneralSettings.dataset))
+    is_known = dataset in set(datasets) or dataset.startswith("tu:")
+    if not (is_known or is_file(dataset)):
+        raise ConfigError(
+            f'Unknown data set "{dataset}". {nearest(dataset, datasets)} '
+            "A path to a graph file (.npz or a CSV folder) works as well."
+        )
+    known = {"synthetic", *(n for n, m in methods.items() if m.settings is not None)}
+    for table in tables:
+        if table not in known:
+            raise ConfigError(f'Unknown settings "{table}.…". {nearest(table, known)}')
+
+
+def check_settings(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Refuse settings that do not go together.
+
+    Parameters
+    ----------
+    settings : GeneralSettings
+        All general settings, each of which is in its range.
+    method : Method
+        The row of the chosen method.
+    methods : mapping of str to Method
+        The table of methods, to name those that can.
+
+    Raises
+    ------
+    ConfigError
+        If the method cannot do what is asked of it; in ``graph``, for a partition that
+        cuts one graph, or any sparsity; in ``closed-set`` or ``open-set``, for a
+        partition other than METIS, or any sparsity; in ``few-shot``, for too many
+        shots, a split, or ``label-sparsity``; with ``secure-aggregation``, for fewer
+        than three clients a round.
+    """
+    _check_method(settings, method)
+    _check_graphs(settings, method, methods)
+    _check_unseen(settings)
+    _check_few_shot(settings)
+    _check_secure(settings, method, methods)
+
+
+def _check_method(settings: GeneralSettings, method: Any) -> None:
+    """Refuse what the chosen method cannot do."""
+    if settings.evaluate != "local" and not method.has_global_model:
+        raise ConfigError(
+            f'{settings.method} has no aggregated model: evaluate = "'
+            f'{settings.evaluate}" is not possible, use evaluate = "local".'
+        )
+    names = split_models(settings.model)
+    if method.shares_embeddings:
+        _refuse_widths(settings, names)
+    if "," in settings.model and not method.mixes_models:
+        raise ConfigError(
+            f'model = "{settings.model}" gives the clients different backbones, which '
+            f"{settings.method} cannot average. Use one name."
+        )
+    if method.is_one_shot and settings.rounds > 1:
+        raise ConfigError(
+            f"{settings.method} is one upload and one download: rounds must be 1, got "
+            f"{settings.rounds}. Set rounds = 1, or leave it out."
+        )
+    if method.is_one_shot and settings.eval_policy == "refresh":
+        raise ConfigError(
+            f"{settings.method} has no round to catch up with: use eval-policy = "
+            '"stale", or leave it out.'
+        )
+    if settings.upload_noise and not settings.upload_clip:
+        raise ConfigError(
+            f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "
+            "what a client uploads: set upload-clip."
+        )
+    if settings.clients and settings.min_replies > settings.clients:
+        raise ConfigError(
+            f"min-replies must be at most clients = {settings.clients}, "
+            f"got {settings.min_replies}."
+        )
+
+
+def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
+    """Refuse embeddings of different widths where they meet."""
+    for name in names:
+        width = read_model(name).hidden_channels
+        if width not in (None, settings.hidden_channels):
+            raise ConfigError(
+                f'{settings.method} compares the clients\' embeddings, so model "{name}" '
+                f"must be hidden-channels = {settings.hidden_channels} wide, got "
+                f"{width}. Other methods, e.g. local, take any widths."
+            )
+
+
+def _check_secure(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Refuse secure aggregation where uploads are no summands, or too few."""
+    if not settings.secure_aggregation:
+        return
+    if not method.additive:
+        able = ", ".join(sorted(name for name, row in methods.items() if row.additive))
+        raise ConfigError(
+            f"{settings.method} needs more than the sum of its uploads: "
+            f"secure-aggregation = true is not possible. These methods can: {able}."
+        )
+    asked = math.ceil(settings.participation * settings.clients - 1e-9)
+    if settings.clients and asked < MIN_SECURE_CLIENTS:
+        raise ConfigError(
+            f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients a round: one alone is "
+            "no secret, and of two each knows the other's part. clients = "
+            f"{settings.clients} and participation = {settings.participation:g} give "
+            f"{asked}."
+        )
+
+
+def _check_graphs(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Refuse a method or a partition rule that cannot do with a set of graphs."""
+    if settings.setting != "graph":
+        return
+    if not method.graphs:
+        able = ", ".join(sorted(name for name, row in methods.items() if row.graphs))
+        raise ConfigError(
+            f'{settings.method} classifies nodes only: setting = "graph" is not '
+            f"possible. These methods classify graphs: {able}."
+        )
+    if settings.partition not in GRAPH_PARTITIONS:
+        names = '" or "'.join(GRAPH_PARTITIONS)
+        raise ConfigError(
+            f'partition = "{settings.partition}" cuts one graph, but setting = "graph" '
+            f'deals whole graphs: use partition = "{names}".'
+        )
+    _refuse_sparsity(
+        settings,
+        'the nodes of one graph, but setting = "graph" classifies whole graphs',
+    )
+
+
+def _refuse_sparsity(settings: GeneralSettings, why: str) -> None:
+    """Refuse to take away from what is not there to take from."""
+    for name in ("feature_sparsity", "edge_sparsity", "label_sparsity"):
+        if getattr(settings, name):
+            raise ConfigError(
+                f"{kebab(name)} takes away from {why}: use {kebab(name)} = 0, got "
+                f"{getattr(settings, name)}."
+            )
+
+
+def _check_unseen(settings: GeneralSettings) -> None:
+    """Refuse what does not go with nodes that are unseen in training."""
     if settings.setting not in UNSEEN_SETTINGS:
         return
     if settings.partition != "metis":
@@ -40,28 +209,15 @@ def check_unseen(settings: GeneralSettings) -> None:
             f'setting = "{settings.setting}" cuts the graph into the clients and a new '
             f'one with METIS: use partition = "metis", got "{settings.partition}".'
         )
-    for name in ("feature_sparsity", "edge_sparsity", "label_sparsity"):
-        if getattr(settings, name):
-            raise ConfigError(
-                f'{kebab(name)} takes away from what a client has, but setting = "'
-                f'{settings.setting}" scores it on more than that: use {kebab(name)} = '
-                f"0, got {getattr(settings, name)}."
-            )
+    _refuse_sparsity(
+        settings,
+        f'what a client has, but setting = "{settings.setting}" scores it on more than '
+        "that",
+    )
 
 
-def check_few_shot(settings: GeneralSettings) -> None:
-    """Refuse what does not go with a fixed number of training nodes per class.
-
-    Parameters
-    ----------
-    settings : GeneralSettings
-        All general settings.
-
-    Raises
-    ------
-    ConfigError
-        In ``few-shot``, for too many shots, a split, or ``label-sparsity``.
-    """
+def _check_few_shot(settings: GeneralSettings) -> None:
+    """Refuse what does not go with a fixed number of training nodes per class."""
     if settings.setting != "few-shot":
         return
     if settings.shots > MAX_SHOTS:

@@ -12,12 +12,13 @@ import torch
 
 from flower_fgl import METHODS, Run
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.state import MemoryStates
-from flower_fgl.config import RunConfig, Scalar
+from flower_fgl.client_apps.workplace import Workplace
+from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.store import open_store
 from flower_fgl.local_engine import LocalGrid, run_config_of, task_identity
+from flower_fgl.options import Scalar
 from flower_fgl.server_app import run_server
 
 from .conftest import SMALL

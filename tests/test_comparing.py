@@ -16,7 +16,8 @@ from flower_fgl.comparing import (
 )
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.metrics import Scores, pool, summarise
-from flower_fgl.runs import Run, RunWriter
+from flower_fgl.run_writer import RunWriter
+from flower_fgl.runs import Run
 
 
 def write_run(

@@ -8,15 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_fgl.config import (
-    DATASETS,
-    GeneralSettings,
-    RunConfig,
-    kebab,
-    pyproject_table,
-)
+from flower_fgl.config import RunConfig, pyproject_table
 from flower_fgl.errors import ConfigError
 from flower_fgl.methods import METHODS, Method
+from flower_fgl.options import kebab
+from flower_fgl.settings import DATASETS, GeneralSettings
 
 ROOT = Path(__file__).parents[1]
 
@@ -164,8 +160,8 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
 
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:
-    from flower_fgl.config import GRAPH_PARTITIONS, PARTITIONS
     from flower_fgl.datasets.partition import GRAPH_RULES, NETWORK_RULES, NODE_RULES
+    from flower_fgl.settings import GRAPH_PARTITIONS, PARTITIONS
 
     rules = NODE_RULES | NETWORK_RULES | GRAPH_RULES
     assert set(PARTITIONS.split()) == set(rules)

@@ -17,8 +17,8 @@ from flwr.app import Message, RecordDict
 
 from flower_fgl import METHODS, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.state import MemoryStates
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import ConfigError
 from flower_fgl.local_engine import LocalGrid, run_config_of, task_identity

@@ -20,7 +20,8 @@ from flower_fgl import plots, report
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores, pool, summarise
 from flower_fgl.report import percent, show_bytes, show_seconds, write_report
-from flower_fgl.runs import Run, RunWriter
+from flower_fgl.run_writer import RunWriter
+from flower_fgl.runs import Run
 
 CLASSES = ["alpha", "beta", "gamma"]
 HOSTILE = ["<script>alert(1)</script>", "$\\frac{", "_hidden\x00\nsecond line"]

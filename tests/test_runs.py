@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores, pool, summarise
-from flower_fgl.runs import Run, RunWriter, default_folder
+from flower_fgl.run_writer import RunWriter, default_folder
+from flower_fgl.runs import Run
 
 CONFIG = {
     "method": "fedprox",
@@ -192,7 +193,7 @@ def test_a_process_killed_without_warning_leaves_a_readable_folder(
     script = f"""
 import os, signal
 from pathlib import Path
-from flower_fgl.runs import RunWriter
+from flower_fgl.run_writer import RunWriter
 writer = RunWriter.create(
     Path({str(tmp_path / "killed")!r}), config={{"method": "fedavg"}}, sources={{}}
 )

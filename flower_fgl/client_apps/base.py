@@ -7,51 +7,27 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from flwr.app import (
-    ConfigRecord,
-    Context,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from flower_fgl.client_apps.client import (
-    Client,
-    DataCache,
-    open_client_data,
-)
-from flower_fgl.client_apps.describing import (
-    agreed_place,
-    describe,
-    owner_name,
-    read_agreement,
-)
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.describing import describe, owner_name
+from flower_fgl.client_apps.going_back import go_back
 from flower_fgl.client_apps.keeping import check_model_folder, keep_model
 from flower_fgl.client_apps.protecting import protect
 from flower_fgl.client_apps.secure import answer, join, pack_upload
-from flower_fgl.client_apps.state import (
-    ContextStates,
-    FileStates,
-    MemoryStates,
-    StatePlace,
-)
+from flower_fgl.client_apps.state import StatePlace
 from flower_fgl.client_apps.training import load_state
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import FglError, PayloadError, RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.client_apps.workplace import Workplace
+from flower_fgl.errors import FglError, PayloadError
 from flower_fgl.metrics import Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import (
     CONFIG,
     DESCRIBE,
-    INFO,
     METRICS,
     RESUME,
     Payload,
@@ -61,7 +37,7 @@ from flower_fgl.protocols.base import (
 from flower_fgl.protocols.describe import Unfit
 from flower_fgl.secure.payloads import KEYS, SHARES, UNMASK
 
-__all__ = ["FglClientApp", "Fit", "Workplace"]
+__all__ = ["FglClientApp", "Fit"]
 
 
 @dataclass(frozen=True)
@@ -88,54 +64,6 @@ class Fit:
     loss: float
     seconds: Mapping[str, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass
-class Workplace:
-    """What outlives a message in one process.
-
-    Parameters
-    ----------
-    graphs : DataCache
-        Opened graphs.
-    memory : MemoryStates or None
-        Client states of the local engine; elsewhere ``None``.
-    """
-
-    graphs: DataCache = field(default_factory=DataCache)
-    memory: MemoryStates | None = None
-    configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
-
-    def config(self, context: Context) -> RunConfig:
-        """Parse a run config once."""
-        key = tuple(sorted(context.run_config.items()))
-        if key not in self.configs:
-            self.configs[key] = RunConfig.parse(context.run_config, METHODS)
-        return self.configs[key]
-
-    def states(self, config: RunConfig, context: Context) -> StatePlace:
-        """Choose where client states live; never where a run tells an owner to write.
-
-        Raises
-        ------
-        RunError
-            If the node config's ``state-dir`` is no absolute path: each message may
-            find its process in another folder.
-        """
-        if self.memory is not None:
-            return self.memory
-        own = context.node_config.get("state-dir")
-        if own is not None and not Path(str(own)).is_absolute():
-            raise RunError(
-                f"The node config's state-dir must be an absolute path, got {own!r}. "
-                "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."
-            )
-        folder = str(
-            own or ("" if "graph" in context.node_config else config.state_dir)
-        )
-        if not folder:
-            return ContextStates()
-        return FileStates(Path(folder), keep_every=config.checkpoint_every)
 
 
 class FglClientApp(ClientApp, ABC):
@@ -232,40 +160,8 @@ class FglClientApp(ClientApp, ABC):
 
     # ---------------------------------------------------------------- plumbing
     def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:
-        """Gather a client's graph, settings and memory.
-
-        Raises
-        ------
-        FglError
-            If the settings, the graph or the state cannot be read.
-        """
-        agreement = read_agreement(message)
-        if (
-            agreement is None
-            and "graph" in context.node_config
-            and not _is_query(message)
-        ):
-            raise PayloadError(
-                "the message lacks what was agreed with owners of graphs"
-            )
-        config = self.workplace.config(context)
-        if torch.get_num_threads() != config.threads:
-            torch.set_num_threads(config.threads)
-        device = choose_device(config.device)
-        partition_id, num_partitions = agreed_place(agreement, context)
-        key = (
-            id(config),
-            str(device),
-            tuple(sorted(context.node_config.items())),
-            agreement,
-        )
-        data = self.workplace.graphs.get(
-            key, lambda: open_client_data(config, context, device, agreement)
-        )
-        place = self.workplace.states(config, context)
-        state = place.load(context, partition_id)
-        client = Client(config, partition_id, num_partitions, data, state, device)
-        return client, place
+        """Gather a client's graph, settings and memory, see :meth:`Workplace.open`."""
+        return self.workplace.open(message, context)
 
     def _describe(self, message: Message, context: Context) -> Message:
         """Answer the query before round 1; an owner may answer that it does not fit."""
@@ -292,24 +188,8 @@ class FglClientApp(ClientApp, ABC):
         return Message(description.to_record(), reply_to=message)
 
     def _resume(self, message: Message, context: Context) -> Message:
-        """Go back to the checkpoint's round; say which round the state is of."""
-        point = message.content.config_records[CONFIG]
-        partition_id, _ = agreed_place(read_agreement(message), context)
-        place = self.workplace.states(self.workplace.config(context), context)
-        keys = place.load(context, partition_id).group("secure")
-        if not point["is-restored"]:
-            place.go_back(
-                context,
-                partition_id,
-                int(point["run-id"]),  # type: ignore[arg-type]
-                int(point["server-round"]),  # type: ignore[arg-type]
-            )
-        state = place.load(context, partition_id)
-        if keys:  # drawn when the run went on, the server knows no others
-            state.set_group("secure", keys)
-            place.save(context, partition_id, state)
-        info = ConfigRecord({"round": int(state.values.get("round", 0))})
-        return Message(RecordDict({INFO: info}), reply_to=message)
+        """Go back to the checkpoint's round."""
+        return go_back(self.workplace, message, context)
 
     def _train(self, message: Message, context: Context) -> Message:
         """Handle a round's training message."""
@@ -387,10 +267,6 @@ class FglClientApp(ClientApp, ABC):
         )
 
 
-def _is_query(message: Message) -> bool:
-    return message.metadata.message_type.startswith(MessageType.QUERY)
-
-
 def pack_metrics(
     scores: dict[str, dict[str, Scores]],
     seconds: dict[str, float],
@@ -411,28 +287,3 @@ def pack_metrics(
     if loss is not None:
         metrics["loss"] = float(loss)
     return MetricRecord(dict(metrics))
-
-
-def choose_device(name: str) -> torch.device:
-    """Turn the setting ``device`` into a torch device.
-
-    Raises
-    ------
-    RunError
-        If the device does not exist here.
-    """
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise RunError(f'device = "{name}" is no torch device.') from error
-    if device.type not in ("cpu", "cuda"):
-        raise RunError(f'device = "{name}" is not supported: use auto, cpu or cuda:N.')
-    found = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= found:
-        raise RunError(
-            f'device = "{name}", but torch sees {found} GPUs here. Use device = "auto"; '
-            "under Ray a client sees a GPU only with --client-gpus."
-        )
-    return device

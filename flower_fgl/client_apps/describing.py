@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 
-from flower_fgl.client_apps.client import ClientData, node_place
+from flower_fgl.client_apps.client_data import ClientData, node_place
 from flower_fgl.options import Scalar
 from flower_fgl.protocols.describe import AGREEMENT, Agreement, Description
 

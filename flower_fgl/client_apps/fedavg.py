@@ -12,9 +12,10 @@ from typing import ClassVar
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
+from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.training import DataLoss, load_state, state_of
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedavg import Weights

@@ -31,7 +31,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
+from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.training import (
     load_state,
@@ -39,6 +39,7 @@ from flower_fgl.client_apps.training import (
     optimizer_tensors,
     restore_optimizer,
 )
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.condensed.losses import branch_loss, node_norm
 from flower_fgl.condensed.network import BRANCHES, BranchNet, self_loops, start_nodes
 from flower_fgl.condensed.prompts import (

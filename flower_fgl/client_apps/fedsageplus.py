@@ -22,7 +22,6 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.mending import (
@@ -33,6 +32,7 @@ from flower_fgl.client_apps.mending import (
 )
 from flower_fgl.client_apps.state import StatePlace
 from flower_fgl.client_apps.training import load_state, state_of
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.mending import (
     FeatureGenerator,
     MendedInput,

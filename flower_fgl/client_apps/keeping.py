@@ -26,7 +26,7 @@ from flower_fgl.metrics import Scores
 from flower_fgl.model_files import ModelCard, read_card, save_model
 from flower_fgl.nn import Backbone
 from flower_fgl.options import Scalar
-from flower_fgl.runs import replace_file
+from flower_fgl.run_files import replace_file
 
 __all__ = ["check_model_folder", "keep_model"]
 

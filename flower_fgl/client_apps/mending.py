@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.training import TrainingSet
 from flower_fgl.mending import Impaired, MendedInput, NeighbourGenerator, impair
 from flower_fgl.seeds import torch_generator

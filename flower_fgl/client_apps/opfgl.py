@@ -36,7 +36,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit, Workplace
+from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.training import (
     load_state,
@@ -44,6 +44,7 @@ from flower_fgl.client_apps.training import (
     state_of,
     train_and_check,
 )
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.errors import PayloadError
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.sparse import SparseOperator

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flwr.app import Context, Message, RecordDict
 
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.describing import agreed_place, read_agreement
 from flower_fgl.client_apps.state import StatePlace
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.errors import PayloadError
 from flower_fgl.protocols.base import CONFIG, Payload
 from flower_fgl.secure.additive import AdditivePayload
 from flower_fgl.secure.member import Member
 from flower_fgl.secure.payloads import KEYS, Peers, PublicKey, Roster, Survivors
-
-if TYPE_CHECKING:
-    from flower_fgl.client_apps.base import Workplace
 
 __all__ = ["answer", "join", "pack_upload"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flower_fgl.config import RunConfig, is_file
+from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
@@ -48,6 +48,7 @@ from flower_fgl.datasets.unseen import (
 )
 from flower_fgl.errors import ConfigError, DataError
 from flower_fgl.seeds import numpy_generator
+from flower_fgl.settings import is_file
 
 __all__ = ["FILE_SPLIT", "build_clients", "in_setting", "load_dataset"]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import platformdirs
 
-from flower_fgl.config import SyntheticSettings, nearest
 from flower_fgl.datasets import layouts
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.raw_layouts import RawGraphs, RawNodes
@@ -30,6 +29,8 @@ from flower_fgl.datasets.staging import Raw, obtain
 from flower_fgl.datasets.synthetic import synthetic_dataset
 from flower_fgl.datasets.validate import validate_graph_dataset, validate_node_dataset
 from flower_fgl.errors import ConfigError, DataError
+from flower_fgl.options import nearest
+from flower_fgl.settings import SyntheticSettings
 
 __all__ = [
     "SOURCES",

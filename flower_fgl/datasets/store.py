@@ -25,7 +25,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from flower_fgl.config import RunConfig, is_file
+from flower_fgl.config import RunConfig
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
@@ -38,6 +38,7 @@ from flower_fgl.datasets.partition import (
 from flower_fgl.datasets.sources import cache_folder, data_folder
 from flower_fgl.datasets.sparsity import Sparsity
 from flower_fgl.errors import DataError
+from flower_fgl.settings import is_file
 
 __all__ = ["ClientStore", "StoreIndex", "open_store"]
 

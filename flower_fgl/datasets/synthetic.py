@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from flower_fgl.config import SyntheticSettings
 from flower_fgl.datasets.canonical import (
     compact_features,
     sorted_distinct,
@@ -21,6 +20,7 @@ from flower_fgl.datasets.canonical import (
 )
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.errors import ConfigError
+from flower_fgl.settings import SyntheticSettings
 
 __all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.config import MIN_SECURE_CLIENTS, RunConfig
+from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError
 from flower_fgl.secure.agreed import SEAL, threshold, with_witness
 from flower_fgl.secure.fixed_point import encode
@@ -38,6 +38,7 @@ from flower_fgl.secure.payloads import (
     to_bytes,
 )
 from flower_fgl.secure.shamir import SHARE_BYTES, split
+from flower_fgl.settings import MIN_SECURE_CLIENTS
 
 __all__ = ["Member"]
 

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result
 from flower_fgl.checkpoints import Checkpoint, Snapshot
 from flower_fgl.errors import RunError
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
+from flower_fgl.strategies.best_model import BestModel
 from flower_fgl.strategies.exchange import send_receive
 from flower_fgl.strategies.federation import Federation
 
@@ -68,9 +69,9 @@ def pack_strategy(strategy: FglStrategy, result: Result) -> Snapshot:
         },
     }
     parts = {"method": strategy.server_state(), "loop": Snapshot(values=loop)}
-    if best is not None:
-        about = {"score": list(best[0]), "round": strategy._best_round}
-        parts["best"] = Snapshot(best[1], about)
+    if best.score is not None:
+        about = {"score": list(best.score), "round": best.server_round}
+        parts["best"] = Snapshot(best.state, about)
     return Snapshot.join(parts)
 
 
@@ -106,8 +107,9 @@ def resume_strategy(
     best = checkpoint.snapshot.part("best")
     if best.values:
         num_nodes, accuracy = best.values["score"]
-        strategy._best = ((num_nodes, accuracy), dict(best.tensors))
-        strategy._best_round = best.values["round"]
+        strategy._best = BestModel(
+            (num_nodes, accuracy), dict(best.tensors), best.values["round"]
+        )
     try:
         strategy.load_server_state(checkpoint.snapshot.part("method"))
     except (KeyError, ValueError, RuntimeError) as error:

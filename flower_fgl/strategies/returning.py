@@ -64,7 +64,7 @@ class Newcomers:
             elif pid in failed or strategy.federation.nodes[pid] not in present:
                 del self.waiting[node]
                 self.refused.add(strategy.federation.nodes[pid])
-                strategy.take_back(pid, node, description)
+                _take_back(strategy, pid, node, description)
 
     def _consider(
         self, federation: Federation, node: int, answer: Description | Unfit | str
@@ -81,6 +81,18 @@ class Newcomers:
             return
         self.waiting[node] = found
         log.info("Node %s says that it is client %s.", node, found[0])
+
+
+def _take_back(
+    strategy: FglStrategy, partition_id: int, node: int, description: Description
+) -> None:
+    """Let another node be a client from now on: its SuperNode was started anew."""
+    nodes = {**strategy.federation.nodes, partition_id: node}
+    strategy.federation = replace(strategy.federation, nodes=nodes)
+    strategy._trained.pop(partition_id, None)  # its memory may be lost: to be sent anew
+    if strategy.secure is not None:
+        strategy.secure.renew(partition_id, description.public_key)
+    log.warning("Client %s is back, as node %s.", partition_id, node)
 
 
 def recognise(

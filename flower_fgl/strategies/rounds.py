@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -16,6 +18,8 @@ from flower_fgl.protocols.base import METRICS, read_loss, read_scores, record_by
 from flower_fgl.strategies.exchange import Exchange, Failure
 
 __all__ = ["RoundLog"]
+
+log = logging.getLogger(__name__)
 
 ModeScores = dict[str, dict[str, Any]]
 
@@ -134,6 +138,15 @@ class RoundLog:
         for name, size in record_bytes(content).items():
             self._bytes["up"][name] += size
             self._client_bytes[pid]["up"] += size
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Turn a payload error, as of secure aggregation, into a round that failed."""
+        try:
+            yield
+        except PayloadError as error:
+            log.warning("Round %s: %s", self.number, error)
+            self.reason = str(error)
 
     def has_scores(self, pid: int) -> bool:
         """Say whether a client's own model was scored already."""

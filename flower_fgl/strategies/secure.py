@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.config import MIN_SECURE_CLIENTS
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.protocols.base import Empty, Payload, Shapes
 from flower_fgl.secure.additive import AdditivePayload
@@ -26,9 +25,10 @@ from flower_fgl.secure.payloads import (
     Reveal,
 )
 from flower_fgl.secure.round import SecureRound
+from flower_fgl.settings import MIN_SECURE_CLIENTS
 
 if TYPE_CHECKING:
-    from flower_fgl.strategies.base import FglStrategy
+    from flower_fgl.strategies.exchanges import ClientExchanges
 
 __all__ = ["SecureExchanges"]
 
@@ -38,7 +38,7 @@ class SecureExchanges:
 
     Parameters
     ----------
-    strategy : FglStrategy
+    strategy : ClientExchanges
         Sends messages and keeps failures, bytes and seconds; knows the federation.
 
     Raises
@@ -48,7 +48,7 @@ class SecureExchanges:
         fewer than three clients would train in a round.
     """
 
-    def __init__(self, strategy: FglStrategy) -> None:
+    def __init__(self, strategy: ClientExchanges) -> None:
         self._strategy = strategy
         self._up = cast(type[AdditivePayload], strategy.up)
         clients = strategy.federation.clients

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph

@@ -10,7 +10,8 @@ from torch import Tensor
 from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp, open_networks
 from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.decoupled_training import LocalTraining
 from flower_fgl.client_apps.keeping import card_of
 from flower_fgl.client_apps.state import ClientState

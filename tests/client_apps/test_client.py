@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from flower_fgl.client_apps.base import choose_device
-from flower_fgl.client_apps.client import Client, ClientData, DataCache, node_place
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData, DataCache, node_place
 from flower_fgl.client_apps.state import ClientState
-from flower_fgl.config import RunConfig, kebab
+from flower_fgl.client_apps.workplace import choose_device
+from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.options import kebab
 from flower_fgl.prototypes.rings import Pairs
 
 

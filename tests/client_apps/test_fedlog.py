@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner, new_network
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.config import RunConfig

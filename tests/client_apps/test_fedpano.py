@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp, Trainer
 from flower_fgl.client_apps.fedpano_parts import assemble, build_parts
 from flower_fgl.client_apps.state import ClientState

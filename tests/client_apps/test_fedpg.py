@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer
 from flower_fgl.client_apps.fedproto import FedProtoClientApp, class_distance
 from flower_fgl.client_apps.state import ClientState

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl.client_apps import fedpg
-from flower_fgl.client_apps.client import Client, ClientData
+from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer, unit_rows
 from flower_fgl.client_apps.fedproto import labelled
 from flower_fgl.client_apps.state import ClientState

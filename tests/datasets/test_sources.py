@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from flower_fgl.config import DATASETS
 from flower_fgl.datasets import raw_layouts, staging, stock
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
 from flower_fgl.datasets.sources import (
@@ -27,6 +26,7 @@ from flower_fgl.datasets.sources import (
     load,
 )
 from flower_fgl.errors import ConfigError, DataError
+from flower_fgl.settings import DATASETS
 from tests.datasets import raw_writers as raw
 
 # figures of the published sets after self-loops and duplicates are gone

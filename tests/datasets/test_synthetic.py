@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_fgl.config import SyntheticSettings
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.synthetic import contextual_sbm, synthetic_dataset
 from flower_fgl.datasets.validate import validate_node_dataset
 from flower_fgl.errors import ConfigError
+from flower_fgl.settings import SyntheticSettings
 
 
 def draw(**changes: float) -> NodeDataset:

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.base import Workplace
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.state import FileStates, MemoryStates
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.local_engine import LocalGrid, run_config_of, task_identity

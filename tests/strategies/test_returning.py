@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from flower_fgl import METHODS, Run
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.base import Workplace
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.local_engine import LocalGrid, run_config_of, task_identity
 from flower_fgl.server_app import run_server
 from tests.conftest import SMALL

@@ -1,0 +1,152 @@
+"""The looks that all pictures share: colours, axes, lines, legends, names.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart. Names that
+come from data are shown as they are: no mathematics, one line, not too long.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+__all__ = [
+    "DASHES",
+    "INK",
+    "MUTED",
+    "PALETTE",
+    "add_legend",
+    "client_ticks",
+    "dashed_look",
+    "dress",
+    "line_of",
+    "look_of",
+    "mark_selected",
+    "name_rows",
+    "new_figure",
+    "plain",
+    "to_svg",
+]
+
+PALETTE = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d55e00",
+    "#8c8c8c",
+    "#b8a600",
+)
+INK, MUTED, GRID = "#1d2733", "#5f6b7a", "#e4e8ed"
+WIDTH = 9.6
+"""Inches; 1 inch is shown as 100 pixels."""
+DASHES = ("-", "--", ":", "-.")
+
+
+def new_figure(height: float) -> Figure:
+    """Return an empty white figure, ``height`` inches high."""
+    figure = Figure(figsize=(WIDTH, height), dpi=100, layout="constrained")
+    figure.set_facecolor("white")
+    return figure
+
+
+def dress(
+    panel: Any, *, xlabel: str, ylabel: str = "", title: str = "", grid: str = "y"
+) -> None:
+    """Take away what draws attention from the data."""
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color("#b6bec8")
+    panel.tick_params(labelsize=8.5, colors=MUTED, labelcolor=INK, length=3)
+    panel.set_xlabel(xlabel, fontsize=9, color=INK)
+    panel.set_ylabel(ylabel, fontsize=9, color=INK)
+    panel.set_title(title, loc="left", fontsize=10, color=INK, fontweight="bold")
+    if grid:
+        panel.grid(axis=grid, color=GRID, linewidth=0.8)
+    panel.set_axisbelow(True)
+
+
+def look_of(number: int) -> dict[str, Any]:
+    """Return colour and dashes of the line of a run, or of a column."""
+    return {
+        "color": PALETTE[number % len(PALETTE)],
+        "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
+    }
+
+
+def dashed_look(number: int) -> dict[str, Any]:
+    """Return a look that shows a line below another one of the same values."""
+    return {**look_of(number), "linestyle": DASHES[number % len(DASHES)]}
+
+
+def mark_selected(panel: Any, number: int) -> Any:
+    """Mark the round from which results are taken."""
+    dashes = (0, (2, 2))
+    return panel.axvline(number, zorder=1, color=MUTED, linewidth=1.1, linestyle=dashes)
+
+
+def line_of(rounds: Sequence[int]) -> dict[str, Any]:
+    """Mark the points of short curves: a single one would be invisible."""
+    marker = {"marker": "o", "markersize": 3.5} if len(rounds) <= 12 else {}
+    return {"linewidth": 1.6, "solid_capstyle": "round", **marker}
+
+
+def client_ticks(panel: Any, ids: Sequence[int]) -> None:
+    """Write partition-ids below the columns, at most 50 of them."""
+    step = 1 if len(ids) <= 50 else -(-len(ids) // 20)
+    size = 8.5 if len(ids) <= 30 else 7
+    places = np.arange(0, len(ids), step)
+    panel.set_xticks(places, labels=[str(i) for i in ids[::step]], fontsize=size)
+    panel.tick_params(axis="x", length=0)
+
+
+def name_rows(panel: Any, names: Sequence[str]) -> None:
+    """Name rows along the vertical axis, the first on top."""
+    labels = [plain(name) for name in names]
+    panel.set_yticks(np.arange(len(names)), labels=labels, parse_math=False)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.tick_params(axis="y", length=0)
+    panel.spines["left"].set_visible(False)
+
+
+def add_legend(
+    owner: Any, artists: Any, names: Sequence[str], loc: str, columns: int, **place: Any
+) -> None:
+    """Put a legend without a frame on a panel or a figure."""
+    # matplotlib leaves out names that begin with an underscore
+    labels = [" " + plain(n) if n.startswith("_") else plain(n) for n in names]
+    legend = owner.legend(
+        artists,
+        labels,
+        loc=loc,
+        ncols=columns,
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=INK,
+        handlelength=1.6,
+        columnspacing=1.4,
+        **place,
+    )
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def plain(name: str, limit: int = 34) -> str:
+    """Put a name on one line without characters that cannot be drawn."""
+    line = "".join(c if c.isprintable() else " " for c in name)
+    line = " ".join(line.split())
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def to_svg(figure: Figure) -> bytes:
+    """Render a figure as SVG with letters as outlines, the same on every machine."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        # a name in a script that matplotlib's own font lacks is shown as boxes
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()

@@ -1,0 +1,168 @@
+"""The pictures of the report: from run folders to images that a page can hold."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from flower_fgl import plots
+from flower_fgl.report_numbers import (
+    client_accuracy,
+    column_name,
+    item_kind,
+    own_columns_of,
+    scope_of,
+    test_accuracy,
+)
+from flower_fgl.runs import Run
+
+__all__ = ["draw_run", "draw_runs"]
+
+NAN = float("nan")
+
+
+def draw_run(run: Run) -> dict[str, str]:
+    """Draw what there is to see of one run.
+
+    Parameters
+    ----------
+    run : Run
+        Its rounds and clients may be few: a picture without content is left out.
+
+    Returns
+    -------
+    dict of str to str
+        Images as data URIs, by the name that the template knows.
+    """
+    pictures = _progress([_curve(run, "")]) | _distances([run], [""])
+    if accuracy := client_accuracy(run):
+        values = [_number(value) for value in accuracy.values()]
+        figure = plots.client_bars(
+            list(accuracy), values, test_accuracy(run), items=item_kind([run])
+        )
+        pictures["clients"] = _picture(figure)
+    counted = [r for r in run.clients if r["round"] == 0 and r.get("class_counts")]
+    if counted:
+        counted.sort(key=lambda row: int(row["partition_id"]))
+        counts = [row["class_counts"] for row in counted]
+        numbers = [str(c) for c in range(len(counts[0]))]
+        names = counted[0].get("class_names") or run.summary.get("class_names")
+        ids = [row["partition_id"] for row in counted]
+        pictures["labels"] = _picture(
+            plots.label_heat_map(counts, names or numbers, ids, items=item_kind([run]))
+        )
+    return pictures | _costs([run], [""])
+
+
+def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
+    """Draw several runs side by side, like :func:`draw_run`.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least two.
+    labels : sequence of str
+        Their names, as many.
+
+    Returns
+    -------
+    dict of str to str
+        Images as data URIs, by the name that the template knows.
+    """
+    curves = [_curve(run, label) for run, label in zip(runs, labels, strict=True)]
+    per_client = [
+        [_number(value) for value in client_accuracy(run).values()] for run in runs
+    ]
+    pictures = _progress(curves) | _distances(runs, labels)
+    if any(per_client):
+        pooled = [test_accuracy(run) for run in runs]
+        pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
+    return pictures | _costs(runs, labels)
+
+
+def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
+    """Draw the curves if any of them has a point."""
+    if not any(curve.rounds or curve.loss_rounds for curve in curves):
+        return {}
+    pictures = {"convergence": _picture(plots.convergence(curves))}
+    if any(curve.columns for curve in curves):
+        pictures["columns"] = _picture(plots.column_curves(curves))
+    return pictures
+
+
+def _distances(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
+    """Draw how far the clients' networks were apart, where the server averaged any."""
+    curves = []
+    for run, label in zip(runs, labels, strict=True):
+        known = [row for row in run.rounds if "distance" in row.get("numbers", {})]
+        rounds = [row["round"] for row in known]
+        if rounds:
+            curves.append(
+                (label, rounds, [row["numbers"]["distance"] for row in known])
+            )
+    if not curves:
+        return {}
+    return {"distance": _picture(plots.by_round(curves, ylabel="mean distance"))}
+
+
+def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
+    """Draw bytes by payload and seconds by phase, where there are any."""
+    out = {}
+    ways = [("up", "to server"), ("down", "to clients")]
+    sent = [run.summary["bytes"]["by_payload"][way] for run in runs for way, _ in ways]
+    names = [f"{label} {text}".strip() for label in labels for _, text in ways]
+    totals = [sum(part.values()) for part in sent]
+    if any(totals):
+        factor, unit = plots.scale_bytes(max(totals))
+        out["bytes"] = _picture(plots.stacked_bars(names, _parts(sent, factor), unit))
+    spent = [run.summary["seconds"]["by_phase"] for run in runs]
+    if any(sum(part.values()) for part in spent):
+        rows = [label or "all rounds" for label in labels]
+        out["seconds"] = _picture(plots.stacked_bars(rows, _parts(spent, 1.0), "s"))
+    return out
+
+
+def _curve(run: Run, label: str) -> plots.Curve:
+    train = [row for row in run.rounds if row.get("phase") == "train"]
+    scored = [row for row in train if row.get("metrics", {}).get(scope_of(run))]
+    own = own_columns_of([run])
+    columns = {
+        name: [
+            _number(row["metrics"][scope_of(run)].get(name, {}).get("accuracy"))
+            for row in scored
+        ]
+        for name in ("val", "test", *own)
+    }
+    shown = ("test", *own) if own else ()
+    has_loss = [row for row in train if row.get("loss") is not None]
+    return plots.Curve(
+        label=label,
+        rounds=[row["round"] for row in scored],
+        val=columns["val"],
+        test=columns["test"],
+        loss_rounds=[row["round"] for row in has_loss],
+        loss=[row["loss"] for row in has_loss],
+        best_round=run.best["round"] if run.best else None,
+        columns={column_name(name): columns[name] for name in shown},
+    )
+
+
+def _parts(
+    rows: Sequence[Mapping[str, float]], factor: float
+) -> dict[str, list[float]]:
+    """Turn one mapping per bar into one list per part."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: [row.get(key, 0) / factor for row in rows] for key in keys}
+
+
+def _picture(figure: Figure) -> str:
+    """Return an image as a data URI, which keeps its names and ids to itself."""
+    return (
+        "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode()
+    )
+
+
+def _number(value: float | None) -> float:
+    return NAN if value is None else value

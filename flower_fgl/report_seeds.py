@@ -1,0 +1,70 @@
+"""The report's table over seeds: means, deviations, and who is significantly better."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from flower_fgl.comparing import is_better
+from flower_fgl.errors import RunError
+from flower_fgl.metrics import METRICS, SETTING_COLUMNS
+from flower_fgl.report_numbers import about, test_accuracy
+from flower_fgl.run_files import flatten
+from flower_fgl.runs import Run
+
+__all__ = ["mark_better", "over_seeds"]
+
+PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
+"""Settings in which runs that are averaged over seeds may differ."""
+
+
+def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Average completed runs that differ in their seeds only."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.status == "completed" and test_accuracy(run) is not None:
+            config = {k: v for k, v in flatten(run.config) if k not in PER_RUN}
+            key = json.dumps(
+                [about(run), run.summary["clients"], sorted(config.items())]
+            )
+            groups.setdefault(key, []).append(run)
+    return [
+        {
+            "name": about(group[0]),
+            "runs": group,
+            "is_better": False,
+            "clients": group[0].summary["clients"],
+            "seeds": ", ".join(str(run.summary["seed"]) for run in group),
+            **{
+                f"{column}_{metric}": _mean_std(group, column, metric)
+                for column in ("val", "test", *SETTING_COLUMNS)
+                for metric in METRICS
+            },
+        }
+        for group in groups.values()
+        if len(group) > 1
+    ]
+
+
+def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
+    """Mark averaged runs that are significantly better than a method's."""
+    bases = [g for g in groups if g["runs"][0].summary["method"] == against]
+    places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
+    if not bases or any(places.count(place) > 1 for place in places):
+        raise RunError(
+            f'"{against}" must have completed runs that differ in nothing but their '
+            f"seeds, one set for a data set and number of clients, got {len(bases)} "
+            "sets. Give its runs too, and only those to compare with."
+        )
+    for group in groups:
+        group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
+
+
+def _mean_std(group: Sequence[Run], column: str, metric: str) -> str:
+    values = [(run.best or {}).get(column, {}).get(metric) for run in group]
+    known = [100 * value for value in values if value is not None]
+    if len(known) < 2:
+        return "–"
+    return f"{statistics.mean(known):.1f} ± {statistics.stdev(known):.1f}"
