@@ -14,10 +14,10 @@ __all__ = ["NearestMean", "distance_logits"]
 def distance_logits(
     embedding: Tensor, support: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """Compute −‖h_u − μ_c‖, μ_c the mean of a class's support.
+    """Compute −‖h_u − μ_c‖², μ_c the mean of a class's support.
 
-    Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2)
-    with d the Euclidean distance, and the largest is the nearest mean.
+    Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2),
+    and the largest is the nearest mean.
 
     Parameters
     ----------
@@ -34,17 +34,10 @@ def distance_logits(
     -------
     Tensor of shape (N, C)
         −inf for classes without support.
-
-    Notes
-    -----
-    1. Snell et al. square the distance. Its gradient then grows with the embedding, which
-       nothing bounds: under plain SGD at a rate of 0.1 weights go to infinity. That of a
-       distance is a unit vector; at distance 0, which has none, it is 0.
     """
     means = class_means(support, labels, num_classes)
-    # products of long vectors would cancel where a class has drawn together
-    direct = "donot_use_mm_for_euclid_dist"
-    distance = torch.cdist(embedding, means, compute_mode=direct)  # (N, C)
+    squares = embedding.square().sum(1)[:, None] + means.square().sum(1)
+    distance = squares - 2 * embedding @ means.T  # (N, C)
     is_absent = torch.bincount(labels, minlength=num_classes) == 0
     return -distance.masked_fill(is_absent, torch.inf)
 
@@ -89,7 +82,7 @@ class NearestMean(Backbone):
         self.num_classes = num_classes
 
     def forward(self, graph: GraphInput) -> Tensor:
-        """Return −‖h − μ_c‖ of all nodes, or graphs: (N, C)."""
+        """Return −‖h − μ_c‖² of all nodes, or graphs: (N, C)."""
         embedding = self.network(graph)
         labels = self.labels
         if graph is self.inputs:

@@ -102,7 +102,7 @@ def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
     size = len(states)
     product = torch.zeros(size, size, dtype=torch.float64)
     for name in states[0]:
-        pieces = (state[name].flatten().split(PIECE) for state in states)
+        pieces = (torch.split(state[name].flatten(), PIECE) for state in states)
         for piece in zip(*pieces, strict=True):
             rows = torch.stack(piece)
             rows -= rows.mean(dim=0)
