@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.personal import bound
 from flower_fgl.prototypes.hops import class_means
 
 __all__ = ["NearestMean", "distance_logits"]
@@ -43,7 +44,7 @@ def distance_logits(
 
 
 class NearestMean(Backbone):
-    """Wrap a network: its outputs embed, the nearest class mean is the prediction.
+    """Wrap a network: its outputs, of unit length, embed; the nearest mean predicts.
 
     The means are those of the training nodes (or graphs) under the present weights, with
     gradient; of a selection of training graphs, such as a mini-batch, those of its own.
@@ -64,6 +65,9 @@ class NearestMean(Backbone):
     Notes
     -----
     1. Its state is the network's alone, under ``network.``.
+    2. Without unit length the loss vanishes as embeddings grow, however close classes
+       lie, and its slope grows with them: under plain SGD at a rate of 0.1 weights go to
+       infinity.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class NearestMean(Backbone):
 
     def forward(self, graph: GraphInput) -> Tensor:
         """Return −‖h − μ_c‖² of all nodes, or graphs: (N, C)."""
-        embedding = self.network(graph)
+        embedding = bound(self.network(graph), "l2")
         labels = self.labels
         if graph is self.inputs:
             support = embedding[self.index]
@@ -91,5 +95,5 @@ class NearestMean(Backbone):
             support = embedding
             labels = labels[torch.searchsorted(self.index, graph.selected)]
         else:
-            support = self.network(self.inputs)[self.index]
+            support = bound(self.network(self.inputs)[self.index], "l2")
         return distance_logits(embedding, support, labels, self.num_classes)

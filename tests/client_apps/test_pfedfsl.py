@@ -57,6 +57,27 @@ def test_logits_are_minus_squared_distances_to_the_class_means() -> None:
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-4)), rel=1e-5)
 
 
+def test_the_loss_stays_finite_at_any_rate() -> None:
+    client = random_client("pfedfsl", settings={"optimizer": "sgd", "lr": 10.0})
+    for server_round in range(1, 6):
+        fit = PFedFSLClientApp().fit(client, server_round, server().download(1, 0))
+        # logits of unit vectors lie between -4 and 0: at most ln(1 + 2e⁴)
+        assert float(fit.upload.losses[0]) < math.log(1 + 2 * math.exp(4))
+        assert all(bool(t.isfinite().all()) for t in fit.upload.tensors.values())
+
+
+def test_embeddings_have_unit_length_and_so_has_no_loss_a_scale() -> None:
+    client, app = random_client("pfedfsl"), PFedFSLClientApp()
+    model = app.assemble(client)
+    load_state(model.network, server().download(1, 0).model(0))
+    before = loss_of(client, model)
+    head = model.network.classifier
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter *= 7  # the last layer is linear: embeddings seven times as long
+    torch.testing.assert_close(loss_of(client, model), before)
+
+
 def test_the_loss_draws_nodes_to_their_own_mean_and_away_from_others() -> None:
     points = torch.tensor([[0.0], [1.0], [3.0], [4.0]], requires_grad=True)
     labels = torch.tensor([0, 0, 1, 1])
