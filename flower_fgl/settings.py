@@ -117,7 +117,7 @@ class GeneralSettings:
     model: str = option(
         "gcn",
         "backbone, or several (gcn,gin) dealt to the clients in turn; sizes of its own: "
-        "gcn:3x512 is 3 layers, 512 wide",
+        "gcn:3x512 is 3 layers, 512 wide; gcn:linear has a linear map for a head",
         auto=True,
     )
     hidden_channels: int = option(64, "width of the embedding", ge=1, auto=True)

@@ -80,6 +80,8 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"model": "gcn:2x64:3x64"}, ["gcn:LAYERSxWIDTH"]),
         ({"model": "appnp:k2:k3"}, ["appnp:2x128:kSTEPS"]),
         ({"model": "gcn:2x64:k2"}, ["gcn", "steps", "appnp and gamlp"]),
+        ({"model": "gcn:linear:2x64"}, ["gcn:LAYERSxWIDTH", ":linear after it"]),
+        ({"model": "sgc:linear"}, ["head of sgc is linear", "gat, gcn, gin"]),
         (
             {"method": "fedproto", "model": "gcn,gcn:2x128"},
             ["fedproto", '"gcn:2x128"', "hidden-channels = 64", "128"],
@@ -153,10 +155,13 @@ def test_names_of_data_sets_are_those_of_the_sources() -> None:
 
 def test_names_of_models_are_those_of_the_backbones() -> None:
     from flower_fgl import nn
-    from flower_fgl.model_names import BACKBONES, STEPPED
+    from flower_fgl.model_names import BACKBONES, LAYERED, STEPPED
+    from flower_fgl.nn.layered import LayeredNet
 
     assert set(BACKBONES) == set(nn.MODELS)
     assert set(STEPPED) == {name for name, model in nn.MODELS.items() if model.steps}
+    rows = {n for n, model in nn.MODELS.items() if issubclass(model, LayeredNet)}
+    assert set(LAYERED) == rows
 
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:

@@ -83,6 +83,13 @@ def test_a_model_comes_back_with_its_description(tmp_path: Path) -> None:
         assert torch.equal(back.scaling[0], scaling[0])
 
 
+def test_a_linear_head_comes_back(tmp_path: Path) -> None:
+    model = a_model("graphsage:linear").eval()
+    save_model(tmp_path, model.state_dict(), replace(CARD, model="graphsage:linear"))
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1], [1, 0]]))
+    torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
+
+
 def test_a_classifier_of_some_classes_comes_back(tmp_path: Path) -> None:
     sizes = {"in_channels": 8, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}
     encoder = build_encoder("graphsage", **sizes)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from flower_fgl.protocols.base import write_tensors
 from flower_fgl.strategies.exchange import send_receive
 from flower_fgl.strategies.rounds import RoundLog
 from tests.owners import owner_graphs, run_owners
-from tests.test_methods import Stage, settings, stage
+from tests.test_methods import Stage, settings, stage  # noqa: F401  stage needs it
 from tests.test_owners import saved
 
 __all__ = ["stage"]  # a fixture

@@ -28,9 +28,9 @@ class PFedFSLClientApp(FglClientApp):
     1. The embedding network is the backbone with p outputs instead of C, p =
        ``hidden-channels``: it has the experiment's depth, and the same shape whatever
        classes a client has.
-    2. The loss is the cross-entropy of −‖h_u − μ_c‖² over the client's own classes: it
-       draws nodes to the mean of their class and away from the others. With one class
-       only it is 0.
+    2. The loss is the cross-entropy of −‖h_u − μ_c‖ / 0.1 over the client's own classes,
+       h of unit length: it draws nodes to the mean of their class and away from the
+       others. With one class only it is 0.
     3. Candidates and the trained model are scored by that loss, without dropout, on the
        client's few training nodes; validation nodes are not used.
     """

@@ -37,6 +37,9 @@ class Backbone(nn.Module):
     readout : bool
         Whether whole graphs are classified: the nodes of each graph are pooled, and the
         classifier is a linear map of the pooled embedding.
+    has_linear_head : bool
+        Whether nodes are classified by a linear map as well, in a row of equal layers;
+        of the other backbones it says nothing.
 
     Raises
     ------
@@ -68,6 +71,7 @@ class Backbone(nn.Module):
         dropout: float,
         steps: int | None = None,
         readout: bool = False,
+        has_linear_head: bool = False,
     ) -> None:
         super().__init__()
         sizes = {
@@ -94,6 +98,7 @@ class Backbone(nn.Module):
         self.hidden_channels = hidden_channels
         self.dropout = dropout
         self.readout = readout
+        self.has_linear_head = has_linear_head or readout
         self.encoder, self.classifier = self.make(in_channels, num_classes, num_layers)
 
     def make(
@@ -104,8 +109,8 @@ class Backbone(nn.Module):
         Parameters
         ----------
         in_channels, num_classes, num_layers : int
-            As in the constructor, checked; ``hidden_channels``, ``dropout`` and
-            ``readout`` are set.
+            As in the constructor, checked; ``hidden_channels``, ``dropout``,
+            ``readout`` and ``has_linear_head`` are set.
 
         Returns
         -------

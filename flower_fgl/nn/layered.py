@@ -18,8 +18,9 @@ __all__ = ["GAT", "GCN", "GCNII", "GIN", "MLP", "GraphSAGE", "LayeredNet"]
 class LayeredNet(Backbone):
     """Equal layers with ReLU and dropout between them; the last one is the head.
 
-    ``num_layers``, at least 2, counts all of them. With a readout all of them belong to
-    the encoder, each followed by ReLU and dropout, and the head is a linear map.
+    ``num_layers``, at least 2, counts all of them. With a readout, or where a linear head
+    is asked for, all of them belong to the encoder, each followed by ReLU and dropout,
+    and the head is a linear map.
     """
 
     def make(
@@ -28,10 +29,10 @@ class LayeredNet(Backbone):
         """Make the layers."""
         hidden = self.hidden_channels
         widths = [in_channels] + [hidden] * (num_layers - 1)
-        if not self.readout:
+        if not self.has_linear_head:
             widths.pop()
         encoder = nn.ModuleList(self.make_layer(width, hidden) for width in widths)
-        if self.readout:
+        if self.has_linear_head:
             return encoder, nn.Linear(hidden, num_classes)
         return encoder, self.make_layer(hidden, num_classes, is_last=True)
 
@@ -84,7 +85,7 @@ class LayeredNet(Backbone):
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Run the last layer: logits (N, C), for a readout (G, C)."""
-        if self.readout:
+        if self.has_linear_head:
             return super().head(h, graph)
         return self.run_layer(self.classifier, graph, h)
 

@@ -47,6 +47,7 @@ def build_model(
     num_layers: int,
     dropout: float,
     readout: bool = False,
+    has_linear_head: bool = False,
     initialise: bool = True,
 ) -> Backbone:
     """Build a backbone on the CPU by its name.
@@ -67,8 +68,9 @@ def build_model(
         minimum.
     dropout : float in [0, 1)
         Rate for hidden representations.
-    readout : bool
-        Whether whole graphs are classified, see :class:`Backbone`.
+    readout, has_linear_head : bool
+        Whether whole graphs are classified, and whether nodes are by a linear map, which
+        the name may say too; see :class:`Backbone`.
     initialise : bool
         Draw initial parameters from torch's global generator. Otherwise they hold
         whatever was in memory: load a whole state before use.
@@ -101,6 +103,7 @@ def build_model(
         model_name.steps,
         torch.get_default_dtype(),
         readout,
+        has_linear_head or model_name.has_linear_head,
     )
     model = _copy_structure(template)
     if initialise:
@@ -157,6 +160,7 @@ def _template(
     steps: int | None,
     dtype: torch.dtype,
     readout: bool,
+    has_linear_head: bool,
 ) -> Backbone:
     """Construct a backbone without drawing from the global generator."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
@@ -168,6 +172,7 @@ def _template(
             dropout=dropout,
             steps=steps,
             readout=readout,
+            has_linear_head=has_linear_head,
         )
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):

@@ -79,7 +79,7 @@ def build_encoder(
         num_classes=1,
         num_layers=num_layers,
         dropout=dropout,
-        readout=True,  # the readout's layers are all of one width
+        has_linear_head=True,  # all layers are the encoder's
         initialise=initialise,
     )
     encoder.classifier = nn.Identity()

@@ -6,18 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.personal import bound
 from flower_fgl.prototypes.hops import class_means
 
 __all__ = ["NearestMean", "distance_logits"]
+
+TAU = 0.1
+"""τ: distances of unit vectors, at most 2, tell classes apart after division by it."""
 
 
 def distance_logits(
     embedding: Tensor, support: Tensor, labels: Tensor, num_classes: int
 ) -> Tensor:
-    """Compute −‖h_u − μ_c‖², μ_c the mean of a class's support.
+    """Compute −‖h_u − μ_c‖ / τ, μ_c the mean of a class's support.
 
-    Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2),
-    and the largest is the nearest mean.
+    Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2)
+    with d the Euclidean distance, and the largest is the nearest mean.
 
     Parameters
     ----------
@@ -34,16 +38,23 @@ def distance_logits(
     -------
     Tensor of shape (N, C)
         −inf for classes without support.
+
+    Notes
+    -----
+    1. Snell et al. square the distance. The slope of a square vanishes where embeddings
+       lie close together, and grows where they lie far apart; that of a distance does
+       neither, and is 0 at distance 0, which has none.
     """
     means = class_means(support, labels, num_classes)
-    squares = embedding.square().sum(1)[:, None] + means.square().sum(1)
-    distance = squares - 2 * embedding @ means.T  # (N, C)
+    # products of vectors would cancel where a class has drawn together
+    direct = "donot_use_mm_for_euclid_dist"
+    distance = torch.cdist(embedding, means, compute_mode=direct) / TAU  # (N, C)
     is_absent = torch.bincount(labels, minlength=num_classes) == 0
     return -distance.masked_fill(is_absent, torch.inf)
 
 
 class NearestMean(Backbone):
-    """Wrap a network: its outputs embed, the nearest class mean is the prediction.
+    """Wrap a network: its outputs, of unit length, embed; the nearest mean predicts.
 
     The means are those of the training nodes (or graphs) under the present weights, with
     gradient; of a selection of training graphs, such as a mini-batch, those of its own.
@@ -64,6 +75,10 @@ class NearestMean(Backbone):
     Notes
     -----
     1. Its state is the network's alone, under ``network.``.
+    2. Without unit length the loss vanishes as embeddings grow, however close classes
+       lie; that of squares diverges under plain SGD at a rate of 0.1. Of unit vectors
+       undivided, squared, the training loss does not fall in 50 rounds with few shots of
+       Computers; divided by τ = 0.1 it is below 0.01 after 20 rounds there and on CS.
     """
 
     def __init__(
@@ -82,8 +97,8 @@ class NearestMean(Backbone):
         self.num_classes = num_classes
 
     def forward(self, graph: GraphInput) -> Tensor:
-        """Return −‖h − μ_c‖² of all nodes, or graphs: (N, C)."""
-        embedding = self.network(graph)
+        """Return −‖h − μ_c‖ / τ of all nodes, or graphs: (N, C)."""
+        embedding = bound(self.network(graph), "l2")
         labels = self.labels
         if graph is self.inputs:
             support = embedding[self.index]
@@ -91,5 +106,5 @@ class NearestMean(Backbone):
             support = embedding
             labels = labels[torch.searchsorted(self.index, graph.selected)]
         else:
-            support = self.network(self.inputs)[self.index]
+            support = bound(self.network(self.inputs)[self.index], "l2")
         return distance_logits(embedding, support, labels, self.num_classes)

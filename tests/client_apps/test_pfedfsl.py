@@ -47,24 +47,51 @@ def upload(strategy: Any, value: float, losses: list[float]) -> Upload:
     return Upload(ScoredModel(constant(strategy, value), torch.tensor(losses)), 1.0)
 
 
-def test_logits_are_minus_squared_distances_to_the_class_means() -> None:
+def test_logits_are_minus_ten_distances_to_the_class_means() -> None:
     support = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 3.0]])
     labels = torch.tensor([0, 0, 2])
     # means: class 0 at (1, 0), class 2 at (0, 3); class 1 has no support
-    logits = distance_logits(torch.tensor([[1.0, 1.0]]), support, labels, 3)
-    torch.testing.assert_close(logits, torch.tensor([[-1.0, -math.inf, -5.0]]))
+    logits = distance_logits(torch.tensor([[1.0, 0.1]]), support, labels, 3)
+    expected = torch.tensor([[-1.0, -math.inf, -10 * math.sqrt(1 + 2.9**2)]])
+    torch.testing.assert_close(logits, expected)
+    near = torch.tensor([[1.0, 1.4]], requires_grad=True)  # at 1.4 and sqrt(1 + 1.6²)
+    logits = distance_logits(near, support, labels, 3)
     loss = F.cross_entropy(logits, torch.tensor([0]))
-    assert float(loss) == pytest.approx(math.log(1 + math.exp(-4)), rel=1e-5)
+    gap = 10 * (1.4 - math.sqrt(1 + 1.6**2))
+    assert loss.item() == pytest.approx(math.log(1 + math.exp(gap)), rel=1e-3)
+    (slope,) = torch.autograd.grad(loss, near)
+    assert 0 < float(slope.norm()) <= 20  # of two unit vectors, over τ
+
+
+def test_the_loss_stays_finite_at_any_rate() -> None:
+    client = random_client("pfedfsl", settings={"optimizer": "sgd", "lr": 10.0})
+    for server_round in range(1, 6):
+        fit = PFedFSLClientApp().fit(client, server_round, server().download(1, 0))
+        # logits of unit vectors lie between -20 and 0: at most ln(1 + 2e²⁰)
+        assert float(fit.upload.losses[0]) < math.log(1 + 2 * math.exp(20))
+        assert all(bool(t.isfinite().all()) for t in fit.upload.tensors.values())
+
+
+def test_embeddings_have_unit_length_and_so_has_no_loss_a_scale() -> None:
+    client, app = random_client("pfedfsl"), PFedFSLClientApp()
+    model = app.assemble(client)
+    load_state(model.network, server().download(1, 0).model(0))
+    before = loss_of(client, model)
+    head = model.network.classifier
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter *= 7  # the last layer is linear: embeddings seven times as long
+    torch.testing.assert_close(loss_of(client, model), before)
 
 
 def test_the_loss_draws_nodes_to_their_own_mean_and_away_from_others() -> None:
-    points = torch.tensor([[0.0], [1.0], [3.0], [4.0]], requires_grad=True)
+    points = torch.tensor([[0.0], [0.1], [0.3], [0.4]], requires_grad=True)
     labels = torch.tensor([0, 0, 1, 1])
     loss = F.cross_entropy(distance_logits(points, points, labels, 2), labels)
     (slope,) = torch.autograd.grad(loss, points)
     # a step against the slope moves the classes apart, and each class together
-    moved = (points - 0.1 * slope).detach().flatten()
-    assert moved[2:].mean() - moved[:2].mean() > 3.0
+    moved = (points - 0.001 * slope).detach().flatten()
+    assert moved[2:].mean() - moved[:2].mean() > 0.3
     assert slope[1] > 0  # node 1 is the one next to the other class
     assert slope[2] < 0
 

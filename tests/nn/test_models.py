@@ -16,6 +16,8 @@ from flower_fgl.nn import (
     num_parameters,
     state_shapes,
 )
+from flower_fgl.nn.personal import build_encoder
+from flower_fgl.nn.splitting import body_of
 
 SIZES: dict[str, Any] = {
     "in_channels": 9,
@@ -186,6 +188,26 @@ def test_a_name_may_carry_its_sizes() -> None:
         build_model("gcn", **(SIZES | {"num_layers": 3, "hidden_channels": 10}))
     )
     assert sized.hidden_channels == 10
+
+
+@pytest.mark.parametrize("name", ["gat", "gcn", "gin", "graphsage", "mlp"])
+def test_a_linear_head_stands_on_all_the_layers(name: str) -> None:
+    model = build_model(f"{name}:3x10:linear", **SIZES).eval()
+    assert len(model.encoder) == 3  # type: ignore[arg-type]
+    out, d = SIZES["num_classes"], SIZES["in_channels"]
+    assert state_shapes(model.classifier) == {"weight": (out, 10), "bias": (out,)}
+    x = torch.randn(4, d, generator=torch.Generator().manual_seed(1))
+    graph = GraphInput(x, torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+    h = model.embed(graph)
+    torch.testing.assert_close(h, model.represent(graph).relu())
+    torch.testing.assert_close(model(graph), model.classifier(h))
+
+
+def test_the_encoder_under_a_linear_head_is_that_of_fedpano() -> None:
+    sizes = {key: size for key, size in SIZES.items() if key != "num_classes"}
+    shared = state_shapes(build_encoder("graphsage", **sizes))
+    whole = state_shapes(build_model("graphsage:linear", **SIZES))
+    assert body_of(whole) == shared
 
 
 def test_models_of_different_sizes_are_dealt_in_turn() -> None:

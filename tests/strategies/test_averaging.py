@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_fgl.strategies.averaging import mean_pairwise_distance
+from flower_fgl.strategies.averaging import PIECE, mean_pairwise_distance
 
 
 def test_the_mean_pairwise_distance_by_hand() -> None:
@@ -40,6 +40,12 @@ def test_the_mean_pairwise_distance_is_that_of_a_loop(
     ]
     expected = sum(pairs) / len(pairs)
     assert mean_pairwise_distance(states) == pytest.approx(expected, rel=1e-4)
+
+
+def test_tensors_longer_than_a_piece_are_compared_whole() -> None:
+    size = 2 * PIECE + 3
+    states = [{"a": torch.full((size,), 1e3)}, {"a": torch.full((size,), 1e3 + 2)}]
+    assert mean_pairwise_distance(states) == pytest.approx(2 * math.sqrt(size))
 
 
 def test_equal_states_are_at_distance_0() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.fedpano import FedPANOClientApp
+from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
@@ -179,3 +180,33 @@ def test_secure_aggregation_gives_the_same_scores(few_shot: dict[str, Any]) -> N
     for first, second in zip(plain.rounds, secure.rounds, strict=True):
         assert first["metrics"] == second["metrics"]
     assert "numbers" not in secure.rounds[-1]  # the server sees sums only
+
+
+@pytest.mark.slow
+def test_the_losses_fall_on_real_data(real_data: Path, tmp_path: Path) -> None:
+    """L^g to less than half within 50 rounds, the others on an average of 20 rounds."""
+    if not (real_data / "Amazon").is_dir():
+        pytest.skip("FLOWER_FGL_DATA holds no Amazon folder")
+    run = simulate(
+        "fedpano",
+        dataset="computers",
+        setting="few-shot",
+        shots=3,
+        clients=10,
+        hidden_channels=128,
+        rounds=50,
+        evaluate_every=50,
+        lr=0.1,
+        output_dir=str(tmp_path),
+    )
+    assert run.status == "completed"
+    for name in LOSSES:
+        rounds: dict[int, list[float]] = {}
+        for row in run.clients:
+            if "terms" in row:
+                rounds.setdefault(row["round"], []).append(row["terms"][name])
+        means = [sum(losses) / len(losses) for _, losses in sorted(rounds.items())]
+        assert len(means) == 50
+        assert sum(means[-20:]) < sum(means[:20]), name
+        if name == "generator":
+            assert min(means) < 0.5 * means[0]
