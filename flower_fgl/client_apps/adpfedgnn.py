@@ -21,7 +21,7 @@ Algorithm 1, client                              function
 ===============================================  ===========================
 Eq. (15)                                         ``personalise``
 sample a two-layer block                         ``sample_block``
-actions by Eq. (2)                               ``choose_actions``
+actions by Eq. (2)                               ``NeighbourAgent.choose``
 train by Eq. (13)                                ``LocalTraining.descend``
 reward by Eq. (3), learn from the buffer         ``NeighbourAgent.learn``
 new masks                                        ``local_mask``, ``global_mask``
@@ -65,6 +65,9 @@ class ADPFedGNNClientApp(FglClientApp):
     2. Gradients for the masks are those with respect to the effective weights θ ⊙ M: a
        weight that is masked out has no gradient, and would never come back.
     3. The two masks may overlap; how much they do is logged.
+    4. The paper does not say which neighbours a prediction takes. Actions are drawn by
+       Eq. (2) in training, so a prediction weighs each neighbour by its probability; the
+       better action alone drops whole neighbourhoods on differences that are noise.
     """
 
     down = SharedWeights
@@ -181,6 +184,7 @@ def open_networks(
         cast(QNetwork, networks["agent"]) if hyper.has_agent else None,
         beta=hyper.beta,
         fanout=hyper.eval_fanout,
+        is_greedy=hyper.eval_actions == "greedy",
         is_shuffled=hyper.selection == "random-drop",
         seed=client.seed(0, "evaluation"),
     ).to(client.device)

@@ -235,12 +235,25 @@ class LocalTraining:
         return bound
 
     def descend_weights(self, gradient: Tensor) -> None:
-        """Step on θ by the gradient of the losses and of ``λ_reg ‖θ‖²``."""
+        """Step on θ by the gradient of the losses and of ``λ_reg ‖θ‖²``.
+
+        Notes
+        -----
+        1. A weight outside both masks has no gradient but that of the decay. Adam divides
+           by the gradient's own size: as a part of it, a decay of any λ_reg moves such
+           weights by the whole learning rate and erases them in a few steps.
+        """
         parts = unflatten(gradient, self.net.shapes)
+        decay = 2 * self.hyper.lambda_reg
+        is_decoupled = self.hyper.reg_step == "decoupled"
         for name, weight in self.net.backbone.named_parameters():
             weight.grad = parts[name]
-            if not name.endswith("bias"):
-                weight.grad = weight.grad + 2 * self.hyper.lambda_reg * weight.detach()
+            if name.endswith("bias"):
+                continue
+            if is_decoupled:
+                weight.detach().mul_(1 - self.client.config.lr * decay)
+            else:
+                weight.grad = weight.grad + decay * weight.detach()
         self.optimizer.step()
 
     # ---------------------------------------------------------------------- memory

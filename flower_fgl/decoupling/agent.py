@@ -14,9 +14,10 @@ from flower_fgl.decoupling.selection import (
     QNetwork,
     ReplayBuffer,
     Steps,
-    choose_actions,
+    keep_probabilities,
     next_candidates,
     reward,
+    shuffled,
     td_loss,
 )
 from flower_fgl.nn import GraphInput
@@ -69,14 +70,11 @@ class NeighbourAgent:
 
     def choose(self, table: GraphInput, pairs: Candidates) -> Tensor:
         """Draw which candidates each branch keeps: (2, m), bool."""
-        kept = choose_actions(
-            self.network,
-            table,
-            pairs,
-            is_greedy=False,
-            is_shuffled=self.hyper.selection == "random-drop",
-            generator=self.draws,
-        )
+        chance = keep_probabilities(self.network, table, pairs)
+        draw = torch.rand(chance.shape, generator=self.draws).to(chance.device)
+        kept = draw < chance
+        if self.hyper.selection == "random-drop":
+            kept = shuffled(kept, self.draws)
         self.rates.append(float(kept.float().mean()))
         return kept
 

@@ -9,10 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from flower_fgl.decoupling.blocks import NeighbourLists, sample_neighbours
+from flower_fgl.decoupling.blocks import (
+    Candidates,
+    NeighbourLists,
+    sample_neighbours,
+)
 from flower_fgl.decoupling.masks import flatten, unflatten
 from flower_fgl.decoupling.mutual_information import MIEstimator
-from flower_fgl.decoupling.selection import BRANCHES, QNetwork, choose_actions
+from flower_fgl.decoupling.selection import (
+    BRANCHES,
+    QNetwork,
+    keep_probabilities,
+    shuffled,
+)
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.layers import relu_dropout
 from flower_fgl.seeds import SERVER, derive_seed, seeded
@@ -135,6 +144,9 @@ class TwoBranchNet(nn.Module):
         Weight of the global branch's logits.
     fanout : int
         Neighbours of a node at most when a whole graph is predicted.
+    is_greedy : bool
+        Whether predictions drop what the agent keeps with a probability below ½;
+        otherwise a kept neighbour counts by that probability, Eq. (2).
     is_shuffled : bool
         Whether neighbours are dropped at random, at the agent's rate.
     seed : int
@@ -156,6 +168,7 @@ class TwoBranchNet(nn.Module):
         *,
         beta: float,
         fanout: int,
+        is_greedy: bool = False,
         is_shuffled: bool = False,
         seed: int = 0,
     ) -> None:
@@ -163,7 +176,7 @@ class TwoBranchNet(nn.Module):
         self.branch = BranchNet(backbone)
         self.agent = agent
         self.beta, self.fanout = beta, fanout
-        self.is_shuffled, self.seed = is_shuffled, seed
+        self.is_greedy, self.is_shuffled, self.seed = is_greedy, is_shuffled, seed
         self.shapes = state_shapes(backbone)
         size = len(self.weights())
         self.register_buffer("global_mask", torch.ones(size, dtype=torch.bool))
@@ -216,29 +229,30 @@ class TwoBranchNet(nn.Module):
         Returns
         -------
         Tensor of shape (N, C)
-            Logits. The agent takes its better action for each neighbour; both layers have
-            the same neighbours.
+            Logits. Both layers have the same neighbours.
         """
         size = graph.num_nodes
         generator = torch.Generator().manual_seed(self.seed)
         lists = NeighbourLists.of(graph.edge_index, size)
         nodes = torch.arange(size, device=graph.device)
         pairs = sample_neighbours(lists, nodes, self.fanout, generator)
-        kept = torch.ones(BRANCHES, len(pairs.target), dtype=torch.bool)
-        if self.agent is not None:
-            kept = choose_actions(
-                self.agent,
-                graph,
-                pairs,
-                is_greedy=True,
-                is_shuffled=self.is_shuffled,
-                generator=generator,
-            )
         edges = torch.stack([pairs.neighbour, pairs.target])
         depth = len(self.backbone.encoder)  # type: ignore[arg-type]
         logits = []
-        for branch in range(BRANCHES):
-            view = graph.with_edges(edges[:, kept[branch].to(edges.device)])
+        for branch, weight in enumerate(self.edge_weights(graph, pairs, generator)):
+            kept = weight > 0
+            view = graph.with_edges(edges[:, kept], weight[kept])
             _, z = self.run_branch(self.effective(branch), [view] * depth, size)
             logits.append(z)
         return self.fuse(logits)
+
+    def edge_weights(
+        self, graph: GraphInput, pairs: Candidates, generator: torch.Generator
+    ) -> Tensor:
+        """Return what each of m candidates counts in a prediction: (2, m), in [0, 1]."""
+        if self.agent is None:
+            return torch.ones(BRANCHES, len(pairs.target), device=graph.device)
+        chance = keep_probabilities(self.agent, graph, pairs)
+        if self.is_greedy:
+            chance = (chance >= 0.5).to(chance)  # of equal actions to keep
+        return shuffled(chance, generator) if self.is_shuffled else chance

@@ -17,10 +17,11 @@ __all__ = [
     "QNetwork",
     "ReplayBuffer",
     "Steps",
-    "choose_actions",
     "feature_table",
+    "keep_probabilities",
     "next_candidates",
     "reward",
+    "shuffled",
     "td_loss",
 ]
 
@@ -88,16 +89,8 @@ class QNetwork(nn.Module):
 
 
 @torch.no_grad()
-def choose_actions(
-    agent: QNetwork,
-    table: GraphInput,
-    pairs: Candidates,
-    *,
-    is_greedy: bool,
-    is_shuffled: bool,
-    generator: torch.Generator,
-) -> Tensor:
-    """Keep or drop each candidate, once for each branch, ADPFedGNN Eq. (2).
+def keep_probabilities(agent: QNetwork, table: GraphInput, pairs: Candidates) -> Tensor:
+    """Return how likely each branch keeps each candidate, ADPFedGNN Eq. (2).
 
     Parameters
     ----------
@@ -107,35 +100,25 @@ def choose_actions(
         Features of the nodes that ``pairs`` count in.
     pairs : Candidates
         m pairs.
-    is_greedy : bool
-        Take the better action, of equal ones to keep, instead of drawing by softmax.
-    is_shuffled : bool
-        Deal the chosen actions to the pairs of a branch at random: as many are kept,
-        but not those that the agent chose.
-    generator : torch.Generator
-        Draws on the CPU.
 
     Returns
     -------
-    Tensor of shape (2, m), bool
-        Whether the global and the local branch keep each pair.
+    Tensor of shape (2, m), float
+        P(keep | s) of the global and the local branch.
     """
     of_target, of_neighbour = agent.project(table)
     target, neighbour = of_target[pairs.target], of_neighbour[pairs.neighbour]
-    kept = []
+    rows = []
     for b in range(BRANCHES):
-        branch = target.new_full((len(target), 1), float(b))
-        values = agent(target, neighbour, branch)
-        gain = values[:, KEEP] - values[:, DROP]
-        if is_greedy:
-            chosen = gain >= 0
-        else:
-            draw = torch.rand(len(gain), generator=generator).to(gain.device)
-            chosen = draw < gain.sigmoid()  # the softmax of two values
-        if is_shuffled:
-            chosen = chosen[torch.randperm(len(chosen), generator=generator)]
-        kept.append(chosen)
-    return torch.stack(kept)
+        values = agent(target, neighbour, target.new_full((len(target), 1), float(b)))
+        rows.append((values[:, KEEP] - values[:, DROP]).sigmoid())  # softmax of two
+    return torch.stack(rows)
+
+
+def shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Deal the entries of each row at random: as many are kept, but not those chosen."""
+    order = torch.rand(rows.shape, generator=generator).argsort(dim=1)
+    return rows.gather(1, order.to(rows.device))
 
 
 def reward(

@@ -53,6 +53,12 @@ class ADPFedGNNSettings:
         "which neighbours are kept: the agent's, as many at random, or all",
         choices="dqn random-drop all",
     )
+    eval_actions: str = option(
+        "expected",
+        "neighbours of a prediction: each counts by its probability in Eq. (2), or the "
+        "agent's better action is taken",
+        choices="expected greedy",
+    )
     beta: float = option(
         0.5, "β, weight of the global branch's logits in Eq. (11)", ge=0, le=1
     )
@@ -78,6 +84,12 @@ class ADPFedGNNSettings:
     lambda_mi: float = option(0.3, "λ_mi in Eq. (13); the paper: 0.1 to 0.9", ge=0)
     lambda_reg: float = option(
         0.003, "λ_reg in Eq. (13); the paper: 0.001 to 0.009", ge=0
+    )
+    reg_step: str = option(
+        "decoupled",
+        "how λ_reg acts: shrinks weights by itself, as in AdamW, or is a part of the "
+        "gradient that Adam rescales",
+        choices="decoupled gradient",
     )
     lambda_rl: float = option(1.0, "λ_rl, scale of the reward in Eq. (3)", ge=0)
     gamma_rl: float = option(

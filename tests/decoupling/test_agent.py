@@ -5,7 +5,7 @@ import torch
 
 from flower_fgl.decoupling.agent import NeighbourAgent
 from flower_fgl.decoupling.blocks import Block, Candidates
-from flower_fgl.decoupling.selection import QNetwork
+from flower_fgl.decoupling.selection import QNetwork, keep_probabilities
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.adpfedgnn import ADPFedGNNSettings
 
@@ -43,6 +43,23 @@ def test_it_learns_to_keep_a_neighbour_that_lowers_the_loss(is_good: bool) -> No
     last = sum(shares[-100:]) / 100
     first = sum(shares[:50]) / 50
     assert last > first if is_good else last < first
+
+
+def test_it_keeps_as_often_as_its_probabilities_say() -> None:
+    draws = 4000
+    pairs = Candidates(torch.zeros(draws).long(), torch.ones(draws).long())
+    shares = {}
+    for selection in ("dqn", "random-drop"):
+        agent = agent_of(selection=selection)
+        with torch.no_grad():
+            agent.network.first.weight[:, -1] += 3.0  # branches differ
+            agent.network.rest[-1].weight *= 4
+        shares[selection] = agent.choose(GRAPH, pairs).float().mean(dim=1)
+    expected = keep_probabilities(agent.network, GRAPH, pairs)[:, 0]
+    assert abs(expected[0] - expected[1]) > 0.05
+    # a share of 4000 draws has a standard deviation of at most 0.008
+    torch.testing.assert_close(shares["dqn"], expected, atol=0.03, rtol=0)
+    assert torch.equal(shares["dqn"], shares["random-drop"])
 
 
 def test_what_it_remembers_comes_back() -> None:

@@ -6,9 +6,13 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.config import RunConfig
-from flower_fgl.decoupling.blocks import NeighbourLists, sample_block
+from flower_fgl.decoupling.blocks import Candidates, NeighbourLists, sample_block
 from flower_fgl.decoupling.network import TwoBranchNet, build_backbone, build_networks
-from flower_fgl.decoupling.selection import QNetwork, feature_table
+from flower_fgl.decoupling.selection import (
+    QNetwork,
+    feature_table,
+    keep_probabilities,
+)
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import GraphInput
 
@@ -90,9 +94,12 @@ def test_an_agent_that_keeps_all_predicts_as_plain_graphsage(
     a = adjacency_of(*graph.edge_index, N)
     for agent in (None, agent_that(keeps=True)):
         net = net_of(agent=agent)
+        net.is_greedy = True
         with torch.inference_mode():
             found = net(graph)
         torch.testing.assert_close(found, plain_sage(net, graph.x, [a, a]))
+        sparse = GraphInput(graph.x.to_sparse_csr(), graph.edge_index)
+        torch.testing.assert_close(net(sparse).detach(), found)
 
 
 @pytest.mark.parametrize("model", ["graphsage", "gat"])
@@ -100,6 +107,7 @@ def test_an_agent_that_drops_all_leaves_a_network_of_each_node_alone(
     model: str, graph: GraphInput
 ) -> None:
     net = net_of(model, agent=agent_that(keeps=False))
+    net.is_greedy = True
     found = net(graph)
     assert bool(found.isfinite().all())
     nobody = torch.empty(2, 0, dtype=torch.int64)
@@ -109,6 +117,31 @@ def test_an_agent_that_drops_all_leaves_a_network_of_each_node_alone(
     if model == "graphsage":
         zeros = torch.zeros(N, N)
         torch.testing.assert_close(found, plain_sage(net, graph.x, [zeros, zeros]))
+
+
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_a_neighbour_counts_by_its_probability_or_by_the_better_action(
+    is_greedy: bool, graph: GraphInput
+) -> None:
+    agent = QNetwork(D, 4)
+    net = net_of(agent=agent)
+    net.is_greedy = is_greedy
+    source, target = graph.edge_index
+    pairs = Candidates(target, source)
+    with torch.no_grad():  # half of the candidates are rather kept than dropped
+        agent.rest[-1].bias[1] -= keep_probabilities(agent, graph, pairs).logit().mean()
+        agent.rest[-1].weight *= 20
+        agent.rest[-1].bias *= 20
+    chance = keep_probabilities(agent, graph, pairs)
+    weight = (chance >= 0.5).float() if is_greedy else chance
+    assert 0 < int((chance < 0.5).sum()) < chance.numel()
+    means = []
+    for row in weight:
+        a = torch.zeros(N, N)
+        a[target, source] = row
+        means.append(a / a.sum(1, keepdim=True).clamp(min=1e-9))
+    shared, local = (plain_sage(net, graph.x, [a, a]) for a in means)
+    torch.testing.assert_close(net(graph).detach(), (shared + local) / 2)
 
 
 def test_logits_are_fused_by_beta_and_masks_are_applied(graph: GraphInput) -> None:

@@ -10,10 +10,11 @@ from flower_fgl.decoupling.selection import (
     QNetwork,
     ReplayBuffer,
     Steps,
-    choose_actions,
     feature_table,
+    keep_probabilities,
     next_candidates,
     reward,
+    shuffled,
     td_loss,
 )
 from flower_fgl.nn import GraphInput
@@ -59,60 +60,30 @@ def test_the_factored_first_layer_is_that_of_the_whole_state(
     )
 
 
-def test_actions_follow_the_softmax_of_the_values(
+def test_neighbours_are_kept_with_the_softmax_of_the_values(
     graph: GraphInput, generator: torch.Generator
 ) -> None:
     agent = QNetwork(D, 16)
     with torch.no_grad():
         agent.first.weight[:, -1] += 3.0  # branches differ
         agent.rest[-1].weight *= 4
-    draws = 4000
-    pairs = Candidates(torch.full((draws,), 1), torch.full((draws,), 2))
-    kept = choose_actions(
-        agent,
-        graph,
-        pairs,
-        is_greedy=False,
-        is_shuffled=False,
-        generator=generator,
-    )
-    one = torch.tensor([1]), torch.tensor([2])
-    greedy = choose_actions(
-        agent,
-        graph,
-        pairs,
-        is_greedy=True,
-        is_shuffled=False,
-        generator=generator,
-    )
+    v, u = torch.randint(N, (2, 30), generator=generator)
+    found = keep_probabilities(agent, graph, Candidates(v, u))
+    assert not found.requires_grad
     for branch in (0, 1):
-        b = torch.full((1, 1), float(branch))
-        values = values_by_concatenation(agent, dense(graph), *one, b).detach()
-        # a share of 4000 draws has a standard deviation of at most 0.008
-        expected = float(values.softmax(dim=1)[0, 1])
-        assert float(kept[branch].float().mean()) == pytest.approx(expected, abs=0.03)
-        assert bool((greedy[branch] == (values[0, 1] >= values[0, 0])).all())
+        b = torch.full((30, 1), float(branch))
+        values = values_by_concatenation(agent, dense(graph), v, u, b).detach()
+        torch.testing.assert_close(found[branch], values.softmax(dim=1)[:, 1])
 
 
-def test_dropping_at_random_keeps_as_many_but_not_the_same(
-    graph: GraphInput, generator: torch.Generator
+def test_shuffling_keeps_the_entries_of_a_row_but_not_their_places(
+    generator: torch.Generator,
 ) -> None:
-    agent = QNetwork(D, 16)
-    v, u = torch.randint(N, (2, 200), generator=generator)
-    pairs = Candidates(v, u)
-    chosen, shuffled = (
-        choose_actions(
-            agent,
-            graph,
-            pairs,
-            is_greedy=False,
-            is_shuffled=flag,
-            generator=torch.Generator().manual_seed(3),
-        )
-        for flag in (False, True)
-    )
-    assert int(chosen[0].sum()) == int(shuffled[0].sum())
-    assert not torch.equal(chosen[0], shuffled[0])
+    rows = torch.arange(200.0).view(2, 100)
+    found = shuffled(rows, generator)
+    assert torch.equal(found.sort(dim=1).values, rows)
+    assert not torch.equal(found, rows)
+    assert not torch.equal(found[0] + 100, found[1])
 
 
 def test_a_loss_below_the_former_ones_is_rewarded() -> None:
