@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.methods import METHODS
-from flower_fgl.options import Scalar
+from flower_fgl.options import Scalar, kebab, nearest
 
 __all__ = ["app", "main"]
 
@@ -160,46 +160,47 @@ def run(
 
 @app.command()
 def methods() -> None:
-    """List the methods, what they send, and their settings."""
-    table = make_table("method", "paper", "per round and client", "own settings")
+    """List the methods and what they send."""
+    table = make_table("method", "paper", "per round and client")
     for name, method in sorted(METHODS.items()):
-        table.add_row(name, method.paper, method.payload, _own_settings(name))
+        table.add_row(name, method.paper, method.payload)
     console.print(table)
-
-
-def _own_settings(name: str) -> str:
-    from dataclasses import fields
-
-    from flower_fgl.options import kebab
-
-    cls: Any = METHODS[name].settings
-    lines = (
-        [] if cls is None else [f"{kebab(f.name)} = {f.default}" for f in fields(cls)]
-    )
-    lines += [f"({key} = {value})" for key, value in METHODS[name].defaults.items()]
-    return "\n".join(lines)
+    console.print("flower-fgl settings METHOD explains a method's own settings.")
 
 
 @app.command()
-def settings() -> None:
+def settings(
+    method: Annotated[
+        str | None, typer.Argument(help="Only what is this method's own.")
+    ] = None,
+) -> None:
     """Explain every key of the run config."""
-    from dataclasses import fields
-
-    from flower_fgl.options import kebab
     from flower_fgl.settings import GeneralSettings, SyntheticSettings
 
     table = make_table("key", "default", "meaning")
-    groups: list[tuple[str, Any]] = [("", GeneralSettings)]
-    groups += [("synthetic.", SyntheticSettings)]
-    groups += [(f"{name}.", m.settings) for name, m in sorted(METHODS.items())]
-    for prefix, cls in groups:
-        for f in () if cls is None else fields(cls):
-            mark = " (auto)" if f.metadata["auto"] else ""
-            choices = ", ".join(f.metadata["choices"])
-            text = f.metadata["text"] + (f": {choices}" if choices else "")
-            table.add_row(prefix + kebab(f.name), f"{f.default!r}{mark}", text)
+    if method is None:
+        _explain(table, "", GeneralSettings)
+        _explain(table, "synthetic.", SyntheticSettings)
+    elif method not in METHODS:
+        raise ConfigError(f'Unknown method "{method}". {nearest(method, METHODS)}')
+    for name in sorted(METHODS) if method is None else [method]:
+        _explain(table, f"{name}.", METHODS[name].settings)
+    for key, value in METHODS[method].defaults.items() if method else ():
+        table.add_row(key, f"{value!r}", "general, with a default of the method's own")
     console.print(table)
-    console.print('(auto): the value "auto" takes the method\'s own default.')
+    if method is None:
+        console.print('(auto): the value "auto" takes the method\'s own default.')
+
+
+def _explain(table: Table, prefix: str, cls: Any) -> None:
+    """Add the fields of a dataclass of settings to a table."""
+    from dataclasses import fields
+
+    for f in () if cls is None else fields(cls):
+        mark = " (auto)" if f.metadata["auto"] else ""
+        choices = ", ".join(f.metadata["choices"])
+        text = f.metadata["text"] + (f": {choices}" if choices else "")
+        table.add_row(prefix + kebab(f.name), f"{f.default!r}{mark}", text)
 
 
 @app.command()

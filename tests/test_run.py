@@ -375,6 +375,10 @@ def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
     for command, words in lists.items():
         output = invoke(command)
         assert all(word in output for word in words)
+    output = invoke("settings", "fedpg")
+    assert "fedpg.rho" in output
+    assert "gamlp" in output
+    assert "fedprox.mu" not in output
     small = ["--clients", "3", "--set", "synthetic.nodes=120"]
     picture = tmp_path / "pictures" / "labels.png"
     assert "edges kept" in invoke("partition", *small, "--out", str(picture))
