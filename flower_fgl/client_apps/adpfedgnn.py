@@ -40,7 +40,6 @@ from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.decoupled_training import LocalTraining
 from flower_fgl.client_apps.training import load_state
 from flower_fgl.decoupling.masks import (
-    flatten,
     global_mask,
     local_mask,
     per_tensor,
@@ -48,6 +47,7 @@ from flower_fgl.decoupling.masks import (
 )
 from flower_fgl.decoupling.network import TwoBranchNet, build_backbone, build_networks
 from flower_fgl.decoupling.selection import QNetwork
+from flower_fgl.flattening import flatten
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 

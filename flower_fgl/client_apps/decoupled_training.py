@@ -22,7 +22,6 @@ from flower_fgl.client_apps.training import (
 )
 from flower_fgl.decoupling.agent import NeighbourAgent
 from flower_fgl.decoupling.blocks import Block, Candidates, NeighbourLists, sample_block
-from flower_fgl.decoupling.masks import flatten, unflatten
 from flower_fgl.decoupling.mutual_information import (
     MIEstimator,
     club_bound,
@@ -30,6 +29,7 @@ from flower_fgl.decoupling.mutual_information import (
 )
 from flower_fgl.decoupling.network import TwoBranchNet
 from flower_fgl.decoupling.selection import BRANCHES, feature_table
+from flower_fgl.flattening import flatten, unflatten
 from flower_fgl.nn import GraphInput
 from flower_fgl.seeds import seeded, torch_generator
 

@@ -55,7 +55,7 @@ def build_parts(client: Client) -> Parts:
     hyper: FedPANOSettings = config.hyper
     every = torch.arange(graph.num_classes, device=client.device)
     labels = client.data.training.labels
-    classes = every[torch.bincount(labels, minlength=len(every)) > 0]
+    classes = every[client.data.own_classes]
     with seeded(client.seed(0, "parts")):
         shared = SharedParts(
             client.model_name,

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 
 from flower_fgl.errors import PayloadError
+from flower_fgl.flattening import unflatten
 
 __all__ = [
-    "flatten",
     "global_mask",
     "local_mask",
     "masked_mean",
     "pack_bits",
     "per_tensor",
     "personalise",
-    "unflatten",
     "unpack_bits",
 ]
 
@@ -30,21 +29,6 @@ EPSILON = 1e-12
 """Added to a mean square before its root is taken."""
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Join tensors into one vector (P,)."""
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
-
-
-def unflatten(flat: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """Undo :func:`flatten`; the tensors share the memory of ``flat``."""
-    sizes = [int(np.prod(shape)) for shape in shapes.values()]
-    parts = torch.split(flat, sizes)
-    return {
-        name: part.view(shape)
-        for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
 
 
 def per_tensor(make: Callable[..., Tensor], shapes: Shapes, *flat: Tensor) -> Tensor:

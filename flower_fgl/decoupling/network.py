@@ -14,7 +14,6 @@ from flower_fgl.decoupling.blocks import (
     NeighbourLists,
     sample_neighbours,
 )
-from flower_fgl.decoupling.masks import flatten, unflatten
 from flower_fgl.decoupling.mutual_information import MIEstimator
 from flower_fgl.decoupling.selection import (
     BRANCHES,
@@ -22,6 +21,7 @@ from flower_fgl.decoupling.selection import (
     keep_probabilities,
     shuffled,
 )
+from flower_fgl.flattening import flatten, unflatten
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.layers import relu_dropout
 from flower_fgl.seeds import SERVER, derive_seed, seeded

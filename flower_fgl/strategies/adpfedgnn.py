@@ -26,9 +26,10 @@ from collections.abc import Mapping
 import torch
 
 from flower_fgl.checkpoints import Snapshot
-from flower_fgl.decoupling.masks import flatten, masked_mean, unflatten
+from flower_fgl.decoupling.masks import masked_mean
 from flower_fgl.decoupling.network import BACKBONES, build_backbone, build_networks
 from flower_fgl.errors import RunError
+from flower_fgl.flattening import flatten, unflatten
 from flower_fgl.model_names import read_model
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes

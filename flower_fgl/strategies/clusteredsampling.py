@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.checkpoints import Snapshot
+from flower_fgl.flattening import flatten
 from flower_fgl.seeds import SERVER, numpy_generator
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.client_sampling import (
@@ -39,7 +40,6 @@ from flower_fgl.strategies.client_sampling import (
     update_angles,
 )
 from flower_fgl.strategies.fedavg import FedAvg
-from flower_fgl.strategies.flattening import flatten
 
 __all__ = ["ClusteredSampling"]
 

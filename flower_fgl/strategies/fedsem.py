@@ -29,11 +29,11 @@ from torch import Tensor
 
 from flower_fgl.checkpoints import Snapshot
 from flower_fgl.errors import RunError
+from flower_fgl.flattening import flatten, unflatten
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, numpy_generator
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
-from flower_fgl.strategies.flattening import flatten, unflatten
 
 __all__ = ["FedSEM", "mean_of_members", "nearest_centers"]
 

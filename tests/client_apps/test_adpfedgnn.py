@@ -17,8 +17,8 @@ from flower_fgl.client_apps.keeping import card_of
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.decoupling.masks import flatten, unflatten
 from flower_fgl.errors import RunError
+from flower_fgl.flattening import flatten, unflatten
 from flower_fgl.methods import METHODS
 from flower_fgl.model_files import load_model, save_model
 from flower_fgl.protocols.adpfedgnn import SharedWeights

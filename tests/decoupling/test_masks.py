@@ -6,17 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl.decoupling.masks import (
-    flatten,
     global_mask,
     local_mask,
     masked_mean,
     pack_bits,
     per_tensor,
     personalise,
-    unflatten,
     unpack_bits,
 )
 from flower_fgl.errors import PayloadError
+from flower_fgl.flattening import flatten, unflatten
 
 SHAPES = {"weight": (4, 5), "bias": (4,)}
 

@@ -8,12 +8,12 @@ import torch
 from flower_fgl import simulate
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
+from flower_fgl.flattening import flatten, unflatten
 from flower_fgl.local_engine import run_config_of
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedsem import FedSEM, mean_of_members, nearest_centers
-from flower_fgl.strategies.flattening import flatten, unflatten
 from tests.strategies.clients import federation_of
 
 

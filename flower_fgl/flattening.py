@@ -1,4 +1,4 @@
-"""Models as vectors, for server halves that measure distances between them."""
+"""Models as vectors: for distances between them, and for masks over their weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     Returns
     -------
     Tensor of shape (P,)
+        Without gradient.
     """
-    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 
 def unflatten(vector: Tensor, shapes: Shapes) -> dict[str, Tensor]:
