@@ -324,12 +324,17 @@ def report(
     against: Annotated[
         str, typer.Option(help="Mark what is significantly better than this method.")
     ] = "",
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder for the pictures, each an SVG file.")
+    ] = None,
 ) -> None:
     """Draw a run, or compare several, as one HTML page."""
     from flower_fgl.report import write_report
     from flower_fgl.runs import Run
 
-    path = write_report([Run.load(folder) for folder in runs], out, against=against)
+    path = write_report(
+        [Run.load(folder) for folder in runs], out, against=against, pictures=pictures
+    )
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 
 

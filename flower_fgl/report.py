@@ -7,10 +7,11 @@ failed is shown as far as it got, and says so on top.
 
 from __future__ import annotations
 
+import base64
 import json
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from flower_fgl.report_numbers import (
     own_columns_of,
     score_rows,
 )
-from flower_fgl.report_pictures import draw_run, draw_runs
+from flower_fgl.report_pictures import draw_run, draw_runs, draw_sweeps
 from flower_fgl.report_seeds import mark_better, over_seeds
+from flower_fgl.report_sweeps import SWEEP_METRICS, Sweep, find_sweeps
 from flower_fgl.run_files import flatten, replace_file
 from flower_fgl.runs import Run
 
@@ -41,7 +43,11 @@ NBSP = "\u00a0"
 
 
 def write_report(
-    runs: Sequence[Run], out: Path | None = None, *, against: str = ""
+    runs: Sequence[Run],
+    out: Path | None = None,
+    *,
+    against: str = "",
+    pictures: Path | None = None,
 ) -> Path:
     """Write the report of one run, or a page that compares several.
 
@@ -55,6 +61,8 @@ def write_report(
     against : str
         A method; in the table over seeds a mark says whose test accuracy is
         significantly above its.
+    pictures : Path or None
+        A folder to write every picture of the page into as well, as SVG files.
 
     Returns
     -------
@@ -64,7 +72,7 @@ def write_report(
     Raises
     ------
     RunError
-        If there is no run, the file cannot be written, this copy of the package has no
+        If there is no run, a file cannot be written, this copy of the package has no
         template, or ``against`` has no runs over several seeds, or of several settings.
     """
     if not runs:
@@ -107,7 +115,20 @@ def write_report(
         **context,
     )
     replace_file(path, page.encode(errors="replace"))
+    if pictures is not None:
+        _keep_pictures(context["pictures"], pictures)
     return path
+
+
+def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
+    """Write the pictures of a page, which are data URIs, into files of their own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot write pictures into {folder}: {error}.") from error
+    for name, image in images.items():
+        content = base64.b64decode(image.partition(",")[2])
+        replace_file(folder / f"{name}.svg", content)
 
 
 def percent(value: float | None) -> str:
@@ -149,6 +170,7 @@ def _one(run: Run) -> dict[str, Any]:
         "scores": score_rows(run),
         "held": held,
         "groups": [],
+        "sweeps": [],
         "differing": [],
         "dropped": dropped_replies(run),
         "settings": [
@@ -165,14 +187,16 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     flat = [{k: _shown(v) for k, v in flatten(run.config)} for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     table = [(key, [config.get(key, "–") for config in flat]) for key in keys]
+    sweeps = find_sweeps(runs)
     differing = [(key, values) for key, values in table if len(set(values)) > 1]
     return {
         "title": f"{len(runs)} runs compared",
         "labels": labels,
-        "pictures": draw_runs(runs, labels),
+        "pictures": draw_runs(runs, labels) | draw_sweeps(sweeps),
         "scores": [],
         "held": [],
         "groups": over_seeds(runs),
+        "sweeps": [(sweep, _sweep_rows(sweep)) for sweep in sweeps],
         "dropped": [
             {**entry, "run": label}
             for run, label in zip(runs, labels, strict=True)
@@ -186,6 +210,20 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
         ],
         "commands": [_command(run) for run in runs],
     }
+
+
+def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
+    """Write the lines of a sweep as table rows: test accuracy and macro-F1."""
+    return [
+        (
+            line.label,
+            [
+                " / ".join(line.show(value, metric) for metric in SWEEP_METRICS)
+                for value in sweep.values
+            ],
+        )
+        for line in sweep.lines
+    ]
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from flower_fgl.metrics import SETTING_COLUMNS
@@ -19,6 +20,7 @@ __all__ = [
     "own_columns_of",
     "scope_of",
     "score_rows",
+    "tell_apart",
     "test_accuracy",
 ]
 
@@ -26,6 +28,37 @@ __all__ = [
 def about(run: Run) -> str:
     """Name a run by its method and data set."""
     return f"{run.summary['method']} on {run.summary['dataset']}"
+
+
+def tell_apart(
+    configs: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
+) -> list[str]:
+    """Name runs by their methods, and by what differs among those of one method.
+
+    Parameters
+    ----------
+    configs : sequence of mapping of str to str, bool, int or float
+        Flat settings of each run, without those that do not matter.
+    but : collection of str
+        Settings that are not named.
+
+    Returns
+    -------
+    list of str
+        As ``adpfedgnn · rl=false``, in the same order.
+    """
+    names = []
+    for config in configs:
+        method = str(config["method"])
+        same = [other for other in configs if other["method"] == method]
+        own = [
+            f"{key.removeprefix(f'{method}.')}="
+            f"{value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in config.items()
+            if key not in but and any(other.get(key) != value for other in same)
+        ]
+        names.append(" · ".join([method, *own]))
+    return names
 
 
 def item_kind(runs: Sequence[Run]) -> str:

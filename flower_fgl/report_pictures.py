@@ -16,9 +16,10 @@ from flower_fgl.report_numbers import (
     scope_of,
     test_accuracy,
 )
+from flower_fgl.report_sweeps import Sweep
 from flower_fgl.runs import Run
 
-__all__ = ["draw_run", "draw_runs"]
+__all__ = ["draw_run", "draw_runs", "draw_sweeps"]
 
 NAN = float("nan")
 
@@ -80,6 +81,39 @@ def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
         pooled = [test_accuracy(run) for run in runs]
         pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
     return pictures | _costs(runs, labels)
+
+
+def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
+    """Draw test accuracy and macro-F1 by the value of each setting that was tried.
+
+    Parameters
+    ----------
+    sweeps : sequence of Sweep
+        May be empty.
+
+    Returns
+    -------
+    dict of str to str
+        Images as data URIs, by ``setting-<key>``.
+    """
+    titles = {"Test accuracy": "accuracy", "Test macro-F1": "macro_f1"}
+    pictures = {}
+    for sweep in sweeps:
+        values = sweep.values
+        panels = {
+            title: [
+                (
+                    line.label,
+                    [_number(line.mean(value, metric)) for value in values],
+                    [line.deviation(value, metric) for value in values],
+                )
+                for line in sweep.lines
+            ]
+            for title, metric in titles.items()
+        }
+        figure = plots.by_value(values, panels, xlabel=sweep.key)
+        pictures[f"setting-{sweep.key}"] = _picture(figure)
+    return pictures
 
 
 def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flower_fgl.comparing import is_better
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import METRICS, SETTING_COLUMNS
-from flower_fgl.report_numbers import about, test_accuracy
+from flower_fgl.report_numbers import about, tell_apart, test_accuracy
 from flower_fgl.run_files import flatten
 from flower_fgl.runs import Run
 
@@ -18,11 +18,21 @@ __all__ = ["mark_better", "over_seeds"]
 
 PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
 """Settings in which runs that are averaged over seeds may differ."""
+KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
+    "": lambda run: run.best,
+    ", aggregated model": lambda run: run.summary.get("global", {}).get("best"),
+    ", after fine-tuning": lambda run: run.summary.get("finetuned"),
+}
+"""What of a run is averaged, by how its row is called."""
 
 
 def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Average completed runs that differ in their seeds only."""
+    """Average completed runs that differ in their seeds only.
+
+    Runs that scored the aggregated model as well, or were fine-tuned, have a row for each.
+    """
     groups: dict[str, list[Run]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for run in runs:
         if run.status == "completed" and test_accuracy(run) is not None:
             config = {k: v for k, v in flatten(run.config) if k not in PER_RUN}
@@ -30,26 +40,32 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 [about(run), run.summary["clients"], sorted(config.items())]
             )
             groups.setdefault(key, []).append(run)
+            configs[key] = {"method": run.summary["method"], **config}
+    several = {key: group for key, group in groups.items() if len(group) > 1}
+    labels = tell_apart([configs[key] for key in several], but={"dataset", "clients"})
     return [
         {
-            "name": about(group[0]),
+            "name": f"{label} on {group[0].summary['dataset']}{kind}",
             "runs": group,
+            "kind": kind,
             "is_better": False,
             "clients": group[0].summary["clients"],
             "seeds": ", ".join(str(run.summary["seed"]) for run in group),
             **{
-                f"{column}_{metric}": _mean_std(group, column, metric)
+                f"{column}_{metric}": _mean_std(entries, column, metric)
                 for column in ("val", "test", *SETTING_COLUMNS)
-                for metric in METRICS
+                for metric in (*METRICS, "auroc")
             },
         }
-        for group in groups.values()
-        if len(group) > 1
+        for label, group in zip(labels, several.values(), strict=True)
+        for kind, entry_of in KINDS.items()
+        if any(entries := [entry_of(run) or {} for run in group])
     ]
 
 
 def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
     """Mark averaged runs that are significantly better than a method's."""
+    groups = [group for group in groups if not group["kind"]]
     bases = [g for g in groups if g["runs"][0].summary["method"] == against]
     places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
     if not bases or any(places.count(place) > 1 for place in places):
@@ -62,8 +78,10 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
         group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
 
 
-def _mean_std(group: Sequence[Run], column: str, metric: str) -> str:
-    values = [(run.best or {}).get(column, {}).get(metric) for run in group]
+def _mean_std(
+    entries: Sequence[Mapping[str, Mapping[str, float]]], column: str, metric: str
+) -> str:
+    values = [entry.get(column, {}).get(metric) for entry in entries]
     known = [100 * value for value in values if value is not None]
     if len(known) < 2:
         return "–"

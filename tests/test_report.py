@@ -20,6 +20,7 @@ from flower_fgl import plots, report
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores, pool, summarise
 from flower_fgl.report import percent, show_bytes, show_seconds, write_report
+from flower_fgl.report_sweeps import find_sweeps
 from flower_fgl.run_writer import RunWriter
 from flower_fgl.runs import Run
 
@@ -368,6 +369,20 @@ def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_an_aggregated_and_a_fine_tuned_model_have_rows_of_their_own(
+    tmp_path: Path,
+) -> None:
+    runs = [make(tmp_path / f"{seed}", seed=seed) for seed in (0, 1)]
+    for run, accuracy in zip(runs, (0.5, 0.7), strict=True):
+        entry = {"test": {"accuracy": accuracy}}
+        run.summary["global"] = {"best": entry}
+        run.summary["finetuned"] = {"test": {"accuracy": accuracy / 2}}
+    words = Page(write_report(runs, None, against="fedavg")).words()
+    assert "fedavg on cora, aggregated model 3 0, 1 – 60.0 ± 14.1 – –" in words
+    assert "fedavg on cora, after fine-tuning 3 0, 1 – 30.0 ± 7.1 – –" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) -> None:
     values = {"fedavg": (0.4, 0.42, 0.41), "fedprox": (0.8, 0.81, 0.82)}
     values["local"] = (0.3, 0.9, 0.4)
@@ -611,3 +626,58 @@ def test_units_of_bytes_fit_the_largest(
     number: float, expected: tuple[float, str]
 ) -> None:
     assert plots.scale_bytes(number) == expected
+
+
+# ------------------------------------------------------------- settings at several values
+@pytest.mark.usefixtures("no_pictures")
+def test_a_setting_tried_at_several_values_has_a_table(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{lr}-{seed}", seed=seed, val=(score,), settings={"lr": lr})
+        for lr, seed, score in ((1.0, 0, 0.8), (1.0, 1, 0.72), (0.5, 0, 0.4))
+    ]
+    runs.append(make(tmp_path / "bad", status="failed", settings={"lr": 2.0}))
+    runs.append(make(tmp_path / "alone", method="local", settings={"lr": 3.0}))
+    words = Page(write_report(runs, None)).words()
+    assert "By lr" in words
+    # pooled test accuracy is 5/8 of the first client's, macro-F1 a half of it
+    assert "runs 0.5 1 fedavg 25.0 / 20.0 47.5 ± 3.5 / 38.0 ± 2.8 Convergence" in words
+
+
+def test_lines_of_a_sweep_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{lr}-{rl}", settings={"lr": lr, "fedavg": {"rl": rl}})
+        for lr in (1.0, 0.5)
+        for rl in (True, False)
+    ]
+    (sweep,) = find_sweeps(runs)
+    assert sweep.key == "lr"
+    assert sweep.values == [0.5, 1.0]
+    assert [line.label for line in sweep.lines] == [
+        "fedavg · rl=true",
+        "fedavg · rl=false",
+    ]
+    assert find_sweeps(runs[:2]) == []  # of one value each
+
+
+def test_the_pictures_of_a_report_can_be_had_as_files(tmp_path: Path) -> None:
+    runs = [make(tmp_path / f"{lr}", settings={"lr": lr}) for lr in (1.0, 0.5)]
+    folder = tmp_path / "new" / "pictures"
+    write_report(runs, tmp_path, pictures=folder)
+    assert {path.stem for path in folder.glob("*.svg")} >= {"setting-lr", "convergence"}
+    for path in folder.iterdir():
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    taken = tmp_path / "file"
+    taken.write_text("")
+    with pytest.raises(RunError, match="Cannot write pictures into"):
+        write_report(runs, tmp_path, pictures=taken)
+
+
+def test_scores_by_value_have_a_point_for_each_and_leave_out_what_is_missing() -> None:
+    nan = math.nan
+    panels = {"Test accuracy": [("a", [0.5, nan, 0.6], [0.1, 0.0, 0.0])]}
+    figure = plots.by_value([2, 5, 20], panels, xlabel="k")
+    (panel,) = figure.axes
+    assert [t.get_text() for t in panel.get_xticklabels()] == ["2", "5", "20"]
+    drawn = np.asarray(panel.lines[0].get_ydata(), dtype=float)
+    np.testing.assert_array_equal(drawn, [0.5, nan, 0.6])
+    assert panel.get_xlabel() == "k"

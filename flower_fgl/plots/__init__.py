@@ -8,12 +8,14 @@ from flower_fgl.plots.clouds import Cloud, node_clouds
 from flower_fgl.plots.costs import scale_bytes, stacked_bars
 from flower_fgl.plots.rounds import Curve, by_round, column_curves, convergence
 from flower_fgl.plots.style import PALETTE, to_svg
+from flower_fgl.plots.sweeps import by_value
 
 __all__ = [
     "PALETTE",
     "Cloud",
     "Curve",
     "by_round",
+    "by_value",
     "client_bars",
     "client_spread",
     "column_curves",
