@@ -32,7 +32,8 @@ class Newcomers:
     Parameters
     ----------
     refused : set of int
-        Node ids that take no part in this run.
+        Node ids that take no part in this run, as long as they are there: a SuperNode
+        with a key that was started anew has the same one, and is asked again.
     waiting : dict of int to (int, Description)
         Nodes that say they are a client whose former node still answers: its
         partition-id and what they said. They take over when it fails.
@@ -53,6 +54,7 @@ class Newcomers:
             The round to come.
         """
         federation, present = strategy.federation, set(strategy._grid.get_node_ids())
+        self.refused &= present
         known = {*federation.nodes.values(), *self.refused, *self.waiting}
         new = sorted(present - known)
         if new:

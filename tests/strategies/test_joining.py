@@ -156,6 +156,27 @@ def test_an_owner_that_mended_its_file_joins(tmp_path: Path) -> None:
     assert [one["name"] for one in run.summary["refused"]] == ["a-hospital"]
 
 
+def test_a_refused_owner_with_a_key_is_asked_again_when_it_was_away(
+    tmp_path: Path,
+) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+    broken = {**late, "graph": str(tmp_path / "graphs" / "broken.npz")}
+    Path(broken["graph"]).write_bytes(b"PK")
+    away: list[Any] = []
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            node = node_of(grid, 2)
+            away.append((node, grid.kill(node)))
+        if number == 2:
+            node, context = away.pop()
+            context.node_config = late
+            grid.contexts[node] = context
+
+    run = run_with(tmp_path / "run", after, [*nodes, broken], **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 2, 3, 3]
+
+
 def test_a_client_that_joined_late_is_taken_back_as_well(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
