@@ -338,11 +338,12 @@ class Checkpoints:
         (folder / SERVER).write_bytes(safetensors.torch.save(tensors))
         if self.states is not None:
             self.states.save_states(self.run_id, folder / CLIENTS)
+        number = self.config.clients or clients[0]["num_partitions"]
         content = {
             "round": server_round,
             "engine": self.engine,
             "run_id": self.run_id,
-            "config": self.config.flat() | {"clients": len(clients)},
+            "config": self.config.flat() | {"clients": number},
             "versions": _versions(),
             "clients": clients,
             "values": snapshot.values,

@@ -66,6 +66,9 @@ class Method:
         Whether it also classifies whole graphs (``setting = "graph"``).
     additive : bool
         Whether sums of the uploads are all it needs (``secure-aggregation = true``).
+    takes_late_clients : bool
+        Whether a client may join while the run is under way (``min-clients``): not where
+        an exchange before round 1 gives every client what it needs.
     """
 
     paper: str
@@ -80,6 +83,7 @@ class Method:
     is_one_shot: bool = False
     graphs: bool = True
     additive: bool = False
+    takes_late_clients: bool = True
 
     def load_strategy(self) -> type[FglStrategy]:
         """Import the server half."""
@@ -179,6 +183,7 @@ METHODS: dict[str, Method] = {
         },
         has_global_model=False,
         graphs=False,
+        takes_late_clients=False,
     ),
     "fedntd": Method(
         paper="Lee et al., NeurIPS 2022",
@@ -266,6 +271,7 @@ METHODS: dict[str, Method] = {
         payload="4P up, 4P down; before, T times 4Q(q+1)+4Mp+M up, 4Q(q+1)+q(4Mp+M) down",
         defaults={"model": "graphsage"},
         graphs=False,
+        takes_late_clients=False,
     ),
     "fedsem": Method(
         paper="Long et al., World Wide Web 2023",
@@ -330,6 +336,7 @@ METHODS: dict[str, Method] = {
         is_one_shot=True,
         graphs=False,
         additive=True,
+        takes_late_clients=False,
     ),
     "pfedfsl": Method(
         paper="Zhao et al., IEEE TNNLS 2024",

@@ -159,7 +159,7 @@ def _one(run: Run) -> dict[str, Any]:
         (
             {**row, "test": accuracy.get(row["partition_id"])}
             for row in run.clients
-            if row["round"] == 0
+            if "num_train" in row  # what it holds, of the round it joined in
         ),
         key=lambda row: int(row["partition_id"]),
     )

@@ -44,7 +44,7 @@ def draw_run(run: Run) -> dict[str, str]:
             list(accuracy), values, test_accuracy(run), items=item_kind([run])
         )
         pictures["clients"] = _picture(figure)
-    counted = [r for r in run.clients if r["round"] == 0 and r.get("class_counts")]
+    counted = [r for r in run.clients if r.get("class_counts")]
     if counted:
         counted.sort(key=lambda row: int(row["partition_id"]))
         counts = [row["class_counts"] for row in counted]

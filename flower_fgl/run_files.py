@@ -3,8 +3,8 @@
 =================  ==================================================================
 ``config.toml``    every setting, resolved, with where its value came from
 ``rounds.jsonl``   one line per round: metrics, seconds, bytes, replies, failures
-``clients.jsonl``  one line per client (round 0: what it holds), then per round and
-                   client
+``clients.jsonl``  one line per client (round 0, or that in which it joined: what it
+                   holds), then per round and client
 ``releases.jsonl`` with ``upload-noise``: who was asked for an upload and when, also in
                    rounds that a resumed run repeats
 ``summary.json``   the result; there from the start, with status ``running``

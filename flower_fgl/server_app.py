@@ -45,9 +45,10 @@ class _Recorder:
         self.rounds: list[Mapping[str, Any]] = []
 
     def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client; the first ones tell how many there are."""
-        if rows and rows[0]["round"] == 0 and not self.config.clients:
-            settings = self.config.flat() | {"clients": len(rows)}
+        """Add one line per client; the first one tells how many there may be."""
+        number = rows[0].get("num_partitions") if rows else None
+        if number and not self.config.clients:
+            settings = self.config.flat() | {"clients": number}
             self.writer.write_settings(settings, self.config.sources)
         self.writer.append_clients(rows)
 

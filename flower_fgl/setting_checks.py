@@ -86,13 +86,15 @@ def check_settings(
         cuts one graph, or any sparsity; in ``closed-set`` or ``open-set``, for a
         partition other than METIS, or any sparsity; in ``few-shot``, for too many
         shots, a split, or ``label-sparsity``; with ``secure-aggregation``, for fewer
-        than three clients a round.
+        than three clients a round; with ``min-clients``, for more than ``clients``, fewer
+        than ``min-replies``, or ``secure-aggregation``.
     """
     _check_method(settings, method)
     _check_graphs(settings, method, methods)
     _check_unseen(settings)
     _check_few_shot(settings)
     _check_secure(settings, method, methods)
+    _check_late(settings, method, methods)
 
 
 def _check_method(settings: GeneralSettings, method: Any) -> None:
@@ -163,6 +165,35 @@ def _check_secure(
             "no secret, and of two each knows the other's part. clients = "
             f"{settings.clients} and participation = {settings.participation:g} give "
             f"{asked}."
+        )
+
+
+def _check_late(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Refuse clients that join later where all must be there from the start."""
+    least = settings.min_clients
+    if not least:
+        return
+    if not method.takes_late_clients:
+        able = sorted(name for name, row in methods.items() if row.takes_late_clients)
+        raise ConfigError(
+            f"{settings.method} needs all clients before round 1: min-clients = {least} is "
+            f"not possible. These methods let clients join later: {', '.join(able)}."
+        )
+    if settings.secure_aggregation:
+        raise ConfigError(
+            "With secure-aggregation all clients exchange keys before round 1: "
+            f"min-clients = {least} is not possible. Leave one of the two out."
+        )
+    if settings.clients and least > settings.clients:
+        raise ConfigError(
+            f"min-clients must be at most clients = {settings.clients}, got {least}."
+        )
+    if settings.min_replies > least:
+        raise ConfigError(
+            f"With min-clients = {least} rounds of so many clients would fail, since "
+            f"min-replies = {settings.min_replies}. Set min-replies to {least} or less."
         )
 
 

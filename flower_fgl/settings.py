@@ -84,6 +84,12 @@ class GeneralSettings:
     clients: int = option(
         0, "clients to wait for; 0: as many as the federation has partitions", ge=0
     )
+    min_clients: int = option(
+        0,
+        "clients with which the run begins when join-timeout is over, while the others "
+        "may join between two rounds; 0: all of them must be there",
+        ge=0,
+    )
     data_dir: str = option(
         "", "folder of raw data; empty: FLOWER_FGL_DATA, else the user's cache folder"
     )

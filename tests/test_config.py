@@ -89,6 +89,17 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
         ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
+        ({"clients": 3, "min-clients": 4}, ["min-clients", "clients = 3", "got 4"]),
+        ({"min-clients": -1}, ["min-clients", ">= 0"]),
+        ({"min-clients": 2, "min-replies": 3}, ["min-replies = 3", "to 2 or less"]),
+        (
+            {"min-clients": 3, "secure-aggregation": True},
+            ["secure-aggregation", "min-clients = 3", "Leave one"],
+        ),
+        (
+            {"method": "fedsage+", "min-clients": 2},
+            ["fedsage+", "min-clients = 2", "join later: adpfedgnn, "],
+        ),
         ({"synthetic.homophily": 2.0}, ["synthetic.homophily", "<= 1"]),
         (
             {"setting": "closed-set", "partition": "louvain"},

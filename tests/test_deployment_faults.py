@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from flower_fgl import Run, simulate
+from flower_fgl.datasets.files import save_client_graph
+from flower_fgl.local_engine import run_config_of
 
 from .conftest import SMALL
 from .flower_deployment import deployment
+from .owners import owner_graphs
 from .test_run import numbers
 
 FAULTY = '''
@@ -144,3 +147,33 @@ def test_a_superlink_that_was_restarted_takes_the_run_up_from_its_checkpoint(
         assert status == "finished:completed", stage.logs()
         assert stage.wait_for_end(run_id, 120) == "finished:failed"
     assert numbers(Run.load(folder)) == numbers(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_owner_that_comes_late_joins_and_trains(tmp_path: Path) -> None:
+    folder, rounds = tmp_path / "deployed", 5
+    (tmp_path / "graphs").mkdir()
+    nodes = []
+    for name, graph in zip(("b", "c", "a-late"), owner_graphs(), strict=True):
+        save_client_graph(tmp_path / "graphs" / f"{name}.npz", graph)
+        place = f'model-dir="{tmp_path}/models-{name}"'
+        nodes.append(f'graph="{tmp_path}/graphs/{name}.npz" {place}')
+    settings = {**SMALL, "rounds": rounds, "min_clients": 2, "join_timeout": 12.0}
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=3, seed=0, settings=settings
+    )
+    with deployment(tmp_path / "stage", nodes[:2]) as stage:
+        run_id = stage.submit({**values, "run-dir": str(folder)})
+        stage.wait_for_round(folder, 1)
+        stage.start_node(nodes[2])
+        assert stage.wait_for_end(run_id) == "finished:completed", stage.logs()
+    run = Run.load(folder)
+    (late,) = (row for row in run.clients if row["round"] and "num_train" in row)
+    first = late["round"]
+    assert (late["name"], late["partition_id"]) == ("a-late", 2)
+    assert [r["replies"] for r in run.rounds] == [2] * (first - 1) + [3] * (
+        rounds + 1 - first
+    )
+    assert not any(row["failures"] for row in run.rounds)
+    assert list((tmp_path / "models-a-late").glob("*-a-late/model.safetensors"))

@@ -117,6 +117,17 @@ def test_owners_may_sum_in_secret(nodes: list[dict[str, Any]], tmp_path: Path) -
         assert other["failures"] == []
 
 
+def test_numbers_of_owners_that_are_refused_stay_free(tmp_path: Path) -> None:
+    nodes = [
+        {**node, "partition-id": i, "num-partitions": 3}
+        for i, node in enumerate(saved(tmp_path / "graphs", owner_graphs()))
+    ]
+    Path(nodes[1]["graph"]).write_bytes(b"PK")
+    # its downloads have a place for every number
+    run = run_owners(nodes, tmp_path / "run", method="fggp")
+    assert [row["replies"] for row in run.rounds] == [2, 2]
+
+
 def test_an_owner_that_does_not_fit_is_refused_by_name(
     nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,6 +20,7 @@ from flower_fgl.strategies.best_model import BestModel, describe_model
 from flower_fgl.strategies.checkpoint import (
     describe_clients,
     pack_strategy,
+    read_clients,
     resume_strategy,
 )
 from flower_fgl.strategies.exchanges import ClientExchanges
@@ -212,17 +213,18 @@ class FglStrategy(ClientExchanges):
                 "builds its own model, and the settings say the rest."
             )
         self._grid = grid
+        resumed = None
         if self.checkpoints is not None:
             self.checkpoints.restore_states()  # before clients add new keys to them
-        self.federation = discover(grid, self.config)
-        # who was asked before round 1 and is no client is not asked again
-        clients = set(self.federation.nodes.values())
-        self._newcomers.refused |= set(grid.get_node_ids()) - clients
+            resumed = self.checkpoints.resumed
+        before = read_clients(resumed) if resumed and self.config.min_clients else None
+        self.federation = discover(grid, self.config, before)
+        self._newcomers.refused |= self.federation.turned_away  # not asked again
         if self.config.secure_aggregation:
             self.secure = SecureExchanges(self)
         self.summary()
         if self.recorder is not None and not self.is_resumed:
-            self.recorder.append_clients(client_lines(self.federation))
+            self.recorder.append_clients(client_lines(self.federation.clients.values()))
         self.prepare()
         result = Result()
         done = self._resume(result)
@@ -272,7 +274,7 @@ class FglStrategy(ClientExchanges):
         RunError
             After three failed rounds in a row.
         """
-        self._newcomers.welcome(self)
+        self._newcomers.welcome(self, server_round)
         is_due = is_last or server_round % self.config.evaluate_every == 0
         is_scored = is_due or self._owes_scores
         self._round = RoundLog(server_round, is_scored=is_scored)

@@ -14,6 +14,7 @@ from flwr.serverapp.strategy import Result
 from flower_fgl.checkpoints import Checkpoint, Snapshot
 from flower_fgl.errors import RunError
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
+from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.best_model import BestModel
 from flower_fgl.strategies.exchange import send_receive
 from flower_fgl.strategies.federation import Federation
@@ -21,7 +22,12 @@ from flower_fgl.strategies.federation import Federation
 if TYPE_CHECKING:
     from flower_fgl.strategies.base import FglStrategy
 
-__all__ = ["describe_clients", "pack_strategy", "resume_strategy"]
+__all__ = [
+    "describe_clients",
+    "pack_strategy",
+    "read_clients",
+    "resume_strategy",
+]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +45,18 @@ def describe_clients(federation: Federation) -> list[dict[str, Any]]:
         }
         for client in federation.clients.values()
     ]
+
+
+def read_clients(checkpoint: Checkpoint) -> dict[int, Description]:
+    """Return the clients that a checkpoint names, by partition-id."""
+    clients = {}
+    for about in checkpoint.clients:
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in about.items()
+        }
+        clients[int(values["partition_id"])] = Description(**values)
+    return clients
 
 
 def pack_strategy(strategy: FglStrategy, result: Result) -> Snapshot:

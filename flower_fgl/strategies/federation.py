@@ -1,26 +1,23 @@
 """Who takes part: the describe exchange before round 1, and what must agree.
 
 Clients that hold partitions of one data set must all be there and agree: anything else is
-an error. Of owners who bring their own graphs, one that does not fit is refused by name
-and the run goes on with the others.
+an error, but that with ``min-clients`` some may join later. Of owners who bring their own
+graphs, one that does not fit is refused by name and the run goes on with the others.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flower_fgl.config import RunConfig
-from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.errors import RunError
 from flower_fgl.nn import deal_models
-from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import Agreement, Description, Unfit
 from flower_fgl.strategies.agreement import (
     agree_classes,
@@ -28,12 +25,11 @@ from flower_fgl.strategies.agreement import (
     in_agreed_order,
     number_owners,
 )
-from flower_fgl.strategies.exchange import send_receive
+from flower_fgl.strategies.gathering import gather, gather_again
 
-__all__ = ["Federation", "client_lines", "describe_nodes", "discover"]
+__all__ = ["Federation", "called", "client_lines", "discover"]
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -48,16 +44,44 @@ class Federation:
         Flower's node id of each partition-id.
     refused : tuple of Unfit
         Owners that do not take part, and why.
+    turned_away : frozenset of int
+        Ids of nodes that were asked and are no clients.
     """
 
     clients: Mapping[int, Description]
     nodes: Mapping[int, int]
     refused: tuple[Unfit, ...] = ()
+    turned_away: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, described: Mapping[int, Description], **more: Any) -> Federation:
+        """Make one of descriptions by node id, their numbers settled."""
+        nodes = {client.partition_id: node for node, client in described.items()}
+        return cls(
+            {pid: described[nodes[pid]] for pid in sorted(nodes)},
+            {pid: nodes[pid] for pid in sorted(nodes)},
+            **more,
+        )
+
+    def joined_by(self, node: int, client: Description) -> Federation:
+        """Return the federation with one client more."""
+        described = {self.nodes[pid]: old for pid, old in self.clients.items()}
+        more = {"refused": self.refused, "turned_away": self.turned_away}
+        return Federation.of({**described, node: client}, **more)
+
+    def places(self, config: RunConfig) -> int:
+        """Return how many clients there may be."""
+        return config.clients or self.num_partitions
 
     @property
     def partitions(self) -> dict[int, int]:
         """Partition-id of each of Flower's node ids."""
         return {node: pid for pid, node in self.nodes.items()}
+
+    @property
+    def num_partitions(self) -> int:
+        """How many numbers there are for clients, whether all have a client or not."""
+        return next(iter(self.clients.values())).num_partitions
 
     @property
     def num_features(self) -> int:
@@ -97,7 +121,9 @@ class Federation:
         return [pid for pid, client in self.clients.items() if client.num_train > 0]
 
 
-def discover(grid: Grid, config: RunConfig) -> Federation:
+def discover(
+    grid: Grid, config: RunConfig, before: Mapping[int, Description] | None = None
+) -> Federation:
     """Wait for the clients, ask each to describe itself, and compare.
 
     Parameters
@@ -105,7 +131,10 @@ def discover(grid: Grid, config: RunConfig) -> Federation:
     grid : Grid
         Flower's grid.
     config : RunConfig
-        ``clients`` and ``join_timeout`` are read.
+        ``clients``, ``min_clients`` and ``join_timeout`` are read.
+    before : mapping of int to Description, optional
+        The clients of a run that goes on, by partition-id: these are waited for, and
+        keep their numbers.
 
     Returns
     -------
@@ -117,7 +146,29 @@ def discover(grid: Grid, config: RunConfig) -> Federation:
         If too few nodes connect, a node cannot describe itself, two nodes hold the same
         partition, or they disagree on features, classes or partition.
     """
-    described, refused = _gather(grid, config)
+    if before:
+        described, refused, asked = gather_again(grid, config, before)
+    else:
+        described, refused, asked = gather(grid, config)
+        described, refused = _compare(described, refused, config)
+    federation = Federation.of(
+        described, refused=refused, turned_away=frozenset(asked) - described.keys()
+    )
+    _agree(federation, "feature width", lambda d: d.num_features)
+    _agree(federation, "class names", lambda d: d.class_names)
+    _agree(federation, "partition", lambda d: d.partition_sha256)
+    _refuse_untrainable(federation, config)
+    if config.setting == "few-shot":
+        _tell_overlap(federation)
+    if config.min_clients:
+        _tell_missing(federation, config)
+    return federation
+
+
+def _compare(
+    described: dict[int, Description], refused: tuple[Unfit, ...], config: RunConfig
+) -> tuple[dict[int, Description], tuple[Unfit, ...]]:
+    """Settle all that owners must agree on; refuse a mixture, and twins."""
     owned = sum(d.is_owned for d in described.values())
     if 0 < owned < len(described):
         raise RunError(
@@ -129,83 +180,15 @@ def discover(grid: Grid, config: RunConfig) -> Federation:
     counts = Counter(d.partition_id for d in described.values())
     if len(counts) < len(described):
         _refuse_twins(counts)
-    nodes = {d.partition_id: node for node, d in described.items()}
-    federation = Federation(
-        {pid: described[nodes[pid]] for pid in sorted(nodes)},
-        {pid: nodes[pid] for pid in sorted(nodes)},
-        refused,
-    )
-    _agree(federation, "feature width", lambda d: d.num_features)
-    _agree(federation, "class names", lambda d: d.class_names)
-    _agree(federation, "partition", lambda d: d.partition_sha256)
-    _refuse_untrainable(federation, config)
-    if config.setting == "few-shot":
-        _tell_overlap(federation)
-    return federation
-
-
-def _gather(
-    grid: Grid, config: RunConfig
-) -> tuple[dict[int, Description], tuple[Unfit, ...]]:
-    """Ask every node that connects, until all are there that are expected.
-
-    An owner whose node fails without a word (it may have been restarted, and Flower still
-    lists the former one) is given until ``join-timeout`` to come back.
-    """
-    end = time.monotonic() + config.join_timeout
-    asked: dict[int, Description | Unfit | str] = {}
-    while True:
-        new = [node for node in grid.get_node_ids() if node not in asked]
-        asked |= describe_nodes(grid, new, config) if new else {}
-        described = {n: d for n, d in asked.items() if isinstance(d, Description)}
-        unfit = tuple(u for u in asked.values() if isinstance(u, Unfit))
-        lost = [reason for reason in asked.values() if isinstance(reason, str)]
-        if lost and not (unfit or any(d.is_owned for d in described.values())):
-            text = "; ".join(f"{why} ({n} clients)" for why, n in Counter(lost).items())
-            raise RunError(f"Clients cannot take part: {text}")
-        told = len(described) + len(unfit)
-        expected = config.clients or _told_number(described)
-        if told > expected > 0:
-            raise RunError(
-                f"{told} nodes are connected, but clients = {expected}. Set "
-                "clients to their number, or to 0."
-            )
-        if told and told == expected:
-            break
-        if time.monotonic() > end:
-            if described and len(asked) >= expected:
-                unfit += tuple(Unfit("a node", reason) for reason in lost)
-                break
-            raise RunError(
-                f"Only {told} of {expected or 'any'} clients connected within "
-                f"{config.join_timeout:g} s. In a simulation set the number of "
-                'supernodes (--federation-config "num-supernodes='
-                f'{expected or 10}"); clients=0 takes as many as there are.'
-            )
-        time.sleep(POLL_SECONDS)
-    if not described:
-        text = "; ".join(f"{one.name}: {one.reason}" for one in unfit)
-        raise RunError(f"No client can take part. {text}")
-    return described, unfit
-
-
-def _told_number(described: Mapping[int, Description]) -> int:
-    """Return how many clients there are by their own word, 0 before anybody said so."""
-    number = max((d.num_partitions for d in described.values()), default=0)
-    if described and not number:
-        raise RunError(
-            "Owners bring their own graphs, so nobody but you knows how many there are: "
-            "set clients to the number of SuperNodes to wait for."
-        )
-    return number
+    return described, refused
 
 
 def _settle(
     described: Mapping[int, Description], unfit: tuple[Unfit, ...], config: RunConfig
 ) -> tuple[dict[int, Description], tuple[Unfit, ...]]:
     """Drop owners whose features do not fit, number the others, agree on classes."""
-    called = {node: _called(node, d) for node, d in described.items()}
-    width = agree_width({called[n]: d.num_features for n, d in described.items()})
+    names = {node: called(node, d) for node, d in described.items()}
+    width = agree_width({names[n]: d.num_features for n, d in described.items()})
     fit = {n: d for n, d in described.items() if d.num_features == width}
     unfit += tuple(
         Unfit(
@@ -217,14 +200,16 @@ def _settle(
     )
     for one in unfit:
         log.warning("Owner %s does not take part: %s", one.name, one.reason)
-    if len(fit) < config.min_replies:
+    least, key = max(
+        (config.min_replies, "min-replies"), (config.min_clients, "min-clients")
+    )
+    if len(fit) < least:
         text = "; ".join(f"{one.name}: {one.reason}" for one in unfit)
-        raise RunError(
-            f"{len(fit)} owners can take part, but min-replies = {config.min_replies}. "
-            f"{text}"
-        )
+        raise RunError(f"{len(fit)} owners can take part, but {key} = {least}. {text}")
     numbers = number_owners(fit)
     total = max(max(numbers.values()) + 1, *(d.num_partitions for d in fit.values()))
+    if config.min_clients:
+        total = max(total, config.clients)  # those who join later must have numbers
     models = deal_models(config.model, total)
     ordered = sorted(fit, key=lambda node: (numbers[node], node))
     class_names = agree_classes([fit[node].class_names for node in ordered])
@@ -238,57 +223,13 @@ def _settle(
         for node in ordered
     }
     for node in ordered:
-        log.info("Client %s is owner %s.", numbers[node], called[node])
+        log.info("Client %s is owner %s.", numbers[node], names[node])
     return settled, unfit
 
 
-def _called(node: int, description: Description) -> str:
+def called(node: int, description: Description) -> str:
     """Name an owner in a log, so that two of one name can be told apart."""
     return f'"{description.name}" (node {node})'
-
-
-def describe_nodes(
-    grid: Grid, nodes: list[int], config: RunConfig
-) -> dict[int, Description | Unfit | str]:
-    """Ask some nodes to describe themselves.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    nodes : list of int
-        Flower's node ids.
-    config : RunConfig
-        The larger of ``round_timeout`` and ``join_timeout`` is waited for.
-
-    Returns
-    -------
-    dict of int to Description, Unfit or str
-        By node id; text stands for the reason why one gave no usable answer.
-    """
-    messages = {
-        index: Message(
-            RecordDict(),
-            dst_node_id=node,
-            message_type=f"{MessageType.QUERY}.{DESCRIBE}",
-        )
-        for index, node in enumerate(nodes)
-    }
-    # the first message waits for worker processes to start and graphs to be loaded
-    timeout = max(config.round_timeout, config.join_timeout)
-    exchange = send_receive(
-        grid, messages, timeout=timeout, max_mb=config.max_message_mb
-    )
-    out: dict[int, Description | Unfit | str] = {
-        nodes[failure.partition_id]: failure.reason for failure in exchange.failures
-    }
-    for index, reply in exchange.replies.items():
-        kind = Unfit if Unfit.is_in(reply.content) else Description
-        try:
-            out[nodes[index]] = kind.from_record(reply.content)
-        except PayloadError as error:
-            out[nodes[index]] = f"A client's description is malformed: {error}"
-    return out
 
 
 def _refuse_twins(counts: Mapping[int, int]) -> None:
@@ -341,11 +282,39 @@ def _tell_overlap(federation: Federation) -> None:
         )
 
 
-def client_lines(federation: Federation) -> list[dict[str, Any]]:
-    """Return the lines of ``clients.jsonl`` that describe the clients, as round 0."""
+def _tell_missing(federation: Federation, config: RunConfig) -> None:
+    """Say how many clients may join while the run is under way."""
+    places, found = federation.places(config), len(federation.clients)
+    if found < places:
+        log.warning(
+            "%d of %d clients are there, which is enough (min-clients = %d). The %d that "
+            "are missing may join between two rounds.",
+            found,
+            places,
+            config.min_clients,
+            places - found,
+        )
+
+
+def client_lines(
+    clients: Iterable[Description], server_round: int = 0
+) -> list[dict[str, Any]]:
+    """Return the lines of ``clients.jsonl`` that describe clients.
+
+    Parameters
+    ----------
+    clients : iterable of Description
+        Who takes part.
+    server_round : int
+        The first round of clients that joined late, else 0.
+
+    Returns
+    -------
+    list of dict
+    """
     lines = []
-    for client in federation.clients.values():
+    for client in clients:
         about = asdict(client)
         del about["public_key"]  # new in every run, and of no use later
-        lines.append({"round": 0, **about, "trains": client.num_train > 0})
+        lines.append({"round": server_round, **about, "trains": client.num_train > 0})
     return lines

@@ -66,7 +66,7 @@ class FGGP(FedAvg):
         super().prepare()
         classes, width = self.federation.num_classes, self.config.hidden_channels
         self.table = (classes, 1, width)
-        clusters = no_prototypes((classes, len(self.federation.clients), width))
+        clusters = no_prototypes((classes, self.federation.num_partitions, width))
         self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
 
     def download(self, server_round: int, partition_id: int) -> ModelAndPrototypes:

@@ -50,22 +50,31 @@ def run_with(
     folder: Path,
     after: Callable[[Nodes, int], None],
     nodes: list[dict[str, Any]] | None = None,
+    *,
+    present: int = 3,
+    engine: str = "local",
     **settings: Any,
 ) -> Run:
-    """Run three clients, memory in Flower's contexts; call ``after`` behind each round."""
+    """Run three clients, memory in Flower's contexts; call ``after`` behind each round.
+
+    Only the first ``present`` of them are there from the start.
+    """
     settings = {**SMALL, "rounds": 4, "run_dir": str(folder), **settings}
     method = settings.pop("method", "fedproto")
+    clients = settings.pop("clients", 3)
     values = run_config_of(
-        method=method, dataset="synthetic", clients=3, seed=0, settings=settings
+        method=method, dataset="synthetic", clients=clients, seed=0, settings=settings
     )
     with task_identity(9):
         grid = Nodes(DispatchingClientApp(Workplace()), 3, values, 9)
         for context, node in zip(grid.contexts.values(), nodes or [], strict=False):
             context.node_config = {"model-dir": str(folder.parent / "models"), **node}
+        for late in list(grid.contexts)[present:]:
+            grid.kill(late)
         run_server(
             grid,
             values,
-            engine="local",
+            engine=engine,
             on_round=lambda row: after(grid, row["round"]),
         )
     return Run.load(folder)
