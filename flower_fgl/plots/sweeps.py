@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from flower_fgl.plots.style import add_legend, dress, look_of, new_figure
+from flower_fgl.plots.style import PALETTE, add_legend, dress, look_of, new_figure
 
 __all__ = ["by_value"]
+
+MARKERS = "os^D"
+"""Lines of one colour differ in these."""
 
 
 def by_value(
@@ -42,19 +45,19 @@ def by_value(
     for panel, (title, scores) in zip(drawn, panels.items(), strict=True):
         dress(panel, xlabel=xlabel, title=title)
         panel.set_xticks(range(len(values)), labels=[f"{value:g}" for value in values])
-        panel.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+        panel.yaxis.set_major_formatter(PercentFormatter(1))
         lines = [
             panel.errorbar(
                 range(len(values)),
                 means,
                 yerr=deviations,
-                marker="o",
+                marker=MARKERS[number // len(PALETTE) % len(MARKERS)],
                 markersize=3.5,
                 linewidth=1.6,
                 elinewidth=0.9,
                 capsize=2,
                 **look_of(number),
-            )
+            ).lines[0]
             for number, (_, means, deviations) in enumerate(scores)
         ]
     add_legend(figure, lines, names, "outside lower center", columns)
