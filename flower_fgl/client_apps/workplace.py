@@ -10,7 +10,11 @@ import torch
 from flwr.app import Context, Message, MessageType
 
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.client_data import DataCache, open_client_data
+from flower_fgl.client_apps.client_data import (
+    DataCache,
+    file_stamps,
+    open_client_data,
+)
 from flower_fgl.client_apps.describing import agreed_place, read_agreement
 from flower_fgl.client_apps.state import (
     ContextStates,
@@ -112,6 +116,7 @@ class Workplace:
             str(device),
             tuple(sorted(context.node_config.items())),
             agreement,
+            file_stamps(context.node_config),
         )
         data = self.graphs.get(
             key, lambda: open_client_data(config, context, device, agreement)
