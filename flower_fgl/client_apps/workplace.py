@@ -25,6 +25,7 @@ from flower_fgl.client_apps.state import (
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.state_files import state_folder
 
 __all__ = ["Workplace", "choose_device"]
 
@@ -69,9 +70,7 @@ class Workplace:
                 f"The node config's state-dir must be an absolute path, got {own!r}. "
                 "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."
             )
-        folder = str(
-            own or ("" if "graph" in context.node_config else config.state_dir)
-        )
+        folder = state_folder(context.node_config, config.state_dir)
         if not folder:
             return ContextStates()
         return FileStates(Path(folder), keep_every=config.checkpoint_every)
