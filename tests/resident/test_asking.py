@@ -106,13 +106,18 @@ def test_workers_give_the_numbers_of_one_process_though_they_are_killed(
     assert seen[1] == seen[-1]
 
 
-def asked(kind: str, node: dict[str, Any], values: dict[str, Any]) -> Any:
+def asked(
+    kind: str,
+    node: dict[str, Any],
+    values: dict[str, Any],
+    app: DispatchingClientApp | None = None,
+) -> Any:
     """Return a reply's description, or the error."""
     context = Context(1, 1, node, RecordDict(), values)
     with task_identity(1):
         message = Message(RecordDict(), 1, kind)
     try:
-        reply = DispatchingClientApp()(message, context)
+        reply = (app or DispatchingClientApp())(message, context)
     except Exception as error:
         return error
     return dict(reply.content.config_records[INFO])
@@ -134,6 +139,16 @@ def test_replies_and_errors_are_those_of_a_message_handled_here(home: Home) -> N
         assert str(here) == str(there)
         assert not hasattr(here, "__notes__")
         assert "Traceback" in there.__notes__[0]
+    assert home.workers() == [worker]
+
+    class Changing(DispatchingClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            reply = super().__call__(message, context)
+            reply.content[INFO] = ConfigRecord({"changed": os.getpid()})
+            return reply
+
+    changed = asked("query.describe", by_worker, values, Changing())
+    assert changed == {"changed": os.getpid()}
     assert home.workers() == [worker]
 
 
