@@ -85,7 +85,8 @@ class FaultyStage(Rehearsal):
         kept = self.home / "owners" / owner
         node = (
             f'graph="{graph}" state-dir="{kept / "state"}" '
-            f'model-dir="{kept / "models"}" fault-file="{self.fault_file(owner)}"'
+            f'model-dir="{kept / "models"}" fault-file="{self.fault_file(owner)}" '
+            f"worker-idle={self.worker_idle}"
         )
         self.start(
             f"{owner}-{len(self.processes)}", kept,

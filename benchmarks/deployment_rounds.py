@@ -2,6 +2,7 @@
 
     python benchmarks/deployment_rounds.py FOLDER                 # Cora, METIS, 3 owners
     python benchmarks/deployment_rounds.py FOLDER --rounds 3 --rows plain
+    python benchmarks/deployment_rounds.py FOLDER --worker-idle 0 # a process a message
 
 Three SuperNodes on a SuperLink train with FedAvg, each on its owner's graph file; one
 exchange a round, with evaluation. The scores must be those of the same clients in one
@@ -24,9 +25,11 @@ from rehearse import OWNERS, Rehearsal, export
 PHASES = ("total", "send", "clients", "wait", "receive", "aggregate", "evaluate")
 
 
-def deploy(folder: Path, *, tls: bool, dataset: str, rounds: int) -> Run:
+def deploy(
+    folder: Path, *, tls: bool, dataset: str, rounds: int, worker_idle: int
+) -> Run:
     """Run a deployment to its end and return the run."""
-    stage = Rehearsal(folder, tls=tls)
+    stage = Rehearsal(folder, tls=tls, worker_idle=worker_idle)
     try:
         graphs = export(stage, dataset)
         stage.start_superlink()
@@ -44,6 +47,9 @@ def main() -> None:
     parser.add_argument("--dataset", default="cora")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rows", nargs="+", default=["plain", "tls"])
+    parser.add_argument(
+        "--worker-idle", type=int, default=600, help="seconds, 0 for no workers"
+    )
     given = parser.parse_args()
     folder = given.folder.resolve()
     expected = simulate(
@@ -55,7 +61,11 @@ def main() -> None:
     )
     for row in given.rows:
         run = deploy(
-            folder / row, tls=row == "tls", dataset=given.dataset, rounds=given.rounds
+            folder / row,
+            tls=row == "tls",
+            dataset=given.dataset,
+            rounds=given.rounds,
+            worker_idle=given.worker_idle,
         )
         same = [r["metrics"] for r in run.rounds] == [
             r["metrics"] for r in expected.rounds

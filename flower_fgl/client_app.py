@@ -1,16 +1,22 @@
-"""The ClientApp that Flower loads: hands each message to the method's client half."""
+"""The ClientApp that Flower loads: hands each message to the method's client half.
+
+Flower starts a process for every message of a deployment. Where the owner's worker handles
+the message, that process needs neither torch nor a graph: nothing here imports them before
+a message is handled in this process.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_fgl.client_apps.base import FglClientApp
-from flower_fgl.client_apps.workplace import Workplace
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
-from flower_fgl.methods import METHODS
-from flower_fgl.protocols.limits import check_size
+from flower_fgl.resident.asking import ask_worker, idle_seconds
+
+if TYPE_CHECKING:
+    from flower_fgl.client_apps.workplace import Workplace
 
 __all__ = ["DispatchingClientApp", "app"]
 
@@ -21,16 +27,17 @@ class DispatchingClientApp(ClientApp):
     Parameters
     ----------
     workplace : Workplace, optional
-        What this process keeps between messages, whatever the method.
+        What this process keeps between messages, whatever the method. With one, every
+        message is handled in this process, whatever ``worker-idle`` says.
     """
 
     def __init__(self, workplace: Workplace | None = None) -> None:
         super().__init__()
-        self._workplace = workplace or Workplace()
-        self._apps: dict[str, FglClientApp] = {}
+        self._workplace = workplace
+        self._dispatch: Callable[[Message, Context], Message] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Handle one message.
+        """Handle one message, or have the owner's worker handle it.
 
         Raises
         ------
@@ -38,29 +45,20 @@ class DispatchingClientApp(ClientApp):
             If the settings are wrong or the message cannot be handled; Flower turns it
             into an error reply.
         """
-        config = self._workplace.config(context)
-        check_size(message.content, largest_message(config, context))
-        method = config.method
-        if method not in self._apps:
-            self._apps[method] = METHODS[method].load_client_app()(self._workplace)
-        return self._apps[method](message, context)
+        if self._workplace is None and "worker-idle" in context.node_config:
+            idle = idle_seconds(context.node_config)
+            if idle:
+                return ask_worker(message, context, idle=idle, instead=self._handle)
+        return self._handle(message, context)
 
+    def _handle(self, message: Message, context: Context) -> Message:
+        """Handle a message in this process."""
+        if self._dispatch is None:
+            # here and not above: it imports torch
+            from flower_fgl.client_apps.dispatching import Dispatcher
 
-def largest_message(config: RunConfig, context: Context) -> float:
-    """Return ``max-message-mb``: of the run, or of the node's owner if that is less.
-
-    Raises
-    ------
-    RunError
-        If the owner's is no positive number.
-    """
-    own = context.node_config.get("max-message-mb", config.max_message_mb)
-    if isinstance(own, bool | str) or not isinstance(own, int | float) or not own > 0:
-        raise RunError(
-            f"The node config's max-message-mb must be a positive number, got {own!r}. "
-            "Start the SuperNode with --node-config 'max-message-mb=100 …'."
-        )
-    return min(float(own), config.max_message_mb)
+            self._dispatch = Dispatcher(self._workplace)
+        return self._dispatch(message, context)
 
 
 app = DispatchingClientApp()

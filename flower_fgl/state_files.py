@@ -6,12 +6,17 @@ costs nothing and goes on holding what it held.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["LinkedStates", "StateKeeper", "link_file", "state_file"]
+from flower_fgl.options import Scalar
+
+__all__ = ["LinkedStates", "StateKeeper", "kept_states", "link_file", "state_file"]
+__all__ += ["state_folder"]
 
 
 class StateKeeper(Protocol):
@@ -39,6 +44,57 @@ def state_file(folder: Path, run_id: int, partition_id: int) -> Path:
     Path
     """
     return folder / f"{run_id}-{partition_id:06d}.safetensors"
+
+
+def state_folder(node: Mapping[str, Scalar], of_run: str) -> str:
+    """Choose the folder of a node's client states; no run tells an owner where to write.
+
+    Parameters
+    ----------
+    node : mapping of str to bool, int, float or str
+        Node config: ``state-dir`` of its own, and whether it holds an owner's graph.
+    of_run : str
+        The run's ``state-dir``.
+
+    Returns
+    -------
+    str
+        Empty if there is none.
+    """
+    return str(node.get("state-dir") or ("" if "graph" in node else of_run))
+
+
+def kept_states(
+    run_id: int, node: Mapping[str, Scalar], run: Mapping[str, Scalar]
+) -> dict[str, tuple[int, int]]:
+    """Tell the files of a node's client states from those of another moment.
+
+    Parameters
+    ----------
+    run_id : int
+        Flower's number of the run.
+    node, run : mapping of str to bool, int, float or str
+        Node config and run config.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        Number and time of every file: a file that is replaced has others. Where the node
+        has no number yet, or none of its own, those of all clients in its folder.
+    """
+    folder = state_folder(node, str(run.get("state-dir", "")))
+    if not folder:
+        return {}
+    number = node.get("partition-id")
+    name = f"{run_id}-"
+    if isinstance(number, int) and "graph" not in node:
+        name = state_file(Path(), run_id, number).stem
+    found = {}
+    for path in Path(folder).glob(f"{name}*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):  # another client's, just dropped
+            stat = path.stat()
+            found[path.name] = stat.st_ino, stat.st_mtime_ns
+    return found
 
 
 class LinkedStates:

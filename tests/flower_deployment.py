@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,24 @@ def family_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
         return [*parent.children(recursive=True), parent]
     except psutil.Error:
         return []
+
+
+def workers_of(supernode: int) -> list[psutil.Process]:
+    """Return the living workers of the SuperNode with this process number."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "flower_fgl.resident.worker" in (line := process.info["cmdline"] or [])
+        and str(supernode) in line
+    ]
+
+
+def wait_until(is_so: Callable[[], object], seconds: float = 30) -> None:
+    """Wait for something; fail if it does not come."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from flower_fgl import Run, simulate
 from flower_fgl.model_files import read_card
 
 from .conftest import SMALL
-from .flower_deployment import deployment
+from .flower_deployment import deployment, wait_until, workers_of
 from .owners import CLASSES, in_own_order, owner_graphs, run_owners
 from .test_owners import NAMES, saved
 from .test_run import numbers
@@ -30,7 +30,10 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "deployment"
 
 
 @pytest.mark.timeout(600)
-def test_two_supernodes_give_the_numbers_of_the_local_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("idle", [0, pytest.param(600, marks=pytest.mark.slow)])
+def test_two_supernodes_give_the_numbers_of_the_local_engine(
+    tmp_path: Path, idle: int
+) -> None:
     settings: dict[str, Any] = {**SMALL, "evaluate": "both"}
     expected = simulate("fedprox", clients=2, output_dir=str(tmp_path), **settings)
     values = {k: v for k, v in expected.config.items() if not isinstance(v, dict)}
@@ -38,10 +41,16 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(tmp_path: Path) -> 
     values |= {f"fedprox.{k}": v for k, v in expected.config["fedprox"].items()}
     folder = tmp_path / "deployed"
     values["run-dir"] = str(folder)
-    nodes = [f"partition-id={i} num-partitions=2" for i in range(2)]
+    node = f"num-partitions=2 worker-idle={idle}"
+    nodes = [f"partition-id={i} {node}" for i in range(2)]
     with deployment(tmp_path / "deployment", nodes) as stage:
         status = stage.run(values)
         assert status == "finished:completed", stage.logs()
+        supernodes = [process.pid for process in stage.nodes]
+        workers = [len(workers_of(pid)) for pid in supernodes]
+        assert workers == ([1, 1] if idle else [0, 0])
+    wait_until(lambda: not [one for pid in supernodes for one in workers_of(pid)], 10)
+    assert "handled without a worker" not in stage.logs()
     run = Run.load(folder)
     assert run.status == "completed"
     assert run.summary["engine"] == "deployment"

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, Message, RecordDict
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.client_data import file_stamps
+from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.files import save_client_graph
 from flower_fgl.errors import DataError, RunError
 from flower_fgl.inspecting import export_clients
+from flower_fgl.local_engine import run_config_of, task_identity
+from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 from flower_fgl.strategies.agreement import (
     agree_classes,
@@ -24,6 +29,7 @@ from flower_fgl.strategies.agreement import (
     number_owners,
 )
 
+from .conftest import SMALL
 from .owners import CLASSES, in_own_order, owner_graphs, run_owners
 from .test_methods import comparable, shortened
 
@@ -213,6 +219,31 @@ def test_owners_may_have_different_backbones(
     run = run_owners(nodes, tmp_path / "run", method="fedproto", model="gcn,gin,mlp")
     assert [c["model"] for c in run.clients[:3]] == ["gcn", "gin", "mlp"]
     assert run.status == "completed"
+
+
+def test_a_graph_that_is_replaced_is_read_again(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=1, seed=0, settings=SMALL
+    )
+    context = Context(1, 1, nodes[0], RecordDict(), values)
+    app = DispatchingClientApp(Workplace())
+
+    def described() -> tuple[Any, ...]:
+        with task_identity(1):
+            message = Message(RecordDict(), 1, "query.describe")
+        info = app(message, context).content.config_records[INFO]
+        return info["num-nodes"], info["num-edges"]
+
+    before = described()
+    assert described() == before
+    Path(nodes[1]["graph"]).replace(nodes[0]["graph"])
+    assert described() != before
+    assert file_stamps({}) == file_stamps({"graph": str(tmp_path / "none")}) == ()
+    (tmp_path / "a.csv").write_text("x")
+    (stamp, *_) = file_stamps({"graph": str(tmp_path)})
+    assert stamp[:2] == ("a.csv", 1)
 
 
 def test_the_split_of_a_file_without_one_ignores_who_else_takes_part(

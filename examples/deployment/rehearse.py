@@ -40,11 +40,16 @@ ENVIRONMENT = {
 
 
 class Rehearsal:
-    """The processes of one rehearsal, and the folder they leave everything in."""
+    """The processes of one rehearsal, and the folder they leave everything in.
 
-    def __init__(self, folder: Path, *, tls: bool) -> None:
+    With ``worker_idle`` every owner has a worker that stays between messages, until none
+    came for so many seconds.
+    """
+
+    def __init__(self, folder: Path, *, tls: bool, worker_idle: int = 600) -> None:
         self.folder = folder
         self.tls = tls
+        self.worker_idle = worker_idle
         self.address = f"127.0.0.1:{free_port()}"
         self.keys = folder / "keys"
         home = folder / "flwr"
@@ -133,7 +138,7 @@ class Rehearsal:
             owner, self.folder / "owners" / owner,
             "flower-supernode", *security, "--superlink", self.address,
             "--host", "127.0.0.1", "--port", str(free_port()),
-            "--node-config", f'graph="{graph}"',
+            "--node-config", f'graph="{graph}" worker-idle={self.worker_idle}',
         )  # fmt: skip
 
     def run(self, settings: Sequence[str], timeout: float) -> None:

@@ -22,7 +22,13 @@ from flower_fgl.errors import DataError, RunError
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.describe import UNNUMBERED, Agreement
 
-__all__ = ["ClientData", "DataCache", "node_place", "open_client_data"]
+__all__ = [
+    "ClientData",
+    "DataCache",
+    "file_stamps",
+    "node_place",
+    "open_client_data",
+]
 
 log = logging.getLogger(__name__)
 CACHE_BYTES = 2 << 30
@@ -207,6 +213,31 @@ def open_client_data(
     store = open_store(config, num_partitions)
     return ClientData.build(
         store.load(partition_id), device, store.index.partition_sha256
+    )
+
+
+def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
+    """Tell an owner's graph from what its file held at another time.
+
+    Parameters
+    ----------
+    node : mapping of str to object
+        Node config.
+
+    Returns
+    -------
+    tuple of (str, int, int)
+        Name, bytes and time of the file, or of every file of the folder; empty without
+        an owner's graph, or without its file.
+    """
+    if "graph" not in node:
+        return ()
+    path = Path(str(node["graph"])).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple(
+        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
+        for file in files
+        if file.exists()
     )
 
 

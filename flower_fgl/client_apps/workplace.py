@@ -10,7 +10,11 @@ import torch
 from flwr.app import Context, Message, MessageType
 
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.client_data import DataCache, open_client_data
+from flower_fgl.client_apps.client_data import (
+    DataCache,
+    file_stamps,
+    open_client_data,
+)
 from flower_fgl.client_apps.describing import agreed_place, read_agreement
 from flower_fgl.client_apps.state import (
     ContextStates,
@@ -21,6 +25,7 @@ from flower_fgl.client_apps.state import (
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.state_files import state_folder
 
 __all__ = ["Workplace", "choose_device"]
 
@@ -65,9 +70,7 @@ class Workplace:
                 f"The node config's state-dir must be an absolute path, got {own!r}. "
                 "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."
             )
-        folder = str(
-            own or ("" if "graph" in context.node_config else config.state_dir)
-        )
+        folder = state_folder(context.node_config, config.state_dir)
         if not folder:
             return ContextStates()
         return FileStates(Path(folder), keep_every=config.checkpoint_every)
@@ -112,6 +115,7 @@ class Workplace:
             str(device),
             tuple(sorted(context.node_config.items())),
             agreement,
+            file_stamps(context.node_config),
         )
         data = self.graphs.get(
             key, lambda: open_client_data(config, context, device, agreement)
