@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
-from torch_geometric.nn import SAGEConv
 
 from flower_fgl.condensed.prompts import (
     HIDDEN,
@@ -18,6 +17,7 @@ from flower_fgl.condensed.prompts import (
     train_generator,
 )
 from flower_fgl.nn import GraphInput
+from flower_fgl.nn.pyg import SAGEConv
 
 D, C = 5, 3
 
