@@ -185,9 +185,15 @@ class PairLayer(nn.Module):
         weight = self.first.weight
         start = F.linear(own, weight[:, :-1], self.first.bias)
         m = torch.addcmul(start[:, None], distance[..., None], weight[:, -1])
-        m = F.silu(self.second(F.silu(m)))  # (n, P, E), Eq. (6)
-        scalars = self.scale(self.trans(m)).squeeze(-1)
+        for linear in (self.second, self.trans[0], self.trans[2]):  # Eqs. (6), (8)
+            m = linear(_silu(m))  # (n, P, E)
+        scalars = self.scale(_silu(m)).squeeze(-1)
         return h + mean_shift(h, prototypes, scalars)
+
+
+def _silu(x: Tensor) -> Tensor:
+    """Apply SiLU, in place where no gradient needs the input: a core's cache is small."""
+    return F.silu(x, inplace=not torch.is_grad_enabled())
 
 
 class Branch(nn.Module):

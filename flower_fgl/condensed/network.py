@@ -181,13 +181,40 @@ class BranchNet(Backbone):
         Tensor of shape (N, C), float32
             log p(v): its softmax is p(v) again.
         """
-        neighbours = graph.operator("mean").matmul(h)
+        return self._log_probs(*self._columns(h, graph))
+
+    def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
+        """Predict some nodes; the others' rows are zero.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            One graph.
+        wanted : Tensor of shape (N,), bool
+            Nodes to predict.
+
+        Returns
+        -------
+        Tensor of shape (N, C), float32
+            log p(v), as :meth:`head`.
+        """
+        index = wanted.nonzero().squeeze(1)
+        columns = self._columns(self.embed(graph), graph)
+        found = self._log_probs(*(column[index] for column in columns))
+        out = found.new_zeros((graph.num_nodes, self.num_classes))
+        return out.index_copy(0, index, found)
+
+    def _columns(self, h: Tensor, graph: GraphInput) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what a node is predicted from: h_v, n_v and α_v of all nodes."""
+        return h, graph.operator("mean").matmul(h), self.head_weights(graph)
+
+    def _log_probs(self, h: Tensor, neighbours: Tensor, alpha: Tensor) -> Tensor:
         prototypes = self.prototypes()
         size = max(1, PAIRS // len(prototypes["head"]))
-        columns = (h, neighbours, self.head_weights(graph))
+        columns = (h, neighbours, alpha)
         parts = [
-            mix_log_probs(*self.branch_log_probs(some, around, prototypes), alpha)
-            for some, around, alpha in zip(
+            mix_log_probs(*self.branch_log_probs(some, around, prototypes), weight)
+            for some, around, weight in zip(
                 *(torch.split(column, size) for column in columns), strict=True
             )
         ]

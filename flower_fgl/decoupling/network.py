@@ -246,6 +246,11 @@ class TwoBranchNet(nn.Module):
             logits.append(z)
         return self.fuse(logits)
 
+    def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
+        """Predict all nodes (N, C), see :meth:`.Backbone.predict`."""
+        out: Tensor = self(graph)
+        return out
+
     def edge_weights(
         self, graph: GraphInput, pairs: Candidates, generator: torch.Generator
     ) -> Tensor:

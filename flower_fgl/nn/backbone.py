@@ -198,6 +198,26 @@ class Backbone(nn.Module):
         """Return the logits of all nodes (N, C), or of all graphs (G, C)."""
         return self.head(self.embed(graph), graph)
 
+    def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
+        """Return logits of which some rows only are read.
+
+        All are computed, unless a network overrides this because its head is dear.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            One graph, or a union of graphs.
+        wanted : Tensor of shape (N,) or (G,), bool
+            Nodes or graphs whose rows are read.
+
+        Returns
+        -------
+        Tensor of shape (N, C) or (G, C)
+            As :meth:`forward`; rows that are not wanted may hold anything.
+        """
+        out: Tensor = self(graph)
+        return out
+
     def _dropout(self, h: Tensor) -> Tensor:
         return layers.dropout(h, self.dropout, self.training)
 

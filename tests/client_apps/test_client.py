@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.client_data import ClientData, DataCache, node_place
@@ -14,6 +15,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.nn import GraphInput
 from flower_fgl.options import kebab
 from flower_fgl.prototypes.rings import Pairs
 
@@ -111,6 +113,23 @@ def test_the_validation_score_is_the_accuracy_of_the_column(
     client = client_of(toy)
     model = client.build_model(initialise=True)
     assert client.validate(model) == client.evaluate(model)["val"].accuracy
+
+
+def test_a_model_is_asked_for_the_scored_nodes_only(
+    toy: NodeDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(toy)
+    model = client.build_model(initialise=True)
+    expected = client.evaluate(model)
+    asked = []
+
+    def predict(graph: GraphInput, wanted: Tensor) -> Tensor:
+        asked.append(wanted.tolist())
+        return model(graph).masked_fill(~wanted[:, None], math.nan)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(model, "predict", predict)
+    assert client.evaluate(model)["val"] == expected["val"]
+    assert asked == [[False] * 3 + [True] * 3]  # the column val; test has no node
 
 
 def test_without_validation_nodes_the_validation_score_is_undefined(

@@ -68,6 +68,15 @@ def test_a_pair_layer_equals_a_loop_over_pairs(
     )
 
 
+def test_a_pair_layer_gives_the_same_with_and_without_gradient(
+    rows: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    layer = loud(PairLayer(E))
+    with torch.no_grad():
+        without = layer(*rows)
+    assert torch.equal(layer(*rows), without)
+
+
 def test_the_head_branch_weighs_by_degree() -> None:
     degree = torch.tensor([1, 3, 4, 5, 8])
     expected = torch.tensor([0.0474, 0.2689, 0.5, 0.7311, 0.9820])

@@ -75,6 +75,21 @@ def test_prediction_equals_a_loop_over_nodes(
     torch.testing.assert_close(p.sum(1), torch.ones(10), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("pairs", [1 << 14, 1])
+def test_some_nodes_are_predicted_as_among_all(
+    pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flower_fgl.condensed.network.PAIRS", pairs)
+    network, graph = make_network(), make_graph()
+    wanted = torch.zeros(10, dtype=torch.bool)
+    assert not network.predict(graph, wanted).any()
+    wanted[[0, 3, 9]] = True
+    with torch.inference_mode():
+        some, all_of_them = network.predict(graph, wanted), network(graph)
+    torch.testing.assert_close(some[wanted], all_of_them[wanted])
+    assert not some[~wanted].any()
+
+
 def test_a_learnable_node_is_its_own_neighbour() -> None:
     network = make_network()
     first, second = network.encoder.encoder[0], network.encoder.classifier
