@@ -327,13 +327,23 @@ def report(
     pictures: Annotated[
         Path | None, typer.Option(help="Folder for the pictures, each an SVG file.")
     ] = None,
+    client: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Client whose nodes to draw (needs a checkpoint); may repeat."
+        ),
+    ] = None,
 ) -> None:
     """Draw a run, or compare several, as one HTML page."""
     from flower_fgl.report import write_report
     from flower_fgl.runs import Run
 
     path = write_report(
-        [Run.load(folder) for folder in runs], out, against=against, pictures=pictures
+        [Run.load(folder) for folder in runs],
+        out,
+        against=against,
+        pictures=pictures,
+        clients=client or (),
     )
     console.print(f"Report: {path}", markup=False, highlight=False, soft_wrap=True)
 

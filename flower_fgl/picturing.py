@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from flower_fgl import plots
@@ -20,7 +21,7 @@ from flower_fgl.methods import METHODS
 from flower_fgl.run_files import flatten
 from flower_fgl.runs import Run
 
-__all__ = ["draw_embeddings", "principal_plane"]
+__all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
 
 
 def principal_plane(points: Tensor) -> Tensor:
@@ -46,21 +47,15 @@ def principal_plane(points: Tensor) -> Tensor:
     return plane * plane.gather(0, farthest[None]).sign()
 
 
-def draw_embeddings(
-    folder: Path, partition_ids: Sequence[int], out: Path, *, limit: int = 2000
-) -> Path:
-    """Draw nodes of some clients as the models of a run's checkpoint embed them.
+def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Path:
+    """Write a picture of :func:`embedding_figure`.
 
     Parameters
     ----------
-    folder : Path
-        Run folder with a checkpoint, as ``keep-checkpoint = true`` leaves it.
-    partition_ids : sequence of int
-        Clients, a panel each.
+    folder, partition_ids
+        See :func:`embedding_figure`.
     out : Path
         PNG, SVG or PDF file to write.
-    limit : int, positive
-        Nodes of a kind and client at most, the first ones.
 
     Returns
     -------
@@ -70,10 +65,41 @@ def draw_embeddings(
     Raises
     ------
     RunError
-        If there is no checkpoint with client states, no such client, the method makes
-        no nodes, or the file cannot be written.
+        As :func:`embedding_figure`, or if the file cannot be written.
     """
-    run = Run.load(folder)
+    figure = embedding_figure(Run.load(folder), partition_ids)
+    try:
+        figure.savefig(out, dpi=150)
+    except (OSError, ValueError) as error:
+        raise RunError(f"Cannot write {out}: {error}.") from error
+    return out
+
+
+def embedding_figure(
+    run: Run, partition_ids: Sequence[int], *, limit: int = 2000
+) -> Figure:
+    """Draw nodes of some clients as the models of a run's checkpoint embed them.
+
+    Parameters
+    ----------
+    run : Run
+        With a checkpoint, as ``keep-checkpoint = true`` leaves it.
+    partition_ids : sequence of int
+        Clients, a panel each.
+    limit : int, positive
+        Nodes of a kind and client at most, the first ones.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    RunError
+        If there is no checkpoint with client states, no such client, or the method makes
+        no nodes.
+    """
+    folder = run.path
     config = RunConfig.parse(dict(flatten(run.config)), METHODS)
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
@@ -93,12 +119,7 @@ def draw_embeddings(
         if kinds is None:
             raise RunError(f"{config.method} makes no synthetic nodes to draw.")
         clouds.append(_cloud(f"client {pid}", kinds, limit))
-    figure = plots.node_clouds(clouds, run.summary.get("class_names"))
-    try:
-        figure.savefig(out, dpi=150)
-    except (OSError, ValueError) as error:
-        raise RunError(f"Cannot write {out}: {error}.") from error
-    return out
+    return plots.node_clouds(clouds, run.summary.get("class_names"))
 
 
 def _client(config: RunConfig, checkpoint: Checkpoint, partition_id: int) -> Client:

@@ -30,7 +30,7 @@ from flower_fgl.report_numbers import (
     own_columns_of,
     score_rows,
 )
-from flower_fgl.report_pictures import draw_run, draw_runs, draw_sweeps
+from flower_fgl.report_pictures import draw_nodes, draw_run, draw_runs, draw_sweeps
 from flower_fgl.report_seeds import mark_better, over_seeds
 from flower_fgl.report_sweeps import SWEEP_METRICS, Sweep, find_sweeps
 from flower_fgl.run_files import flatten, replace_file
@@ -48,6 +48,7 @@ def write_report(
     *,
     against: str = "",
     pictures: Path | None = None,
+    clients: Sequence[int] = (),
 ) -> Path:
     """Write the report of one run, or a page that compares several.
 
@@ -63,6 +64,9 @@ def write_report(
         significantly above its.
     pictures : Path or None
         A folder to write every picture of the page into as well, as SVG files.
+    clients : sequence of int
+        Clients whose training, test and synthetic nodes are drawn; of one run, which
+        kept its checkpoint.
 
     Returns
     -------
@@ -73,7 +77,8 @@ def write_report(
     ------
     RunError
         If there is no run, a file cannot be written, this copy of the package has no
-        template, or ``against`` has no runs over several seeds, or of several settings.
+        template, ``against`` has no runs over several seeds, or of several settings, or
+        the nodes of ``clients`` cannot be drawn.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")
@@ -103,6 +108,12 @@ def write_report(
             f"no HTML). Use the installed command: flower-fgl report {runs[0].path}"
         ) from error
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    if clients:
+        if len(runs) > 1:
+            raise RunError(
+                f"Nodes of clients are drawn for one run, got {len(runs)} runs."
+            )
+        context["pictures"] |= draw_nodes(runs[0], clients)
     context["against"] = against
     if against:
         mark_better(context["groups"], against)

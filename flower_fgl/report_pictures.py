@@ -19,7 +19,7 @@ from flower_fgl.report_numbers import (
 from flower_fgl.report_sweeps import Sweep
 from flower_fgl.runs import Run
 
-__all__ = ["draw_run", "draw_runs", "draw_sweeps"]
+__all__ = ["draw_nodes", "draw_run", "draw_runs", "draw_sweeps"]
 
 NAN = float("nan")
 
@@ -81,6 +81,20 @@ def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
         pooled = [test_accuracy(run) for run in runs]
         pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
     return pictures | _costs(runs, labels)
+
+
+def draw_nodes(run: Run, clients: Sequence[int]) -> dict[str, str]:
+    """Draw the nodes of some clients, like :func:`draw_run`.
+
+    Raises
+    ------
+    RunError
+        As :func:`~flower_fgl.picturing.embedding_figure`.
+    """
+    # here and not above: it imports torch, which no other picture needs
+    from flower_fgl.picturing import embedding_figure
+
+    return {"nodes": _picture(embedding_figure(run, clients))}
 
 
 def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:

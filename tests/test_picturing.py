@@ -14,6 +14,7 @@ from flower_fgl.checkpoints import newest_checkpoint
 from flower_fgl.cli import app
 from flower_fgl.errors import RunError
 from flower_fgl.picturing import draw_embeddings, principal_plane
+from flower_fgl.report import write_report
 
 
 def test_the_plane_holds_the_two_directions_that_vary_most(
@@ -69,6 +70,11 @@ def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     assert matplotlib.image.imread(out).std() > 0
     with pytest.raises(RunError, match=r"clients 0 to 2, got \[3\]"):
         draw_embeddings(run.path, [1, 3], out)
+    done = CliRunner().invoke(app, ["report", *words[:5], "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "Embedded nodes of single clients" in (tmp_path / "report.html").read_text()
+    with pytest.raises(RunError, match="drawn for one run, got 2 runs"):
+        write_report([run, run], tmp_path, clients=[0])
     with pytest.raises(RunError, match="Cannot write"):
         draw_embeddings(run.path, [1], tmp_path / "no" / "x.png")
 
