@@ -206,6 +206,11 @@ def test_a_number_by_round_is_drawn_from_zero_for_each_run() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
+def test_names_of_many_runs_leave_room_for_the_curves() -> None:
+    curves = [(f"run {k}", [1, 2], [0.4, 0.6]) for k in range(60)]
+    plots.to_svg(plots.by_round(curves, ylabel="distance"))  # else it warns
+
+
 def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
     evil = '<img src=x onerror="alert(1)">'
     run = make(

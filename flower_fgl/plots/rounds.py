@@ -139,7 +139,9 @@ def by_round(
     -------
     matplotlib.figure.Figure
     """
-    figure = new_figure(2.7)
+    columns = min(3, len(curves))
+    legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0
+    figure = new_figure(2.7 + 0.22 * legend_rows)
     panel = figure.subplots()
     dress(panel, xlabel="round", ylabel=ylabel)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
@@ -149,7 +151,7 @@ def by_round(
     panel.set_ylim(bottom=0)
     if len(curves) > 1:
         names = [name for name, _, _ in curves]
-        add_legend(figure, lines, names, "outside lower center", min(3, len(names)))
+        add_legend(figure, lines, names, "outside lower center", columns)
     return figure
 
 
