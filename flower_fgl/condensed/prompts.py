@@ -29,9 +29,8 @@ WIDTHS = (256, 512)
 DROPOUT = 0.5
 HIDDEN, OUT = 128, 64
 """Widths of the random networks of Eq. (12), those of the encoder."""
-BUDGET = 1 << 22
-"""Numbers in one matrix of random networks that are computed together: 16 MB. Blocks
-above 32 MB the C library maps anew each time, page by page."""
+BUDGET = 1 << 24
+"""Numbers in one activation of random networks that are computed together: 64 MB."""
 
 
 def make_generator(num_features: int) -> nn.Sequential:
@@ -149,22 +148,14 @@ class PromptTask:
             Mean features of their neighbours.
         labels : Tensor of shape (m,), int64
         """
-        has_any = self.has_neighbour
-        rows = self.index[has_any]
-        mean = self.graph.operator("mean").matmul(_dense(self.graph.x))
-        return _dense(self.stored_features()), mean[rows], self.labels[has_any]
-
-    def stored_features(self) -> Tensor:
-        """Return ``x`` as the graph stores features, sparse CSR or strided: (m, d)."""
-        return select_rows(self.graph.x, self.index[self.has_neighbour])
-
-    @property
-    def has_neighbour(self) -> Tensor:
-        """Which training nodes have one, of shape (n,), bool."""
         degree = torch.bincount(
             self.graph.edge_index[1], minlength=self.graph.num_nodes
         )
-        return degree[self.index] > 0
+        has_any = degree[self.index] > 0
+        rows = self.index[has_any]
+        x = self.graph.x
+        mean = self.graph.operator("mean").matmul(_dense(x))
+        return _dense(select_rows(x, rows)), mean[rows], self.labels[has_any]
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -229,17 +220,6 @@ class RandomNets:
             uniform((number, num_classes), OUT),
         )
 
-    def part(self, start: int, stop: int) -> RandomNets:
-        """Take some networks out, as leaves of their own."""
-        deep = [self.own_2, self.around_2, self.bias_2]
-        deep += [self.classifier, self.classifier_bias]
-        rows = slice(start * HIDDEN, stop * HIDDEN)
-        # column by column, as sparse products and their gradients take and give them
-        wide = [w.detach()[rows].t().contiguous().t() for w in (self.own, self.around)]
-        parts = [*wide, self.bias.detach()[rows]]
-        parts += [tensor.detach()[start:stop] for tensor in deep]
-        return RandomNets(stop - start, *(part.requires_grad_() for part in parts))
-
     @property
     def encoder(self) -> tuple[Tensor, ...]:
         """The weights W of GraphSAGE, whose gradients are compared."""
@@ -286,29 +266,14 @@ class RandomNets:
         return self.second(h[task.index], around[task.index], task.labels)
 
     def pair_loss(self, x: Tensor, prompts: Tensor, labels: Tensor) -> Tensor:
-        """Return Σ_n ℓ_syn of nodes whose one neighbour is their prompt, Eq. (12).
-
-        Parameters
-        ----------
-        x : Tensor of shape (m, d), float32, strided or sparse CSR
-            Features of the nodes, constant.
-        prompts : Tensor of shape (m, d), float32
-            May require grad.
-        labels : Tensor of shape (m,), int64
-
-        Returns
-        -------
-        Tensor of shape ()
-        """
-        # apart, for no gradient goes to x; each is the other's one neighbour
-        alone = GraphInput(x, torch.empty((2, 0), dtype=torch.int64, device=x.device))
-        node = alone.linear(None, self.own, self.bias)
-        node = (node + F.linear(prompts, self.around)).relu()
-        prompt = alone.linear(None, self.around, self.bias)
-        prompt = (prompt + F.linear(prompts, self.own)).relu()
-        hidden = prompt.view(-1, self.number, HIDDEN)
-        around = torch.einsum("vnh,nho->vno", hidden, self.around_2)
-        return self.second(node.view(-1, self.number, HIDDEN), around, labels)
+        """Return Σ_n ℓ_syn of nodes whose one neighbour is their prompt, Eq. (12)."""
+        both = torch.cat([x, prompts])
+        own = F.linear(both, self.own, self.bias)
+        # a node's neighbour is in the other half
+        around = F.linear(both, self.around).roll(len(x), dims=0)
+        node, prompt = (own + around).relu().view(2, -1, self.number, HIDDEN).unbind()
+        around = torch.einsum("vnh,nho->vno", prompt, self.around_2)
+        return self.second(node, around, labels)
 
     def mismatch(
         self, task: PromptTask, x: Tensor, prompts: Tensor, labels: Tensor
@@ -322,8 +287,7 @@ class RandomNets:
         made = torch.autograd.grad(
             self.pair_loss(x, prompts, labels), self.encoder, create_graph=True
         )
-        # F.mse_loss walks across gradients that are stored column by column
-        parts = [(a - b).square().mean() for a, b in zip(made, true, strict=True)]
+        parts = [F.mse_loss(a, b) for a, b in zip(made, true, strict=True)]
         return self.number * torch.stack(parts).sum()
 
 
@@ -363,8 +327,9 @@ def train_generator(
     2. Draws from torch's global generator.
     """
     x, around, labels = task.features()
-    stored, width = task.stored_features(), task.graph.num_features
-    at_once = max(1, BUDGET // (max(task.graph.num_nodes, width) * HIDDEN))
+    width = task.graph.num_features
+    rows = max(task.graph.num_nodes, 2 * len(x))
+    at_once = max(1, min(networks, BUDGET // (rows * HIDDEN)))
     optimizer = torch.optim.Adam(generator.parameters(), lr=lr, fused=True)
     loss = torch.zeros(())
     generator.train()
@@ -375,12 +340,12 @@ def train_generator(
         leaf = prompts.detach().requires_grad_()
         loss = (leaf - around).square().sum(1).mean()  # Eq. (11)
         slope = torch.autograd.grad(loss, leaf)[0]
-        nets = RandomNets.draw(networks, width, task.num_classes, x.device)
         for start in range(0, networks, at_once):
-            group = nets.part(start, min(start + at_once, networks))
-            part = group.mismatch(task, stored, leaf, labels) / networks
+            number = min(at_once, networks - start)
+            nets = RandomNets.draw(number, width, task.num_classes, x.device)
+            part = nets.mismatch(task, x, leaf, labels) / networks
             slope = slope + torch.autograd.grad(part, leaf)[0]
-            loss = loss + part.detach()
+            loss = loss + part
         prompts.backward(slope)
         optimizer.step()
         loss = loss.detach()

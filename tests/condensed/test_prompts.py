@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 from flower_fgl.condensed.prompts import (
     HIDDEN,
@@ -17,7 +18,6 @@ from flower_fgl.condensed.prompts import (
     train_generator,
 )
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.pyg import SAGEConv
 
 D, C = 5, 3
 
@@ -80,24 +80,6 @@ def test_networks_at_once_equal_networks_one_by_one(is_sparse: bool) -> None:
     assert mismatch.item() == pytest.approx(total, rel=1e-4)
     slope = torch.autograd.grad(mismatch, prompts)[0]
     assert slope.norm() > 0
-
-
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_parts_of_the_networks_add_up_to_all_of_them(is_sparse: bool) -> None:
-    torch.manual_seed(0)
-    task = random_task(is_sparse=is_sparse)
-    nets = RandomNets.draw(3, D, C)
-    x, _, labels = task.features()
-    stored = task.stored_features()
-    assert (stored.layout == torch.sparse_csr) == is_sparse
-    prompts = torch.randn(len(x), D, requires_grad=True)
-    whole = nets.mismatch(task, x, prompts, labels)
-    # a part's MSE is the mean over its own networks, times their number
-    parts = [nets.part(a, b) for a, b in ((0, 2), (2, 3))]
-    total = sum(part.mismatch(task, stored, prompts, labels) for part in parts)
-    torch.testing.assert_close(total, whole)
-    slopes = [torch.autograd.grad(value, prompts)[0] for value in (total, whole)]
-    torch.testing.assert_close(*slopes)
 
 
 def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
