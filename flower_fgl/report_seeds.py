@@ -14,7 +14,7 @@ from flower_fgl.report_numbers import about, tell_apart, test_accuracy
 from flower_fgl.run_files import flatten
 from flower_fgl.runs import Run
 
-__all__ = ["mark_better", "over_seeds"]
+__all__ = ["mark_better", "over_seeds", "scored_runs"]
 
 PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
 """Settings in which runs that are averaged over seeds may differ."""
@@ -26,6 +26,15 @@ KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
 """What of a run is averaged, by how its row is called."""
 
 
+def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
+    """Return the completed runs with a score, and their settings but the seeds."""
+    return [
+        (run, {k: v for k, v in flatten(run.config) if k not in PER_RUN})
+        for run in runs
+        if run.status == "completed" and test_accuracy(run) is not None
+    ]
+
+
 def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Average completed runs that differ in their seeds only.
 
@@ -33,14 +42,10 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """
     groups: dict[str, list[Run]] = {}
     configs: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        if run.status == "completed" and test_accuracy(run) is not None:
-            config = {k: v for k, v in flatten(run.config) if k not in PER_RUN}
-            key = json.dumps(
-                [about(run), run.summary["clients"], sorted(config.items())]
-            )
-            groups.setdefault(key, []).append(run)
-            configs[key] = {"method": run.summary["method"], **config}
+    for run, config in scored_runs(runs):
+        key = json.dumps([about(run), run.summary["clients"], sorted(config.items())])
+        groups.setdefault(key, []).append(run)
+        configs[key] = {"method": run.summary["method"], **config}
     several = {key: group for key, group in groups.items() if len(group) > 1}
     labels = tell_apart([configs[key] for key in several], but={"dataset", "clients"})
     return [

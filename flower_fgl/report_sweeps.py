@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flower_fgl.report_numbers import tell_apart, test_accuracy
-from flower_fgl.report_seeds import PER_RUN
-from flower_fgl.run_files import flatten
+from flower_fgl.report_numbers import tell_apart
+from flower_fgl.report_seeds import scored_runs
 from flower_fgl.runs import Run
 
 __all__ = ["SWEEP_METRICS", "Sweep", "SweepLine", "find_sweeps"]
@@ -88,32 +87,25 @@ def find_sweeps(runs: Sequence[Run]) -> list[Sweep]:
         One per setting whose values are numbers, in the order of the config. Runs share
         a line if nothing else than that setting and their seeds sets them apart.
     """
-    scored = [
-        r for r in runs if r.status == "completed" and test_accuracy(r) is not None
-    ]
-    configs = [
-        {k: v for k, v in flatten(run.config) if k not in PER_RUN} for run in scored
-    ]
+    scored = scored_runs(runs)
     tried: dict[str, set[float]] = {}
-    for config in configs:
+    for _, config in scored:
         for key, value in config.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 tried.setdefault(key, set()).add(value)
     found = [
-        Sweep(key, tuple(_lines(key, scored, configs)))
+        Sweep(key, tuple(_lines(key, scored)))
         for key, values in tried.items()
         if len(values) > 1
     ]
     return [sweep for sweep in found if sweep.lines]
 
 
-def _lines(
-    key: str, runs: Sequence[Run], configs: Sequence[Mapping[str, Any]]
-) -> list[SweepLine]:
+def _lines(key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> list[SweepLine]:
     """Group the runs that differ in one setting only; drop groups of one value."""
     groups: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
     others: dict[str, dict[str, Any]] = {}
-    for run, config in zip(runs, configs, strict=True):
+    for run, config in runs:
         if key in config:
             rest = {k: v for k, v in config.items() if k != key}
             name = json.dumps(rest, sort_keys=True)

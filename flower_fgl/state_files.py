@@ -15,8 +15,14 @@ from typing import Protocol
 
 from flower_fgl.options import Scalar
 
-__all__ = ["LinkedStates", "StateKeeper", "kept_states", "link_file", "state_file"]
-__all__ += ["state_folder"]
+__all__ = [
+    "LinkedStates",
+    "StateKeeper",
+    "kept_states",
+    "link_file",
+    "state_file",
+    "state_folder",
+]
 
 
 class StateKeeper(Protocol):
