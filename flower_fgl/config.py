@@ -54,6 +54,26 @@ class RunConfig(GeneralSettings):
         """Whether nodes are scored that the client did not have in training."""
         return self.setting in UNSEEN_SETTINGS
 
+    def scale_of_features(self, *, is_dense: bool) -> str:
+        """Resolve ``feature-norm = "default"`` to what the setting's paper does.
+
+        Parameters
+        ----------
+        is_dense : bool
+            Whether features are strided; sparse ones would fill up if they were shifted.
+
+        Returns
+        -------
+        {"none", "rows", "columns"}
+            By rows where unseen nodes are scored (FedLoG Appendix A.12), by columns in
+            the inductive setting (O-pFGL's published code) if features are dense.
+        """
+        if self.feature_norm != "default":
+            return self.feature_norm
+        if self.has_unseen:
+            return "rows"
+        return "columns" if self.setting == "inductive" and is_dense else "none"
+
     @classmethod
     def parse(
         cls,

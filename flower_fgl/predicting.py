@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.components import normalise_rows
 from flower_fgl.datasets.files import load_graph_file
-from flower_fgl.datasets.subgraph import scale_features
+from flower_fgl.datasets.scaling import normalise_rows, scale_features
 from flower_fgl.errors import DataError
 from flower_fgl.model_files import ModelCard, SavedModel, load_model
 from flower_fgl.nn import GraphInput
@@ -88,8 +87,8 @@ def _fitting(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset
     if card.scaling == "lost":
         raise DataError(
             "The model was trained on features that each client standardised with "
-            'statistics of its own (setting = "inductive"), which this file does not '
-            "hold. Use the model that an owner of a graph file kept."
+            "statistics of its own, which this file does not hold. Use the model that an "
+            "owner of a graph file kept."
         )
     if card.scaling == "rows":
         return replace(dataset, x=normalise_rows(dataset.x))

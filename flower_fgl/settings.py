@@ -99,6 +99,13 @@ class GeneralSettings:
     split: str = option(
         "default", "train/val/test in percent of each class, `default` or `public`"
     )
+    feature_norm: str = option(
+        "default",
+        "features: each node's divided by their sum (rows), each feature standardised over "
+        "the client's training nodes (columns), as given (none), or what the setting's "
+        "paper does",
+        choices="default none rows columns",
+    )
     feature_sparsity: float = option(
         0.0, "share of features missing on nodes that do not train", ge=0, lt=1
     )

@@ -129,9 +129,9 @@ def card_of(
 ) -> ModelCard:
     """Describe a client's model."""
     graph, config = client.data.graph, client.config
-    is_cut = config.setting == "inductive" and bool(client.data.partition_sha256)
-    is_scaled = is_cut and graph.graph.x.layout == torch.strided
-    given = "rows" if config.has_unseen else "none"
+    how = config.scale_of_features(is_dense=graph.graph.x.layout == torch.strided)
+    if how == "columns":
+        how = "lost" if graph.scaling is None else "kept"
     return ModelCard(
         method=config.method,
         model=client.model_name,
@@ -140,7 +140,7 @@ def card_of(
         num_layers=config.num_layers,
         class_names=graph.class_names,
         classifies_graphs=config.classifies_graphs,
-        scaling="kept" if graph.scaling else "lost" if is_scaled else given,
+        scaling=how,
         round=server_round,
         owner=owner,
         validation=validation,

@@ -26,6 +26,7 @@ from flower_fgl.datasets.partition import (
     partition_nodes,
     partition_sha256,
 )
+from flower_fgl.datasets.scaling import scale_client
 from flower_fgl.datasets.sources import (
     cache_folder,
     data_folder,
@@ -152,10 +153,13 @@ def build_clients(
     """
     dataset = load_dataset(config)
     if isinstance(dataset, GraphDataset):
-        return _build_graphs(dataset, config, num_clients)
-    if config.has_unseen:
-        return _build_unseen(dataset, config, num_clients)
-    return _build_nodes(dataset, config, num_clients)
+        clients, sha256, edges = _build_graphs(dataset, config, num_clients)
+    elif config.has_unseen:
+        clients, sha256, edges = _build_unseen(dataset, config, num_clients)
+    else:
+        clients, sha256, edges = _build_nodes(dataset, config, num_clients)
+    how = config.scale_of_features(is_dense=dataset.x.layout == torch.strided)
+    return [scale_client(client, how) for client in clients], sha256, edges
 
 
 def _build_graphs(
@@ -298,14 +302,11 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
         return replace(client, graph=replace(graph, y=few_shot_labels(graph)))
     if config.setting != "inductive":
         return client
-    cut = inductive_graphs(
-        client.graph, standardise=client.graph.x.layout == torch.strided
-    )
+    cut = inductive_graphs(client.graph)
     return ClientGraph(
         client.partition_id,
         cut.train,
         client.class_names,
         client.node_ids[cut.train_nodes],
         (cut.val, cut.test),
-        cut.scaling,
     )

@@ -1,4 +1,4 @@
-"""The largest connected component of a graph, and its features row by row."""
+"""The largest connected component of a graph."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_fgl.datasets.canonical import csr_tensor, scipy_csr
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.subgraph import induced_subgraph, select_rows
 
-__all__ = ["largest_component", "largest_dataset", "normalise_rows"]
+__all__ = ["largest_component", "largest_dataset"]
 
 IntArray = NDArray[np.int64]
 
@@ -44,7 +43,7 @@ def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
 
 
 def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
-    """Keep the largest component and normalise its features, FedLoG Appendix A.12.
+    """Keep the largest component, FedLoG Appendix A.12.
 
     Parameters
     ----------
@@ -54,7 +53,7 @@ def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
     Returns
     -------
     NodeDataset
-        The largest component, its nodes numbered in their order, rows normalised.
+        The largest component, its nodes numbered in their order.
     Tensor of shape (N,), int64
         Their numbers in ``dataset``, ascending.
     """
@@ -62,33 +61,10 @@ def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
     nodes = torch.from_numpy(largest_component(edge_index.numpy(), num_nodes))
     component = replace(
         dataset,
-        x=normalise_rows(select_rows(dataset.x, nodes)),
+        x=select_rows(dataset.x, nodes),
         edge_index=induced_subgraph(edge_index, num_nodes, nodes),
         y=dataset.y[nodes],
         masks={name: mask[nodes] for name, mask in dataset.masks.items()},
         network=None if dataset.network is None else dataset.network[nodes],
     )
     return component, nodes
-
-
-def normalise_rows(x: Tensor) -> Tensor:
-    """Divide every node's features by the sum of their absolute values.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Strided or sparse CSR.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-        In the layout of ``x``; a node without features keeps its zeros.
-    """
-    if x.layout != torch.sparse_csr:
-        total = x.abs().sum(dim=1, keepdim=True)
-        return x / torch.where(total > 0, total, torch.ones_like(total))
-    matrix = scipy_csr(x).copy()
-    sums = np.asarray(abs(matrix).sum(axis=1)).ravel()
-    row = np.repeat(np.arange(len(sums)), np.diff(matrix.indptr))
-    matrix.data /= np.where(sums > 0, sums, 1)[row]
-    return csr_tensor(matrix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from flower_fgl.config import RunConfig
@@ -11,6 +12,7 @@ from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.few_shot import draw_few_shot
 from flower_fgl.datasets.files import OwnedGraph, load_graph_file
+from flower_fgl.datasets.scaling import scale_client
 from flower_fgl.datasets.sparsity import Sparsity
 from flower_fgl.datasets.split import SplitFractions, parse_split, split_nodes
 from flower_fgl.errors import ConfigError, DataError
@@ -99,7 +101,12 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     if fractions is not None:
         masks = _split_owned(owned.dataset, fractions, config)
     client = owned.client_graph(0, masks)
-    return client if client.evaluation else in_setting(client, config)
+    if client.evaluation and config.feature_norm == "default":
+        return client  # exported in this setting, its features included
+    if not client.evaluation:
+        client = in_setting(client, config)
+    is_dense = client.graph.x.layout == torch.strided
+    return scale_client(client, config.scale_of_features(is_dense=is_dense))
 
 
 def _split_owned(

@@ -231,6 +231,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         "seed": config.partition_seed,
         "dataset": config.dataset,
     }
+    if config.feature_norm != "default":
+        key["feature_norm"] = config.feature_norm
     if config.has_unseen:
         key["hops"] = config.expansion_hops
     if config.setting == "few-shot":

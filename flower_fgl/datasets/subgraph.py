@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_fgl.datasets.client_graph import Graph
-from flower_fgl.errors import DataError
 from flower_fgl.unions import select_rows
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "induced_subgraph",
     "inductive_graphs",
     "owner_of_nodes",
-    "scale_features",
     "select_rows",
 ]
 
@@ -44,16 +42,12 @@ class InductiveGraphs:
         (``test``), all True.
     train_nodes : Tensor of shape (n,), int64
         Number of each node of ``train`` in the graph that was cut; ascending.
-    scaling : tuple of two Tensors of shape (d,), float64, or None
-        Mean and standard deviation by which features were standardised; ``None`` where
-        they are as they were.
     """
 
     train: Graph
     val: Graph
     test: Graph
     train_nodes: Tensor
-    scaling: tuple[Tensor, Tensor] | None = None
 
 
 def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
@@ -157,7 +151,7 @@ def cut_clients(
     ]
 
 
-def inductive_graphs(graph: Graph, *, standardise: bool = False) -> InductiveGraphs:
+def inductive_graphs(graph: Graph) -> InductiveGraphs:
     """Cut a client's graph into training, validation and test graphs.
 
     Parameters
@@ -165,25 +159,12 @@ def inductive_graphs(graph: Graph, *, standardise: bool = False) -> InductiveGra
     graph : Graph
         The client's graph with disjoint masks ``train``, ``val`` and ``test``. Nodes in
         no mask are left out.
-    standardise : bool
-        Whether to shift and scale each feature to mean 0 and variance 1 over the
-        client's training nodes, in all three graphs; a feature that is constant there
-        is only shifted. Without training nodes there are no statistics: features stay
-        as they are, and the log says so.
 
     Returns
     -------
     InductiveGraphs
-
-    Raises
-    ------
-    DataError
-        If sparse features are to be standardised, which would fill them in.
     """
     train_nodes = torch.nonzero(graph.masks["train"]).flatten()
-    scaling = _scaling(graph, train_nodes) if standardise else None
-    if scaling is not None:
-        graph = replace(graph, x=scale_features(graph.x, *scaling))
     train = _cut(graph, train_nodes)
     everywhere = torch.ones(train.num_nodes, dtype=torch.bool)
     masks = {"train": everywhere, "val": ~everywhere, "test": ~everywhere}
@@ -197,7 +178,6 @@ def inductive_graphs(graph: Graph, *, standardise: bool = False) -> InductiveGra
         val=evaluation[0],
         test=evaluation[1],
         train_nodes=train_nodes,
-        scaling=scaling,
     )
 
 
@@ -209,38 +189,3 @@ def _cut(graph: Graph, nodes: Tensor) -> Graph:
         y=graph.y[nodes],
         masks={},
     )
-
-
-def _scaling(graph: Graph, train_nodes: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return mean and deviation of dense features over the training nodes."""
-    if graph.x.layout != torch.strided:
-        raise DataError(
-            "Sparse features cannot be standardised without filling them in. Load them "
-            "dense, or use the features as they are."
-        )
-    if len(train_nodes) == 0:
-        logger.info(
-            "A client without training nodes keeps its features unstandardised."
-        )
-        return None
-    seen = graph.x[train_nodes].double()
-    std, mean = torch.std_mean(seen, dim=0, correction=0)
-    is_constant = (seen == seen[0]).all(dim=0)
-    return mean, torch.where(is_constant, torch.ones_like(std), std)
-
-
-def scale_features(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Shift and scale every feature.
-
-    Parameters
-    ----------
-    x : Tensor of shape (N, d), float32
-        Dense features.
-    mean, std : Tensor of shape (d,), float64
-        Subtracted, then divided by.
-
-    Returns
-    -------
-    Tensor of shape (N, d), float32
-    """
-    return ((x.double() - mean) / std).to(x.dtype)

@@ -78,7 +78,7 @@ def describe_model(
     -------
     ModelCard
     """
-    given = "rows" if config.has_unseen else "none"
+    how = config.scale_of_features(is_dense=True)
     return ModelCard(
         method=config.method,
         model=next(iter(federation.clients.values())).model,
@@ -87,6 +87,6 @@ def describe_model(
         num_layers=config.num_layers,
         class_names=federation.class_names,
         classifies_graphs=config.classifies_graphs,
-        scaling="lost" if config.setting == "inductive" else given,
+        scaling="lost" if how == "columns" else how,
         round=server_round,
     )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import warnings
 
 import numpy as np
@@ -17,7 +16,6 @@ from flower_fgl.datasets.subgraph import (
     owner_of_nodes,
     select_rows,
 )
-from flower_fgl.errors import DataError
 
 
 def sparse(x):
@@ -158,38 +156,6 @@ def test_an_inductive_cut_keeps_only_edges_within_each_set(path):
             name: [True, True]
         }
     torch.testing.assert_close(cut.test.x, path.x[4:6])
-
-
-def test_standardising_uses_the_statistics_of_local_training_nodes_only(path):
-    cut = inductive_graphs(path, standardise=True)
-    # training values 1, 3, 5: mean 3, variance 8/3; the second feature is 5 on all
-    scale = (8 / 3) ** 0.5
-    expected = torch.tensor([[-2 / scale, 0], [0, 0], [2 / scale, 0]])
-    torch.testing.assert_close(cut.train.x, expected)
-    torch.testing.assert_close(
-        cut.val.x, torch.tensor([[2 / scale, 0], [4 / scale, 1]])
-    )
-    assert cut.train.x.dtype == torch.float32
-    assert path.x[0, 0] == 1
-
-
-def test_sparse_features_are_cut_but_not_standardised(path):
-    graph = Graph(sparse(path.x), path.edge_index, path.y, path.masks)
-    cut = inductive_graphs(graph)
-    torch.testing.assert_close(cut.val.x.to_dense(), path.x[2:4])
-    with pytest.raises(DataError, match="Sparse features cannot be standardised"):
-        inductive_graphs(graph, standardise=True)
-
-
-def test_without_training_nodes_features_stay_and_the_log_says_so(path, caplog):
-    none = torch.zeros(8, dtype=torch.bool)
-    graph = Graph(path.x, path.edge_index, path.y, {**path.masks, "train": none})
-    with caplog.at_level(logging.INFO):
-        cut = inductive_graphs(graph, standardise=True)
-    assert cut.train.num_nodes == 0
-    assert cut.train.edge_index.shape == (2, 0)
-    torch.testing.assert_close(cut.test.x, path.x[4:6])
-    assert "without training nodes keeps its features unstandardised" in caplog.text
 
 
 def test_empty_validation_and_test_sets_give_graphs_without_nodes(path):

@@ -15,7 +15,6 @@ from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.components import (
     largest_component,
     largest_dataset,
-    normalise_rows,
 )
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
 from flower_fgl.datasets.owned import client_from_file
@@ -85,16 +84,6 @@ def test_the_largest_component_is_renumbered_with_all_that_belongs_to_it() -> No
     assert component.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     assert component.y.tolist() == [1, 0, 1]
     assert torch.equal(component.x, torch.eye(5)[nodes])
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")  # torch's beta notice
-def test_rows_are_divided_by_their_absolute_sum_sparse_or_not() -> None:
-    x = torch.tensor([[1.0, -3.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
-    expected = torch.tensor([[0.25, -0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-    assert torch.equal(normalise_rows(x), expected)
-    sparse = normalise_rows(x.to_sparse_csr())
-    assert sparse.layout == torch.sparse_csr
-    assert torch.equal(sparse.to_dense(), expected)
 
 
 def test_surroundings_stop_at_the_radius_and_where_nobody_may_pass() -> None:
