@@ -17,7 +17,7 @@ from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.training import DataLoss, load_state, state_of
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.nn import Backbone
-from flower_fgl.protocols.base import Payload
+from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedAvgClientApp"]
@@ -75,15 +75,16 @@ class FedAvgClientApp(FglClientApp):
     def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train the final weights on, keep the epoch best on validation nodes.
 
-        Ties go to the earlier epoch; zero epochs count as a candidate. Without
-        validation nodes the last epoch is kept. With ``check-every`` its rule holds.
+        The result stays with the client. Ties go to the earlier epoch; zero epochs
+        count as a candidate. Without validation nodes the last epoch is kept. With
+        ``check-every`` its rule holds.
         """
         model = client.build_model()
         load_state(model, download.tensors)
         epochs = client.config.hyper.finetune_epochs
         if client.config.check_every:
             loss = client.train(model, server_round, epochs=epochs)
-            return Fit(model, Weights(model.state_dict()), loss)
+            return Fit(model, Empty(), loss)
         best_score, best_state = _validation(client, model), state_of(model)
 
         def keep_best() -> None:
@@ -99,7 +100,7 @@ class FedAvgClientApp(FglClientApp):
             after_epoch=keep_best,
         )
         load_state(model, best_state)
-        return Fit(model, Weights(model.state_dict()), loss)
+        return Fit(model, Empty(), loss)
 
     def _finetune(self, message: Message, context: Context) -> Message:
         return self.handle_fit(message, context, self.finetune)

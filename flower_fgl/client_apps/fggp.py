@@ -17,8 +17,7 @@ alignment of both views' prototypes              ``view_contrast``
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -32,7 +31,7 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.nn.recording import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fggp import ModelAndPrototypes
-from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
+from flower_fgl.protocols.prototypes import Prototypes
 from flower_fgl.prototypes.views import (
     confidence_means,
     confident_labels,
@@ -144,10 +143,3 @@ class FGGPClientApp(FedAvgClientApp):
             return out
 
         return terms
-
-    def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train the final weights on as FedAvg does."""
-        fit = super().finetune(client, server_round, download)
-        weights = cast(Weights, fit.upload)
-        nothing = no_prototypes(self.table(client))
-        return replace(fit, upload=ModelAndPrototypes(weights.tensors, nothing))

@@ -17,7 +17,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.splitting import body_of
-from flower_fgl.protocols.base import Payload
+from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 from flower_fgl.strategies.averaging import (
@@ -178,10 +178,13 @@ class FedAvg(FglStrategy):
         number = self.config.rounds + 1
         self._round = RoundLog(number, phase="finetune")
         able = self.federation.trainable
-        messages = self.train_messages(number, able, action="finetune", is_scored=True)
-        uploads = self.read_uploads(self._by_partition(self.exchange(messages)))
+        messages = self.train_messages(
+            number, able, action="finetune", is_scored=True, brings_upload=False
+        )
+        replies = self._by_partition(self.exchange(messages))
+        tuned = self.read_uploads(replies, Empty)
         # whoever could not fine-tune scores what it has: all clients are in the table
         rest = self.evaluate_messages(number, is_local=True, is_global=False)
         self.evaluate(number, rest)
-        self._round.close(is_ok=bool(uploads), min_replies=self.config.min_replies)
+        self._round.close(is_ok=bool(tuned), min_replies=self.config.min_replies)
         self.record_round()
