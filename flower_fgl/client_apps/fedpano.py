@@ -35,18 +35,22 @@ from torch import Tensor, nn
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.fedpano_parts import Parts, assemble, build_parts
+from flower_fgl.client_apps.fedpano_parts import (
+    Parts,
+    assemble,
+    build_parts,
+    training_part,
+)
 from flower_fgl.client_apps.training import (
     load_state,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
 )
-from flower_fgl.nn import Backbone, SparseOperator, state_shapes
+from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.nn.augmentation import (
     gaussian_copies,
     mean_distance,
-    mean_rows,
     spread,
     synthesise,
 )
@@ -123,9 +127,10 @@ class FedPANOClientApp(FglClientApp):
         parts = assemble(client, Weights(weights))
         trainer = Trainer(client, parts, server_round=0)
         parts.personal.eval()
-        h, data = trainer.represent(), client.data
+        data = client.data
+        h = parts.personal.embed_nodes(data.training.inputs)
         test = data.columns[0]["test"] & (data.labels[0] >= 0)
-        labels, made = data.training.labels, trainer.synthetic(h)
+        labels, made = data.training.labels, trainer.synthetic(trainer.represent())
         return {
             "synthetic": (made.flatten(0, 1), labels.repeat_interleave(made.shape[1])),
             "test": (h[test], data.labels[0][test]),
@@ -153,7 +158,7 @@ class Trainer:
         data = client.data.training
         self.labels = data.labels
         self.own_labels = torch.searchsorted(parts.classes, data.labels)
-        self.around = neighbours_of(client)
+        self.part = training_part(client, parts.personal)
         self.noise = torch_generator(
             client.config.seed, server_round, client.partition_id, "noise"
         )
@@ -199,12 +204,12 @@ class Trainer:
         return {name: float(value) for name, value in terms.items()}
 
     def represent(self) -> Tensor:
-        """Return h of all nodes: (N, H)."""
-        return self.parts.personal.embed_nodes(self.client.data.training.inputs)
+        """Return h of the nodes that count: (M, H)."""
+        return self.parts.personal.embed_nodes(self.part.inputs)
 
     def step_parts(self, h: Tensor) -> dict[str, Tensor]:
         """Step on θ^g, θ^s and θ^c by ``L^s + L^c``, Eqs. (2) and (5)."""
-        nodes = h[self.client.data.training.index]
+        nodes = h[self.part.index]
         terms = {}
         if self.parts.shared.classifier is not None:
             logits = self.parts.shared.classifier(nodes)
@@ -219,23 +224,25 @@ class Trainer:
 
         Parameters
         ----------
-        h : Tensor of shape (N, H), float32
+        h : Tensor of shape (M, H), float32
             Representations, constant.
         """
         terms = {}
         if self.parts.generator is not None:
-            nodes = h[self.client.data.training.index]
-            terms = self.step_generator(nodes, self.around.matmul(h))
+            nodes = h[self.part.index]
+            terms = self.step_generator(nodes, self.part.around.matmul(h))
         return terms | self.step_classifier(self.synthetic(h))
 
     @torch.no_grad()
     def synthetic(self, h: Tensor) -> Tensor:
-        """Make ĥ of Eq. (6), or of nG, from h of all nodes: (n, m, H)."""
-        nodes = h[self.client.data.training.index]
+        """Make ĥ of Eq. (6), or of nG, from what :meth:`represent` gave: (n, m, H)."""
+        nodes = h[self.part.index]
         noise = self.draw_noise()
         if self.parts.generator is None:
             return gaussian_copies(nodes, noise)
-        return synthesise(self.parts.generator, nodes, self.around.matmul(h), noise)
+        return synthesise(
+            self.parts.generator, nodes, self.part.around.matmul(h), noise
+        )
 
     def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
         """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (n, H)."""
@@ -288,13 +295,3 @@ class Trainer:
                 ).items()
             }
             self.client.state.set_group("optimizer", moments)
-
-
-def neighbours_of(client: Client) -> SparseOperator:
-    """Return the mean over the neighbours of each training node: (n, N), made once."""
-    memo, key = client.data.memo, ("neighbours of training nodes",)
-    if key not in memo:
-        data = client.data.training
-        memo[key] = mean_rows(data.inputs.edge_index, data.index, data.inputs.num_nodes)
-    found: SparseOperator = memo[key]
-    return found

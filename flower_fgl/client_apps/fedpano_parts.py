@@ -1,4 +1,4 @@
-"""The modules of one FedPANO client: those it shares and those it keeps.
+"""The modules of one FedPANO client, and the part of its graph that they train on.
 
 Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
 68(1):112105, 2025.
@@ -14,14 +14,16 @@ from torch import Tensor, nn
 
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.training import load_state
-from flower_fgl.nn.augmentation import NodeGenerator
+from flower_fgl.nn import Backbone, GraphInput, SparseOperator
+from flower_fgl.nn.augmentation import NodeGenerator, mean_rows
 from flower_fgl.nn.personal import PersonalNet, RepNorm
+from flower_fgl.nn.receptive import receptive_field
 from flower_fgl.nn.shared_parts import SharedParts
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpano import FedPANOSettings
 from flower_fgl.seeds import seeded
 
-__all__ = ["Parts", "assemble", "build_parts"]
+__all__ = ["Parts", "TrainingPart", "assemble", "build_parts", "training_part"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,3 +97,48 @@ def assemble(client: Client, download: Weights) -> Parts:
     if parts.generator is not None:
         load_state(parts.generator, client.state.group("generator"))
     return parts
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingPart:
+    """What of a client's graph its training reads.
+
+    Parameters
+    ----------
+    inputs : GraphInput
+        The graph, or what gives the M nodes that count: the training nodes and their
+        neighbours.
+    index : Tensor of shape (n,), int64
+        Rows of the training nodes among them.
+    around : SparseOperator of shape (n, M)
+        Averages over the neighbours of each training node.
+    """
+
+    inputs: GraphInput
+    index: Tensor
+    around: SparseOperator
+
+
+def training_part(client: Client, model: Backbone) -> TrainingPart:
+    """Cut out what training reads, once for a graph and a backbone."""
+    memo, key = client.data.memo, ("training part", model.reach)
+    if key not in memo:
+        data = client.data.training
+        edges, size = data.inputs.edge_index, data.inputs.num_nodes
+        is_near = torch.zeros(size, dtype=torch.bool, device=edges.device)
+        is_near[data.index] = True
+        is_near[edges[0][is_near[edges[1]]]] = True
+        near = is_near.nonzero().squeeze(1)
+        part = model.reach and receptive_field(data.inputs, near, model.reach)
+        place = torch.arange(size, device=edges.device)
+        if part:
+            place[near] = torch.arange(len(near), device=edges.device)
+            size = len(near)
+            edges = edges[:, is_near[edges].all(0)]
+        memo[key] = TrainingPart(
+            part or data.inputs,
+            place[data.index],
+            mean_rows(place[edges], place[data.index], size),
+        )
+    found: TrainingPart = memo[key]
+    return found

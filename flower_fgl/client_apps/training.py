@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from flower_fgl.config import RunConfig
 from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.receptive import receptive_field
 
 __all__ = [
     "DataLoss",
@@ -41,11 +42,14 @@ class TrainingSet:
         Training nodes or graphs.
     labels : Tensor of shape (n,), int64
         Their classes.
+    fields : dict of int to (GraphInput or None)
+        What the training nodes are computed from, by reach: a memo.
     """
 
     inputs: GraphInput
     index: Tensor
     labels: Tensor
+    fields: dict[int, GraphInput | None] = field(default_factory=dict, init=False)
 
     def logits(self, model: Backbone, index: Tensor) -> Tensor:
         """Predict some of the items, for a gradient.
@@ -55,17 +59,28 @@ class TrainingSet:
         model : Backbone
             The network.
         index : Tensor of shape (b,), int64
-            Nodes, which need a pass over the whole graph, or graphs, of which only
-            these are passed through the model.
+            Nodes, which need a pass over the whole graph (all training nodes, if they
+            are few: over what they are computed from), or graphs, of which only these
+            are passed through the model.
 
         Returns
         -------
         Tensor of shape (b, C)
         """
         inputs = self.inputs
+        if inputs.batch is None and index is self.index and model.reach:
+            part = self.field_of(model.reach)
+            if part is not None:
+                return model(part)  # type: ignore[no-any-return]
         if inputs.batch is None or len(index) == inputs.num_graphs:
             return model(inputs)[index]  # type: ignore[no-any-return]
         return model(inputs.select(index))  # type: ignore[no-any-return]
+
+    def field_of(self, reach: int) -> GraphInput | None:
+        """Return the receptive field of the training nodes; ``None`` if it is large."""
+        if reach not in self.fields:
+            self.fields[reach] = receptive_field(self.inputs, self.index, reach)
+        return self.fields[reach]
 
 
 def make_optimizer(

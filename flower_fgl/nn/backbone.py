@@ -61,6 +61,15 @@ class Backbone(nn.Module):
     encoder: nn.Module
     classifier: nn.Module
 
+    @property
+    def reach(self) -> int | None:
+        """How many edges away a node is seen, layer by layer.
+
+        ``None`` where it cannot take a :func:`~flower_fgl.nn.receptive.receptive_field`
+        in place of the graph.
+        """
+        return None
+
     def __init__(
         self,
         *,

@@ -205,6 +205,14 @@ class GraphInput:
             )
         return self.union
 
+    def level(self, number: int) -> GraphInput:
+        """Return what layer ``number`` of a row of propagating layers sees: all of it.
+
+        Only the part that :func:`~flower_fgl.nn.receptive.receptive_field` cuts out
+        shows each layer less.
+        """
+        return self
+
     def with_features(self, x: Tensor) -> GraphInput:
         """Return the same edges, and what is kept of them, under other features.
 

@@ -74,9 +74,9 @@ class LayeredNet(Backbone):
         """Return what the encoder's last layer gives, linear: (N, hidden_channels)."""
         encoder: Any = self.encoder
         first, *rest = encoder
-        h = self.run_layer(first, graph, None)
-        for layer in rest:
-            h = self.run_layer(layer, graph, self._relu_dropout(h))
+        h = self.run_layer(first, graph.level(0), None)
+        for number, layer in enumerate(rest, start=1):
+            h = self.run_layer(layer, graph.level(number), self._relu_dropout(h))
         return h
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
@@ -87,7 +87,14 @@ class LayeredNet(Backbone):
         """Run the last layer: logits (N, C), for a readout (G, C)."""
         if self.has_linear_head:
             return super().head(h, graph)
-        return self.run_layer(self.classifier, graph, h)
+        encoder: Any = self.encoder
+        return self.run_layer(self.classifier, graph.level(len(encoder)), h)
+
+    @property
+    def reach(self) -> int | None:
+        """The number of layers that propagate."""
+        encoder: Any = self.encoder
+        return len(encoder) + (not self.has_linear_head)
 
 
 class GCN(LayeredNet):
@@ -136,6 +143,9 @@ class GAT(LayeredNet):
     2. The paper has ELU and drops attention and features too; here ReLU and dropout of
        hidden representations, as in the other backbones.
     """
+
+    reach = None
+    """Its edges are not cut out layer by layer."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Make a :class:`~torch_geometric.nn.GATConv`."""

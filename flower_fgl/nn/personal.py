@@ -122,6 +122,11 @@ class PersonalNet(Backbone):
         self.hidden_channels = encoder.hidden_channels
         self.dropout, self.readout = encoder.dropout, False
 
+    @property
+    def reach(self) -> int | None:
+        """That of the encoder."""
+        return self.encoder.reach
+
     def embed_nodes(self, graph: GraphInput) -> Tensor:
         """Return the bounded representation of each node: (N, H)."""
         return bound(self.encoder.represent(graph), self.rep_norm)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flower_fgl.client_apps import fedpano_parts
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp, Trainer
@@ -15,6 +16,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.errors import ConfigError
 from flower_fgl.methods import METHODS
+from flower_fgl.nn import receptive
 from flower_fgl.nn.shared_parts import SharedParts
 from flower_fgl.protocols.fedavg import Weights
 
@@ -117,8 +119,8 @@ def test_each_step_changes_only_what_it_is_meant_for() -> None:
         "generator": parts.generator,
     }
     h = trainer.represent()
-    nodes = h.detach()[trainer.client.data.training.index]
-    around = trainer.around.matmul(h.detach())
+    nodes = h.detach()[trainer.part.index]
+    around = trainer.part.around.matmul(h.detach())
     steps = [
         (lambda: trainer.step_parts(h), {"encoder", "generic", "own"}),
         (lambda: trainer.step_generator(nodes, around), {"generator"}),
@@ -128,6 +130,24 @@ def test_each_step_changes_only_what_it_is_meant_for() -> None:
         before = {name: values(module) for name, module in modules.items()}
         step()
         assert {n for n, m in modules.items() if changed(before[n], m)} == expected
+
+
+@pytest.mark.parametrize("model", ["graphsage:linear", "gcn:linear"])
+def test_training_reads_the_surroundings_of_the_training_nodes_only(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    general = {"model": model, "dropout": 0.0}
+    monkeypatch.setattr(receptive, "SHARE", 1.0)
+    found = []
+    for is_cut in (True, False):
+        client = make_client(train=2, general=general)
+        trainer = trainer_of(client)
+        assert (trainer.part.inputs is not client.data.training.inputs) == is_cut
+        terms = trainer.run(3)
+        parts = trainer.parts
+        found.append((terms, values(parts.shared), values(parts.own)))
+        monkeypatch.setattr(fedpano_parts, "receptive_field", lambda *_: None)
+    torch.testing.assert_close(*found)
 
 
 def test_without_own_classifier_synthetic_nodes_train_the_generic_one() -> None:
