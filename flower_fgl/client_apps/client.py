@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.state import ClientState
@@ -28,12 +28,14 @@ from flower_fgl.nn import (
     deal_models,
     state_shapes,
 )
+from flower_fgl.nn.sparse import lay_out_for_sparse
 from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
 
 __all__ = ["Client"]
 
 EMPTY = Scores(0, math.nan, math.nan, math.nan)
 MASKED = "test_masked"
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(eq=False)
@@ -104,6 +106,12 @@ class Client:
                 readout=self.config.classifies_graphs,
                 initialise=initialise,
             )
+        return self.settle(model)
+
+    def settle(self, model: Module) -> Module:
+        """Put a network on the client's device, laid out for the client's features."""
+        if self.data.graph.graph.x.layout == torch.sparse_csr:
+            lay_out_for_sparse(model, self.data.graph.num_features)
         return model if self.device.type == "cpu" else model.to(self.device)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -82,7 +82,7 @@ def build_parts(client: Client) -> Parts:
     personal = PersonalNet(shared.encoder, classifier, chosen, len(every), norm)
     for module in (shared, personal, generator):
         if module is not None:
-            module.to(client.device)
+            client.settle(module)
     return Parts(shared, own, generator, personal, classes)
 
 

@@ -25,6 +25,9 @@ __all__ = [
     "train_epochs",
 ]
 
+FEW = 0.1
+"""Share of the nodes up to which training nodes are few."""
+
 DataLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Loss of a step's nodes or graphs, in place of the cross-entropy: takes logits (b, C),
 classes (b,) and numbers (b,) of them, returns a scalar."""
@@ -77,9 +80,16 @@ class TrainingSet:
         return model(inputs.select(index))  # type: ignore[no-any-return]
 
     def field_of(self, reach: int) -> GraphInput | None:
-        """Return the receptive field of the training nodes; ``None`` if it is large."""
+        """Return the receptive field of the training nodes; ``None`` if it is large.
+
+        It is not looked for unless they are few: of a fifth of the nodes it is most of
+        the graph.
+        """
         if reach not in self.fields:
-            self.fields[reach] = receptive_field(self.inputs, self.index, reach)
+            are_few = len(self.index) <= FEW * self.inputs.num_nodes
+            self.fields[reach] = (
+                receptive_field(self.inputs, self.index, reach) if are_few else None
+            )
         return self.fields[reach]
 
 
@@ -136,8 +146,12 @@ def restore_optimizer(
         parameter = parameters.get(name)
         if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
             continue
-        # the step counter of fused Adam lives where its parameter does
-        optimizer.state[parameter][key] = tensor.to(parameter.device)
+        # fused optimizers want moments in their parameter's layout, and the step counter
+        # where the parameter is
+        kept = tensor.to(parameter.device)
+        if tensor.dim():
+            kept = torch.empty_like(parameter).copy_(kept)
+        optimizer.state[parameter][key] = kept
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:

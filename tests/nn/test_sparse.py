@@ -12,6 +12,7 @@ from flower_fgl.nn.sparse import (
     SparseOperator,
     csr_matrix,
     index_sum,
+    lay_out_for_sparse,
 )
 
 
@@ -206,3 +207,29 @@ def test_a_matrix_given_with_its_transpose_multiplies_both_ways() -> None:
     assert out.tolist() == [[201.0], [30.0]]
     out.backward(torch.tensor([[1.0], [10.0]]))
     assert dense.grad.tolist() == [[1.0], [30.0], [2.0]]
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_weights_laid_out_by_columns_train_as_before(name: str) -> None:
+    row, column, value = entries(30, 50, 200)
+    x = SparseOperator.from_entries(row, column, value, (30, 50))
+    found = []
+    for is_laid_out in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(50, 8), torch.nn.Linear(8, 3))
+        if is_laid_out:
+            lay_out_for_sparse(model, 50)
+            assert model[0].weight.t().is_contiguous()
+            assert model[1].weight.is_contiguous()
+        options = {"lr": 0.1, "weight_decay": 0.01, "fused": True}
+        optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+        for _ in range(4):
+            optimizer.zero_grad()
+            h = x.matmul(model[0].weight.t(), model[0].bias)
+            model[1](h).square().mean().backward()
+            optimizer.step()
+        if is_laid_out:  # no copy was made
+            assert model[0].weight.grad.stride() == model[0].weight.stride()
+        found.append({n: t.contiguous() for n, t in model.state_dict().items()})
+    for key, tensor in found[0].items():
+        assert torch.equal(tensor, found[1][key])
