@@ -117,7 +117,11 @@ def make_optimizer(
         "sgd": torch.optim.SGD,
     }
     rate = config.lr if lr is None else lr
-    options = {"lr": rate, "weight_decay": config.weight_decay, "fused": True}
+    # fused steps copy what is laid out by columns; SGD is as fast without
+    is_fused = config.optimizer != "sgd" or all(
+        parameter.is_contiguous() for parameter in model.parameters()
+    )
+    options = {"lr": rate, "weight_decay": config.weight_decay, "fused": is_fused}
     return kinds[config.optimizer](model.parameters(), **options)  # type: ignore[arg-type]
 
 
