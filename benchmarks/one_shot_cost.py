@@ -93,6 +93,8 @@ def main() -> None:
             for width in options.widths:
                 is_whole = method == "opfgl" and width == options.widths[0]
                 short = {"rounds": 1, "hidden-channels": width}
+                if method == "fedavg":
+                    short["fedavg.finetune-epochs"] = 0
                 if not is_whole:
                     short |= {"local-epochs": 1, "check-every": 1}
                 run = run_with(values, short)
