@@ -105,7 +105,8 @@ class ClientData:
     def num_bytes(self) -> int:
         """Memory of features, edges and the memo, in bytes, caches estimated."""
         graphs = [self.graph.graph, *self.graph.evaluation]
-        return _memo_bytes(self.memo) + sum(
+        kept = _memo_bytes(self.memo) + _memo_bytes(self.training.fields)
+        return kept + sum(
             3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
         )
 

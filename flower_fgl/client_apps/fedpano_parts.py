@@ -118,6 +118,11 @@ class TrainingPart:
     index: Tensor
     around: SparseOperator
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what was cut out of the graph, in bytes."""
+        return int(getattr(self.inputs, "num_bytes", 0))
+
 
 def training_part(client: Client, model: Backbone) -> TrainingPart:
     """Cut out what training reads, once for a graph and a backbone."""

@@ -56,7 +56,7 @@ def receptive_field(
         return None
     place = torch.full((graph.num_nodes,), -1, device=nodes.device)
     place[nodes] = torch.arange(len(nodes), device=nodes.device)
-    levels: list[GraphInput] = []
+    levels: list[_Level] = []
     for size, inner in zip(extents[:0:-1], extents[-2::-1], strict=True):
         levels.append(_Level(graph, nodes[:size], inner, place, levels))
     return levels[0]
@@ -93,7 +93,7 @@ class _Level(GraphInput):
         The first so many come out; all their neighbours are among ``nodes``.
     place : Tensor of shape (N,), int64
         Place of each node in ``nodes``.
-    levels : list of GraphInput
+    levels : list of _Level
         All levels, the first layer's first.
     """
 
@@ -103,7 +103,7 @@ class _Level(GraphInput):
         nodes: Tensor,
         inner: int,
         place: Tensor,
-        levels: list[GraphInput],
+        levels: list[_Level],
     ) -> None:
         self.topology, self.union = whole.topology, None
         self._whole, self._nodes, self._inner = whole, nodes, inner
@@ -116,6 +116,21 @@ class _Level(GraphInput):
     def num_nodes(self) -> int:
         """Number of nodes whose representations come in."""
         return len(self._nodes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept of all levels, in bytes.
+
+        Of a matrix its entries, 8 bytes each and direction.
+        """
+        kept: list[Tensor | SparseOperator] = []
+        for level in self._levels:
+            for table in (level._rows, level._operators, level._filtered):
+                kept += table.values()
+        return sum(
+            t.nbytes if isinstance(t, Tensor) else 2 * 8 * t.matrix.values().numel()
+            for t in kept
+        )
 
     def level(self, number: int) -> GraphInput:
         """Return what layer ``number`` sees."""
