@@ -2,10 +2,12 @@
 
     python benchmarks/few_shot_rounds.py                        # Coauthor CS, 3 shots
     python benchmarks/few_shot_rounds.py --dataset computers --shots 10
+    python benchmarks/few_shot_rounds.py --whole-run local ray --rounds 500
 
 Methods take turns over the whole graph and over its part (``nn/receptive.py``), in the
 local engine with one thread, 10 METIS clients of which half train; shown are medians over
-the rounds after the warm-up, none of which is scored.
+the rounds after the warm-up, none of which is scored. ``--whole-run`` instead times one run
+of the last method by each engine, from start to end and scored every 50 rounds.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
+import time
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from flower_fgl.nn import receptive
 from flower_fgl.running import run_one
+from flower_fgl.runs import Run
 
 METHODS = ("local", "fedavg", "fedper", "fedpano")
 WARM_UP = 2
@@ -31,36 +36,59 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="measured, in each turn")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--whole-run", nargs="+", choices=["local", "ray"])
     return parser.parse_args()
+
+
+def settings(options: argparse.Namespace, method: str) -> dict[str, Any]:
+    return {
+        "method": method,
+        "dataset": options.dataset,
+        "setting": "few-shot",
+        "shots": options.shots,
+        "model": "graphsage:linear",
+        "hidden-channels": 128,
+        "dropout": 0.0,
+        "clients": 10,
+        "participation": 0.5,
+        "rounds": options.rounds,
+        "local-epochs": 5,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "optimizer-state": "reset",
+        "evaluate-every": 50,
+    }
+
+
+def time_run(options: argparse.Namespace, engine: str) -> tuple[float, Run]:
+    """Return the seconds of a whole run."""
+    with tempfile.TemporaryDirectory() as folder:
+        values = {**settings(options, options.methods[-1]), "output-dir": folder}
+        start = time.perf_counter()
+        run = run_one(values, engine=engine, workers=None)
+        return time.perf_counter() - start, run
+
+
+def bytes_of(run: Run) -> str:
+    """Return the bytes of a round, and FedPANO's formula: 4(P_g + P_s + P_φ) a client."""
+    up, down = (sum(run.rounds[-2]["bytes"][way].values()) for way in ("up", "down"))
+    if run.config["method"] != "fedpano":
+        return f"bytes of a round: {up:,} up, {down:,} down"
+    client = run.clients[0]
+    h, d, c = 128, client["num_features"], len(client["class_names"])
+    parameters = (2 * d * h + h) + (2 * h * h + h) + (h * c + c) + (3 * h * h + 2 * h)
+    stated = 4 * parameters * run.rounds[-2]["replies"]
+    return f"bytes of a round: {up:,} up, {down:,} down, formula {stated:,}"
 
 
 def measure(options: argparse.Namespace, method: str, share: float) -> list[float]:
     """Return seconds per round; ``share`` is the largest part that is cut out."""
     usual, receptive.SHARE = receptive.SHARE, share
+    changes = {"rounds": WARM_UP + options.rounds, "evaluate-every": 1000}
     try:
         with tempfile.TemporaryDirectory() as folder:
-            run = run_one(
-                {
-                    "method": method,
-                    "dataset": options.dataset,
-                    "setting": "few-shot",
-                    "shots": options.shots,
-                    "model": "graphsage:linear",
-                    "hidden-channels": 128,
-                    "dropout": 0.0,
-                    "clients": 10,
-                    "participation": 0.5,
-                    "rounds": WARM_UP + options.rounds,
-                    "local-epochs": 5,
-                    "optimizer": "sgd",
-                    "lr": 0.1,
-                    "optimizer-state": "reset",
-                    "evaluate-every": 1000,
-                    "output-dir": folder,
-                },
-                engine="local",
-                workers=None,
-            )
+            values = {**settings(options, method), **changes, "output-dir": folder}
+            run = run_one(values, engine="local", workers=None)
     finally:
         receptive.SHARE = usual
     # the last round is scored
@@ -69,6 +97,15 @@ def measure(options: argparse.Namespace, method: str, share: float) -> list[floa
 
 def main() -> None:
     options = arguments()
+    for engine in options.whole_run or ():
+        seconds, run = time_run(options, engine)
+        sent = {way: sum(n.values()) for way, n in run.rounds[-2]["bytes"].items()}
+        print(
+            f"{options.methods[-1]}, {engine}: {options.rounds} rounds in {seconds:.0f} s"
+        )
+        print(f"bytes of a round, all clients: {sent}")
+    if options.whole_run:
+        return
     table = Table(
         "method", "whole graph", "part", "ratio",
         title=f"seconds a round, {options.dataset}, {options.shots} shots",
