@@ -99,11 +99,8 @@ def main() -> None:
     options = arguments()
     for engine in options.whole_run or ():
         seconds, run = time_run(options, engine)
-        sent = {way: sum(n.values()) for way, n in run.rounds[-2]["bytes"].items()}
-        print(
-            f"{options.methods[-1]}, {engine}: {options.rounds} rounds in {seconds:.0f} s"
-        )
-        print(f"bytes of a round, all clients: {sent}")
+        row = f"{options.methods[-1]}, {engine} engine, {options.rounds} rounds"
+        print(f"{row}: {seconds:.0f} s, {bytes_of(run)}")
     if options.whole_run:
         return
     table = Table(
