@@ -8,16 +8,18 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.errors import PayloadError
+from flower_fgl.one_shot.objective import (
+    alignment_loss,
+    link_weights,
+    propagated,
+    smoothness_loss,
+)
 from flower_fgl.one_shot.pseudo_graph import (
     GeneratorSettings,
     LinkPredictor,
     PseudoGraphGenerator,
-    alignment_loss,
     generate,
-    link_weights,
-    propagated,
     pseudo_counts,
-    smoothness_loss,
 )
 
 C, D = 3, 5
