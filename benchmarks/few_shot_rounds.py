@@ -71,27 +71,27 @@ def time_run(options: argparse.Namespace, engine: str) -> tuple[float, Run]:
 
 def bytes_of(run: Run) -> str:
     """Return the bytes of a round, and FedPANO's formula: 4(P_g + P_s + P_φ) a client."""
-    up, down = (sum(run.rounds[-2]["bytes"][way].values()) for way in ("up", "down"))
+    up, down = (sum(run.rounds[0]["bytes"][way].values()) for way in ("up", "down"))
     if run.config["method"] != "fedpano":
         return f"bytes of a round: {up:,} up, {down:,} down"
     client = run.clients[0]
     h, d, c = 128, client["num_features"], len(client["class_names"])
     parameters = (2 * d * h + h) + (2 * h * h + h) + (h * c + c) + (3 * h * h + 2 * h)
-    stated = 4 * parameters * run.rounds[-2]["replies"]
+    stated = 4 * parameters * run.rounds[0]["replies"]
     return f"bytes of a round: {up:,} up, {down:,} down, formula {stated:,}"
 
 
 def measure(options: argparse.Namespace, method: str, share: float) -> list[float]:
     """Return seconds per round; ``share`` is the largest part that is cut out."""
     usual, receptive.SHARE = receptive.SHARE, share
-    changes = {"rounds": WARM_UP + options.rounds, "evaluate-every": 1000}
+    # the last round is scored, and left out
+    changes = {"rounds": WARM_UP + options.rounds + 1, "evaluate-every": 1000}
     try:
         with tempfile.TemporaryDirectory() as folder:
             values = {**settings(options, method), **changes, "output-dir": folder}
             run = run_one(values, engine="local", workers=None)
     finally:
         receptive.SHARE = usual
-    # the last round is scored
     return [row["seconds"]["total"] for row in run.rounds[WARM_UP:-1]]
 
 

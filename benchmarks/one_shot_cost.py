@@ -6,7 +6,7 @@
 Runs the first seed with 10 clients of experiments/opfgl-table1-DATASET.toml by the local
 engine; the bytes of other widths are those of runs of one epoch. Stages are means over the
 clients, which stop at different epochs. Bytes are of all clients: statistics up,
-4·M·(2D + 2) for M classes sent (mean, variance and two counts of each), and the
+4·M·(2D + 2) for M classes sent (mean, variance and two counts of each; D = 2d), and the
 pseudo-graph down, 4·(s·d + s + s²) for s pseudo-nodes and each client.
 """
 

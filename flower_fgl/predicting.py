@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.files import load_graph_file
+from flower_fgl.datasets.files import OwnedGraph, load_graph_file
 from flower_fgl.datasets.scaling import normalise_rows, scale_features
 from flower_fgl.errors import DataError
 from flower_fgl.model_files import ModelCard, SavedModel, load_model
@@ -63,11 +63,26 @@ def predict(model: Path, graph: Path) -> Prediction:
     """
     saved = load_model(model)
     owned = load_graph_file(graph.expanduser(), needs_labels=False)
-    dataset = _fitting(owned.dataset, saved, graph)
+    dataset = _fitting(_as_measured(owned, saved, graph), saved, graph)
     with torch.inference_mode():
         logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
     nodes = owned.names or tuple(map(str, owned.node_ids.tolist()))
     return Prediction(nodes, logits.softmax(dim=1), saved.card)
+
+
+def _as_measured(owned: OwnedGraph, saved: SavedModel, path: Path) -> NodeDataset:
+    """Take back the scaling of an exported file; of rows that cannot be done."""
+    dataset, scaling = owned.dataset, owned.scaling
+    if scaling is None or (scaling.kind == "rows" == saved.card.scaling):
+        return dataset
+    if scaling.statistics is None:
+        raise DataError(
+            f"The features in {path} were divided by their sums when it was exported, but "
+            "the model expects them as they were measured. Export the file with "
+            'feature-norm = "none".'
+        )
+    mean, std = scaling.statistics
+    return replace(dataset, x=scale_features(dataset.x, -mean / std, 1 / std))
 
 
 def _fitting(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset:

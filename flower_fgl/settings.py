@@ -101,9 +101,9 @@ class GeneralSettings:
     )
     feature_norm: str = option(
         "default",
-        "features: each node's divided by their sum (rows), each feature standardised over "
-        "the client's training nodes (columns), as given (none), or what the setting's "
-        "paper does",
+        "features: each node's divided by their absolute sum (rows), each feature "
+        "standardised over the client's training nodes (columns), as given (none), or "
+        "what the setting's paper does",
         choices="default none rows columns",
     )
     feature_sparsity: float = option(

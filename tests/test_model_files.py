@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from flower_fgl import METHODS, simulate
 from flower_fgl.client_apps.keeping import is_better
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
+from flower_fgl.datasets.scaling import scale_client
 from flower_fgl.errors import DataError, RunError
 from flower_fgl.model_files import ModelCard, load_model, read_card, save_model
 from flower_fgl.nn import GraphInput, build_model
@@ -284,6 +285,29 @@ def test_features_are_standardised_as_they_were_in_training(tmp_path: Path) -> N
     # the aggregated model cannot know whose statistics to use
     with pytest.raises(DataError, match="statistics of its own"):
         predict(run.path, Path(node["graph"]))
+
+
+def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> None:
+    raw = owner_graphs()[0]
+    graphs = [scale_client(graph, "columns") for graph in owner_graphs()]
+    nodes = saved(tmp_path / "graphs", graphs)
+    node = {**nodes[0], "model-dir": str(tmp_path / "models")}
+    run = run_owners([node], tmp_path / "run")
+    model = kept(tmp_path, "ash")
+    card = read_card(model)
+    assert card is not None
+    assert card.scaling == "kept"
+    save_client_graph(tmp_path / "raw.npz", raw)
+    one, other = (
+        predict(model, place) for place in (Path(node["graph"]), tmp_path / "raw.npz")
+    )
+    torch.testing.assert_close(one.probabilities, other.probabilities)
+    # the aggregated model cannot know whose statistics to use
+    assert load_model(run.path).card.scaling == "lost"
+    rows = scale_client(raw, "rows")
+    save_client_graph(tmp_path / "rows.npz", rows)
+    with pytest.raises(DataError, match="expects them as they were measured"):
+        predict(model, tmp_path / "rows.npz")
 
 
 def test_rows_are_normalised_as_they_were_in_training(

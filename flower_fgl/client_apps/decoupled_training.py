@@ -247,7 +247,8 @@ class LocalTraining:
         decay = 2 * self.hyper.lambda_reg
         is_decoupled = self.hyper.reg_step == "decoupled"
         for name, weight in self.net.backbone.named_parameters():
-            weight.grad = parts[name]
+            # in the weight's own layout, through which fused steps walk
+            weight.grad = torch.empty_like(weight).copy_(parts[name])
             if name.endswith("bias"):
                 continue
             if is_decoupled:

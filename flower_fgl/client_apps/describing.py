@@ -118,4 +118,5 @@ def describe(
         partition_sha256=data.partition_sha256,
         public_key=public_key,
         name=name,
+        scale=graph.scale,
     )

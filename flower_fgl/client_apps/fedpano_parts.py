@@ -121,7 +121,8 @@ class TrainingPart:
     @property
     def num_bytes(self) -> int:
         """Memory of what was cut out of the graph, in bytes."""
-        return int(getattr(self.inputs, "num_bytes", 0))
+        entries = self.around.matrix.values().numel()
+        return int(getattr(self.inputs, "num_bytes", 0)) + 2 * 8 * entries
 
 
 def training_part(client: Client, model: Backbone) -> TrainingPart:
@@ -134,7 +135,8 @@ def training_part(client: Client, model: Backbone) -> TrainingPart:
         is_near[data.index] = True
         is_near[edges[0][is_near[edges[1]]]] = True
         near = is_near.nonzero().squeeze(1)
-        part = model.reach and receptive_field(data.inputs, near, model.reach)
+        reach = model.reach
+        part = receptive_field(data.inputs, near, reach) if reach else None
         place = torch.arange(size, device=edges.device)
         if part:
             place[near] = torch.arange(len(near), device=edges.device)

@@ -16,7 +16,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from flwr.app import Context
 
 from flower_fgl.client_apps.client import Client
@@ -101,7 +100,9 @@ def keep_model(
         if kept is not None and not is_better(validation, kept.validation):
             return
         card = card_of(client, model, name, server_round, validation)
-        save_model(folder, model.state_dict(), card, client.data.graph.scaling)
+        scaling = client.data.graph.scaling
+        statistics = None if scaling is None else scaling.statistics
+        save_model(folder, model.state_dict(), card, statistics)
         replace_file(folder / "model.json", f"{card.to_json()}\n".encode())
     except RunError as error:  # the round counts, whether this disk is full or not
         log.warning("The model of round %s was not kept: %s", server_round, error)
@@ -129,9 +130,7 @@ def card_of(
 ) -> ModelCard:
     """Describe a client's model."""
     graph, config = client.data.graph, client.config
-    how = config.scale_of_features(is_dense=graph.graph.x.layout == torch.strided)
-    if how == "columns":
-        how = "lost" if graph.scaling is None else "kept"
+    scales = {"none": "none", "rows": "rows", "columns": "kept"}
     return ModelCard(
         method=config.method,
         model=client.model_name,
@@ -140,7 +139,7 @@ def card_of(
         num_layers=config.num_layers,
         class_names=graph.class_names,
         classifies_graphs=config.classifies_graphs,
-        scaling=how,
+        scaling=scales[graph.scale],
         round=server_round,
         owner=owner,
         validation=validation,

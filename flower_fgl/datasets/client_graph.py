@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flower_fgl.errors import DataError
 
-__all__ = ["ClientGraph", "Graph", "GraphDataset", "NodeDataset"]
+__all__ = ["ClientGraph", "Graph", "GraphDataset", "NodeDataset", "Scaling"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +144,31 @@ class Graph:
 
 
 @dataclass(frozen=True, eq=False)
+class Scaling:
+    """How features were brought to one scale.
+
+    Parameters
+    ----------
+    kind : {"rows", "columns"}
+        Each node's were divided by the sum of their absolute values, or each feature
+        standardised.
+    mean, std : Tensor of shape (d,), float64, or None
+        With ``columns``, what was subtracted and divided by.
+    """
+
+    kind: str
+    mean: Tensor | None = None
+    std: Tensor | None = None
+
+    @property
+    def statistics(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and deviation, of shape (d,) each; ``None`` with ``rows``."""
+        if self.mean is None or self.std is None:
+            return None
+        return self.mean, self.std
+
+
+@dataclass(frozen=True, eq=False)
 class ClientGraph:
     """All that one client sees.
 
@@ -162,9 +187,8 @@ class ClientGraph:
     node_ids : Tensor of shape (N,) or (G,), int64
         Number of each node of ``graph``, or with ``batch`` of each graph, in the source
         data; ascending.
-    scaling : tuple of two Tensors of shape (d,), float64, or None
-        Mean and standard deviation by which an owner's features were standardised;
-        ``None`` where they are as they were given.
+    scaling : Scaling or None
+        How features were brought to one scale; ``None`` where they are as given.
     """
 
     partition_id: int
@@ -172,7 +196,7 @@ class ClientGraph:
     class_names: tuple[str, ...]
     node_ids: Tensor
     evaluation: tuple[Graph, ...] = ()
-    scaling: tuple[Tensor, Tensor] | None = None
+    scaling: Scaling | None = None
 
     @property
     def num_features(self) -> int:
@@ -183,6 +207,11 @@ class ClientGraph:
     def num_classes(self) -> int:
         """Number of classes C."""
         return len(self.class_names)
+
+    @property
+    def scale(self) -> str:
+        """How features were scaled: ``none``, ``rows`` or ``columns``."""
+        return "none" if self.scaling is None else self.scaling.kind
 
     @property
     def held(self) -> tuple[Graph, ...]:

@@ -16,6 +16,9 @@ The ``.npz`` holds plain arrays only; pickled objects are refused:
     (N,) bool, optional: a split.
 ``node_ids``
     (N,) integers, ascending, optional.
+``feature_scale``
+    Text, optional: that the features were scaled by ``rows``, or by ``columns`` with
+    ``feature_mean`` and ``feature_std``, (d,) floats. What ``export`` writes.
 ``evaluation_0_x``, …
     Optional: further graphs to be scored on only, each with the keys above.
 
@@ -35,7 +38,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.datasets.attempts import Attempts
-from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset, Scaling
 from flower_fgl.datasets.csv_folder import read_csv_folder
 from flower_fgl.datasets.graph_arrays import (
     GRAPH_KEYS,
@@ -56,6 +59,7 @@ __all__ = [
 ]
 
 EVALUATION = re.compile(r"evaluation_(\d+)_(\w+)")
+SCALING = ("feature_scale", "feature_mean", "feature_std")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +76,15 @@ class OwnedGraph:
         Further graphs on which the owner's model is scored only.
     names : tuple of str
         Length N: the owner's ids of the nodes where they are text, else empty.
+    scaling : Scaling or None
+        How the features were scaled before they were written.
     """
 
     dataset: NodeDataset
     node_ids: Tensor
     evaluation: tuple[Graph, ...] = ()
     names: tuple[str, ...] = ()
+    scaling: Scaling | None = None
 
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
@@ -115,6 +122,7 @@ class OwnedGraph:
             class_names=self.dataset.class_names,
             node_ids=self.node_ids,
             evaluation=self.evaluation,
+            scaling=self.scaling,
         )
 
 
@@ -193,10 +201,11 @@ def _load(path: Path, attempt: Attempts, *, needs_labels: bool) -> OwnedGraph | 
     evaluation = attempt(
         _evaluation_graphs, arrays, where, dataset.class_names, dataset.num_features
     )
-    if node_ids is None or evaluation is None:
+    scaling = attempt(_scaling, arrays, dataset.num_features, where)
+    if node_ids is None or evaluation is None or attempt.problems:
         return None
     names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
-    return OwnedGraph(dataset, node_ids, evaluation, names)
+    return OwnedGraph(dataset, node_ids, evaluation, names, scaling)
 
 
 def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -220,9 +229,30 @@ def _num_rows(arrays: Mapping[str, Array]) -> int:
 
 def _is_known(key: str) -> bool:
     nested = EVALUATION.fullmatch(key)
-    return key in ("class_names", "node_ids") or (
+    return key in ("class_names", "node_ids", *SCALING) or (
         (nested[2] if nested else key) in GRAPH_KEYS
     )
+
+
+def _scaling(
+    arrays: Mapping[str, Array], num_features: int, where: str
+) -> Scaling | None:
+    scale, *statistics = (arrays.get(key) for key in SCALING)
+    if scale is None:
+        return None
+    kind = str(scale)
+    if kind == "rows":
+        return Scaling(kind)
+    if kind != "columns" or any(
+        a is None or a.shape != (num_features,) or a.dtype.kind != "f"
+        for a in statistics
+    ):
+        raise DataError(
+            f'{where}: feature_scale must be "rows", or "columns" with feature_mean and '
+            f"feature_std of {num_features} floats each, got {kind!r}. Leave all three "
+            "away if the features are as they were measured."
+        )
+    return Scaling(kind, *(torch.from_numpy(np.float64(a)) for a in statistics))
 
 
 def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:

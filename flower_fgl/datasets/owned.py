@@ -101,12 +101,19 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     if fractions is not None:
         masks = _split_owned(owned.dataset, fractions, config)
     client = owned.client_graph(0, masks)
-    if client.evaluation and config.feature_norm == "default":
-        return client  # exported in this setting, its features included
     if not client.evaluation:
         client = in_setting(client, config)
-    is_dense = client.graph.x.layout == torch.strided
-    return scale_client(client, config.scale_of_features(is_dense=is_dense))
+    if client.scaling is None:
+        is_dense = client.graph.x.layout == torch.strided
+        return scale_client(client, config.scale_of_features(is_dense=is_dense))
+    if config.feature_norm not in ("default", client.scaling.kind):
+        raise DataError(
+            "The features of this file were scaled when it was exported, with "
+            f'feature-norm = "{client.scaling.kind}", but this run asks for '
+            f'"{config.feature_norm}". Export it with feature-norm = "none", or set '
+            'feature-norm = "default".'
+        )
+    return client
 
 
 def _split_owned(

@@ -45,6 +45,11 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     arrays = _graph_arrays(client.graph, "")
     arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
     arrays["node_ids"] = client.node_ids.numpy()
+    if client.scaling is not None:
+        arrays["feature_scale"] = np.array(client.scaling.kind)
+        statistics = client.scaling.statistics or ()
+        names_of = ("feature_mean", "feature_std")
+        arrays |= {k: t.numpy() for k, t in zip(names_of, statistics, strict=False)}
     for i, graph in enumerate(client.evaluation):
         arrays |= _graph_arrays(graph, f"evaluation_{i}_")
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")

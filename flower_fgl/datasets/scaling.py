@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.datasets.canonical import csr_tensor, scipy_csr
-from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.errors import DataError
 
 __all__ = ["normalise_rows", "scale_client", "scale_features"]
@@ -35,7 +35,7 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
     Returns
     -------
     ClientGraph
-        With ``scaling`` if ``how`` is ``"columns"``.
+        With ``scaling`` if features were changed.
 
     Raises
     ------
@@ -43,14 +43,15 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
         If sparse features are to be standardised, which would fill them in.
     """
     if how == "rows":
-        return _with_features(client, normalise_rows)
+        rows = _with_features(client, normalise_rows)
+        return replace(rows, scaling=Scaling("rows"))
     if how == "none":
         return client
     scaling = _statistics(client.graph)
     if scaling is None:
         return client
     scaled = _with_features(client, lambda x: scale_features(x, *scaling))
-    return replace(scaled, scaling=scaling)
+    return replace(scaled, scaling=Scaling("columns", *scaling))
 
 
 def _with_features(

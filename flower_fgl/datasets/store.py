@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.canonical import quiet_csr
-from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.partition import (
     GRAPH_RULES,
     NETWORK_RULES,
@@ -128,7 +128,11 @@ class ClientStore:
             raise DataError(
                 f"{self.folder} cannot be read back after writing. Check the disk."
             )
-        return _unpack(data, partition_id, tuple(names))
+        client = _unpack(data, partition_id, tuple(names))
+        is_dense = client.graph.x.layout == torch.strided
+        if self.config.scale_of_features(is_dense=is_dense) == "rows":
+            return replace(client, scaling=Scaling("rows"))
+        return client
 
     def _reread(self) -> ClientStore | None:
         """Return the store as another process has rebuilt it meanwhile, if it has."""
@@ -231,8 +235,9 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         "seed": config.partition_seed,
         "dataset": config.dataset,
     }
-    if config.feature_norm != "default":
-        key["feature_norm"] = config.feature_norm
+    scale = config.scale_of_features(is_dense=True)
+    if config.feature_norm != "default" or scale == "columns":
+        key["feature_norm"] = scale
     if config.has_unseen:
         key["hops"] = config.expansion_hops
     if config.setting == "few-shot":
@@ -305,6 +310,8 @@ def _fill(
 
 def _pack(client: ClientGraph) -> bytes:
     tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
+    if client.scaling is not None and client.scaling.statistics is not None:
+        tensors["mean"], tensors["std"] = client.scaling.statistics
     for number, graph in enumerate((client.graph, *client.evaluation)):
         tensors |= {f"{number}/{k}": v for k, v in _graph_tensors(graph).items()}
     return save_safetensors({k: v.contiguous() for k, v in tensors.items()})
@@ -329,13 +336,15 @@ def _unpack(
 ) -> ClientGraph:
     tensors = load_safetensors(data)
     node_ids = tensors.pop("node_ids")
+    mean, std = tensors.pop("mean", None), tensors.pop("std", None)
     groups: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, _, name = key.partition("/")
         groups.setdefault(int(number), {})[name] = tensor
     graphs = [_read_graph(groups[number]) for number in sorted(groups)]
+    scaling = None if mean is None else Scaling("columns", mean, std)
     return ClientGraph(
-        partition_id, graphs[0], class_names, node_ids, tuple(graphs[1:])
+        partition_id, graphs[0], class_names, node_ids, tuple(graphs[1:]), scaling
     )
 
 

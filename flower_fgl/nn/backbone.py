@@ -66,7 +66,8 @@ class Backbone(nn.Module):
         """How many edges away a node is seen, layer by layer.
 
         ``None`` where it cannot take a :func:`~flower_fgl.nn.receptive.receptive_field`
-        in place of the graph.
+        in place of the graph: its layers ask for more than ``linear`` and
+        ``filtered_linear``.
         """
         return None
 

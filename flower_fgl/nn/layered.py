@@ -92,7 +92,7 @@ class LayeredNet(Backbone):
 
     @property
     def reach(self) -> int | None:
-        """The number of layers that propagate."""
+        """The number of layers, each of which may look at the neighbours."""
         encoder: Any = self.encoder
         return len(encoder) + (not self.has_linear_head)
 

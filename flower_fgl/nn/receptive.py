@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.nn.graph_input import GraphInput
-from flower_fgl.nn.sparse import SparseOperator
+from flower_fgl.nn.sparse import Operator, SparseOperator
 from flower_fgl.nn.topology import OperatorKind
 from flower_fgl.unions import select_rows
 
@@ -127,10 +127,14 @@ class _Level(GraphInput):
         for level in self._levels:
             for table in (level._rows, level._operators, level._filtered):
                 kept += table.values()
-        return sum(
+        return self._place.nbytes + sum(
             t.nbytes if isinstance(t, Tensor) else 2 * 8 * t.matrix.values().numel()
             for t in kept
         )
+
+    def operator(self, kind: OperatorKind) -> Operator:
+        """Refuse: layers must ask for :meth:`filtered_linear`."""
+        raise TypeError("A part of a graph has no square operator.")
 
     def level(self, number: int) -> GraphInput:
         """Return what layer ``number`` sees."""
@@ -156,14 +160,14 @@ class _Level(GraphInput):
         """Propagate by one step at most, and map linearly."""
         if h is not None:
             return self._propagate(F.linear(h, weight), kind, coefficients, bias)
-        features = self._features(self.num_nodes)
-        if isinstance(features, SparseOperator):
-            z = features.matmul(weight.t())
+        if self._whole.x.layout == torch.sparse_csr:
+            z = _map(self._features(self.num_nodes), weight, None)
             return self._propagate(z, kind, coefficients, bias)
         key = (kind, coefficients)
         if key not in self._filtered:
             with torch.inference_mode(False), torch.no_grad():
-                self._filtered[key] = self._propagate(features, kind, coefficients)
+                x = self._whole.x[self._nodes]
+                self._filtered[key] = self._propagate(x, kind, coefficients)
         return F.linear(self._filtered[key], weight, bias)
 
     def _propagate(

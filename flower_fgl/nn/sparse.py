@@ -263,8 +263,9 @@ def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:
 
     Notes
     -----
-    1. Fused optimizers walk through memory: moments must have the layout of their
-       parameter, as those that an optimizer makes itself have.
+    1. Fused optimizers walk through memory: moments, and gradients that are set by hand,
+       must have the layout of their parameter, as those that autograd and the optimizer
+       make themselves have.
     """
     for parameter in model.parameters():
         if parameter.dim() == 2 and parameter.shape[1] == num_features:

@@ -26,6 +26,7 @@ MAX_TEXT = 300
 """Characters of an owner's name, a class's name or a reason."""
 
 KEY_BYTES = 32
+SCALES = ("none", "rows", "columns")
 _INTEGERS = (
     "partition-id",
     "num-partitions",
@@ -67,6 +68,8 @@ class Description(Payload):
         With secure aggregation 32 bytes, the key to which shares are sealed; else empty.
     name : str
         What an owner is called in logs; empty for a partition of a data set.
+    scale : {"none", "rows", "columns"}
+        How the client's features were scaled.
     """
 
     partition_id: int
@@ -83,6 +86,7 @@ class Description(Payload):
     partition_sha256: str = ""
     public_key: bytes = b""
     name: str = ""
+    scale: str = "none"
     records = (INFO,)
 
     @property
@@ -100,7 +104,7 @@ class Description(Payload):
         values["model"] = self.model
         values["partition-sha256"] = self.partition_sha256
         values["public-key"] = self.public_key
-        values["name"] = self.name
+        values["name"], values["scale"] = self.name, self.scale
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
@@ -133,6 +137,9 @@ class Description(Payload):
             raise PayloadError(
                 f'"public-key" must be {KEY_BYTES} bytes or none, got {public_key!r}.'
             )
+        scale = _read_text(info, "scale")
+        if scale not in SCALES:
+            raise PayloadError(f'"scale" must be one of {SCALES}, got {scale!r}.')
         return cls(
             class_names=names,
             class_counts=class_counts,
@@ -140,6 +147,7 @@ class Description(Payload):
             partition_sha256=sha256,
             public_key=public_key,
             name=_read_text(info, "name"),
+            scale=scale,
             **values,
         )
 
@@ -147,7 +155,7 @@ class Description(Payload):
     def num_bytes(self) -> int:
         """8 bytes a count, and the names."""
         names = sum(len(name.encode()) for name in self.class_names)
-        texts = (self.model, self.partition_sha256, self.name)
+        texts = (self.model, self.partition_sha256, self.name, self.scale)
         text = sum(len(value.encode()) for value in texts) + len(self.public_key)
         return 8 * (len(_INTEGERS) + len(self.class_counts)) + names + text
 

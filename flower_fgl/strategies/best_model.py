@@ -78,7 +78,8 @@ def describe_model(
     -------
     ModelCard
     """
-    how = config.scale_of_features(is_dense=True)
+    scales = {client.scale for client in federation.clients.values()}
+    is_lost = "columns" in scales or len(scales) > 1  # each client has its own
     return ModelCard(
         method=config.method,
         model=next(iter(federation.clients.values())).model,
@@ -87,6 +88,6 @@ def describe_model(
         num_layers=config.num_layers,
         class_names=federation.class_names,
         classifies_graphs=config.classifies_graphs,
-        scaling="lost" if how == "columns" else how,
+        scaling="lost" if is_lost else scales.pop(),
         round=server_round,
     )

@@ -10,12 +10,13 @@ from torch import Tensor
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.client_data import ClientData, DataCache, node_place
 from flower_fgl.client_apps.state import ClientState
+from flower_fgl.client_apps.training import make_optimizer
 from flower_fgl.client_apps.workplace import choose_device
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
-from flower_fgl.nn import GraphInput
+from flower_fgl.nn import GraphInput, SparseOperator
 from flower_fgl.options import kebab
 from flower_fgl.prototypes.rings import Pairs
 
@@ -188,3 +189,62 @@ def test_with_few_shots_test_nodes_are_scored_among_own_classes_too(
     if setting == "few-shot":
         assert scores["test_masked"].accuracy == pytest.approx(2 / 3)
         assert scores["test_masked"].num_nodes == 3
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_weights_of_sparse_features_lie_by_columns(
+    toy: NodeDataset, is_sparse: bool
+) -> None:
+    x = SparseOperator.from_entries(*entries_of(toy.x), (6, toy.x.shape[1])).matrix
+    client = client_of(replace(toy, x=x) if is_sparse else toy)
+    model = client.build_model(initialise=True)
+    weight = dict(model.named_parameters())["encoder.0.lin.weight"]
+    assert weight.t().is_contiguous() == is_sparse
+    assert weight.is_contiguous() != is_sparse
+    # fused steps would copy such weights, which SGD need not have
+    sgd = RunConfig.parse({"optimizer": "sgd"}, METHODS)
+    assert make_optimizer(model, sgd).defaults["fused"] != is_sparse
+    assert make_optimizer(model, client.config).defaults["fused"]
+
+
+def entries_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    row, column = x.nonzero(as_tuple=True)
+    return row, column, x[row, column]
+
+
+def test_rounds_on_sparse_features_are_those_on_dense_ones(toy: NodeDataset) -> None:
+    x = SparseOperator.from_entries(*entries_of(toy.x), (6, toy.x.shape[1])).matrix
+    found = []
+    for dataset in (toy, replace(toy, x=x)):
+        client = client_of(dataset, dropout=0.0)
+        model = client.build_model(initialise=True)
+        for number in (1, 2, 3):  # moments are kept, as a file or a message has them
+            client.train(model, number)
+            group = client.state.group("optimizer")
+            kept = {name: tensor.contiguous() for name, tensor in group.items()}
+            client.state.set_group("optimizer", kept)
+        found.append({n: t.contiguous() for n, t in model.state_dict().items()})
+    torch.testing.assert_close(*found)
+
+
+def test_the_part_that_few_training_nodes_need_counts_in_the_cache() -> None:
+    path = torch.arange(39)
+    edges = torch.stack([path, path + 1])
+    edges = torch.cat([edges, edges.flip(0)], dim=1)
+    few, none = torch.arange(40) == 7, torch.zeros(40, dtype=torch.bool)
+    masks = {"train": few, "val": none, "test": ~few}
+    y = torch.arange(40) % 2
+    graph = Graph(torch.rand(40, 5), edges, y, masks)
+    client = ClientGraph(0, graph, ("a", "b"), torch.arange(40))
+    data = ClientData.build(client, torch.device("cpu"))
+    config = RunConfig.parse({}, METHODS)
+    before = data.num_bytes
+    model = Client(config, 0, 1, data, ClientState(), torch.device("cpu")).build_model(
+        initialise=True
+    )
+    data.training.logits(model, data.training.index)
+    assert data.num_bytes > before
+    # a mini-batch passes over the whole graph
+    data.training.fields.clear()
+    data.training.logits(model, data.training.index.clone())
+    assert not data.training.fields

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.datasets.files import save_client_graph
+from flower_fgl.datasets.files import load_graph_file, save_client_graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.scaling import normalise_rows, scale_client
 from flower_fgl.datasets.store import open_store
@@ -43,6 +44,12 @@ def client_of(x: Tensor, train: list[bool], batch: Tensor | None = None) -> Clie
     return ClientGraph(0, graph, ("a",), torch.arange(len(train)), (test,))
 
 
+def mean_of(client: ClientGraph) -> list[float]:
+    assert client.scaling is not None
+    assert client.scaling.statistics is not None
+    return client.scaling.statistics[0].tolist()
+
+
 FEATURES = torch.tensor([[1.0, 5.0], [3.0, 5.0], [5.0, 5.0], [100.0, 0.0]])
 TRAIN = [True, True, True, False]
 
@@ -58,15 +65,13 @@ def test_columns_are_standardised_by_the_training_nodes_only() -> None:
     )
     assert client.graph.x.dtype == torch.float32
     assert FEATURES[0, 0] == 1
-    assert client.scaling is not None
-    assert client.scaling[0].tolist() == [3, 5]
+    assert mean_of(client) == [3, 5]
 
 
 def test_of_graphs_it_is_the_nodes_of_the_training_graphs() -> None:
     batch = torch.tensor([0, 0, 0, 1])
     client = scale_client(client_of(FEATURES, [True, False], batch), "columns")
-    assert client.scaling is not None
-    assert client.scaling[0].tolist() == [3, 5]
+    assert mean_of(client) == [3, 5]
 
 
 def test_sparse_features_are_not_standardised() -> None:
@@ -134,15 +139,55 @@ def test_every_client_is_scaled_and_another_scale_is_another_store(
     assert torch.equal(scaled, build_clients(asked, 2)[0][1].graph.x)
 
 
-def test_an_owners_file_is_scaled_once(tmp_path: Path) -> None:
-    inductive = config(setting="inductive")
+@pytest.mark.parametrize("norm", ["none", "rows", "columns"])
+def test_an_exported_file_says_how_it_was_scaled(norm: str, tmp_path: Path) -> None:
+    asked = config(setting="inductive", feature_norm=norm)
+    client = build_clients(asked, 2)[0][0]
+    save_client_graph(tmp_path / "g.npz", client)
+    again = client_from_file(tmp_path / "g.npz", asked)
+    for ours, theirs in zip(client.evaluation, again.evaluation, strict=True):
+        assert torch.equal(ours.x, theirs.x)
+    assert torch.equal(client.graph.x, again.graph.x)
+    if norm == "none":
+        assert again.scaling is None
+        return
+    assert again.scaling is not None
+    assert again.scaling.kind == norm
+    for other in {"none", "rows", "columns"} - {norm}:
+        with pytest.raises(
+            DataError, match=f'feature-norm = "{norm}", but this run asks'
+        ):
+            client_from_file(tmp_path / "g.npz", config(feature_norm=other))
+
+
+def test_a_file_of_raw_features_is_scaled_as_the_run_asks(tmp_path: Path) -> None:
     client = build_clients(config(), 2)[0][0]
     save_client_graph(tmp_path / "raw.npz", client)
-    owned = client_from_file(tmp_path / "raw.npz", inductive)
-    assert owned.scaling is not None
-    again = client_from_file(tmp_path / "raw.npz", config(feature_norm="rows"))
-    torch.testing.assert_close(again.graph.x, normalise_rows(client.graph.x))
-    # a file that was exported in the setting is in its scale already
-    save_client_graph(tmp_path / "cut.npz", owned)
-    exported = client_from_file(tmp_path / "cut.npz", inductive)
-    assert torch.equal(exported.graph.x, owned.graph.x)
+    rows = client_from_file(tmp_path / "raw.npz", config(feature_norm="rows"))
+    torch.testing.assert_close(rows.graph.x, normalise_rows(client.graph.x))
+    inductive = client_from_file(tmp_path / "raw.npz", config(setting="inductive"))
+    assert mean_of(inductive)
+
+
+def test_the_store_keeps_the_statistics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path))
+    for norm in ("rows", "columns"):
+        asked = config(feature_norm=norm)
+        stored, made = open_store(asked, 2).load(0), build_clients(asked, 2)[0][0]
+        assert stored.scaling is not None
+        assert made.scaling is not None
+        assert stored.scaling.kind == made.scaling.kind == norm
+        if norm == "columns":
+            assert mean_of(stored) == mean_of(made)
+
+
+def test_half_a_scale_is_refused(tmp_path: Path) -> None:
+    client = scale_client(build_clients(config(), 2)[0][0], "columns")
+    save_client_graph(tmp_path / "g.npz", client)
+    with np.load(tmp_path / "g.npz") as file:
+        arrays = {key: file[key] for key in file if key != "feature_std"}
+    np.savez(tmp_path / "half.npz", **arrays)
+    with pytest.raises(DataError, match="feature_std of 64 floats each"):
+        load_graph_file(tmp_path / "half.npz")

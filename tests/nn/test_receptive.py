@@ -85,6 +85,17 @@ def test_each_layer_computes_only_what_the_next_ones_need(
     assert sizes == [len(near), len(TARGETS)]
 
 
+def test_without_targets_nothing_is_computed(graph: GraphInput) -> None:
+    model = model_of("graphsage", graph)
+    part = receptive_field(graph, torch.empty(0, dtype=torch.int64), 2)
+    assert part is not None
+    logits = model(part)
+    assert logits.shape == (0, 3)
+    logits.sum().backward()
+    with pytest.raises(TypeError, match="no square operator"):
+        part.operator("mean")
+
+
 def test_weights_of_edges_count(graph: GraphInput) -> None:
     weight = torch.rand(graph.edge_index.shape[1])
     weighted = GraphInput(graph.x, graph.edge_index, weight)
