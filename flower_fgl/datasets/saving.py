@@ -47,9 +47,9 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     arrays["node_ids"] = client.node_ids.numpy()
     if client.scaling is not None:
         arrays["feature_scale"] = np.array(client.scaling.kind)
-        statistics = client.scaling.statistics or ()
-        names_of = ("feature_mean", "feature_std")
-        arrays |= {k: t.numpy() for k, t in zip(names_of, statistics, strict=False)}
+        if client.scaling.statistics is not None:
+            mean, std = client.scaling.statistics
+            arrays |= {"feature_mean": mean.numpy(), "feature_std": std.numpy()}
     for i, graph in enumerate(client.evaluation):
         arrays |= _graph_arrays(graph, f"evaluation_{i}_")
     scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")

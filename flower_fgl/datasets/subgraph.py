@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,8 +23,6 @@ __all__ = [
 ]
 
 IntArray = NDArray[np.int64]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
