@@ -266,12 +266,27 @@ class RandomNets:
         return self.second(h[task.index], around[task.index], task.labels)
 
     def pair_loss(self, x: Tensor, prompts: Tensor, labels: Tensor) -> Tensor:
-        """Return Σ_n ℓ_syn of nodes whose one neighbour is their prompt, Eq. (12)."""
-        both = torch.cat([x, prompts])
-        own = F.linear(both, self.own, self.bias)
-        # a node's neighbour is in the other half
-        around = F.linear(both, self.around).roll(len(x), dims=0)
-        node, prompt = (own + around).relu().view(2, -1, self.number, HIDDEN).unbind()
+        """Return Σ_n ℓ_syn of nodes whose one neighbour is their prompt, Eq. (12).
+
+        Parameters
+        ----------
+        x, prompts : Tensor of shape (m, d), float32
+        labels : Tensor of shape (m,), int64
+
+        Returns
+        -------
+        Tensor of shape ()
+        """
+        plus, minus = self.own + self.around, self.own - self.around
+        return self._pair_loss(x, prompts, labels, plus, minus)
+
+    def _pair_loss(
+        self, x: Tensor, prompts: Tensor, labels: Tensor, plus: Tensor, minus: Tensor
+    ) -> Tensor:
+        # what own and around give to x and its prompt, by two products instead of four
+        a, b = F.linear(x + prompts, plus), F.linear(x - prompts, minus)
+        node, prompt = (a + b) / 2 + self.bias, (a - b) / 2 + self.bias
+        node, prompt = (h.relu().view(-1, self.number, HIDDEN) for h in (node, prompt))
         around = torch.einsum("vnh,nho->vno", prompt, self.around_2)
         return self.second(node, around, labels)
 
@@ -282,12 +297,26 @@ class RandomNets:
 
         Networks share no weight, so that the gradient of the summed loss is that of
         each. MSE is the mean over the entries of a matrix.
+
+        Notes
+        -----
+        The first layer's two matrices W and W' are compared as W + W' and W − W', whose
+        gradients are half the sum and half the difference of theirs:
+        ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
         """
-        true = torch.autograd.grad(self.true_loss(task), self.encoder)
-        made = torch.autograd.grad(
-            self.pair_loss(x, prompts, labels), self.encoder, create_graph=True
+        own, around, *true = torch.autograd.grad(self.true_loss(task), self.encoder)
+        # row by row, as the gradients they are compared with
+        own, around = own.contiguous(), around.contiguous()
+        plus = (self.own + self.around).detach().requires_grad_()
+        minus = (self.own - self.around).detach().requires_grad_()
+        sums, differences, *made = torch.autograd.grad(
+            self._pair_loss(x, prompts, labels, plus, minus),
+            (plus, minus, *self.encoder[2:]),
+            create_graph=True,
         )
         parts = [F.mse_loss(a, b) for a, b in zip(made, true, strict=True)]
+        parts.append(2 * F.mse_loss(sums, (own + around) / 2))
+        parts.append(2 * F.mse_loss(differences, (own - around) / 2))
         return self.number * torch.stack(parts).sum()
 
 
