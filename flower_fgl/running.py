@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -311,6 +312,6 @@ def _numbers(row: Mapping[str, Any]) -> str:
     columns = modes.get("local") or modes.get("global") or {}
     for column in ("val", "test"):
         value = columns.get(column, {}).get("accuracy")
-        if value is not None:
+        if value is not None and not math.isnan(value):  # NaN: no such nodes
             parts.append(f"{column} {100 * value:.1f} %")
     return "  ".join(parts)

@@ -433,6 +433,19 @@ def test_any_progress_is_drawn_in_plain_output(tmp_path: Path) -> None:
     assert "val" in done.stdout
 
 
+def test_progress_says_nothing_of_validation_nodes_that_are_not_there(
+    tmp_path: Path,
+) -> None:
+    done = flower_fgl(
+        "run", "--engine", "local", *QUICK, "--clients", "2", "--set", "setting=few-shot",
+        "--set", "synthetic.nodes=600", "--set", "shots=3",
+        "--set", f"output-dir={tmp_path}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "test" in done.stdout
+    assert "nan" not in done.stdout
+
+
 def test_the_steps_of_a_servers_training_are_shown_above_the_bar(
     tmp_path: Path,
 ) -> None:
