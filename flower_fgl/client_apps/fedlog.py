@@ -41,9 +41,9 @@ from flower_fgl.client_apps.training import (
 )
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.condensed.losses import branch_loss, node_norm
+from flower_fgl.condensed.matching import PromptTask
 from flower_fgl.condensed.network import BRANCHES, BranchNet, self_loops, start_nodes
 from flower_fgl.condensed.prompts import (
-    PromptTask,
     apply_generators,
     make_generator,
     prompt_pairs,

@@ -5,11 +5,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.condensed.matching import HIDDEN, OUT, PromptTask, RandomNets
 from flower_fgl.condensed.prompts import (
-    HIDDEN,
-    OUT,
-    PromptTask,
-    RandomNets,
     apply_generators,
     blend_generators,
     make_generator,
@@ -73,7 +70,8 @@ def test_networks_at_once_equal_networks_one_by_one(is_sparse: bool) -> None:
         parts = zip(found, target, strict=True)
         total = total + sum(F.mse_loss(a, b.detach()) for a, b in parts)
     assert nets.true_loss(task).item() == pytest.approx(losses[0].item(), rel=1e-5)
-    pair_loss = nets.pair_loss(x, prompts, labels)
+    plus, minus = nets.own + nets.around, nets.own - nets.around
+    pair_loss = nets.pair_loss(x, prompts, labels, plus, minus)
     assert pair_loss.item() == pytest.approx(losses[1].item(), rel=1e-5)
     mismatch = nets.mismatch(task, x, prompts, labels)
     assert mismatch.item() == pytest.approx(total.item(), rel=1e-4)
