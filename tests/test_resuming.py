@@ -308,10 +308,10 @@ def deployment(values: Mapping[str, Any], folders: list[Path | None]) -> Iterato
         yield grid
 
 
-def deployed(folder: Path, **more: Any) -> dict[str, Any]:
+def deployed(folder: Path, method: str = "fedavg", **more: Any) -> dict[str, Any]:
     settings = {**SMALL, "rounds": 5, "checkpoint_every": 2, "run_dir": str(folder)}
     return run_config_of(
-        method="fedavg", dataset="synthetic", clients=3, seed=0,
+        method=method, dataset="synthetic", clients=3, seed=0,
         settings={**settings, **more},
     )  # fmt: skip
 
@@ -338,14 +338,22 @@ def test_owners_states_go_back_to_the_checkpoint(
     assert "not be those" not in caplog.text
 
 
-def test_a_client_whose_state_is_of_another_round_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+LOSSES = {
+    "fedavg": {},
+    "fedlog": {"fedlog.prompt-epochs": 1, "fedlog.prompt-networks": 1},
+}
+"""Methods whose clients may lose their memory, with what makes them quick."""
+
+
+@pytest.mark.parametrize("method", LOSSES)
+def test_a_client_whose_state_is_of_another_round_is_named_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     folders = [tmp_path / "owner-0", tmp_path / "owner-1", None]
-    break_off(deployed(tmp_path / "run"), folders)
+    break_off(deployed(tmp_path / "run", method, **LOSSES[method]), folders)
     for path in (tmp_path / "owner-1").iterdir():
         path.unlink()
-    again = deployed(tmp_path / "run", resume=True)
+    again = deployed(tmp_path / "run", method, resume=True, **LOSSES[method])
     with deployment(again, folders) as grid, caplog.at_level(logging.WARNING):
         run_server(grid, again, engine="deployment")
     warned = [
@@ -353,7 +361,9 @@ def test_a_client_whose_state_is_of_another_round_is_named(
     ]
     assert [text[:8] for text in warned] == ["Client 1", "Client 2"]
     assert "has nothing, the checkpoint of round 2 expects that of round 2" in warned[0]
-    assert Run.load(tmp_path / "run").status == "completed"
+    run = Run.load(tmp_path / "run")
+    assert run.status == "completed"
+    assert not any(row["failures"] for row in run.rounds)
 
 
 def test_a_deployment_is_resumed_where_it_ran(tmp_path: Path) -> None:

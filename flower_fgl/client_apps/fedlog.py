@@ -38,6 +38,7 @@ from flower_fgl.client_apps.training import (
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
+    train_and_check,
 )
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.condensed.losses import branch_loss, node_norm
@@ -77,7 +78,9 @@ class FedLogClientApp(FglClientApp):
     1. Before the first upload a client's learnable nodes are those that all clients
        start from.
     2. The published code pretrains the encoder on each client and stops by test
-       accuracy; nothing of that kind here.
+       accuracy; nothing of that kind here, and no setting for it.
+    3. The batches of an epoch are parts of one permutation of the training nodes, so
+       that none is drawn twice; what is left after the whole ones is passed over.
     """
 
     down = FedLogDownload
@@ -241,6 +244,9 @@ class LocalLearner:
     def train(self, server_round: int) -> float:
         """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps.
 
+        With ``check-every`` the weights and learnable nodes best on the validation nodes
+        are kept; γ stays as it is after the last step.
+
         Returns
         -------
         float
@@ -258,11 +264,24 @@ class LocalLearner:
         generator = torch_generator(
             config.seed, server_round, client.partition_id, "batches"
         )
-        self.network.train()
-        loss = float("nan")
+
+        def run_epochs(number: int) -> float:
+            self.network.train()
+            losses = [self.epoch(optimizer, generator) for _ in range(number)]
+            return losses[-1] if losses else float("nan")
+
         with seeded(client.seed(server_round, "training"), client.device):
-            for _ in range(config.local_epochs):
-                loss = self.epoch(optimizer, generator)
+            if config.check_every:
+                loss = train_and_check(
+                    self.network,
+                    run_epochs,
+                    lambda: client.validate(self.network),
+                    epochs=config.local_epochs,
+                    check_every=config.check_every,
+                    patience=config.patience,
+                )
+            else:
+                loss = run_epochs(config.local_epochs)
         if keeps:
             tensors = optimizer_tensors(self.network, optimizer)
             client.state.set_group("optimizer", tensors)

@@ -83,13 +83,18 @@ def disguise_rates(
     return out
 
 
-def aggregation_weights(rates: Tensor, *, tail_classes: bool = False) -> Tensor:
+def aggregation_weights(
+    rates: Tensor, known: Tensor | None = None, *, tail_classes: bool = False
+) -> Tensor:
     """Weigh the clients of each class, FedLoG Eq. (4) or (15).
 
     Parameters
     ----------
     rates : Tensor of shape (K, C), float32
         r_k^c.
+    known : Tensor of shape (K,), bool, optional
+        Clients whose rates are known; those of the others are 0, and they weigh nothing
+        where a known one has the class.
     tail_classes : bool
         Whether clients with few nodes of a class weigh more,
         ``Σ_j r_j^c / (r_k^c + ε)`` instead of ``r_k^c``.
@@ -101,6 +106,8 @@ def aggregation_weights(rates: Tensor, *, tail_classes: bool = False) -> Tensor:
     """
     total = rates.sum(0)
     weight = total / (rates + TAIL_EPSILON) if tail_classes else rates
+    if known is not None:
+        weight = weight * known[:, None]
     weight = torch.where(total > 0, weight, torch.ones(()))
     return weight / weight.sum(0)
 

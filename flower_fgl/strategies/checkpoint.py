@@ -137,6 +137,9 @@ def resume_strategy(
         ) from error
     rounds = _resume_clients(strategy, checkpoint, grid)
     _warn_of_other_rounds(strategy._trained, rounds, checkpoint.server_round)
+    for pid, number in rounds.items():
+        if not number:
+            strategy._trained.pop(pid, None)  # it has nothing: to be sent anew
 
 
 def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:

@@ -57,10 +57,11 @@ class FedLog(FglStrategy):
     Notes
     -----
     1. The exchange before round 1 brings class rates and prompt generators; it stands in
-       the run folder as round 0. A client that failed there weighs nothing in Eq. (4)
-       where others have the class.
+       the run folder as round 0. A client that failed there weighs nothing in Eqs. (4)
+       and (15) where others have the class.
     2. A client gets the generators with the first synthetic nodes, again as long as it
-       has not answered since: not before round 2, where the paper sends them at once.
+       has not answered since, or if it lost its memory: not before round 2, where the
+       paper sends them at once.
     3. Clients are scored by the models they trained, not by the average, which has no
        learnable nodes.
     """
@@ -122,7 +123,8 @@ class FedLog(FglStrategy):
 
     def download(self, server_round: int, partition_id: int) -> FedLogDownload:
         """Send φ, θ and X^g, with the generators to whom has none."""
-        if self.nodes is None or partition_id in self.equipped or not self.prompts:
+        has_them = partition_id in self.equipped and partition_id in self._trained
+        if self.nodes is None or has_them or not self.prompts:
             return self.sent
         return self.first
 
@@ -150,12 +152,14 @@ class FedLog(FglStrategy):
         hyper, seed = self.config.hyper, self.config.seed
         unknown = torch.zeros(self.shapes.num_classes)
         rates = torch.stack([self.rates.get(pid, unknown) for pid in nodes])
+        known = torch.tensor([pid in self.rates for pid in nodes])
         stacked = torch.stack(list(nodes.values()))
         if hyper.permute_slots:
             generator = torch_generator(seed, server_round, SERVER, "slots")
             stacked = permute_slots(stacked, self.shapes.num_classes, generator)
         is_tail = hyper.synthetic_mode.startswith("T")
-        return blend_nodes(stacked, aggregation_weights(rates, tail_classes=is_tail))
+        weights = aggregation_weights(rates, known, tail_classes=is_tail)
+        return blend_nodes(stacked, weights)
 
     def _pack(self) -> None:
         """Make the two downloads: for who has the generators, and for who has not."""

@@ -114,7 +114,10 @@ class FedSagePlus(FedAvg):
             answers = self.ask(step, JUDGE, asked)
             read = self._read(answers, FeatureGradient, self.generator_shapes)
             for judge, gradient in read.items():
-                found.setdefault(author[judge], []).append(gradient.tensors)
+                if gradient.tensors:
+                    found.setdefault(author[judge], []).append(gradient.tensors)
+                else:
+                    self.drop(judge, "it sent no gradient")
         return {
             pid: FeatureGradient(weighted_mean(each, [1.0] * len(each)))
             for pid, each in found.items()

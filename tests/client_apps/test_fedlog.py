@@ -210,6 +210,20 @@ def test_an_epoch_takes_whole_batches_and_small_clients_one() -> None:
         assert count == steps  # ⌊21 / 8⌋ = 2; apart: as many again
 
 
+def test_the_epoch_best_on_validation_nodes_is_kept_if_checks_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores = iter([0.9, 0.1, 0.5])
+    monkeypatch.setattr(Client, "validate", lambda *_: next(scores))
+    checked = make_client(**{"local-epochs": 3, "check-every": 1})
+    kept = run_rounds(checked, 1)[0].model.state_dict()
+    assert next(scores, None) is None
+    short = run_rounds(make_client(**{"local-epochs": 1}), 1)[0].model.state_dict()
+    long = run_rounds(make_client(**{"local-epochs": 3}), 1)[0].model.state_dict()
+    assert all(torch.equal(kept[name], short[name]) for name in kept)
+    assert not torch.equal(kept["nodes.head"], long["nodes.head"])
+
+
 def test_moments_are_forgotten_unless_they_are_asked_for() -> None:
     client = make_client()
     run_rounds(client, 1)

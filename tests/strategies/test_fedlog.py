@@ -77,14 +77,25 @@ def test_a_client_without_known_rates_counts_only_where_nobody_has_the_class() -
     assert strategy.download(2, 0).nodes[:, 0].tolist() == [0.0, 0.0, 2.0, 2.0]
 
 
+@pytest.mark.parametrize("mode", ["HH", "TH"])
+def test_unknown_rates_weigh_nothing_beside_known_ones(mode: str) -> None:
+    strategy = server(synthetic_mode=mode)
+    values = {0: 0.0, 1: 4.0, 2: 1000.0}
+    strategy.aggregate(1, {pid: upload(strategy, v) for pid, v in values.items()})
+    assert (strategy.download(2, 0).nodes <= 4).all()
+
+
 def test_generators_are_sent_until_the_client_has_answered() -> None:
     strategy = server()
     assert not strategy.download(1, 0).prompts  # nothing to use them on yet
     both = {pid: upload(strategy, 0.0) for pid in (0, 1)}
+    strategy._trained = dict.fromkeys(both, 1)
     strategy.aggregate(1, both)
     assert strategy.download(2, 0).prompts
     strategy.aggregate(2, {0: both[0]})  # client 1 was asked too, and was lost
     assert not strategy.download(3, 0).prompts
+    del strategy._trained[0]  # its SuperNode was started anew, without its state
+    assert strategy.download(3, 0).prompts
     assert strategy.download(3, 1).prompts
     # equal payloads are one object, packed once
     assert strategy.download(3, 1) is strategy.download(3, 2)

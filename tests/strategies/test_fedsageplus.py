@@ -106,6 +106,13 @@ def test_a_malformed_gradient_is_dropped_and_named() -> None:
     assert [f.partition_id for f in strategy._round.failures] == [3]
 
 
+def test_an_empty_gradient_is_dropped_and_named() -> None:
+    strategy = server(peers=1)
+    strategy.ask = lambda *_: {3: RecordDict()}  # type: ignore[method-assign,assignment]
+    assert strategy.judge(1, {0: state_for(strategy)}) == {}
+    assert [f.reason for f in strategy._round.failures] == ["it sent no gradient"]
+
+
 def test_a_run_whose_generators_all_fail_is_told_why() -> None:
     strategy = server()
     strategy.drop(3, "out of memory")
