@@ -29,6 +29,7 @@ from flower_fgl.report_numbers import (
     metrics_of,
     own_columns_of,
     score_rows,
+    settings_of,
 )
 from flower_fgl.report_pictures import draw_nodes, draw_run, draw_runs, draw_sweeps
 from flower_fgl.report_seeds import mark_better, over_seeds
@@ -121,6 +122,7 @@ def write_report(
         runs=runs,
         columns=columns_of(runs),
         own_columns=own_columns_of(runs),
+        own_by_setting=settings_of(runs),
         metrics=metrics_of(runs),
         items=item_kind(runs),
         **context,

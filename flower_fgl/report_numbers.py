@@ -20,6 +20,8 @@ __all__ = [
     "own_columns_of",
     "scope_of",
     "score_rows",
+    "setting_of",
+    "settings_of",
     "tell_apart",
     "test_accuracy",
 ]
@@ -86,6 +88,20 @@ def columns_of(runs: Sequence[Run]) -> list[str]:
 def own_columns_of(runs: Sequence[Run]) -> list[str]:
     """Name the node sets that the settings of the runs score besides the usual."""
     return [name for name in columns_of(runs) if name in SETTING_COLUMNS]
+
+
+def setting_of(run: Run) -> str:
+    """Return what a run's clients see and are scored on, by the setting's name."""
+    return str(run.config.get("setting", "transductive"))
+
+
+def settings_of(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Name the node sets of each setting that scores some besides the usual."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(setting_of(run), []).append(run)
+    found = {setting: own_columns_of(group) for setting, group in groups.items()}
+    return {setting: own for setting, own in found.items() if own}
 
 
 def column_name(column: str) -> str:

@@ -14,6 +14,7 @@ from flower_fgl.report_numbers import (
     item_kind,
     own_columns_of,
     scope_of,
+    setting_of,
     test_accuracy,
 )
 from flower_fgl.report_sweeps import Sweep
@@ -37,7 +38,8 @@ def draw_run(run: Run) -> dict[str, str]:
     dict of str to str
         Images as data URIs, by the name that the template knows.
     """
-    pictures = _progress([_curve(run, "")]) | _distances([run], [""])
+    curves = [_curve(run, "")]
+    pictures = _progress(curves) | _columns([run], curves) | _distances([run], [""])
     if accuracy := client_accuracy(run):
         values = [_number(value) for value in accuracy.values()]
         figure = plots.client_bars(
@@ -76,7 +78,7 @@ def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
     per_client = [
         [_number(value) for value in client_accuracy(run).values()] for run in runs
     ]
-    pictures = _progress(curves) | _distances(runs, labels)
+    pictures = _progress(curves) | _columns(runs, curves) | _distances(runs, labels)
     if any(per_client):
         pooled = [test_accuracy(run) for run in runs]
         pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
@@ -134,10 +136,19 @@ def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
     """Draw the curves if any of them has a point."""
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
-    pictures = {"convergence": _picture(plots.convergence(curves))}
-    if any(curve.columns for curve in curves):
-        pictures["columns"] = _picture(plots.column_curves(curves))
-    return pictures
+    return {"convergence": _picture(plots.convergence(curves))}
+
+
+def _columns(runs: Sequence[Run], curves: Sequence[plots.Curve]) -> dict[str, str]:
+    """Draw the node sets of each setting that has some of its own."""
+    groups: dict[str, list[plots.Curve]] = {}
+    for run, curve in zip(runs, curves, strict=True):
+        if curve.columns and curve.rounds:
+            groups.setdefault(setting_of(run), []).append(curve)
+    return {
+        f"columns-{setting}": _picture(plots.column_curves(group))
+        for setting, group in groups.items()
+    }
 
 
 def _distances(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
@@ -193,7 +204,12 @@ def _curve(run: Run, label: str) -> plots.Curve:
         loss_rounds=[row["round"] for row in has_loss],
         loss=[row["loss"] for row in has_loss],
         best_round=run.best["round"] if run.best else None,
-        columns={column_name(name): columns[name] for name in shown},
+        columns={
+            "seen graph"
+            if name == "test" and "unseen" in own
+            else column_name(name): columns[name]
+            for name in shown
+        },
     )
 
 

@@ -325,6 +325,27 @@ def test_a_run_with_unseen_nodes_shows_each_column_as_a_row(tmp_path: Path) -> N
     assert "What is scored" not in Page(write_report([make(tmp_path / "b")])).text
 
 
+def test_each_setting_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / setting, columns=columns, settings={"setting": setting})
+        for setting, columns in (
+            ("closed-set", ("unseen", "missing", "new_client")),
+            ("open-set", ("unseen", "missing")),
+        )
+    ]
+    folder = tmp_path / "pictures"
+    page = Page(write_report(runs, pictures=folder))
+    drawn = {
+        setting: folder / f"columns-{setting}.svg"
+        for setting in ("closed-set", "open-set")
+    }
+    assert all(path.is_file() for path in drawn.values())
+    first, second = page.text.split("What is scored: ")[1:]
+    assert first.startswith("closed-set")
+    assert "a client that took no part" in first
+    assert "a client that took no part" not in second
+
+
 def test_own_columns_stand_in_the_tables_of_several_runs(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / f"{s}", seed=s, val=(0.5 + s / 10,), columns=("test_masked",))
@@ -603,6 +624,16 @@ def test_several_runs_have_a_panel_for_each_column() -> None:
     assert values[0] == [0.2, 0.4]
     assert all(math.isnan(value) for value in values[1])  # its colour stays the same
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_a_column_without_a_number_is_named_as_empty() -> None:
+    empty = {"seen graph": [0.1, 0.3], "missing": [math.nan, math.nan]}
+    one = replace(curve("a"), columns=empty)
+    alone = plots.column_curves([one])
+    assert "missing (no nodes)" in [t.get_text() for t in alone.legends[0].get_texts()]
+    figure = plots.column_curves([one, replace(one, label="b")])
+    titles = [panel.get_title(loc="left") for panel in figure.axes]
+    assert titles == ["seen graph", "missing (no nodes)"]
 
 
 def test_the_spread_of_clients_has_a_row_of_dots_per_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,38 +167,45 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
     Returns
     -------
     matplotlib.figure.Figure
+        A column without a single number is named as one without nodes.
     """
     titles = list(dict.fromkeys(title for curve in curves for title in curve.columns))
+    drawn = {
+        title: [(c.rounds, c.columns.get(title, _absent(c))) for c in curves]
+        for title in titles
+    }
+    drawn = {
+        title if _has_number(lines) else f"{title} (no nodes)": lines
+        for title, lines in drawn.items()
+    }
     if len(curves) == 1:
-        names, look = titles, dashed_look
-        layout = {
-            "Accuracy": [(curves[0].rounds, curves[0].columns[t]) for t in titles]
-        }
+        names, look = list(drawn), dashed_look
+        layout = {"Accuracy": [lines[0] for lines in drawn.values()]}
     else:
-        names, look = [curve.label for curve in curves], look_of
-        layout = {
-            title: [(c.rounds, c.columns.get(title, _absent(c))) for c in curves]
-            for title in titles
-        }
+        names, look, layout = [curve.label for curve in curves], look_of, drawn
     selected = curves[0].best_round if len(curves) == 1 else None
     columns = min(5 if len(curves) == 1 else 3, len(names) + (selected is not None))
     figure = new_figure(3.1 + 0.22 * -(-len(names) // columns))
     panels = figure.subplots(1, len(layout), sharey=True, squeeze=False)[0]
     last = max([2, *(number for curve in curves for number in curve.rounds)])
-    for panel, (title, drawn) in zip(panels, layout.items(), strict=True):
+    for panel, (title, shown) in zip(panels, layout.items(), strict=True):
         dress(panel, xlabel="round", title=title)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         panel.set_xlim(0, 1.02 * last)
         panel.yaxis.set_major_formatter(PercentFormatter(1))
         lines = [
             panel.plot(rounds, values, **line_of(rounds), **look(number))[0]
-            for number, (rounds, values) in enumerate(drawn)
+            for number, (rounds, values) in enumerate(shown)
         ]
     if selected is not None:
         lines.append(mark_selected(panels[0], selected))
         names = [*names, f"selected: round {selected}"]
     add_legend(figure, lines, names, "outside lower center", columns)
     return figure
+
+
+def _has_number(lines: Sequence[tuple[Sequence[int], Sequence[float]]]) -> bool:
+    return any(not math.isnan(value) for _, values in lines for value in values)
 
 
 def _absent(curve: Curve) -> list[float]:
