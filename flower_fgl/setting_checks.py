@@ -132,6 +132,13 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"min-replies must be at most clients = {settings.clients}, "
             f"got {settings.min_replies}."
         )
+    asked = math.ceil(settings.participation * settings.clients - 1e-9)
+    if settings.clients and settings.min_replies > asked:
+        raise ConfigError(
+            f"min-replies is {settings.min_replies}, but participation = "
+            f"{settings.participation:g} asks {asked} of {settings.clients} clients a "
+            "round: no round could end. Lower min-replies or raise participation."
+        )
 
 
 def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ from flower_fgl.client_apps.keeping import check_model_folder, keep_model
 from flower_fgl.client_apps.protecting import protect
 from flower_fgl.client_apps.secure import answer, join, pack_upload
 from flower_fgl.client_apps.state import StatePlace
-from flower_fgl.client_apps.training import load_state
+from flower_fgl.client_apps.training import load_state, refuse_non_finite
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.errors import FglError, PayloadError
 from flower_fgl.metrics import Scores
@@ -216,6 +216,7 @@ class FglClientApp(ClientApp, ABC):
             seconds["evaluate"] = time.perf_counter() - clock
         if model is not None:
             trained = {n: t.detach() for n, t in model.state_dict().items()}
+            refuse_non_finite(trained)
             keep_model(client, context, model, scores.get("local", {}), server_round)
             client.state.set_group("model", trained)
         client.state.values["round"] = server_round

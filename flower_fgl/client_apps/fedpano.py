@@ -74,7 +74,10 @@ class FedPANOClientApp(FglClientApp):
        for equal representations of all nodes.
     2. The representations that steps 6 and 7 take are those that step 5 of the next
        epoch starts from: the graph network does not change in between.
-    3. A client without training nodes has no classifier of its own and predicts with
+    3. The clients' own classifiers start from the same weights for the same class, as
+       the heads of FedPer and FedRep do: drawn by each for itself, as the paper has it,
+       they pull the encoders that are averaged apart, most of all in nS.
+    4. A client without training nodes has no classifier of its own and predicts with
        the generic one; in nS with an untrained one.
     """
 

@@ -21,7 +21,7 @@ from flower_fgl.nn.receptive import receptive_field
 from flower_fgl.nn.shared_parts import SharedParts
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpano import FedPANOSettings
-from flower_fgl.seeds import seeded
+from flower_fgl.seeds import SERVER, derive_seed, seeded
 
 __all__ = ["Parts", "TrainingPart", "assemble", "build_parts", "training_part"]
 
@@ -73,7 +73,7 @@ def build_parts(client: Client) -> Parts:
         if len(labels) == 0:
             classes = every
         if hyper.use_client_classifier and (len(labels) or shared.classifier is None):
-            own = nn.Linear(width, len(classes))
+            own = _own_classifier(client, width, classes)
         if hyper.has_generator and generator is None:
             generator = NodeGenerator(width)
     chosen = classes if own or hyper.mask_to_local_labels else every
@@ -84,6 +84,17 @@ def build_parts(client: Client) -> Parts:
         if module is not None:
             client.settle(module)
     return Parts(shared, own, generator, personal, classes)
+
+
+def _own_classifier(client: Client, width: int, classes: Tensor) -> nn.Linear:
+    """Draw θ_i^c: rows of one classifier of all classes, which all clients draw alike."""
+    with seeded(derive_seed(client.config.seed, 0, SERVER, "own classifier")):
+        every = nn.Linear(width, client.data.graph.num_classes)
+    own = nn.Linear(width, len(classes))
+    with torch.no_grad():
+        own.weight.copy_(every.weight[classes.cpu()])
+        own.bias.copy_(every.bias[classes.cpu()])
+    return own
 
 
 def assemble(client: Client, download: Weights) -> Parts:

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.config import RunConfig
+from flower_fgl.errors import FglError
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.receptive import receptive_field
 
@@ -19,6 +20,7 @@ __all__ = [
     "load_state",
     "make_optimizer",
     "optimizer_tensors",
+    "refuse_non_finite",
     "restore_optimizer",
     "state_of",
     "train_and_check",
@@ -164,6 +166,23 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in state.items():
             own[name].copy_(tensor)
+
+
+def refuse_non_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Stop before a trained model replaces the one that a client keeps.
+
+    Raises
+    ------
+    FglError
+        If a weight is NaN or infinite. The client keeps what it had before the round.
+    """
+    for name, tensor in tensors.items():
+        bad = int((~tensor.isfinite()).sum())
+        if bad:
+            raise FglError(
+                f'training left {bad} non-finite numbers in "{name}": the client keeps '
+                "what it had before. A smaller lr may help."
+            )
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:

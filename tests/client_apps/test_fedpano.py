@@ -260,6 +260,18 @@ def test_without_both_classifiers_nothing_would_classify() -> None:
         make_client(use_client_classifier=False, use_shared_classifier=False)
 
 
+def test_own_classifiers_start_alike_for_a_class_in_every_variant() -> None:
+    some, other = (
+        build_parts(make_client(own=[0, 1])),
+        build_parts(make_client(own=[1])),
+    )
+    alone = build_parts(make_client(own=[0, 1], use_generator=False))
+    assert torch.equal(some.own.weight[1], other.own.weight[0])
+    assert torch.equal(some.own.bias[1], other.own.bias[0])
+    assert torch.equal(some.own.weight, alone.own.weight)
+    assert not torch.equal(some.own.weight[0], some.own.weight[1])
+
+
 def test_a_client_keeps_its_classifier_and_takes_the_received_network() -> None:
     app, client = FedPANOClientApp(), make_client()
     first = app.fit(client, 1, download_of(client)).model
