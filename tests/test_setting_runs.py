@@ -207,6 +207,7 @@ def test_label_spaces_that_do_not_overlap_are_said(
     assert "label spaces do not overlap" in caplog.text
     caplog.clear()
     simulate("fedavg", **settings, setting="few-shot")
+    simulate("fedavg", **settings, setting="few-shot", min_class_count=4)  # > shots
     assert "label spaces" not in caplog.text
 
 

@@ -158,7 +158,8 @@ def discover(
     _agree(federation, "class names", lambda d: d.class_names)
     _agree(federation, "partition", lambda d: d.partition_sha256)
     _refuse_untrainable(federation, config)
-    if config.setting == "few-shot":
+    # every class of a client has as many training nodes: below min-class-count none is told
+    if config.setting == "few-shot" and config.min_class_count <= config.shots:
         _tell_overlap(federation)
     if config.min_clients:
         _tell_missing(federation, config)
