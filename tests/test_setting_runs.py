@@ -18,6 +18,22 @@ from .test_methods import shortened
 
 UNSEEN = ("unseen", "missing", "new_client")
 METHODS = ("local", "fedavg", "fedprox")
+UNSEEN_METHODS = ("fedavg", "fedlog", "fedntd", "feded", "fed-pub", "fedsage+")
+"""Those that FedLoG is compared with, and itself."""
+EMPTY = {
+    "num_nodes": 0,
+    **dict.fromkeys(
+        [
+            "accuracy",
+            "macro_f1",
+            "macro_recall",
+            "mean_accuracy",
+            "mean_macro_f1",
+            "mean_macro_recall",
+        ]
+    ),
+}
+"""A column without nodes: no scores, which is not a score of zero."""
 
 
 @pytest.fixture
@@ -95,31 +111,36 @@ def test_clients_that_train_alone_know_no_missing_class(
     assert scores(run)["test"]["accuracy"] > 0.3
 
 
-def test_an_empty_expansion_is_an_empty_column_not_a_score_of_zero(
+def test_a_client_that_misses_no_class_has_an_empty_column(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     # of two classes none can be removed: nothing is missing
     y = [c for c in range(2) for _ in range(12)] * 4
     path = write_graph(tmp_path / "two.npz", cliques(8, 12), y)
     run = simulate("fedavg", path, **settings, setting="closed-set")
-    assert scores(run)["missing"] == {
-        "num_nodes": 0,
-        **dict.fromkeys(
-            [
-                "accuracy",
-                "macro_f1",
-                "macro_recall",
-                "mean_accuracy",
-                "mean_macro_f1",
-                "mean_macro_recall",
-            ]
-        ),
-    }
+    assert scores(run)["missing"] == EMPTY
     assert scores(run)["unseen"]["num_nodes"] > 0
 
 
+@pytest.mark.parametrize("setting", ["closed-set", "open-set"])
+@pytest.mark.parametrize("method", ["fedavg", "fedlog"])
+def test_an_empty_expansion_is_two_empty_columns_not_scores_of_zero(
+    method: str, setting: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "flower_fgl.datasets.unseen.surroundings",
+        lambda *_: np.empty(0, dtype=np.int64),
+    )
+    # a seed of its own: partitions are kept
+    some = {**shortened(method, settings), "setting": setting, "partition_seed": 987}
+    run = simulate(method, **some)
+    assert scores(run)["unseen"] == scores(run)["missing"] == EMPTY
+    assert scores(run)["test"]["num_nodes"] > 0
+
+
+@pytest.mark.parametrize("method", UNSEEN_METHODS)
 def test_a_class_that_nobody_trains_and_nodes_without_neighbours_are_survived(
-    settings: dict[str, Any], tmp_path: Path
+    method: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     # the one node of class 3 is the rarest on its client, the hubs of the stars are on
     # the others: leaves stay without a neighbour
@@ -129,23 +150,26 @@ def test_a_class_that_nobody_trains_and_nodes_without_neighbours_are_survived(
     y = [2 if i == 0 else i % 2 for _ in range(num) for i in range(size)]
     y[1] = 3
     path = write_graph(tmp_path / "stars.npz", edges, y)
-    run = simulate("fedavg", path, **settings, setting="closed-set")
-    about = [row for row in run.clients if row["round"] == 0]
+    run = simulate(method, path, **shortened(method, settings), setting="closed-set")
+    about = [row for row in run.clients if "class_counts" in row]
     assert sum(row["class_counts"][3] for row in about) == 0
     assert any(row["num_edges"] == 0 for row in about)
     assert run.status == "completed"
+    assert all(row["failures"] == [] for row in run.rounds)
     assert scores(run)["missing"]["num_nodes"] > 0
 
 
+@pytest.mark.parametrize("method", UNSEEN_METHODS)
 def test_a_client_with_two_classes_left_trains(
-    settings: dict[str, Any], tmp_path: Path
+    method: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     y = [c for _ in range(8) for c in (0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2)]
     path = write_graph(tmp_path / "three.npz", cliques(8, 12), y)
-    run = simulate("fedavg", path, **settings, setting="closed-set")
-    counts = [row["class_counts"] for row in run.clients if row["round"] == 0]
+    run = simulate(method, path, **shortened(method, settings), setting="closed-set")
+    counts = [row["class_counts"] for row in run.clients if "class_counts" in row]
     assert [sum(n > 0 for n in row) for row in counts] == [2, 2, 2]
     assert run.status == "completed"
+    assert all(row["failures"] == [] for row in run.rounds)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -235,7 +259,12 @@ def test_every_method_runs_in_every_setting(
     values = shortened(method, {**settings, "setting": setting, "evaluate": "local"})
     run = simulate(method, **values)
     found = scores(run)
-    own = ("test_masked",) if setting == "few-shot" else ("unseen", "missing")
+    own = {
+        "few-shot": ("test_masked",),
+        "open-set": ("unseen", "missing"),
+        "closed-set": UNSEEN,
+    }[setting]
+    assert ("new_client" in found) == (setting == "closed-set")
     for column in ("test", *own):
         assert found[column]["num_nodes"] > 0
         assert 0 <= found[column]["accuracy"] <= 1

@@ -41,6 +41,13 @@ def test_two_prototypes_pull_the_node_of_the_specification_to_their_middle() -> 
     assert shift.tolist() == [[0.25, -0.25]]
     p = distance_log_probs(h + shift, prototypes).exp()
     torch.testing.assert_close(p, torch.tensor([[0.5, 0.5]]))
+    # the layer as a whole, its MLP_trans saying 0.5 of every pair
+    layer = PairLayer(2)
+    for parameter in layer.parameters():
+        torch.nn.init.zeros_(parameter)
+    torch.nn.init.ones_(layer.trans[2].bias)  # type: ignore[arg-type]
+    torch.nn.init.constant_(layer.scale.weight, 0.25 / torch.sigmoid(torch.ones(())))
+    torch.testing.assert_close(layer(h, n, prototypes), h + shift)
 
 
 @pytest.mark.parametrize("neighbours_only", [False, True])

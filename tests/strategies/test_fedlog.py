@@ -63,6 +63,35 @@ def test_models_are_averaged_plainly_and_nodes_by_class_rate() -> None:
     assert got.nodes[:, 0].tolist() == [1.0, 1.0, 0.0, 0.0]  # Eq. (4), by hand
 
 
+def test_the_order_of_clients_and_slots_of_a_class_means_nothing() -> None:
+    draw = torch.Generator().manual_seed(0)
+    uploads = {pid: upload(server(), float(pid)) for pid in (0, 1, 2)}
+    for one in uploads.values():
+        one.payload.nodes.copy_(torch.randn((C * S, D), generator=draw))
+    found = []
+    for order, slots in (((0, 1, 2), (0, 1, 2, 3)), ((2, 0, 1), (1, 0, 3, 2))):
+        strategy = server()
+        strategy.aggregate(
+            1,
+            {
+                pid: Upload(
+                    FedLogUpload(
+                        uploads[pid].payload.weights,
+                        uploads[pid].payload.nodes[list(slots)],
+                    ),
+                    1.0,
+                )
+                for pid in order
+            },
+        )
+        got = strategy.download(2, 0)
+        found.append((got.weights, got.nodes[list(slots)]))
+    (weights, nodes), (others, relabelled) = found
+    torch.testing.assert_close(nodes, relabelled)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(tensor, others[name])
+
+
 def test_tail_classes_turn_the_weights_round() -> None:
     strategy = server(synthetic_mode="TH")
     strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
