@@ -399,6 +399,33 @@ def compare(
     )
 
 
+@app.command()
+def reach(
+    accuracy: Annotated[float, typer.Argument(help="For example 0.8.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Run folders, folders of them, patterns or FOLDER:METHOD."),
+    ],
+    column: Annotated[str, typer.Option(help="Which nodes' accuracy.")] = "test",
+) -> None:
+    """Tell rounds, bytes and seconds until runs had reached an accuracy."""
+    from flower_fgl.comparing import select_runs
+    from flower_fgl.reaching import cost_until
+    from flower_fgl.report import show_bytes, show_seconds
+
+    table = make_table("run", "round", "bytes", "time", f"best {column} accuracy, %")
+    for run in (run for text in runs for run in select_runs(text)):
+        cost = cost_until(run, accuracy, column=column)
+        table.add_row(
+            run.path.name,
+            "not reached" if cost.server_round is None else str(cost.server_round),
+            show_bytes(cost.num_bytes),
+            show_seconds(cost.seconds),
+            "-" if cost.best is None else f"{100 * cost.best:.2f}",
+        )
+    console.print(table)
+
+
 def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:
     """Turn rows of equal or fewer keys into a table."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
