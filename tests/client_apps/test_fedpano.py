@@ -224,6 +224,20 @@ VARIANTS: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
 }
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_refreshed_copy_of_a_variant_runs_all_its_steps(variant: str) -> None:
+    app, settings = FedPANOClientApp(), VARIANTS[variant][0]
+    some = {"final-local-epochs": 2, "local-epochs": 7}
+    client = make_client(general=some, **settings)
+    refreshed = app.refreshed_model(client, 3, download_of(client))
+    twin = make_client(general={"local-epochs": 2}, **settings)
+    expected = app.fit(twin, 3, download_of(twin)).model
+    assert refreshed is not None
+    assert expected is not None
+    assert changed(values(assemble(client, download_of(client)).personal), refreshed)
+    assert not changed(values(expected), refreshed)
+
+
 @pytest.mark.parametrize("model", ["graphsage", "gcn", "gat"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_sends_its_parts_and_reports_its_losses(
