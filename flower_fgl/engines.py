@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,8 @@ def _honest_end(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _settle(folder, "interrupted")
+        # the server half may have failed meanwhile, because of what was stopped first
+        _settle(folder, "interrupted", over=("running", "failed"))
         _drop_if_empty(folder)
         raise
     except FglError as error:
@@ -135,12 +136,15 @@ def _honest_end(folder: Path) -> Iterator[None]:
         raise RunError(f"{error}\nRun folder: {folder}") from error
 
 
-def _settle(folder: Path, status: str, *, error: str = "") -> None:
+def _settle(
+    folder: Path, status: str, *, error: str = "", over: Sequence[str] = ("running",)
+) -> None:
     """Correct the summary of a run that was ended before it could do so itself."""
     if not (folder / "summary.json").exists():
         return
     summary = dict(Run.load(folder).summary)
-    if summary.get("status") == "running":
+    if summary.get("status") in over:
+        summary.pop("error", None)
         summary |= {"status": status} | ({"error": error} if error else {})
         RunWriter(folder).write_summary(summary)
 

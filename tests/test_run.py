@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,8 +18,11 @@ from typer.testing import CliRunner
 
 from flower_fgl import Run
 from flower_fgl.cli import app
+from flower_fgl.engines import run_one
 from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.local_engine import run_local
 from flower_fgl.locks import hold
+from flower_fgl.run_writer import RunWriter
 from flower_fgl.running import How, run_all
 
 PROGRAM = [sys.executable, "-m", "flower_fgl"]
@@ -215,6 +219,30 @@ def test_ctrl_c_ends_the_run_and_all_it_started(engine: str, tmp_path: Path) -> 
             left.wait()
         for found in marked(mark):
             found.kill()
+
+
+def test_a_server_half_that_fails_of_ctrl_c_leaves_an_interrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(values: Any, **_: Any) -> None:
+        # what Flower's processes do when the first of them is stopped
+        run_local(values, on_round=None)
+        folder = Path(values["run-dir"])
+        summary = dict(Run.load(folder).summary)
+        lost = {**summary, "status": "failed", "error": "StatusCode.UNAVAILABLE"}
+        RunWriter(folder).write_summary(lost)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flower_fgl.local_engine.run_local", stopped)
+    values = {
+        "method": "fedavg", "dataset": "synthetic", "clients": 3, "rounds": 1,
+        "synthetic.nodes": 120, "synthetic.blocks": 6, "run-dir": str(tmp_path / "run"),
+    }  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        run_one(values, engine="local", workers=None)
+    run = Run.load(tmp_path / "run")
+    assert run.status == "interrupted"
+    assert "error" not in run.summary
 
 
 def marked(mark: str) -> list[psutil.Process]:
