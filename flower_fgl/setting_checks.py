@@ -132,13 +132,18 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"min-replies must be at most clients = {settings.clients}, "
             f"got {settings.min_replies}."
         )
-    asked = math.ceil(settings.participation * settings.clients - 1e-9)
+    asked = _number_asked(settings)
     if settings.clients and settings.min_replies > asked:
         raise ConfigError(
             f"min-replies is {settings.min_replies}, but participation = "
             f"{settings.participation:g} asks {asked} of {settings.clients} clients a "
             "round: no round could end. Lower min-replies or raise participation."
         )
+
+
+def _number_asked(settings: GeneralSettings) -> int:
+    """Return how many clients a round asks, if all of them can train."""
+    return math.ceil(settings.participation * settings.clients - 1e-9)
 
 
 def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
@@ -165,7 +170,7 @@ def _check_secure(
             f"{settings.method} needs more than the sum of its uploads: "
             f"secure-aggregation = true is not possible. These methods can: {able}."
         )
-    asked = math.ceil(settings.participation * settings.clients - 1e-9)
+    asked = _number_asked(settings)
     if settings.clients and asked < MIN_SECURE_CLIENTS:
         raise ConfigError(
             f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients a round: one alone is "
