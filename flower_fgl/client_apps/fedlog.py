@@ -324,15 +324,37 @@ class LocalLearner:
     def fitting_loss(self, batch: Tensor, prototypes: Mapping[str, Tensor]) -> Tensor:
         """Return L_cls + β L_norm of some training nodes, local fitting."""
         graph, index = self.data.inputs, self.data.index[batch]
-        h = self.network.embed(graph)
-        around = graph.operator("mean").matmul(h)
-        head, tail = self.network.branch_log_probs(h[index], around[index], prototypes)
+        h, around = self.embed_batch(index)
+        head, tail = self.network.branch_log_probs(h, around, prototypes)
         alpha = self.network.head_weights(graph)[index]
         labels, is_mixture = self.data.labels[batch], self.hyper.loss_mix == "mixture"
         loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
         nodes = [self.network.nodes[name] for name in BRANCHES]
         beta: float = self.hyper.beta
         return loss + beta * node_norm(nodes, kind=self.hyper.norm)
+
+    def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h_v and n_v of some training nodes, FedLoG Eqs. (1) and (7).
+
+        Few nodes take what they are computed from, not a pass over the whole graph.
+
+        Parameters
+        ----------
+        index : Tensor of shape (b,), int64
+            Training nodes, each once.
+
+        Returns
+        -------
+        h, around : Tensor of shape (b, E), float32
+        """
+        reach = self.network.encoder.reach
+        part = None if reach is None else self.data.field_of(reach + 1, index)
+        if part is None or reach is None:
+            graph = self.data.inputs
+            h = self.network.embed(graph)
+            return h[index], graph.propagate(h, "mean")[index]
+        h = self.network.embed(part)  # the nodes, then their neighbours
+        return h[: len(index)], part.level(reach).propagate(h, "mean")
 
     def general_loss(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return L_g of the scaled synthetic nodes, and which were classified rightly.
@@ -347,7 +369,7 @@ class LocalLearner:
             else self_loops(x)
         )
         h = self.network.embed(graph)
-        around = graph.operator("mean").matmul(h)
+        around = graph.propagate(h, "mean")
         size = len(x)
         head, tail = self.network.branch_log_probs(h[:size], around[:size], prototypes)
         half = torch.full((size,), 0.5, device=x.device)

@@ -27,8 +27,9 @@ __all__ = [
     "train_epochs",
 ]
 
-FEW = 0.1
-"""Share of the nodes up to which training nodes are few."""
+FEW, FEW_IN_BATCH = 0.1, 0.05
+"""Share of the nodes up to which training nodes, and those of a batch, are few: what a
+batch is computed from is cut out anew for each."""
 
 DataLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Loss of a step's nodes or graphs, in place of the cross-entropy: takes logits (b, C),
@@ -64,33 +65,40 @@ class TrainingSet:
         model : Backbone
             The network.
         index : Tensor of shape (b,), int64
-            Nodes, which need a pass over the whole graph (all training nodes, if they
-            are few: over what they are computed from), or graphs, of which only these
-            are passed through the model.
+            Nodes, which need a pass over the whole graph (if they are few: over what
+            they are computed from), or graphs, of which only these are passed through
+            the model.
 
         Returns
         -------
         Tensor of shape (b, C)
         """
         inputs = self.inputs
-        if inputs.batch is None and index is self.index and model.reach:
-            part = self.field_of(model.reach)
+        if inputs.batch is None and model.reach:
+            part = self.field_of(model.reach, index)
             if part is not None:
                 return model(part)  # type: ignore[no-any-return]
         if inputs.batch is None or len(index) == inputs.num_graphs:
             return model(inputs)[index]  # type: ignore[no-any-return]
         return model(inputs.select(index))  # type: ignore[no-any-return]
 
-    def field_of(self, reach: int) -> GraphInput | None:
-        """Return the receptive field of the training nodes; ``None`` if it is large.
+    def field_of(self, reach: int, index: Tensor) -> GraphInput | None:
+        """Return the receptive field of some training nodes; ``None`` if it is large.
 
         It is not looked for unless they are few: of a fifth of the nodes it is most of
-        the graph.
+        the graph. That of all training nodes is kept.
         """
+        if index is not self.index:
+            are_few = len(index) <= FEW_IN_BATCH * self.inputs.num_nodes
+            return (
+                receptive_field(self.inputs, index, reach, is_batch=True)
+                if are_few
+                else None
+            )
         if reach not in self.fields:
-            are_few = len(self.index) <= FEW * self.inputs.num_nodes
+            are_few = len(index) <= FEW * self.inputs.num_nodes
             self.fields[reach] = (
-                receptive_field(self.inputs, self.index, reach) if are_few else None
+                receptive_field(self.inputs, index, reach) if are_few else None
             )
         return self.fields[reach]
 

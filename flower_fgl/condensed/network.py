@@ -94,7 +94,7 @@ class BranchNet(Backbone):
     ) -> None:
         nn.Module.__init__(self)
         self.num_classes, self.threshold, self.alpha = num_classes, threshold, alpha
-        self.encoder = encoder
+        self.encoder: Backbone = encoder
         self.classifier: nn.ModuleDict = nn.ModuleDict(
             {
                 name: Branch(width, updates=updates, neighbours_only=neighbours_only)

@@ -277,6 +277,22 @@ class GraphInput:
         """Return a propagation operator, see :meth:`Topology.operator`."""
         return self.topology.operator(kind)
 
+    def propagate(self, h: Tensor, kind: OperatorKind) -> Tensor:
+        """Propagate node representations by one step.
+
+        Parameters
+        ----------
+        h : Tensor of shape (N, p), float
+            May require grad.
+        kind : {"normalised", "mean", "sum"}
+            The operator.
+
+        Returns
+        -------
+        Tensor of shape (N, p)
+        """
+        return self.operator(kind).matmul(h)
+
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
@@ -329,7 +345,7 @@ class GraphInput:
         Tensor of shape (N, q)
         """
         if h is None and self._is_kept:
-            return F.linear(self._filter(kind, coefficients), weight, bias)
+            return F.linear(self.propagated(kind, coefficients), weight, bias)
         z = self.linear(h, weight)
         return graph_filter(self.operator(kind), z, coefficients, bias)
 
@@ -339,7 +355,18 @@ class GraphInput:
         is_plain = self._sparse is None and not self.x.requires_grad
         return is_plain and self.topology.is_constant
 
-    def _filter(self, kind: OperatorKind, coefficients: tuple[float, ...]) -> Tensor:
+    def propagated(self, kind: OperatorKind, coefficients: tuple[float, ...]) -> Tensor:
+        """Return ``Σ_k c_k S^k X`` of constant strided features, computed once.
+
+        Parameters
+        ----------
+        kind, coefficients
+            S and c_0, c_1, …, as in :meth:`filtered_linear`.
+
+        Returns
+        -------
+        Tensor of shape (N, d), float
+        """
         key = (kind, coefficients)
         if key not in self._filtered:
             with torch.inference_mode(False), torch.no_grad():

@@ -15,12 +15,12 @@ from flower_fgl.unions import select_rows
 
 __all__ = ["receptive_field"]
 
-SHARE = 0.75
-"""Of the nodes: a larger part is not worth being cut out."""
+SHARE, SHARE_IN_BATCH = 0.75, 0.5
+"""Of the nodes: a larger part is not worth being cut out, once or for every batch."""
 
 
 def receptive_field(
-    graph: GraphInput, targets: Tensor, reach: int
+    graph: GraphInput, targets: Tensor, reach: int, *, is_batch: bool = False
 ) -> GraphInput | None:
     """Cut out what layers must see of a graph to compute some of its nodes.
 
@@ -33,6 +33,9 @@ def receptive_field(
     reach : int, positive
         Layers in a row, each of which looks at the neighbours
         (:attr:`~flower_fgl.nn.backbone.Backbone.reach`).
+    is_batch : bool
+        Whether this is one part of many: strided features are then propagated over the
+        whole graph, once, and rows taken of them.
 
     Returns
     -------
@@ -51,26 +54,34 @@ def receptive_field(
     is_plain = type(graph) is GraphInput and graph.batch is None
     if not is_plain or not graph.topology.is_constant or graph.x.requires_grad:
         return None
-    nodes, extents = _surroundings(graph.edge_index, targets, graph.num_nodes, reach)
-    if extents[-2] > SHARE * graph.num_nodes:
+    most = int((SHARE_IN_BATCH if is_batch else SHARE) * graph.num_nodes)
+    found = _surroundings(graph.edge_index, targets, graph.num_nodes, reach, most)
+    if found is None:
         return None
+    nodes, extents = found
     place = torch.full((graph.num_nodes,), -1, device=nodes.device)
     place[nodes] = torch.arange(len(nodes), device=nodes.device)
     levels: list[_Level] = []
     for size, inner in zip(extents[:0:-1], extents[-2::-1], strict=True):
-        levels.append(_Level(graph, nodes[:size], inner, place, levels))
+        level = _Level(graph, nodes[:size], inner, place, levels, is_batch)
+        levels.append(level)
     return levels[0]
 
 
 def _surroundings(
-    edge_index: Tensor, targets: Tensor, num_nodes: int, steps: int
-) -> tuple[Tensor, list[int]]:
-    """Order nodes by distance: targets first, and how many are within each distance."""
+    edge_index: Tensor, targets: Tensor, num_nodes: int, steps: int, most: int
+) -> tuple[Tensor, list[int]] | None:
+    """Order nodes by distance: targets first, and how many are within each distance.
+
+    ``None`` if more than ``most`` are nearer than the last step reaches.
+    """
     source, target = edge_index
     reached = torch.zeros(num_nodes, dtype=torch.bool, device=targets.device)
     reached[targets] = True
     rings, extents = [targets], [len(targets)]
     for _ in range(steps):
+        if extents[-1] > most:
+            return None
         near = torch.zeros_like(reached)
         near[source[reached[target]]] = True
         ring = (near & ~reached).nonzero().squeeze(1)
@@ -95,6 +106,8 @@ class _Level(GraphInput):
         Place of each node in ``nodes``.
     levels : list of _Level
         All levels, the first layer's first.
+    is_batch : bool
+        Whether propagated features are rows of the whole graph's.
     """
 
     def __init__(
@@ -104,9 +117,11 @@ class _Level(GraphInput):
         inner: int,
         place: Tensor,
         levels: list[_Level],
+        is_batch: bool,
     ) -> None:
         self.topology, self.union = whole.topology, None
         self._whole, self._nodes, self._inner = whole, nodes, inner
+        self._is_batch = is_batch
         self._place, self._levels = place, levels
         self._rows: dict[int, Tensor | SparseOperator] = {}
         self._operators: dict[OperatorKind, SparseOperator] = {}
@@ -135,6 +150,10 @@ class _Level(GraphInput):
     def operator(self, kind: OperatorKind) -> Operator:
         """Refuse: layers must ask for :meth:`filtered_linear`."""
         raise TypeError("A part of a graph has no square operator.")
+
+    def propagate(self, h: Tensor, kind: OperatorKind) -> Tensor:
+        """Propagate to the nodes that come out: (inner, p)."""
+        return self._operator(kind).matmul(h)
 
     def level(self, number: int) -> GraphInput:
         """Return what layer ``number`` sees."""
@@ -166,8 +185,13 @@ class _Level(GraphInput):
         key = (kind, coefficients)
         if key not in self._filtered:
             with torch.inference_mode(False), torch.no_grad():
-                x = self._whole.x[self._nodes]
-                self._filtered[key] = self._propagate(x, kind, coefficients)
+                if self._is_batch:
+                    rows = self._nodes[: self._inner]
+                    out = self._whole.propagated(kind, coefficients)[rows]
+                else:
+                    x = self._whole.x[self._nodes]
+                    out = self._propagate(x, kind, coefficients)
+                self._filtered[key] = out
         return F.linear(self._filtered[key], weight, bias)
 
     def _propagate(

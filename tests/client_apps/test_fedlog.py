@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +9,18 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
+from flower_fgl.client_apps import training
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner, new_network
 from flower_fgl.client_apps.state import ClientState
+from flower_fgl.client_apps.training import TrainingSet
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.errors import PayloadError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.model_files import ModelCard, load_model, save_model
+from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedlog import FedLogDownload
 
 N, C, D, S = 30, 3, 6, 4
@@ -291,3 +295,30 @@ def test_a_kept_network_is_not_taken_for_a_plain_backbone(tmp_path: Path) -> Non
     save_model(tmp_path / "m", state, card)
     with pytest.raises(RunError, match="its weights are not those of graphsage"):
         load_model(tmp_path / "m")
+
+
+def test_a_small_batch_is_embedded_from_what_it_is_computed_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(200, D, generator=draw)
+    edges = torch.randint(0, 199, (2, 150), generator=draw)
+    edges = torch.cat([edges, edges.flip(0)], dim=1)
+    client = make_client()
+    inputs, index = GraphInput(x, edges), torch.arange(190, 200)  # 199: no neighbour
+    data = TrainingSet(inputs, index, torch.arange(10) % C)
+    client = replace(client, data=replace(client.data, training=data))
+    network = new_network(client).eval()
+    learner = LocalLearner(client, network, None)
+    found = []
+    for few in (0.05, 0.0):
+        monkeypatch.setattr(training, "FEW_IN_BATCH", few)
+        assert (data.field_of(3, index[3:]) is None) == (few == 0)
+        network.zero_grad()
+        h, around = learner.embed_batch(index[3:])
+        (h * around.sin()).sum().backward()  # type: ignore[no-untyped-call]
+        grads = [p.grad.clone() for p in network.encoder.parameters()]
+        found.append((h, around, grads))
+    torch.testing.assert_close(*found)
+    assert not found[0][1][-1].any()
+    assert all(g.any() for g in found[0][2])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flower_fgl.client_apps import training
 from flower_fgl.client_apps.training import TrainingSet, train_epochs
 from flower_fgl.nn import Backbone, GraphInput, build_model
 from flower_fgl.nn.receptive import _surroundings, receptive_field
@@ -34,23 +35,30 @@ def model_of(name: str, graph: GraphInput, num_layers: int = 2) -> Backbone:
 
 def test_nodes_come_by_distance_the_targets_first() -> None:
     path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
-    nodes, extents = _surroundings(path, torch.tensor([3, 0]), 6, 2)
+    found = _surroundings(path, torch.tensor([3, 0]), 6, 2, 5)
+    assert found is not None
+    nodes, extents = found
     assert nodes.tolist() == [3, 0, 1, 2, 4]
     assert extents == [2, 5, 5]
+    assert _surroundings(path, torch.tensor([3, 0]), 6, 2, 4) is None
+    last = _surroundings(path, torch.tensor([3, 0]), 6, 1, 4)
+    assert last is not None
+    assert last[1] == [2, 5]
 
 
+@pytest.mark.parametrize("is_batch", [False, True])
 @pytest.mark.parametrize("num_layers", [2, 3])
 @pytest.mark.parametrize("is_sparse", [False, True])
 @pytest.mark.parametrize(
     "name", ["gcn", "graphsage", "gin", "mlp", "gcn:linear", "graphsage:linear"]
 )
 def test_logits_and_gradients_are_those_of_the_whole_graph(
-    name: str, is_sparse: bool, num_layers: int, make_graph: MakeGraph
+    name: str, is_sparse: bool, num_layers: int, is_batch: bool, make_graph: MakeGraph
 ) -> None:
-    graph = make_graph(60, 50, is_sparse=is_sparse, seed=4)
+    graph = make_graph(100, 60, is_sparse=is_sparse, seed=4)
     model = model_of(name, graph, num_layers)
     assert model.reach == num_layers
-    part = receptive_field(graph, TARGETS, num_layers)
+    part = receptive_field(graph, TARGETS, num_layers, is_batch=is_batch)
     assert part is not None
     assert part.num_nodes < graph.num_nodes
     found = []
@@ -135,4 +143,46 @@ def test_training_on_few_nodes_is_training_on_the_whole_graph(
         loss = train_epochs(model, data, optimizer, epochs=3)
         assert (data.fields[2] is not None) == is_cut
         found.append((loss, dict(model.state_dict())))
+    torch.testing.assert_close(*found)
+
+
+def test_batches_share_the_propagated_features_of_the_whole_graph(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph(100, 60, seed=4)
+    model, sizes = model_of("gcn", graph), []
+    kept = GraphInput.propagated
+    monkeypatch.setattr(
+        GraphInput,
+        "propagated",
+        lambda self, *key: sizes.append(len(kept(self, *key))) or kept(self, *key),
+    )
+    for batch in (TARGETS, TARGETS + 20):
+        part = receptive_field(graph, batch, 2, is_batch=True)
+        assert part is not None
+        torch.testing.assert_close(model(part), model(graph)[batch])
+    assert set(sizes) == {100}
+    assert len(graph._filtered) == 1
+
+
+def test_training_in_small_batches_is_training_on_the_whole_graph(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph(100, 60, seed=4)
+    index = torch.randperm(100, generator=torch.Generator().manual_seed(1))[:30]
+    found, sizes = [], []
+    for few in (0.05, 0.0):
+        monkeypatch.setattr(training, "FEW_IN_BATCH", few)
+        model = model_of("graphsage", graph)
+        data = TrainingSet(graph, index, torch.arange(30) % 3)
+        field = data.field_of(2, index[:5])
+        sizes.append(0 if field is None else field.num_nodes)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        draw = torch.Generator().manual_seed(2)
+        loss = train_epochs(
+            model, data, optimizer, epochs=2, batch_size=5, generator=draw
+        )
+        found.append((loss, dict(model.state_dict())))
+    assert 5 < sizes[0] < 100
+    assert sizes[1] == 0
     torch.testing.assert_close(*found)
