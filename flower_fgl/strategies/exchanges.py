@@ -72,7 +72,9 @@ class ClientExchanges(ServerHooks):
         if is_scored is None:
             is_scored = self._round.is_scored and self.config.evaluate != "global"
         settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
-        downloads = self._pack_downloads(server_round, partition_ids)
+        downloads = self._pack_downloads(
+            {pid: self.download(server_round, pid) for pid in partition_ids}
+        )
         messages = []
         for pid, content in downloads.items():
             content[CONFIG] = settings
@@ -98,7 +100,7 @@ class ClientExchanges(ServerHooks):
             Round.
         is_local : bool
             Whether clients whose own model was not scored in this round score it. One
-            that never trained gets the download it would train from; with
+            that never trained gets what it needs of the next download; with
             ``eval-policy = "refresh"`` every one that can train gets it, and scores a
             copy that it trains from there.
         is_global : bool
@@ -120,7 +122,14 @@ class ClientExchanges(ServerHooks):
         is_refreshed = self.config.eval_policy == "refresh"
         refreshed = set(owing).intersection(able if is_refreshed else ())
         sent = [p for p in owing if p in refreshed or p not in self._trained]
-        downloads = self._pack_downloads(server_round + 1, sent)
+        downloads = self._pack_downloads(
+            {
+                pid: (self.download if pid in refreshed else self.scoring_download)(
+                    server_round + 1, pid
+                )
+                for pid in sent
+            }
+        )
         messages = []
         for pid in clients:
             modes = ["local"] if pid in owing else []
@@ -248,17 +257,14 @@ class ClientExchanges(ServerHooks):
         }
         return float(weights[self.config.weight_by])
 
-    def _pack_downloads(
-        self, server_round: int, partition_ids: Sequence[int]
-    ) -> dict[int, RecordDict]:
-        """Pack what clients get before they train; equal payloads are packed once."""
-        packed: dict[int, tuple[Payload, RecordDict]] = {}
+    def _pack_downloads(self, payloads: Mapping[int, Payload]) -> dict[int, RecordDict]:
+        """Pack what clients get, by partition-id; equal payloads are packed once."""
+        packed: dict[int, RecordDict] = {}
         contents = {}
-        for pid in partition_ids:
-            payload = self.download(server_round, pid)
+        for pid, payload in payloads.items():
             if id(payload) not in packed:
-                packed[id(payload)] = (payload, payload.to_record())
-            contents[pid] = RecordDict(dict(packed[id(payload)][1]))
+                packed[id(payload)] = payload.to_record()
+            contents[pid] = RecordDict(dict(packed[id(payload)]))
         return contents
 
     def _message(

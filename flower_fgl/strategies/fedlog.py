@@ -128,6 +128,10 @@ class FedLog(FglStrategy):
             return self.sent
         return self.first
 
+    def scoring_download(self, server_round: int, partition_id: int) -> FedLogDownload:
+        """Send φ, θ and X^g alone: only training asks the generators."""
+        return self.sent
+
     def upload_spec(self, partition_id: int) -> FedLogShapes:
         """Expect the shapes of the network."""
         return self.shapes

@@ -103,6 +103,10 @@ class ServerHooks(Strategy):
     def download(self, server_round: int, partition_id: int) -> Payload:
         """Return what a client gets before it trains."""
 
+    def scoring_download(self, server_round: int, partition_id: int) -> Payload:
+        """Return what a client that never trained scores; by default :meth:`download`."""
+        return self.download(server_round, partition_id)
+
     def upload_spec(self, partition_id: int) -> Any:
         """Return what :meth:`Payload.from_record` checks the upload against."""
         return None

@@ -126,8 +126,23 @@ def test_generators_are_sent_until_the_client_has_answered() -> None:
     del strategy._trained[0]  # its SuperNode was started anew, without its state
     assert strategy.download(3, 0).prompts
     assert strategy.download(3, 1).prompts
+    assert not strategy.scoring_download(3, 1).prompts
     # equal payloads are one object, packed once
     assert strategy.download(3, 1) is strategy.download(3, 2)
+
+
+def test_a_client_that_is_only_scored_gets_no_generators(small: dict[str, Any]) -> None:
+    some = {**small, "rounds": 4, "participation": 0.5, "evaluate_every": 1}
+    run = simulate("fedlog", **some, fedlog=SHORT)
+    trained = {
+        row["partition_id"]
+        for row in run.clients
+        if row["round"] > 1 and "loss" in row  # with synthetic nodes
+    }
+    down = sum(row["bytes"]["down"]["prompts"] for row in run.rounds)
+    up = run.rounds[0]["bytes"]["up"]["prompts"] / run.rounds[0]["replies"]
+    num_classes = len(run.clients[0]["class_names"])
+    assert down == pytest.approx(len(trained) * num_classes * up, rel=0.01)
 
 
 def test_a_run_starts_with_class_rates_and_generators(small: dict[str, Any]) -> None:
