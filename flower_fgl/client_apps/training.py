@@ -86,10 +86,12 @@ class TrainingSet:
         """Return the receptive field of some training nodes; ``None`` if it is large.
 
         It is not looked for unless they are few: of a fifth of the nodes it is most of
-        the graph. That of all training nodes is kept.
+        the graph. That of all training nodes is kept. A batch has one on a CPU only:
+        finding it waits for an accelerator several times, in every step.
         """
         if index is not self.index:
             are_few = len(index) <= FEW_IN_BATCH * self.inputs.num_nodes
+            are_few &= self.inputs.device.type == "cpu"
             return (
                 receptive_field(self.inputs, index, reach, is_batch=True)
                 if are_few
