@@ -20,6 +20,7 @@ __all__ = [
     "Comparison",
     "compare_runs",
     "is_better",
+    "main_metric",
     "pair_scores",
     "paired_t_test",
     "select_runs",
@@ -258,6 +259,8 @@ def compare_runs(
 def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
     """Say whether A is significantly better than B in test accuracy.
 
+    With few shots in the mean of the clients' accuracies, as papers of that setting do.
+
     Parameters
     ----------
     one, other : sequence of Run
@@ -267,12 +270,20 @@ def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
     -------
     bool
     """
-    pairs = pair_scores(one, other, column="test", metric="accuracy")
+    metrics = {main_metric(run) for run in (*one, *other)}
+    metric = metrics.pop() if len(metrics) == 1 else "accuracy"
+    pairs = pair_scores(one, other, column="test", metric=metric)
     if len(pairs) < 2:
         return False
     first, second = zip(*pairs, strict=True)
     t, p = paired_t_test(first, second)
     return t > 0 and p < LEVEL
+
+
+def main_metric(run: Run) -> str:
+    """Return what the papers of a run's setting report of the test nodes."""
+    is_few_shot = run.config.get("setting") == "few-shot"
+    return "mean_accuracy" if is_few_shot else "accuracy"
 
 
 def describe(scores: Sequence[float]) -> str:

@@ -101,7 +101,10 @@ class Experiment:
         return bool(self.cases or self.grid)
 
     def with_options(self, options: Mapping[str, Scalar]) -> Experiment:
-        """Return the experiment with some settings fixed for all runs."""
+        """Return the experiment with some settings fixed for all runs.
+
+        One of the grid stays in it, with one value: names of runs and rows stay.
+        """
         return replace(
             self,
             config={**self.config, **options},
@@ -109,7 +112,7 @@ class Experiment:
                 {k: v for k, v in case.items() if k not in options}
                 for case in self.cases
             ],
-            grid={k: v for k, v in self.grid.items() if k not in options},
+            grid={k: [options[k]] if k in options else v for k, v in self.grid.items()},
         )
 
     def runs(self) -> list[PlannedRun]:

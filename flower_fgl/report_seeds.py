@@ -59,7 +59,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
             **{
                 f"{column}_{metric}": _mean_std(entries, column, metric)
                 for column in ("val", "test", *SETTING_COLUMNS)
-                for metric in (*METRICS, "auroc")
+                for metric in (*METRICS, "auroc", "mean_accuracy")
             },
         }
         for label, group in zip(labels, several.values(), strict=True)

@@ -63,3 +63,17 @@ def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -
     assert row["mean, own classes"] == percent([e["mean_accuracy"] for e in best])
     assert row["published own classes"] == "61.2"
     assert "mean of clients" in row
+
+
+def test_a_setting_of_the_grid_that_is_fixed_keeps_names_and_published_values(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "few.toml"
+    path.write_text(FEW.replace("[grid]", "[grid]\nshots = [3, 5]"))
+    whole = read_experiment(path)
+    part = whole.with_options({"shots": 5, "rounds": 2})
+    names = [run.name for run in whole.runs()]
+    assert [run.name for run in part.runs()] == names[2:]
+    assert {run.settings["shots"] for run in part.runs()} == {5}
+    assert {run.settings["rounds"] for run in part.runs()} == {2}
+    assert [run.row for run in part.runs()] == [run.row for run in whole.runs()][2:]

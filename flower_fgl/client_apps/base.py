@@ -256,6 +256,8 @@ class FglClientApp(ClientApp, ABC):
                 if settings["refresh"]:
                     coming = int(settings["server-round"]) + 1  # type: ignore[arg-type]
                     own = self.refreshed_model(client, coming, download)
+                    if own is not None:
+                        refuse_non_finite(own.state_dict())
                 else:
                     own = self.personal_model(client, download)
                 if own is None:

@@ -47,6 +47,7 @@ from flower_fgl.client_apps.training import (
     optimizer_tensors,
     restore_optimizer,
 )
+from flower_fgl.errors import FglError
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.nn.augmentation import (
     gaussian_copies,
@@ -238,14 +239,26 @@ class Trainer:
 
     @torch.no_grad()
     def synthetic(self, h: Tensor) -> Tensor:
-        """Make ĥ of Eq. (6), or of nG, from what :meth:`represent` gave: (n, m, H)."""
+        """Make ĥ of Eq. (6), or of nG, from what :meth:`represent` gave: (n, m, H).
+
+        Raises
+        ------
+        FglError
+            If the generator makes numbers that are not finite of ones that are.
+        """
         nodes = h[self.part.index]
         noise = self.draw_noise()
         if self.parts.generator is None:
             return gaussian_copies(nodes, noise)
-        return synthesise(
-            self.parts.generator, nodes, self.part.around.matmul(h), noise
-        )
+        around = self.part.around.matmul(h)
+        made = synthesise(self.parts.generator, nodes, around, noise)
+        bad = int((~made.isfinite()).sum())
+        if bad and bool(h.isfinite().all()):
+            raise FglError(
+                f"the node generator returned {bad} non-finite numbers: the client keeps "
+                "what it had before. A smaller lr may help."
+            )
+        return made
 
     def step_generator(self, nodes: Tensor, around: Tensor) -> dict[str, Tensor]:
         """Step on φ by L^g, Eqs. (6) and (7); nodes and around: (n, H)."""

@@ -122,6 +122,10 @@ def make_optimizer(
     Returns
     -------
     torch.optim.Optimizer
+
+    Notes
+    -----
+    1. Parameters that the model names in ``undecayed`` have no weight decay.
     """
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
@@ -134,7 +138,13 @@ def make_optimizer(
         parameter.is_contiguous() for parameter in model.parameters()
     )
     options = {"lr": rate, "weight_decay": config.weight_decay, "fused": is_fused}
-    return kinds[config.optimizer](model.parameters(), **options)  # type: ignore[arg-type]
+    exempt = {id(parameter) for parameter in getattr(model, "undecayed", ())}
+    decayed = [p for p in model.parameters() if id(p) not in exempt]
+    optimizer = kinds[config.optimizer](decayed, **options)  # type: ignore[arg-type]
+    if exempt:
+        others = [p for p in model.parameters() if id(p) in exempt]
+        optimizer.add_param_group({"params": others, "weight_decay": 0.0})
+    return optimizer
 
 
 def optimizer_tensors(

@@ -37,6 +37,11 @@ class MaskedBackbone(Backbone):
         self.masks = nn.ParameterList(masks)
         self.threshold = threshold
 
+    @property
+    def undecayed(self) -> list[Tensor]:
+        """The masks, which ``weight-decay`` leaves alone: their penalty is ‖ν‖₁."""
+        return list(self.masks)
+
     def effective(self) -> dict[str, Tensor]:
         """Return the masked weights by the backbone's names."""
         return {

@@ -8,6 +8,7 @@ graphs, one that does not fit is refused by name and the run goes on with the ot
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -262,6 +263,15 @@ def _refuse_untrainable(federation: Federation, config: RunConfig) -> None:
             if is_few_shot
             else "No client has a training node. Check the split "
             "and the labels, or use fewer clients."
+        )
+    able = len(federation.trainable)
+    asked = math.ceil(config.participation * able - 1e-9)
+    if asked < config.min_replies and not config.min_clients:
+        raise RunError(
+            f"{able} of {len(federation.clients)} clients can train, of which "
+            f"participation = {config.participation:g} asks {asked} a round, but "
+            f"min-replies is {config.min_replies}: no round could end. Lower min-replies, "
+            "or raise participation."
         )
     if idle and is_few_shot:
         log.warning(

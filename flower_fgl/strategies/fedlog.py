@@ -7,7 +7,7 @@ symbol                 argument or attribute
 =====================  ==================================================
 φ, θ^H, θ^T            ``FedLog.weights``
 r_k^c                  ``FedLog.rates[k][c]``
-X^g                    ``FedLog.nodes``
+X^g, X_k^H             ``FedLog.nodes``, ``FedLog.last_nodes[k]``
 PG^1 … PG^C            ``FedLog.prompts``
 =====================  ==================================================
 
@@ -86,6 +86,7 @@ class FedLog(FglStrategy):
         self.shapes = FedLogShapes.of(network, config.hyper)
         self.weights: Mapping[str, Tensor] = network.shared_state()
         self.nodes: Tensor | None = None
+        self.last_nodes: dict[int, Tensor] = {}
         self.rates: dict[int, Tensor] = {}
         self.prompts: Mapping[str, Tensor] = {}
         self.equipped: set[int] = set()  # who has the generators
@@ -100,7 +101,7 @@ class FedLog(FglStrategy):
         Raises
         ------
         RunError
-            If no client answered.
+            If fewer than ``min-replies`` clients answered.
         """
         self._round = RoundLog(0, is_scored=False, phase=PRETRAIN)
         able = self.federation.trainable
@@ -108,12 +109,14 @@ class FedLog(FglStrategy):
         replies = self._by_partition(self.exchange(messages))
         uploads = self.read_uploads(replies, PromptUpload)
         self._trained.clear()  # nobody has a model yet
-        self._round.close(is_ok=bool(uploads), min_replies=1)
+        least = max(1, self.config.min_replies)
+        is_enough = len(uploads) >= least
+        self._round.close(is_ok=is_enough, min_replies=least)
         self.record_round()
-        if not uploads:
-            raise RunError(
-                f"No client trained its prompt generator. {self._round.why_failed()}"
-            )
+        if not is_enough:
+            is_plain = self.shapes.prompts is None
+            what = "class rates" if is_plain else "a prompt generator"
+            raise RunError(f"Too few clients sent {what}. {self._round.why_failed()}")
         self.rates = {pid: upload.payload.rates for pid, upload in uploads.items()}
         if self.shapes.prompts is not None:
             weights = aggregation_weights(torch.stack(list(self.rates.values())))
@@ -137,7 +140,7 @@ class FedLog(FglStrategy):
         return self.shapes
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Average φ and θ, and make X^g by Eq. (4)."""
+        """Average φ and θ, and make X^g by Eq. (4) of what all clients sent last."""
         if self.nodes is not None:
             self.equipped |= set(uploads)
         payloads = {pid: upload.payload for pid, upload in uploads.items()}
@@ -146,13 +149,13 @@ class FedLog(FglStrategy):
             [upload.num_examples for upload in uploads.values()],
         )
         if self.shapes.nodes is not None:
-            self.nodes = self.condense(
-                server_round, {pid: p.nodes for pid, p in payloads.items()}
-            )
+            self.last_nodes |= {pid: p.nodes for pid, p in payloads.items()}
+            ordered = dict(sorted(self.last_nodes.items()))
+            self.nodes = self.condense(server_round, ordered)
         self._pack()
 
     def condense(self, server_round: int, nodes: Mapping[int, Tensor]) -> Tensor:
-        """Make X^g (C·s, d) of the uploads of a round, by partition-id."""
+        """Make X^g (C·s, d) of all clients' last nodes, by partition-id."""
         hyper, seed = self.config.hyper, self.config.seed
         unknown = torch.zeros(self.shapes.num_classes)
         rates = torch.stack([self.rates.get(pid, unknown) for pid in nodes])
@@ -171,11 +174,12 @@ class FedLog(FglStrategy):
         self.first = FedLogDownload(self.weights, self.nodes, self.prompts)
 
     def server_state(self) -> Snapshot:
-        """Keep φ, θ, X^g, the class rates and the generators."""
+        """Keep φ, θ, X^g, the clients' last nodes, class rates and the generators."""
         nodes = {} if self.nodes is None else {"synthetic": self.nodes}
         parts = {
             "weights": Snapshot(self.weights, {"equipped": sorted(self.equipped)}),
             "nodes": Snapshot(nodes),
+            "last-nodes": Snapshot({str(p): x for p, x in self.last_nodes.items()}),
             "rates": Snapshot({str(pid): r for pid, r in self.rates.items()}),
             "prompts": Snapshot(self.prompts),
         }
@@ -192,6 +196,8 @@ class FedLog(FglStrategy):
         self.weights = {name: weights.tensors[name] for name in self.shapes.weights}
         self.equipped = set(weights.values["equipped"])
         self.nodes = state.part("nodes").tensors.get("synthetic")
+        last = state.part("last-nodes").tensors
+        self.last_nodes = {int(pid): tensor for pid, tensor in last.items()}
         rates = state.part("rates").tensors
         self.rates = {int(pid): tensor for pid, tensor in rates.items()}
         prompts = state.part("prompts").tensors

@@ -14,7 +14,7 @@ from flower_fgl.client_apps.fedpub import (
     proxy_embedding,
     proxy_input,
 )
-from flower_fgl.client_apps.training import state_of
+from flower_fgl.client_apps.training import make_optimizer, state_of
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.nn.masked import MaskedBackbone
 from flower_fgl.protocols.fedavg import Weights
@@ -50,6 +50,20 @@ def test_both_penalties_carry_a_gradient() -> None:
     mask_penalty([mask], [theta], [anchor], l1=0.1, l2=0.01).backward()
     torch.testing.assert_close(mask.grad, torch.tensor([0.1, -0.1]))
     torch.testing.assert_close(theta.grad, 0.01 * torch.tensor([3 / 5, 4 / 5]))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_weight_decay_leaves_the_mask_alone(client: Client, optimizer: str) -> None:
+    model = masked(client)
+    config = replace(client.config, optimizer=optimizer, weight_decay=0.1)
+    steps = make_optimizer(model, config)
+    before = [weight.detach().clone() for weight in model.backbone.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    steps.step()
+    assert all((mask == 1).all() for mask in model.masks)
+    for old, new in zip(before, model.backbone.parameters(), strict=True):
+        assert not old.any() or not torch.equal(old, new)
 
 
 def test_the_distance_has_gradient_zero_where_training_starts() -> None:

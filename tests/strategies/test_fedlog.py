@@ -63,6 +63,22 @@ def test_models_are_averaged_plainly_and_nodes_by_class_rate() -> None:
     assert got.nodes[:, 0].tolist() == [1.0, 1.0, 0.0, 0.0]  # Eq. (4), by hand
 
 
+def test_a_client_that_sat_out_counts_with_the_nodes_it_sent_last() -> None:
+    strategy = server()
+    strategy.rates = {0: torch.tensor([1.0, 0.0]), 1: torch.tensor([0.0, 1.0])}
+    strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
+    strategy.aggregate(2, {0: upload(strategy, 8.0)})  # class 1 is client 1's alone
+    got = strategy.download(3, 0)
+    assert all((tensor == 8).all() for tensor in got.weights.values())
+    assert got.nodes[:, 0].tolist() == [8.0, 8.0, 4.0, 4.0]
+    state = strategy.server_state()
+    resumed = server()
+    resumed.rates = strategy.rates
+    resumed.load_server_state(state)
+    resumed.aggregate(3, {0: upload(resumed, 2.0)})
+    assert resumed.nodes[:, 0].tolist() == [2.0, 2.0, 4.0, 4.0]
+
+
 def test_the_order_of_clients_and_slots_of_a_class_means_nothing() -> None:
     draw = torch.Generator().manual_seed(0)
     uploads = {pid: upload(server(), float(pid)) for pid in (0, 1, 2)}
@@ -174,7 +190,7 @@ def test_if_no_client_trains_its_generator_the_run_says_so(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(FedLogClientApp, "pretrain", fail)
-    with pytest.raises(RunError, match="No client trained its prompt generator"):
+    with pytest.raises(RunError, match="sent a prompt generator"):
         simulate("fedlog", **small, fedlog=SHORT)
 
 

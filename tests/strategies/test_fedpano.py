@@ -10,13 +10,15 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp
 from flower_fgl.config import RunConfig
-from flower_fgl.errors import ConfigError
+from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.nn.augmentation import synthesise
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.federation import Federation
 from tests.client_apps.test_fedpano import WIDTH, C, D, make_client
 
 
@@ -191,6 +193,63 @@ def test_a_round_that_ends_in_nan_leaves_the_client_as_it_was(
     (failure,) = run.rounds[1]["failures"]
     assert failure["partition_id"] == 1
     assert "the client keeps what it had before" in failure["reason"]
+
+
+def test_a_generator_that_makes_nan_is_named_and_never_scored(
+    monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any]
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        return synthesise(*args, **kwargs) * math.nan
+
+    original = FedPANOClientApp.refreshed_model
+
+    def refreshed(self: Any, *args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("flower_fgl.client_apps.fedpano.synthesise", broken)
+            return original(self, *args)
+
+    monkeypatch.setattr(FedPANOClientApp, "refreshed_model", refreshed)
+    run = simulate("fedpano", **few_shot)  # two of four sit out
+    for row in run.rounds:
+        assert len(row["failures"]) == 2
+        for failure in row["failures"]:
+            assert "the node generator returned" in failure["reason"]
+    scored = {
+        r["partition_id"] for r in run.clients if "metrics" in r and r["round"] == 1
+    }
+    assert len(scored) == 2
+
+
+def test_a_copy_that_training_left_with_nan_is_not_scored(
+    monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any]
+) -> None:
+    original = FedAvgClientApp.refreshed_model
+
+    def refreshed(self: Any, *args: Any) -> Any:
+        model = original(self, *args)
+        next(model.parameters()).data.fill_(math.nan)
+        return model
+
+    monkeypatch.setattr(FedAvgClientApp, "refreshed_model", refreshed)
+    run = simulate(
+        "fedavg", **{**few_shot, "eval_policy": "refresh", "participation": 0.5}
+    )
+    reasons = [f["reason"] for row in run.rounds for f in row["failures"]]
+    assert reasons
+    assert all("training left" in reason for reason in reasons)
+
+
+def test_replies_that_no_round_can_bring_are_refused_when_clients_are_known(
+    few_shot: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of the four clients one alone keeps its training nodes
+    monkeypatch.setattr(
+        Federation, "trainable", property(lambda self: list(self.clients)[:1])
+    )
+    with pytest.raises(
+        RunError, match="1 of 4 clients can train, of which participation"
+    ):
+        simulate("fedpano", **{**few_shot, "min_replies": 2})
 
 
 def test_fewer_participants_than_replies_needed_are_refused(
