@@ -92,7 +92,7 @@ class FedPGClientApp(PrototypeClientApp):
             annotation = self.annotation(client, logits)
             embedding = unit_length(model.embedding)
             average = average_of(
-                client, server_round, annotation, embed=lambda: embedding
+                client, server_round, annotation, embed=lambda: embedding, anew=True
             )
             values = average(embedding, scorer)
         client.state.set_group("annotation", {"classes": annotation.float()})
@@ -234,17 +234,21 @@ def average_of(
     annotation: Tensor,
     *,
     embed: Callable[[], Tensor],
+    anew: bool = False,
 ) -> HopAverage:
     """Draw the neighbours that enter the prototypes of a round.
 
     Training goes on with those of the client's last upload, so they are kept; another
     process would draw the same again. Neighbours of graphs are those whose embeddings,
-    which ``embed`` gives, are alike.
+    which ``embed`` gives, are alike: ``anew`` says that training has changed them since a
+    copy of the client, which trained to be scored, may have left its own.
     """
     hyper, memo = client.config.hyper, client.data.memo
     key = ("average", client.config.seed, server_round)
     kept = memo.get(("average",))
-    if kept is not None and kept[0] == key and torch.equal(kept[1], annotation):
+    is_stale = anew and client.config.classifies_graphs
+    is_same = kept is not None and kept[0] == key and torch.equal(kept[1], annotation)
+    if is_same and not is_stale:
         found: HopAverage = kept[2]
         return found
     same_class = hyper.neighbor_filter == "same-class"

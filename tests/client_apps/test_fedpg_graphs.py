@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -187,6 +188,19 @@ def test_similar_graphs_are_looked_for_once_a_round(
         client.state.values["round"] = server_round
         download = answer(fit.upload)
         assert len(calls) == server_round
+
+
+def test_a_copy_that_trained_to_be_scored_leaves_no_neighbours_behind() -> None:
+    app, uploads = FedPGClientApp(), []
+    for is_scored in (False, True):
+        client = make_client(rho=0.99, general={"final-local-epochs": 20, "lr": 0.05})
+        download = no_prototypes(app.download_spec(client))
+        if is_scored:
+            copy = replace(client, state=ClientState())
+            assert app.refreshed_model(copy, 1, download) is not None
+        uploads.append(app.fit(client, 1, download).upload)
+    assert (uploads[0].counts[:, 1:] > 0).any()
+    assert same(uploads[:1], uploads[1:])
 
 
 def test_a_batch_replaces_its_graphs_rows_and_carries_the_gradient() -> None:
