@@ -13,10 +13,12 @@ from typing import Any
 from scipy import stats
 
 from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.run_files import flatten
 from flower_fgl.runs import Run
 
 __all__ = [
     "LEVEL",
+    "PER_RUN",
     "Comparison",
     "compare_runs",
     "is_better",
@@ -28,6 +30,10 @@ __all__ = [
 
 LEVEL = 0.05
 """A difference is significant if its p is below this: at 95 %."""
+PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
+"""Settings in which runs that are averaged over seeds may differ."""
+OF_PLACE = {"data-dir", "threads"}
+"""Settings of the machine."""
 PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
 
 Key = tuple[Any, ...]
@@ -225,7 +231,7 @@ def compare_runs(
     Raises
     ------
     ConfigError
-        If one side holds runs of several methods.
+        If one side holds runs of several methods, or with several settings.
     RunError
         If fewer than two pairs are left, or as :func:`pair_scores`.
     """
@@ -237,6 +243,7 @@ def compare_runs(
                 f"{side} holds runs of {', '.join(methods)}. Choose one: "
                 f'"folder:{methods[0]}".'
             )
+        _refuse_mixture(side, runs)
     done = [[r for r in runs if r.status == "completed"] for runs in sides.values()]
     pairs = pair_scores(done[0], done[1], column=column, metric=metric)
     if len(pairs) < 2:
@@ -254,6 +261,25 @@ def compare_runs(
         )
     scores = tuple(zip(*pairs, strict=True))
     return Comparison(scores[0], scores[1], *paired_t_test(scores[0], scores[1]))
+
+
+def _refuse_mixture(side: str, runs: Sequence[Run]) -> None:
+    """Refuse runs of one data set and number of clients that differ in a setting."""
+    seen: dict[Key, dict[str, Any]] = {}
+    for run in runs:
+        own = {k: v for k, v in flatten(run.config) if k not in PER_RUN | OF_PLACE}
+        place = (run.summary.get("dataset"), run.summary.get("clients"))
+        first = seen.setdefault(place, own)
+        keys = sorted(
+            k for k in first.keys() | own.keys() if first.get(k) != own.get(k)
+        )
+        if keys:
+            values = ", ".join(f"{k} {first.get(k)} and {own.get(k)}" for k in keys)
+            raise ConfigError(
+                f"{side} holds runs that differ in more than their seeds ({values}): a "
+                "test over both says nothing of either. Choose the runs of one, e.g. "
+                'with a pattern: "folder/fedavg-shots3-*".'
+            )
 
 
 def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:

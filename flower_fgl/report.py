@@ -25,6 +25,7 @@ from flower_fgl.report_numbers import (
     column_name,
     columns_of,
     dropped_replies,
+    idle_clients,
     item_kind,
     metrics_of,
     own_columns_of,
@@ -125,6 +126,8 @@ def write_report(
         own_by_setting=settings_of(runs),
         metrics=metrics_of(runs),
         items=item_kind(runs),
+        idle=idle_clients(runs[0]),
+        has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
         **context,
     )
     replace_file(path, page.encode(errors="replace"))

@@ -15,6 +15,7 @@ __all__ = [
     "column_name",
     "columns_of",
     "dropped_replies",
+    "idle_clients",
     "item_kind",
     "metrics_of",
     "own_columns_of",
@@ -129,6 +130,14 @@ def client_accuracy(run: Run) -> dict[int, float | None]:
         and row.get("metrics", {}).get(scope_of(run))
     }
     return {pid: found[pid].get("accuracy") for pid in sorted(found)}
+
+
+def idle_clients(run: Run) -> tuple[int, str]:
+    """Return how many clients train nothing, and what is said of them."""
+    about = [row for row in run.clients if "trains" in row]
+    number = sum(not row["trains"] for row in about)
+    is_few_shot = run.config.get("setting") == "few-shot"
+    return number, "take no part" if is_few_shot else "are only scored"
 
 
 def test_accuracy(run: Run) -> float | None:

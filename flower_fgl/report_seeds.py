@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flower_fgl.comparing import is_better
+from flower_fgl.comparing import PER_RUN, is_better
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import METRICS, SETTING_COLUMNS
 from flower_fgl.report_numbers import about, tell_apart, test_accuracy
@@ -16,8 +16,6 @@ from flower_fgl.runs import Run
 
 __all__ = ["mark_better", "over_seeds", "scored_runs"]
 
-PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
-"""Settings in which runs that are averaged over seeds may differ."""
 KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
     "": lambda run: run.best,
     ", aggregated model": lambda run: run.summary.get("global", {}).get("best"),

@@ -28,10 +28,13 @@ def write_run(
     seed: int = 0,
     status: str = "completed",
     partition: str = "abc",
+    **settings: Any,
 ) -> Run:
     """Write a run of one round."""
     writer = RunWriter.create(
-        folder, config={"method": method, "dataset": "cora", "seed": seed}, sources={}
+        folder,
+        config={"method": method, "dataset": "cora", "seed": seed, **settings},
+        sources={},
     )
     test = pool([Scores(10, accuracy, accuracy / 2, accuracy / 4)])
     row = {
@@ -176,3 +179,14 @@ def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:
     assert "late" in words
     assert "A - B = +9.67, n = 3 pairs, t = 29.000, p = 0.0012" in words
     assert "A is significantly better at 95 %" in words
+
+
+def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) -> None:
+    other = write_runs(tmp_path, "local", [0.5, 0.6])
+    few = write_runs(tmp_path / "3", "fedavg", [0.7, 0.8], shots=3, partition="a")
+    more = write_runs(tmp_path / "5", "fedavg", [0.8, 0.9], shots=5, partition="b")
+    with pytest.raises(ConfigError, match=r"A holds runs that differ .*shots 3 and 5"):
+        compare_runs([*few, *more], other)
+    elsewhere = write_run(tmp_path / "x", 0.9, seed=2, shots=3, **{"data-dir": "/x"})
+    with pytest.raises(RunError, match="at least 2 pairs"):  # of one setting
+        compare_runs([*few, elsewhere], other)

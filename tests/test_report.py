@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flower_fgl import plots, report
+from flower_fgl import comparing, plots, report
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores, pool, summarise
 from flower_fgl.report import percent, show_bytes, show_seconds, write_report
@@ -50,7 +50,13 @@ def make(
         folder, config={**config, **(settings or {})}, sources={"lr": "user"}
     )
     writer.append_clients(
-        {"round": 0, "partition_id": pid, "num_nodes": 40 + pid, "class_counts": counts}
+        {
+            "round": 0,
+            "partition_id": pid,
+            "num_nodes": 40 + pid,
+            "class_counts": counts,
+            "trains": sum(counts) > 0,
+        }
         for pid, counts in reversed(list(enumerate(COUNTS)))
     )
     rows = []
@@ -717,3 +723,44 @@ def test_scores_by_value_have_a_point_for_each_and_leave_out_what_is_missing() -
     drawn = np.asarray(panel.lines[0].get_ydata(), dtype=float)
     np.testing.assert_array_equal(drawn, [0.5, nan, 0.6])
     assert panel.get_xlabel() == "k"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({}, "1 of them are only scored"), ({"setting": "few-shot"}, "1 of them take no")],
+)
+def test_clients_that_train_nothing_are_counted(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    page = Page(write_report([make(tmp_path / "run", settings=settings)], None))
+    assert said in page.words()
+
+
+def test_with_few_shots_methods_are_marked_by_the_mean_of_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"setting": "few-shot"}
+    runs = [
+        make(
+            tmp_path / f"{method}{seed}",
+            method=method,
+            seed=seed,
+            settings=few,
+            val=val,
+        )
+        for method, val in (("fedavg", (0.5, 0.6)), ("local", (0.3, 0.4)))
+        for seed in (0, 1)
+    ]
+    asked = []
+    pair = comparing.pair_scores
+
+    def watch(*args: Any, metric: str, **kwargs: Any) -> Any:
+        asked.append(metric)
+        return pair(*args, metric=metric, **kwargs)
+
+    monkeypatch.setattr(comparing, "pair_scores", watch)
+    words = Page(write_report(runs, tmp_path / "r.html", against="local")).words()
+    assert set(asked) == {"mean_accuracy"}
+    assert "mean of clients" in words
+    plain = [make(tmp_path / f"p{seed}", seed=seed) for seed in (0, 1)]
+    assert "mean of clients" not in Page(write_report(plain, None)).words()

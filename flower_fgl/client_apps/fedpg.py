@@ -247,8 +247,12 @@ def average_of(
     key = ("average", client.config.seed, server_round)
     kept = memo.get(("average",))
     is_stale = anew and client.config.classifies_graphs
-    is_same = kept is not None and kept[0] == key and torch.equal(kept[1], annotation)
-    if is_same and not is_stale:
+    if (
+        kept is not None
+        and not is_stale
+        and kept[0] == key
+        and torch.equal(kept[1], annotation)
+    ):
         found: HopAverage = kept[2]
         return found
     same_class = hyper.neighbor_filter == "same-class"
