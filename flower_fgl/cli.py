@@ -131,6 +131,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(help="Continue an interrupted run: its folder.")
     ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this case of an experiment file; may be repeated."),
+    ] = None,
 ) -> None:
     """Train a method over the clients of a data set and leave a run folder."""
     from flower_fgl.running import How, resume_run, run_all
@@ -140,7 +144,7 @@ def run(
     )
     options |= parse_settings(settings or [])
     if resume is not None:
-        if experiment is not None or options or engine is not None:
+        if experiment is not None or options or engine is not None or case:
             raise ConfigError(
                 "--resume continues a run with its own settings and engine: give only "
                 "the folder, and --workers, --client-gpus or --quiet if need be."
@@ -155,7 +159,10 @@ def run(
             "--workers and --client-gpus belong to Ray: leave them out with --engine "
             "local, which runs one client after the other in this process."
         )
-    run_all(experiment, options, How(engine, workers, client_gpus, quiet), console)
+    if case and experiment is None:
+        raise ConfigError("--case chooses from an experiment file: give one.")
+    how = How(engine, workers, client_gpus, quiet)
+    run_all(experiment, options, how, console, cases=case or ())
 
 
 @app.command()

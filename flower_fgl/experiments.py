@@ -115,6 +115,23 @@ class Experiment:
             grid={k: [options[k]] if k in options else v for k, v in self.grid.items()},
         )
 
+    def with_cases(self, names: Sequence[str]) -> Experiment:
+        """Return the experiment with some of its cases only, in its order.
+
+        Raises
+        ------
+        ConfigError
+            If it has no case of a name.
+        """
+        own = [str(case["name"]) for case in self.cases]
+        wrong = [name for name in names if name not in own]
+        if wrong:
+            raise ConfigError(
+                f"{self.name} has no case {', '.join(wrong)}. "
+                + (f"It has {', '.join(own)}." if own else "It has no cases.")
+            )
+        return replace(self, cases=[c for c in self.cases if c["name"] in names])
+
     def runs(self) -> list[PlannedRun]:
         """Return every run, case by case, in grid order."""
         out = []
@@ -226,7 +243,8 @@ def results_table(
     -------
     list of dict
         One row per cell: validation and test accuracy and macro-F1 in percent, mean ±
-        standard deviation over seeds, and the published value.
+        standard deviation over seeds, and the published value. A score that some of the
+        runs lack, such as that of a node set without nodes, says how many have it.
     """
     cells: dict[str, list[Run]] = {}
     for planned, run in runs:
@@ -248,6 +266,8 @@ def results_table(
             present = [v for v in values if v is not None and not math.isnan(v)]
             if present:
                 row[title] = percent(present)
+                if len(present) < len(values):
+                    row[title] += f" ({len(present)} of {len(values)})"
         if cell in experiment.published:
             row["published"] = f"{experiment.published[cell]:.1f}"
         if cell in experiment.published_f1:

@@ -6,7 +6,7 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -73,6 +73,8 @@ def run_all(
     options: Mapping[str, Scalar],
     how: How,
     console: Console,
+    *,
+    cases: Sequence[str] = (),
 ) -> list[Run]:
     """Run an experiment's grid, or the one run that the options describe.
 
@@ -90,6 +92,8 @@ def run_all(
         Engine and display.
     console : Console
         Where to print.
+    cases : sequence of str
+        Of the file; all if empty.
 
     Returns
     -------
@@ -104,6 +108,7 @@ def run_all(
     experiment = Experiment("run", config=options)
     if experiment_file is not None:
         experiment = read_experiment(experiment_file).with_options(options)
+        experiment = experiment.with_cases(cases) if cases else experiment
     planned = [_with_place(experiment, run) for run in experiment.runs()]
     _check_all(planned)
     done: list[tuple[PlannedRun, Run]] = []

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from flower_fgl.cli import app
 from flower_fgl.config import RunConfig
+from flower_fgl.errors import ConfigError
 from flower_fgl.experiments import percent, read_experiment, results_table
 from flower_fgl.local_engine import run_local
 from flower_fgl.methods import METHODS
@@ -77,3 +80,34 @@ def test_a_setting_of_the_grid_that_is_fixed_keeps_names_and_published_values(
     assert {run.settings["shots"] for run in part.runs()} == {5}
     assert {run.settings["rounds"] for run in part.runs()} == {2}
     assert [run.row for run in part.runs()] == [run.row for run in whole.runs()][2:]
+
+
+TWO = """
+[config]
+dataset = "synthetic"
+clients = 3
+rounds = 1
+synthetic.nodes = 200
+[[case]]
+name = "a"
+method = "local"
+[[case]]
+name = "b"
+method = "fedavg"
+"""
+
+
+def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(TWO)
+    place = f"output-dir={tmp_path / 'out'}"
+    words = ["run", str(path), "--engine", "local", "--quiet", "--set", place]
+    result = CliRunner().invoke(app, [*words, "--case", "b"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert [folder.name for folder in (tmp_path / "out" / "two").iterdir()] == ["b"]
+    with pytest.raises(ConfigError, match="no case c, d"):
+        CliRunner().invoke(
+            app, [*words, "--case", "c", "--case", "d"], catch_exceptions=False
+        )
+    with pytest.raises(ConfigError, match="--case chooses from an experiment file"):
+        CliRunner().invoke(app, ["run", "--case", "b"], catch_exceptions=False)
