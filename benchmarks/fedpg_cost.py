@@ -16,10 +16,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +26,6 @@ from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS as ROWS
 from flower_fgl.nn import build_model
 from flower_fgl.protocols.prototypes import LocalPrototypes
-from flower_fgl.prototypes.rings import ring_pairs, select_pairs
 from flower_fgl.running import run_one
 
 METHODS = ("local", "fedavg", "fedproto", "fedpg")
@@ -106,37 +103,6 @@ def measure(
     return seconds, sent, sum(present[-clients:]) / clients if present else 0.0
 
 
-def floor(options: argparse.Namespace) -> tuple[float, int]:
-    """Return seconds a round for reading neighbours, and the pairs of all clients.
-
-    The pairs are those that training draws, where every node's class is known.
-    """
-    config = RunConfig.parse(settings(options, "fedpg"), ROWS)
-    store, hyper = open_store(config, options.clients), config.hyper
-    spent, number = 0.0, 0
-    for pid in range(options.clients):
-        graph = store.load(pid).graph
-        size = graph.num_nodes
-        rings = ring_pairs(graph.edge_index, size, hyper.hops, mode=hyper.hop_mode)
-        hops = select_pairs(
-            rings,
-            graph.y,
-            same_class=hyper.neighbor_filter == "same-class",
-            limit=hyper.neighbor_limit,
-            generator=torch.Generator().manual_seed(0),
-        )
-        embedding = torch.randn(size, config.hidden_channels)
-        for pairs in hops[1:]:
-            number += len(pairs.neighbour)
-            taken = []
-            for _ in range(1 + options.rounds):
-                begin = time.perf_counter()
-                embedding.index_select(0, pairs.neighbour)
-                taken.append(time.perf_counter() - begin)
-            spent += 2 * config.local_epochs * statistics.median(taken)
-    return spent, number
-
-
 def main() -> None:
     options = arguments()
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -172,12 +138,6 @@ def main() -> None:
         )  # fmt: skip
     console = Console(width=130)
     console.print(table)
-    torch.set_num_threads(1)
-    spent, number = floor(options)
-    console.print(
-        f"floor: {number} pairs, {spent:.3f} s a round to read them, "
-        f"{spent / statistics.median(base):.2f} of local's"
-    )
 
 
 if __name__ == "__main__":
