@@ -259,6 +259,7 @@ def results_table(
             ("test AUROC", ("best", "test", "auroc")),
             *_own_columns(members),
             ("global test acc.", ("global", "best", "test", "accuracy")),
+            *_own_columns(members, "global"),
             ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
             ("fine-tuned test macro-F1", ("finetuned", "test", "macro_f1")),
         ):
@@ -280,10 +281,11 @@ def results_table(
     return rows
 
 
-def _own_columns(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
+def _own_columns(runs: Sequence[Run], *under: str) -> list[tuple[str, tuple[str, ...]]]:
     """Name what the runs' setting scores besides, and where it stands in a summary.
 
-    With few shots also the plain means over clients, which FedPANO reports.
+    With few shots also the plain means over clients, which FedPANO reports. ``under`` is
+    where the best round stands, ``("global",)`` for the aggregated model's.
     """
     found = {column for run in runs for column in run.best or {}}
     own: list[tuple[str, tuple[str, ...]]] = [
@@ -296,7 +298,7 @@ def _own_columns(runs: Sequence[Run]) -> list[tuple[str, tuple[str, ...]]]:
             ("mean of clients", ("best", "test", "mean_accuracy")),
             ("mean, own classes", ("best", "test_masked", "mean_accuracy")),
         ]
-    return own
+    return [(" ".join((*under, title)), (*under, *path)) for title, path in own]
 
 
 def _dig(table: Any, path: Sequence[str]) -> float | None:

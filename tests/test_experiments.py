@@ -111,3 +111,19 @@ def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
         )
     with pytest.raises(ConfigError, match="--case chooses from an experiment file"):
         CliRunner().invoke(app, ["run", "--case", "b"], catch_exceptions=False)
+
+
+def test_columns_of_the_aggregated_model_stand_in_the_table_too(tmp_path: Path) -> None:
+    path = tmp_path / "unseen.toml"
+    text = FEW.replace("few-shot", "closed-set").replace('"local"', '"fedavg"')
+    path.write_text(text.split("[published]")[0])
+    experiment = read_experiment(path).with_options({"evaluate": "both"})
+    planned = experiment.runs()[0]
+    run = run_local({**planned.settings, "run-dir": str(tmp_path / "run")})
+    (row,) = results_table(experiment, [(planned, run)])
+    both = run.summary["global"]["best"]
+    for column, title in (
+        ("unseen", "global unseen"),
+        ("new_client", "global new client"),
+    ):
+        assert row[title] == percent([both[column]["accuracy"]])
