@@ -69,6 +69,8 @@ class Method:
     takes_late_clients : bool
         Whether a client may join while the run is under way (``min-clients``): not where
         an exchange before round 1 gives every client what it needs.
+    takes_batches : bool
+        Whether ``batch-size`` and ``check-every`` say anything of its training.
     """
 
     paper: str
@@ -84,6 +86,7 @@ class Method:
     graphs: bool = True
     additive: bool = False
     takes_late_clients: bool = True
+    takes_batches: bool = True
 
     def load_strategy(self) -> type[FglStrategy]:
         """Import the server half."""
@@ -214,6 +217,7 @@ METHODS: dict[str, Method] = {
         has_global_model=False,
         graphs=False,
         additive=True,
+        takes_batches=False,
     ),
     "fedper": Method(
         paper="Arivazhagan et al., arXiv 1912.00818, 2019",

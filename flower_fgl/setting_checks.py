@@ -122,6 +122,12 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"{settings.method} has no round to catch up with: use eval-policy = "
             '"stale", or leave it out.'
         )
+    if not method.takes_batches and (settings.batch_size or settings.check_every):
+        raise ConfigError(
+            f"{settings.method} takes steps on all training nodes of a client and keeps "
+            "the last: batch-size and check-every must be 0, got "
+            f"{settings.batch_size} and {settings.check_every}."
+        )
     if settings.upload_noise and not settings.upload_clip:
         raise ConfigError(
             f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "

@@ -88,6 +88,8 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ),
         ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
+        ({"method": "fedpano", "batch-size": 8}, ["fedpano", "batch-size", "0", "8"]),
+        ({"method": "fedpano", "check-every": 2}, ["fedpano", "check-every", "0", "2"]),
         ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
         ({"clients": 3, "min-clients": 4}, ["min-clients", "clients = 3", "got 4"]),
         ({"min-clients": -1}, ["min-clients", ">= 0"]),
