@@ -110,6 +110,8 @@ def degree_weights(degree: Tensor, threshold: float) -> Tensor:
     Returns
     -------
     Tensor of shape (n,), float32, in [0, 1]
+        Exactly 1 from degree λ + 18 on, where float32 holds nothing between: such nodes
+        give the tail branch no gradient.
     """
     return torch.sigmoid(degree.float() - (threshold + 1))
 
