@@ -612,6 +612,18 @@ def test_several_runs_have_a_panel_for_each_quantity() -> None:
     assert plots.to_svg(figure)
 
 
+def test_without_validation_nodes_no_empty_axis_is_drawn() -> None:
+    few = replace(curve("a"), val=[math.nan, math.nan])
+    alone = plots.convergence([few]).axes[0]
+    assert [list(line.get_ydata())[:1] for line in alone.lines[:1]] == [[0.2]]
+    names = [text.get_text().strip() for text in alone.get_legend().get_texts()]
+    assert names == ["test", "selected: round 4"]
+    first, *_ = plots.convergence([few, few]).axes
+    assert list(first.get_yticks()) == []
+    assert first.texts[0].get_text() == "nothing to validate on"
+    assert not plots.convergence([few, curve("b")]).axes[0].texts
+
+
 def test_the_columns_of_one_run_share_a_panel_and_are_told_apart() -> None:
     columns = {"test": [0.1, 0.3], "missing": [0.0, 0.0]}
     (panel,) = plots.column_curves([replace(curve(""), columns=columns)]).axes
@@ -727,13 +739,13 @@ def test_scores_by_value_have_a_point_for_each_and_leave_out_what_is_missing() -
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({}, "1 of them are only scored"), ({"setting": "few-shot"}, "1 of them take no")],
+    [({}, "are only scored"), ({"setting": "few-shot"}, "take no part")],
 )
 def test_clients_that_train_nothing_are_counted(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     page = Page(write_report([make(tmp_path / "run", settings=settings)], None))
-    assert said in page.words()
+    assert f"3 clients, 1 of which {said} · seed" in page.words()
 
 
 def test_with_few_shots_methods_are_marked_by_the_mean_of_the_clients(

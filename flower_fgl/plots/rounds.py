@@ -55,6 +55,11 @@ class Curve:
     best_round: int | None
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
+    @property
+    def is_validated(self) -> bool:
+        """Whether there is any validation accuracy."""
+        return any(math.isfinite(value) for value in self.val)
+
 
 def convergence(curves: Sequence[Curve]) -> Figure:
     """Draw accuracy and training loss by round.
@@ -97,6 +102,15 @@ def convergence(curves: Sequence[Curve]) -> Figure:
         panels[2].plot(
             curve.loss_rounds, curve.loss, **line_of(curve.loss_rounds), **look
         )
+    if not any(curve.is_validated for curve in curves):
+        panels[0].set_yticks([])
+        panels[0].text(
+            0.5,
+            0.5,
+            "nothing to validate on",
+            transform=panels[0].transAxes,
+            ha="center",
+        )
     add_legend(
         figure, lines, [c.label for c in curves], "outside lower center", columns
     )
@@ -105,15 +119,13 @@ def convergence(curves: Sequence[Curve]) -> Figure:
 
 def _draw_one(panels: Any, curve: Curve) -> None:
     accuracy, loss = panels
-    lines = [
-        *accuracy.plot(
-            curve.rounds, curve.val, color=PALETTE[0], **line_of(curve.rounds)
-        ),
-        *accuracy.plot(
-            curve.rounds, curve.test, color=PALETTE[5], **line_of(curve.rounds)
-        ),
-    ]
-    names = ["validation", "test"]
+    shown = {"validation": (curve.val, PALETTE[0])} if curve.is_validated else {}
+    shown["test"] = (curve.test, PALETTE[5])
+    lines, names = [], list(shown)
+    for values, color in shown.values():
+        lines += accuracy.plot(
+            curve.rounds, values, color=color, **line_of(curve.rounds)
+        )
     if curve.best_round is not None:
         lines.append(mark_selected(accuracy, curve.best_round))
         names.append(f"selected: round {curve.best_round}")
