@@ -16,7 +16,13 @@ from flower_fgl.settings import (
     is_file,
 )
 
-__all__ = ["MAX_SHOTS", "UNSEEN_SETTINGS", "check_names", "check_settings"]
+__all__ = [
+    "MAX_SHOTS",
+    "UNSEEN_SETTINGS",
+    "check_names",
+    "check_settings",
+    "number_asked",
+]
 
 UNSEEN_SETTINGS = ("closed-set", "open-set")
 """Settings that score nodes which the client did not have in training."""
@@ -138,7 +144,7 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"min-replies must be at most clients = {settings.clients}, "
             f"got {settings.min_replies}."
         )
-    asked = _number_asked(settings)
+    asked = number_asked(settings.participation, settings.clients)
     if settings.clients and settings.min_replies > asked:
         raise ConfigError(
             f"min-replies is {settings.min_replies}, but participation = "
@@ -147,9 +153,9 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
         )
 
 
-def _number_asked(settings: GeneralSettings) -> int:
-    """Return how many clients a round asks, if all of them can train."""
-    return math.ceil(settings.participation * settings.clients - 1e-9)
+def number_asked(participation: float, able: int) -> int:
+    """Return how many of the clients that can train a round asks, rounded up."""
+    return math.ceil(participation * able - 1e-9)
 
 
 def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
@@ -176,7 +182,7 @@ def _check_secure(
             f"{settings.method} needs more than the sum of its uploads: "
             f"secure-aggregation = true is not possible. These methods can: {able}."
         )
-    asked = _number_asked(settings)
+    asked = number_asked(settings.participation, settings.clients)
     if settings.clients and asked < MIN_SECURE_CLIENTS:
         raise ConfigError(
             f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients a round: one alone is "

@@ -8,7 +8,6 @@ graphs, one that does not fit is refused by name and the run goes on with the ot
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +19,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.nn import deal_models
 from flower_fgl.protocols.describe import Agreement, Description, Unfit
+from flower_fgl.setting_checks import number_asked
 from flower_fgl.strategies.agreement import (
     agree_classes,
     agree_width,
@@ -265,7 +265,7 @@ def _refuse_untrainable(federation: Federation, config: RunConfig) -> None:
             "and the labels, or use fewer clients."
         )
     able = len(federation.trainable)
-    asked = math.ceil(config.participation * able - 1e-9)
+    asked = number_asked(config.participation, able)
     if asked < config.min_replies and not config.min_clients:
         raise RunError(
             f"{able} of {len(federation.clients)} clients can train, of which "

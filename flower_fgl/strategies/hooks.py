@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.protocols.base import Payload
 from flower_fgl.seeds import SERVER, numpy_generator
+from flower_fgl.setting_checks import number_asked
 from flower_fgl.strategies.federation import Federation
 
 __all__ = ["Recorder", "ServerHooks", "Upload"]
@@ -180,7 +180,7 @@ class ServerHooks(Strategy):
         if share == 1:
             return able
         generator = numpy_generator(self.config.seed, server_round, SERVER, "sample")
-        count = max(1, math.ceil(share * len(able) - 1e-9))
+        count = max(1, number_asked(share, len(able)))
         return sorted(int(p) for p in generator.choice(able, count, replace=False))
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +24,7 @@ from flower_fgl.secure.payloads import (
     Reveal,
 )
 from flower_fgl.secure.round import SecureRound
+from flower_fgl.setting_checks import number_asked
 from flower_fgl.settings import MIN_SECURE_CLIENTS
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SecureExchanges:
                 f"Clients {without} sent no key for secure aggregation: all must run "
                 "with secure-aggregation = true and a method that can sum."
             )
-        asked = math.ceil(strategy.config.participation * len(able) - 1e-9)
+        asked = number_asked(strategy.config.participation, len(able))
         if asked < MIN_SECURE_CLIENTS:
             raise RunError(
                 f"Secure aggregation needs {MIN_SECURE_CLIENTS} clients that train in a "
