@@ -17,6 +17,7 @@ X^g, x̂                 ``download.nodes``, ``scale_nodes(...)``
 algorithm, client                                function
 ===============================================  ===========================
 prompt generator, Eqs. (11)-(13)                 ``train_generator``
+pretraining of the published code                ``pretrain_encoder``
 local fitting, L_cls and L_norm                  ``LocalLearner.fitting_loss``
 local generalisation, Eq. (5) and L_g            ``LocalLearner.general_loss``
 prediction, Eqs. (1)-(3)                         ``BranchNet.head``
@@ -39,11 +40,18 @@ from flower_fgl.client_apps.training import (
     optimizer_tensors,
     restore_optimizer,
     train_and_check,
+    train_epochs,
 )
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.condensed.losses import branch_loss, node_norm
 from flower_fgl.condensed.matching import PromptTask
-from flower_fgl.condensed.network import BRANCHES, BranchNet, self_loops, start_nodes
+from flower_fgl.condensed.network import (
+    BRANCHES,
+    BranchNet,
+    LinearTop,
+    self_loops,
+    start_nodes,
+)
 from flower_fgl.condensed.prompts import (
     apply_generators,
     make_generator,
@@ -69,6 +77,9 @@ from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
 
 __all__ = ["FedLogClientApp"]
 
+PATIENCE = 10
+"""Epochs of pretraining without a better one after which it ends; the published code's."""
+
 
 class FedLogClientApp(FglClientApp):
     """Train on the own nodes and on synthetic ones; keep the learnable nodes and γ.
@@ -77,8 +88,9 @@ class FedLogClientApp(FglClientApp):
     -----
     1. Before the first upload a client's learnable nodes are those that all clients
        start from.
-    2. The published code pretrains the encoder on each client and stops by test
-       accuracy; nothing of that kind here, and no setting for it.
+    2. The published code trains each client's encoder under a linear classifier before
+       the first round, and stops by test accuracy; the paper says nothing of it. Here
+       it is off, and ``local-pretrain-epochs`` stops by validation accuracy.
     3. The batches of an epoch are parts of one permutation of the training nodes, so
        that none is drawn twice; what is left after the whole ones is passed over.
     """
@@ -132,6 +144,8 @@ class FedLogClientApp(FglClientApp):
         """Train ``local-epochs`` epochs, keep X_k^H, X_k^T and γ_k."""
         network = self.personal_model(client, None) or new_network(client)
         load_weights(network, download)
+        if server_round == 1 and client.config.hyper.local_pretrain_epochs:
+            pretrain_encoder(client, network)
         if download.prompts:
             client.state.set_group("prompts", dict(download.prompts))
         learner = LocalLearner(client, network, download.nodes)
@@ -202,6 +216,37 @@ def load_weights(network: BranchNet, download: FedLogDownload) -> None:
     if not download.weights:
         raise PayloadError("the message brought no weights")
     load_state(network, download.weights)
+
+
+def pretrain_encoder(client: Client, network: BranchNet) -> None:
+    """Train φ under a linear classifier, which is thrown away.
+
+    At most ``local-pretrain-epochs`` epochs; of them the one best on the validation
+    nodes is kept, without any the last.
+    """
+    epochs = client.config.hyper.local_pretrain_epochs
+    with seeded(client.seed(1, "pretraining"), client.device):
+        width, classes = client.config.hidden_channels, network.num_classes
+        model = LinearTop(network.encoder, width, classes).to(client.device)
+        optimizer = make_optimizer(model, client.config)
+        generator = torch_generator(
+            client.config.seed, 1, client.partition_id, "batches of pretraining"
+        )
+        train_and_check(
+            model,
+            lambda number: train_epochs(
+                model,
+                client.data.training,
+                optimizer,
+                epochs=number,
+                batch_size=client.config.batch_size,
+                generator=generator,
+            ),
+            lambda: client.validate(model),
+            epochs=epochs,
+            check_every=1,
+            patience=PATIENCE,
+        )
 
 
 class LocalLearner:

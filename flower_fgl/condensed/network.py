@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flower_fgl.condensed.branches import Branch, degree_weights, mix_log_probs
 from flower_fgl.nn import Backbone, GraphInput
 
-__all__ = ["BRANCHES", "BranchNet", "self_loops", "start_nodes"]
+__all__ = ["BRANCHES", "BranchNet", "LinearTop", "self_loops", "start_nodes"]
 
 BRANCHES = ("head", "tail")
 PAIRS = 1 << 14
@@ -219,3 +219,31 @@ class BranchNet(Backbone):
             )
         ]
         return torch.cat(parts)
+
+
+class LinearTop(Backbone):
+    """An encoder under a new linear classifier, for its pretraining.
+
+    Parameters
+    ----------
+    encoder : Backbone
+        φ, not copied; its outputs are embeddings of width E.
+    width, num_classes : int
+        E and C.
+    """
+
+    def __init__(self, encoder: Backbone, width: int, num_classes: int) -> None:
+        nn.Module.__init__(self)
+        self.readout = False
+        self.encoder: Backbone = encoder
+        self.classifier: nn.Linear = nn.Linear(width, num_classes)
+
+    @property
+    def reach(self) -> int | None:
+        """That of φ."""
+        return self.encoder.reach
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return the embeddings of all nodes: (N, E)."""
+        h: Tensor = self.encoder(graph)
+        return h

@@ -97,6 +97,12 @@ class FedLogSettings:
     prompt_networks: int = option(
         20, "N, fresh networks per epoch whose gradients are matched", ge=1
     )
+    local_pretrain_epochs: int = option(
+        0,
+        "epochs at most of each client's encoder alone before round 1, ended by "
+        "validation accuracy; 0, as in the paper: none",
+        ge=0,
+    )
     class_rate_noise: str = option(
         "none",
         "how clients disguise their class distribution",

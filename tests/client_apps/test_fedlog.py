@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_apps import training
+from flower_fgl.client_apps import fedlog, training
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.client_data import ClientData
-from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner, new_network
+from flower_fgl.client_apps.fedlog import (
+    FedLogClientApp,
+    LocalLearner,
+    new_network,
+    pretrain_encoder,
+)
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.client_apps.training import TrainingSet
 from flower_fgl.config import RunConfig
@@ -104,6 +109,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"norm": "sum"},
     {"lg_mode": "sequential"},
     {"synthetic_mode": "TT", "permute_slots": True},
+    {"local_pretrain_epochs": 3},
     {"class_rate_noise": "gauss"},
     {"class_rate_noise": "permute"},
 ]
@@ -116,7 +122,7 @@ def test_every_variant_runs(settings: dict[str, Any], small: dict[str, Any]) -> 
     assert run.summary["failures"] == {}
 
 
-@pytest.mark.parametrize("settings", VARIANTS[1:11], ids=str)
+@pytest.mark.parametrize("settings", VARIANTS[1:12], ids=str)
 def test_every_variant_trains_otherwise(settings: dict[str, Any]) -> None:
     plain = {"gamma_step": 0.5, "gamma_threshold": 0.0}
     one = run_rounds(make_client(**plain), 3)[-1].model.state_dict()
@@ -226,6 +232,35 @@ def test_the_epoch_best_on_validation_nodes_is_kept_if_checks_are_asked_for(
     long = run_rounds(make_client(**{"local-epochs": 3}), 1)[0].model.state_dict()
     assert all(torch.equal(kept[name], short[name]) for name in kept)
     assert not torch.equal(kept["nodes.head"], long["nodes.head"])
+
+
+def test_the_encoder_is_pretrained_in_the_first_round_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = make_client(local_pretrain_epochs=40, lr=0.05)
+    network = new_network(client)
+    before = {n: t.clone() for n, t in network.state_dict().items()}
+    pretrain_encoder(client, network)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(tensor, before[name]) != name.startswith("encoder."), name
+    scores = iter([0.1, 0.6, *[0.5] * 10])
+    monkeypatch.setattr(Client, "validate", lambda *_: next(scores))
+    network = new_network(client)
+    pretrain_encoder(client, network)
+    assert next(scores, None) is None  # ended after ten epochs without a better one
+    monkeypatch.undo()
+    short = make_client(local_pretrain_epochs=2, lr=0.05)
+    expected = new_network(short)
+    monkeypatch.setattr(Client, "validate", lambda *_: float("nan"))
+    pretrain_encoder(short, expected)
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, network.state_dict()[name]), name
+    rounds: list[int] = []
+    monkeypatch.setattr(fedlog, "pretrain_encoder", lambda *_: rounds.append(1))
+    run_rounds(make_client(local_pretrain_epochs=1), 3)
+    assert rounds == [1]
+    run_rounds(make_client(), 2)
+    assert rounds == [1]
 
 
 def test_moments_are_forgotten_unless_they_are_asked_for() -> None:
