@@ -53,7 +53,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "kind": kind,
             "is_better": False,
             "clients": group[0].summary["clients"],
-            "seeds": ", ".join(str(run.summary["seed"]) for run in group),
+            "seeds": _seeds(group),
             **{
                 f"{column}_{metric}": _mean_std(entries, column, metric)
                 for column in ("val", "test", *SETTING_COLUMNS)
@@ -79,6 +79,17 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
         )
     for group in groups:
         group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    """Return the seeds of runs; those of their partitions where these differ."""
+    seeds = ", ".join(str(run.summary["seed"]) for run in runs)
+    parts = [run.config.get("partition-seed") for run in runs]
+    if len(set(parts)) == 1:
+        return seeds
+    drawn = f"partitions {', '.join(map(str, parts))}"
+    is_one = len({run.summary["seed"] for run in runs}) == 1
+    return drawn if is_one else f"{seeds}; {drawn}"
 
 
 def _mean_std(

@@ -401,6 +401,21 @@ def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_the_seeds_of_partitions_are_named_where_they_differ(tmp_path: Path) -> None:
+    for seeds, expected in (
+        ((0, 0), "3 partitions 4, 5 "),
+        ((0, 1), "3 0, 1; partitions"),
+    ):
+        runs = [
+            make(
+                tmp_path / f"{seeds}{k}", seed=seed, settings={"partition-seed": k + 4}
+            )
+            for k, seed in enumerate(seeds)
+        ]
+        assert f"fedavg on cora {expected}" in Page(write_report(runs, None)).words()
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_an_aggregated_and_a_fine_tuned_model_have_rows_of_their_own(
     tmp_path: Path,
 ) -> None:
