@@ -20,6 +20,10 @@ VALUES = "values"
 PRESENT = "present"
 COUNTS = "counts"
 
+LARGEST = 1e15
+"""Numbers above this are refused: sums of their squares leave float32's range, and one
+would make the server's prototypes, and with them every client's, NaN for good."""
+
 Table = tuple[int, int, int]
 """Classes C, hops H and width p: what a payload is checked against."""
 
@@ -58,7 +62,7 @@ class Prototypes(Payload):
         ------
         PayloadError
             If an array is missing or too many, or has the wrong type, shape or a
-            non-finite number.
+            number that is not finite or above ``LARGEST``.
         """
         return cls(*_read(_record(content, [VALUES, PRESENT]), spec))
 
@@ -105,7 +109,7 @@ class LocalPrototypes(Payload):
         ------
         PayloadError
             If an array is missing or too many, or has the wrong type, shape or a
-            non-finite number, or a count is not positive.
+            number that is not finite or above ``LARGEST``, or a count is not positive.
         """
         record = _record(content, [VALUES, PRESENT, COUNTS])
         values, present = _read(record, spec)
@@ -189,6 +193,12 @@ def _read(record: ArrayRecord, table: Table) -> tuple[Tensor, Tensor]:
         _tensor(record, VALUES),
         shape=(int(present.sum()), width),
     )
+    largest = float(kept.abs().max()) if kept.numel() else 0.0
+    if largest > LARGEST:
+        raise PayloadError(
+            f'"{RECORD}/{VALUES}" has a number of size {largest:.2g}, expected '
+            f"{LARGEST:.0e} at most: training diverged; try a smaller learning rate."
+        )
     values = torch.zeros(table)
     values[present] = kept
     return values, present

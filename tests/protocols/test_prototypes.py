@@ -92,6 +92,7 @@ BEYOND = np.array([0b10000000, 0b00001000], dtype=np.uint8)  # bit 12 of bits 0 
     ("arrays", "message"),
     [
         ({"values": NAN}, "1 non-finite"),
+        ({"values": -3e38 * GOOD}, r"size 3e\+38, expected 1e\+15 at most"),
         ({"values": np.ones((2, 6), np.float32)}, r"shape \(2, 5\), got \(2, 6\)"),
         ({"values": np.ones((3, 5), np.float32)}, r"shape \(2, 5\), got \(3, 5\)"),
         ({"values": np.ones((2, 5))}, "float32"),

@@ -237,6 +237,11 @@ def nan_values(reply: Message) -> None:
     record["values"] = Array(bad)
 
 
+def huge_values(reply: Message) -> None:
+    record = reply.content.array_records["prototypes"]
+    record["values"] = Array(np.full_like(record["values"].numpy(), 3e38))
+
+
 def wide_values(reply: Message) -> None:
     record = reply.content.array_records["prototypes"]
     record["values"] = Array(np.ones((len(record["values"].numpy()), 9), np.float32))
@@ -244,7 +249,8 @@ def wide_values(reply: Message) -> None:
 
 @pytest.mark.parametrize("method", ["fedpg", "fedproto", "fedtgp"])
 @pytest.mark.parametrize(
-    ("how", "reason"), [(nan_values, "non-finite"), (wide_values, "shape")]
+    ("how", "reason"),
+    [(nan_values, "non-finite"), (wide_values, "shape"), (huge_values, "3e+38")],
 )
 def test_a_malformed_upload_is_dropped_and_named(
     method: str,
