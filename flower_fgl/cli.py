@@ -381,13 +381,25 @@ def compare(
     other: Annotated[str, typer.Argument(metavar="B", help="The same of the other.")],
     column: Annotated[str, typer.Option(help="Which nodes' scores.")] = "test",
     metric: Annotated[
-        str, typer.Option(help="accuracy, macro_f1, mean_accuracy …")
-    ] = "accuracy",
+        str,
+        typer.Option(
+            help="accuracy, macro_f1, mean_accuracy …; if not given the accuracy, with "
+            "few shots the mean of the clients' accuracies.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Test whether two methods differ: paired t-test over data sets and seeds."""
-    from flower_fgl.comparing import compare_runs, describe, select_runs, verdict
+    from flower_fgl.comparing import (
+        common_metric,
+        compare_runs,
+        describe,
+        select_runs,
+        verdict,
+    )
 
     sides = {"A": select_runs(one), "B": select_runs(other)}
+    metric = metric or common_metric([run for runs in sides.values() for run in runs])
     result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
     table = make_table("", "method", f"{column} {metric}, %", "not completed")
     for (side, runs), scores in zip(

@@ -20,6 +20,7 @@ __all__ = [
     "LEVEL",
     "PER_RUN",
     "Comparison",
+    "common_metric",
     "compare_runs",
     "is_better",
     "main_metric",
@@ -296,8 +297,7 @@ def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
     -------
     bool
     """
-    metrics = {main_metric(run) for run in (*one, *other)}
-    metric = metrics.pop() if len(metrics) == 1 else "accuracy"
+    metric = common_metric([*one, *other])
     pairs = pair_scores(one, other, column="test", metric=metric)
     if len(pairs) < 2:
         return False
@@ -310,6 +310,12 @@ def main_metric(run: Run) -> str:
     """Return what the papers of a run's setting report of the test nodes."""
     is_few_shot = run.config.get("setting") == "few-shot"
     return "mean_accuracy" if is_few_shot else "accuracy"
+
+
+def common_metric(runs: Sequence[Run]) -> str:
+    """Return the :func:`main_metric` of all runs; the accuracy if they differ."""
+    metrics = {main_metric(run) for run in runs}
+    return metrics.pop() if len(metrics) == 1 else "accuracy"
 
 
 def describe(scores: Sequence[float]) -> str:

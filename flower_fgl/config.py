@@ -22,6 +22,11 @@ from flower_fgl.settings import DATASETS, GeneralSettings, SyntheticSettings
 
 __all__ = ["RunConfig", "pyproject_table"]
 
+INSTEAD: Mapping[str, frozenset[str]] = {
+    "participation": frozenset({"participants"}),
+    "participants": frozenset({"participation"}),
+}
+"""Settings whose own value puts a method's default of another out of force."""
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {"synthetic": {"rounds": 20}}
 
 
@@ -151,6 +156,12 @@ def _fill(
 ) -> tuple[dict[str, Scalar], dict[str, str]]:
     """Resolve ``"auto"`` and say where each general value came from."""
     dataset = str(general.get("dataset", GeneralSettings.dataset))
+    stated = {key for key, value in general.items() if value != AUTO}
+    method_defaults = {
+        key: value
+        for key, value in method_defaults.items()
+        if not stated & INSTEAD.get(key, frozenset())
+    }
     layers = [
         ("method", method_defaults),
         ("data set", DATASET_DEFAULTS.get(dataset, {})),

@@ -211,7 +211,7 @@ METHODS: dict[str, Method] = {
             "optimizer": "sgd",
             "lr": 0.1,
             "weight-decay": 0.0,
-            "participation": 0.5,
+            "participants": 5,
             "eval-policy": "refresh",
         },
         has_global_model=False,

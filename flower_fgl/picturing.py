@@ -96,8 +96,8 @@ def embedding_figure(
     Raises
     ------
     RunError
-        If there is no checkpoint with client states, no such client, or the method makes
-        no nodes.
+        If there is no checkpoint with client states, no such client, a client without
+        nodes, or the method makes none.
     """
     folder = run.path
     config = RunConfig.parse(dict(flatten(run.config)), METHODS)
@@ -118,6 +118,11 @@ def embedding_figure(
         )
         if kinds is None:
             raise RunError(f"{config.method} makes no synthetic nodes to draw.")
+        if not any(len(h) for h, _ in kinds.values()):
+            raise RunError(
+                f"Client {pid} takes no part in this run: it has no training and no test "
+                "nodes to draw. Name another one."
+            )
         clouds.append(_cloud(f"client {pid}", kinds, limit))
     return plots.node_clouds(clouds, run.summary.get("class_names"))
 

@@ -22,6 +22,7 @@ __all__ = [
     "check_names",
     "check_settings",
     "number_asked",
+    "why_asked",
 ]
 
 UNSEEN_SETTINGS = ("closed-set", "open-set")
@@ -144,18 +145,32 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"min-replies must be at most clients = {settings.clients}, "
             f"got {settings.min_replies}."
         )
-    asked = number_asked(settings.participation, settings.clients)
+    if settings.participants and settings.participation != 1:
+        raise ConfigError(
+            f"participants = {settings.participants} and participation = "
+            f"{settings.participation:g} both say how many clients a round asks. Give one."
+        )
+    asked = number_asked(settings, settings.clients)
     if settings.clients and settings.min_replies > asked:
         raise ConfigError(
-            f"min-replies is {settings.min_replies}, but participation = "
-            f"{settings.participation:g} asks {asked} of {settings.clients} clients a "
-            "round: no round could end. Lower min-replies or raise participation."
+            f"min-replies is {settings.min_replies}, but {why_asked(settings)} asks "
+            f"{asked} of {settings.clients} clients a round: no round could end. Lower "
+            "min-replies or ask more."
         )
 
 
-def number_asked(participation: float, able: int) -> int:
-    """Return how many of the clients that can train a round asks, rounded up."""
-    return math.ceil(participation * able - 1e-9)
+def number_asked(settings: GeneralSettings, able: int) -> int:
+    """Return how many of the clients that can train a round asks."""
+    if settings.participants:
+        return min(settings.participants, able)
+    return math.ceil(settings.participation * able - 1e-9)
+
+
+def why_asked(settings: GeneralSettings) -> str:
+    """Name the setting that :func:`number_asked` obeys, with its value."""
+    if settings.participants:
+        return f"participants = {settings.participants}"
+    return f"participation = {settings.participation:g}"
 
 
 def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
@@ -182,13 +197,12 @@ def _check_secure(
             f"{settings.method} needs more than the sum of its uploads: "
             f"secure-aggregation = true is not possible. These methods can: {able}."
         )
-    asked = number_asked(settings.participation, settings.clients)
+    asked = number_asked(settings, settings.clients)
     if settings.clients and asked < MIN_SECURE_CLIENTS:
         raise ConfigError(
             f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients a round: one alone is "
             "no secret, and of two each knows the other's part. clients = "
-            f"{settings.clients} and participation = {settings.participation:g} give "
-            f"{asked}."
+            f"{settings.clients} and {why_asked(settings)} give {asked}."
         )
 
 

@@ -172,7 +172,18 @@ class GeneralSettings:
         auto=True,
     )
     participation: float = option(
-        1.0, "share of clients that train in a round", gt=0, le=1, auto=True
+        1.0,
+        "share of the clients able to train that a round asks, rounded up",
+        gt=0,
+        le=1,
+        auto=True,
+    )
+    participants: int = option(
+        0,
+        "how many of them a round asks instead, all if they are fewer; 0: "
+        "participation says",
+        ge=0,
+        auto=True,
     )
     min_replies: int = option(1, "usable replies below which a round fails", ge=1)
     round_timeout: float = option(600.0, "seconds to wait for the replies", gt=0)

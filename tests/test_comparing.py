@@ -181,6 +181,18 @@ def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:
     assert "A is significantly better at 95 %" in words
 
 
+def test_the_command_tests_what_the_tables_of_the_setting_mark(tmp_path: Path) -> None:
+    for setting, metric in (
+        ("few-shot", "mean_accuracy"),
+        ("transductive", "accuracy"),
+    ):
+        sides = [tmp_path / setting / name for name in ("a", "b")]
+        for side, scores in zip(sides, ([0.8, 0.7], [0.5, 0.6]), strict=True):
+            write_runs(side, "local", scores, setting=setting)
+        done = CliRunner().invoke(app, ["compare", *map(str, sides)])
+        assert f"test {metric}, %" in " ".join(done.output.split())
+
+
 def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) -> None:
     other = write_runs(tmp_path, "local", [0.5, 0.6])
     few = write_runs(tmp_path / "3", "fedavg", [0.7, 0.8], shots=3, partition="a")

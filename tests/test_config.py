@@ -12,6 +12,7 @@ from flower_fgl.config import RunConfig, pyproject_table
 from flower_fgl.errors import ConfigError
 from flower_fgl.methods import METHODS, Method
 from flower_fgl.options import kebab
+from flower_fgl.setting_checks import number_asked
 from flower_fgl.settings import DATASETS, GeneralSettings
 
 ROOT = Path(__file__).parents[1]
@@ -28,6 +29,20 @@ def test_defaults_are_those_of_the_field() -> None:
     assert (config.optimizer, config.lr, config.weight_decay) == ("adam", 0.01, 5e-4)
     assert (config.partition, config.evaluate) == ("metis", "local")
     assert config.optimizer_state == "keep"
+
+
+def test_a_number_of_participants_and_a_share_take_each_others_place() -> None:
+    assert parse(method="fedpano").participants == 5
+    shared = parse(method="fedpano", participation=0.5)
+    assert (shared.participation, shared.participants) == (0.5, 0)
+    with pytest.raises(ConfigError, match=r"participants = 5 and participation = 0\.5"):
+        parse(participants=5, participation=0.5)
+    assert [number_asked(parse(participants=5), able) for able in (3, 5, 30)] == [
+        3,
+        5,
+        5,
+    ]
+    assert number_asked(parse(participation=0.25), 30) == 8
 
 
 def test_pyproject_holds_every_setting_with_its_default() -> None:

@@ -34,7 +34,7 @@ HEADER_BYTES = 300
 """What Flower and the .npy form add to one array at most: header and name."""
 
 SHORT: dict[str, dict[str, Any]] = {
-    "fedpano": {"participation": 1.0},
+    "fedpano": {"participants": 0},
     "fedlog": {
         "fedlog": {
             "nodes_per_class": 2,
@@ -336,9 +336,9 @@ def stored(workplace: Workplace) -> dict[Any, Any]:
 @every_method
 def test_a_missing_client_is_named(method: str, stage: Stage) -> None:
     log = RoundLog(1)
-    log.failures.append(Failure(2, "gone"))
+    log.failures += [Failure(2, "gone"), Failure(2, "gone"), Failure(0, "gone")]
     log.close(is_ok=False, min_replies=1)
-    assert "gone" in log.why_failed()
+    assert "gone (2 clients)" in log.why_failed()
 
 
 @every_method

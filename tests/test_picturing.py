@@ -103,6 +103,24 @@ def test_what_cannot_be_drawn_is_refused(
         draw_embeddings(run.path, [0], tmp_path / "x.png")
 
 
+def test_a_client_that_takes_no_part_has_nothing_to_draw(tmp_path: Path) -> None:
+    run = simulate(
+        "fedpano",
+        rounds=1,
+        clients=4,
+        setting="few-shot",
+        hidden_channels=8,
+        synthetic={"nodes": 280, "classes": 3, "block_skew": 0.5},
+        keep_checkpoint=True,
+        output_dir=str(tmp_path),
+    )
+    idle = {row["partition_id"] for row in run.clients if row.get("num_train") == 0}
+    assert 0 < len(idle) < 4
+    with pytest.raises(RunError, match="takes no part in this run"):
+        draw_embeddings(run.path, sorted(idle)[:1], tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
+
+
 def test_without_generator_noise_makes_the_nodes(
     small: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -73,7 +74,7 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     ConfigError
         If ``setting`` is ``"graph"``, or something is to be taken away from the graph.
     DataError
-        If there is no split where one must be.
+        If there is no split where one must be, or one of other ``shots``.
     """
     if config.classifies_graphs:
         raise ConfigError(
@@ -100,6 +101,8 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     fractions = parse_split(asked)
     if fractions is not None:
         masks = _split_owned(owned.dataset, fractions, config)
+    elif config.setting == "few-shot":
+        _refuse_other_shots(owned.dataset, masks, config.shots)
     client = owned.client_graph(0, masks)
     if not client.evaluation:
         client = in_setting(client, config)
@@ -114,6 +117,21 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
             'feature-norm = "default".'
         )
     return client
+
+
+def _refuse_other_shots(
+    dataset: NodeDataset, masks: Mapping[str, Tensor], shots: int
+) -> None:
+    """Refuse a split that the file brings if a class has not 0 or ``shots`` nodes."""
+    labels = dataset.y[masks["train"]]
+    counts = torch.bincount(labels[labels >= 0], minlength=dataset.num_classes)
+    other = ((counts > 0) & (counts != shots)).nonzero().flatten().tolist()
+    if other:
+        raise DataError(
+            f"This file's own split has {int(counts[other[0]])} training nodes of class "
+            f"{dataset.class_names[other[0]]}, but shots = {shots}. Give a file that was "
+            f"exported with shots = {shots}, or one without a split: its nodes are drawn."
+        )
 
 
 def _split_owned(

@@ -68,7 +68,12 @@ class FedPANOSettings:
     )
 
     def __post_init__(self) -> None:
-        """Refuse a model without any classifier."""
+        """Refuse a model without any classifier, and noise that nothing asks for."""
+        if self.augment != "generator" and not self.use_generator:
+            raise ConfigError(
+                f'fedpano.augment = "{self.augment}" says what makes synthetic nodes, but '
+                "fedpano.use-generator = false makes none. Leave one of them out."
+            )
         if not (self.use_client_classifier or self.use_shared_classifier):
             raise ConfigError(
                 "fedpano.use-client-classifier and fedpano.use-shared-classifier are both "

@@ -6,7 +6,7 @@ Clients Selection in Federated Learning", ICML 2021.
 ===========  ==========================================================
 symbol       here
 ===========  ==========================================================
-m            ⌈``participation`` · K⌉
+m            what ``participation`` or ``participants`` asks
 n_i          what ``weight-by`` makes client i weigh
 r_{k,i}      ``table[k, i]`` / n, see ``client_sampling.py``
 ===========  ==========================================================

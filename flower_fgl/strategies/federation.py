@@ -19,7 +19,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.nn import deal_models
 from flower_fgl.protocols.describe import Agreement, Description, Unfit
-from flower_fgl.setting_checks import number_asked
+from flower_fgl.setting_checks import number_asked, why_asked
 from flower_fgl.strategies.agreement import (
     agree_classes,
     agree_width,
@@ -265,13 +265,12 @@ def _refuse_untrainable(federation: Federation, config: RunConfig) -> None:
             "and the labels, or use fewer clients."
         )
     able = len(federation.trainable)
-    asked = number_asked(config.participation, able)
+    asked = number_asked(config, able)
     if asked < config.min_replies and not config.min_clients:
         raise RunError(
             f"{able} of {len(federation.clients)} clients can train, of which "
-            f"participation = {config.participation:g} asks {asked} a round, but "
-            f"min-replies is {config.min_replies}: no round could end. Lower min-replies, "
-            "or raise participation."
+            f"{why_asked(config)} asks {asked} a round, but min-replies is "
+            f"{config.min_replies}: no round could end. Lower min-replies, or ask more."
         )
     if idle and is_few_shot:
         log.warning(

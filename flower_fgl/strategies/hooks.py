@@ -174,13 +174,12 @@ class ServerHooks(Strategy):
         """
 
     def sample(self, server_round: int) -> list[int]:
-        """Draw the clients that train, ⌈participation · K⌉ of those that can."""
+        """Draw the clients that train, ``participation`` or ``participants`` of them."""
         able = self.federation.trainable
-        share = self.config.participation
-        if share == 1:
+        count = max(1, number_asked(self.config, len(able)))
+        if count >= len(able):
             return able
         generator = numpy_generator(self.config.seed, server_round, SERVER, "sample")
-        count = max(1, number_asked(share, len(able)))
         return sorted(int(p) for p in generator.choice(able, count, replace=False))
 
     @property

@@ -193,8 +193,13 @@ class RoundLog:
 
     def why_failed(self) -> str:
         """Describe the failures for an error message."""
-        counts = Counter(failure.reason for failure in self.failures)
-        text = "; ".join(f"{reason} ({n} clients)" for reason, n in counts.items())
+        who: dict[str, set[int]] = {}  # a client may fail in training and in scoring
+        for failure in self.failures:
+            who.setdefault(failure.reason, set()).add(failure.partition_id)
+        text = "; ".join(
+            f"{reason} ({len(ids)} client{'s' * (len(ids) > 1)})"
+            for reason, ids in who.items()
+        )
         return (
             f"Round {self.number}: {len(self._clients)} usable replies of {self._asked} "
             f"clients asked, min-replies is {self._need}. {self.reason} {text}".rstrip()

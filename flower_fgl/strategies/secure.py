@@ -61,7 +61,7 @@ class SecureExchanges:
                 f"Clients {without} sent no key for secure aggregation: all must run "
                 "with secure-aggregation = true and a method that can sum."
             )
-        asked = number_asked(strategy.config.participation, len(able))
+        asked = number_asked(strategy.config, len(able))
         if asked < MIN_SECURE_CLIENTS:
             raise RunError(
                 f"Secure aggregation needs {MIN_SECURE_CLIENTS} clients that train in a "

@@ -210,6 +210,8 @@ def test_an_owners_split_is_kept_and_a_missing_one_is_drawn(tmp_path: Path) -> N
     back = client_from_file(tmp_path / "few.npz", config())
     assert torch.equal(back.graph.y, client.graph.y)
     assert torch.equal(back.graph.masks["train"], client.graph.masks["train"])
+    with pytest.raises(DataError, match=r"own split has 3 .* of class .*shots = 5"):
+        client_from_file(tmp_path / "few.npz", config(shots=5))
     (whole, *_), _, _ = build_clients(config(setting="transductive"), 3)
     arrays = {
         "x": whole.graph.x.numpy(),

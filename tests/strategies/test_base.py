@@ -157,10 +157,11 @@ def test_a_single_failed_round_is_a_failed_run(
         simulate(**{**small, "rounds": 1})
 
 
+@pytest.mark.parametrize("ask", [{"participation": 0.25}, {"participants": 2}], ids=str)
 def test_with_partial_participation_the_rest_is_scored_too(
-    small: dict[str, Any],
+    small: dict[str, Any], ask: dict[str, Any]
 ) -> None:
-    run = simulate(**{**small, "clients": 5, "participation": 0.25, "rounds": 3})
+    run = simulate(**{**small, "clients": 5, **ask, "rounds": 3})
     for row in run.rounds:
         assert row["replies"] == 2  # ⌈0.25 · 5⌉
         scored = run.rounds[0]["metrics"]["local"]["test"]["num_nodes"]

@@ -101,6 +101,7 @@ FEW_SHOT = {
     "synthetic": {"nodes": 600, "classes": 5, "features": 16, "blocks": 6},
     "setting": "few-shot",
     "clients": 4,
+    "participants": 2,
     "hidden_channels": 8,
     "rounds": 3,
 }
@@ -160,7 +161,7 @@ def test_a_generator_that_is_not_finite_costs_its_client_the_round(
         return made
 
     monkeypatch.setattr(FedPANOClientApp, "fit", fit)
-    run = simulate("fedpano", **{**few_shot, "participation": 1.0})
+    run = simulate("fedpano", **{**few_shot, "participants": 4})
     assert run.status == "completed"
     for row in run.rounds:
         assert row["replies"] == 3
@@ -187,7 +188,7 @@ def test_a_round_that_ends_in_nan_leaves_the_client_as_it_was(
     monkeypatch.setattr("flower_fgl.client_apps.fedpano.synthesise", broken)
     run = simulate(
         "fedpano",
-        **{**few_shot, "participation": 1.0},
+        **{**few_shot, "participants": 4},
         fedpano={"aggregate-generator": aggregates},
     )
     assert [row["replies"] for row in run.rounds] == [4, 3, 4]
@@ -232,9 +233,7 @@ def test_a_copy_that_training_left_with_nan_is_not_scored(
         return model
 
     monkeypatch.setattr(FedAvgClientApp, "refreshed_model", refreshed)
-    run = simulate(
-        "fedavg", **{**few_shot, "eval_policy": "refresh", "participation": 0.5}
-    )
+    run = simulate("fedavg", **{**few_shot, "eval_policy": "refresh"})
     reasons = [f["reason"] for row in run.rounds for f in row["failures"]]
     assert reasons
     assert all("training left" in reason for reason in reasons)
@@ -248,7 +247,7 @@ def test_replies_that_no_round_can_bring_are_refused_when_clients_are_known(
         Federation, "trainable", property(lambda self: list(self.clients)[:1])
     )
     with pytest.raises(
-        RunError, match="1 of 4 clients can train, of which participation"
+        RunError, match="1 of 4 clients can train, of which participants = 2 asks 1"
     ):
         simulate("fedpano", **{**few_shot, "min_replies": 2})
 
@@ -256,12 +255,13 @@ def test_replies_that_no_round_can_bring_are_refused_when_clients_are_known(
 def test_fewer_participants_than_replies_needed_are_refused(
     few_shot: dict[str, Any],
 ) -> None:
-    with pytest.raises(ConfigError, match="asks 2 of 4 clients"):
-        simulate("fedpano", **{**few_shot, "min_replies": 3})
+    for ask in ({"participation": 0.5, "participants": 0}, {"participants": 2}):
+        with pytest.raises(ConfigError, match=r"= (0\.5|2) asks 2 of 4 clients"):
+            simulate("fedpano", **{**few_shot, **ask, "min_replies": 3})
 
 
 def test_secure_aggregation_gives_the_same_scores(few_shot: dict[str, Any]) -> None:
-    some = {**few_shot, "participation": 1.0}
+    some = {**few_shot, "participants": 4}
     plain = simulate("fedpano", **some)
     secure = simulate("fedpano", **some, secure_aggregation=True)
     for first, second in zip(plain.rounds, secure.rounds, strict=True):
@@ -347,7 +347,7 @@ def test_the_order_of_the_paper_holds(
     skip_unless_whole(dataset, real_data)
     methods = ("fedpano", "fedavg", "local")
     found = few_shot_scores(
-        methods, real_data, tmp_path, dataset=dataset, clients=10, participation=0.5
+        methods, real_data, tmp_path, dataset=dataset, clients=10, participants=5
     )
     assert found["fedpano"] >= found["fedavg"] + 3
     assert found["fedpano"] >= found["local"] + 6
@@ -365,6 +365,6 @@ def test_on_fold_ppi_training_alone_is_far_below(
         dataset="fold-ppi",
         partition="network",
         clients=30,
-        participation=0.166,
+        participants=5,
     )
     assert found["fedpano"] >= found["local"] + 20
