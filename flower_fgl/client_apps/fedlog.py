@@ -90,8 +90,11 @@ class FedLogClientApp(FglClientApp):
        start from.
     2. The published code trains each client's encoder under a linear classifier before
        the first round, and stops by test accuracy; the paper says nothing of it. Here
-       it is off, and ``local-pretrain-epochs`` stops by validation accuracy.
-    3. The batches of an epoch are parts of one permutation of the training nodes, so
+       it is off, and ``local-pretrain-epochs`` stops by validation accuracy, in the
+       first round that a client trains in.
+    3. A client none of whose training nodes has a neighbour sends its prompt generator
+       as it began, which counts like the others.
+    4. The batches of an epoch are parts of one permutation of the training nodes, so
        that none is drawn twice; what is left after the whole ones is passed over.
     """
 
@@ -142,9 +145,10 @@ class FedLogClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: FedLogDownload) -> Fit:
         """Train ``local-epochs`` epochs, keep X_k^H, X_k^T and γ_k."""
-        network = self.personal_model(client, None) or new_network(client)
+        kept = self.personal_model(client, None)
+        network = kept or new_network(client)
         load_weights(network, download)
-        if server_round == 1 and client.config.hyper.local_pretrain_epochs:
+        if kept is None and client.config.hyper.local_pretrain_epochs:
             pretrain_encoder(client, network)
         if download.prompts:
             client.state.set_group("prompts", dict(download.prompts))
@@ -219,7 +223,7 @@ def load_weights(network: BranchNet, download: FedLogDownload) -> None:
 
 
 def pretrain_encoder(client: Client, network: BranchNet) -> None:
-    """Train φ under a linear classifier, which is thrown away.
+    """Train φ, as received, under a linear classifier, which is thrown away.
 
     At most ``local-pretrain-epochs`` epochs; of them the one best on the validation
     nodes is kept, without any the last.

@@ -99,7 +99,7 @@ class FedLogSettings:
     )
     local_pretrain_epochs: int = option(
         0,
-        "epochs at most of each client's encoder alone before round 1, ended by "
+        "epochs at most of a client's encoder alone before it first trains, ended by "
         "validation accuracy; 0, as in the paper: none",
         ge=0,
     )

@@ -22,6 +22,7 @@ synthetic nodes, Eqs. (4), (15), (16)            ``aggregation_weights``, ``blen
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
@@ -49,6 +50,8 @@ from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.rounds import RoundLog
 
 __all__ = ["FedLog"]
+
+log = logging.getLogger(__name__)
 
 
 class FedLog(FglStrategy):
@@ -91,6 +94,13 @@ class FedLog(FglStrategy):
         self.prompts: Mapping[str, Tensor] = {}
         self.equipped: set[int] = set()  # who has the generators
         self.sent = FedLogDownload()
+        if config.hyper.class_rate_noise != "none" and config.share_class_counts:
+            log.warning(
+                "fedlog.class-rate-noise = %s disguises the class rates, but the clients "
+                "tell how many training nodes of each class they have. Set "
+                "share-class-counts = false to hide them.",
+                config.hyper.class_rate_noise,
+            )
         if config.hyper.lg and not self.is_resumed:
             self.pretrain()
         self.sent = FedLogDownload(self.weights)

@@ -234,7 +234,7 @@ def test_the_epoch_best_on_validation_nodes_is_kept_if_checks_are_asked_for(
     assert not torch.equal(kept["nodes.head"], long["nodes.head"])
 
 
-def test_the_encoder_is_pretrained_in_the_first_round_alone(
+def test_the_encoder_is_pretrained_when_its_client_first_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = make_client(local_pretrain_epochs=40, lr=0.05)
@@ -261,6 +261,11 @@ def test_the_encoder_is_pretrained_in_the_first_round_alone(
     assert rounds == [1]
     run_rounds(make_client(), 2)
     assert rounds == [1]
+    late = make_client(local_pretrain_epochs=1)
+    app = FedLogClientApp()
+    first = downloads(late, app)[0]
+    app.fit(late, 7, FedLogDownload(first.weights))
+    assert rounds == [1, 1]
 
 
 def test_moments_are_forgotten_unless_they_are_asked_for() -> None:

@@ -12,7 +12,7 @@ from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
-from flower_fgl.protocols.fedlog import FedLogUpload
+from flower_fgl.protocols.fedlog import FedLogUpload, PromptUpload
 from flower_fgl.strategies.base import Upload
 
 C, D, S = 2, 3, 2
@@ -61,6 +61,47 @@ def test_models_are_averaged_plainly_and_nodes_by_class_rate() -> None:
     got = strategy.download(2, 0)
     assert all((tensor == 2).all() for tensor in got.weights.values())
     assert got.nodes[:, 0].tolist() == [1.0, 1.0, 0.0, 0.0]  # Eq. (4), by hand
+
+
+def test_generators_are_blended_by_class_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = server()
+    shapes = strategy.shapes.prompts
+    uploads = {
+        pid: Upload(
+            PromptUpload(
+                strategy.rates[pid], {n: torch.full(s, x) for n, s in shapes.items()}
+            ),
+            1.0,
+        )
+        for pid, x in ((0, 0.0), (1, 4.0))
+    }
+    strategy.federation.trainable = [0, 1]
+    for name, found in (
+        ("train_messages", []),
+        ("exchange", []),
+        ("_by_partition", {}),
+        ("read_uploads", uploads),
+        ("record_round", None),
+    ):
+        monkeypatch.setattr(strategy, name, lambda *_, found=found, **__: found)
+    type(strategy).pretrain(strategy)
+    for name, shape in shapes.items():
+        assert strategy.prompts[name].shape == (C, *shape)
+        assert (strategy.prompts[name][0] == 1).all(), name  # 0.75 · 0 + 0.25 · 4
+        assert (strategy.prompts[name][1] == 0).all(), name  # client 0's class alone
+
+
+def test_noise_on_rates_that_are_told_anyway_is_warned_of(
+    small: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    noisy = {**SHORT, "class_rate_noise": "permute"}
+    simulate("fedlog", **{**small, "rounds": 1}, fedlog=noisy)
+    assert "share-class-counts = false to hide" in caplog.text
+    caplog.clear()
+    hidden = {**small, "rounds": 1, "share_class_counts": False}
+    run = simulate("fedlog", **hidden, fedlog=noisy)
+    assert "share-class-counts" not in caplog.text
+    assert run.status == "completed"
 
 
 def test_a_client_that_sat_out_counts_with_the_nodes_it_sent_last() -> None:

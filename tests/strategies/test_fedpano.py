@@ -271,25 +271,25 @@ def test_secure_aggregation_gives_the_same_scores(few_shot: dict[str, Any]) -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["tanh", "l2"])
+@pytest.mark.parametrize("dataset", ["computers", "cora-full"])
 def test_the_losses_fall_on_real_data(
-    real_data: Path, tmp_path: Path, norm: str
+    real_data: Path, tmp_path: Path, dataset: str, norm: str
 ) -> None:
     """All on an average of 20 rounds; under unit length L^g to less than half.
 
     Under tanh the synthetic nodes come to carry their class instead.
     """
-    if not (real_data / "Amazon").is_dir():
-        pytest.skip("FLOWER_FGL_DATA holds no Amazon folder")
+    skip_unless_whole(dataset, real_data)
     run = simulate(
         "fedpano",
-        dataset="computers",
+        dataset=dataset,
         setting="few-shot",
         shots=3,
         clients=10,
         hidden_channels=128,
         rounds=50,
         evaluate_every=50,
-        lr=0.1,
+        lr=LEARNING_RATES.get(dataset, 0.1),
         output_dir=str(tmp_path),
         fedpano={"rep-norm": norm},
     )
@@ -301,9 +301,16 @@ def test_the_losses_fall_on_real_data(
                 rounds.setdefault(row["round"], []).append(row["terms"][name])
         means = [sum(losses) / len(losses) for _, losses in sorted(rounds.items())]
         assert len(means) == 50
-        assert sum(means[-20:]) < sum(means[:20]), name
+        averages = [sum(means[k : k + 20]) for k in (0, 10, 20, 30)]
+        assert averages[-1] < averages[0], name
+        if norm == "tanh":  # the default; else the synthetic nodes' rises at first
+            assert averages == sorted(averages, reverse=True), name
         if name == {"l2": "generator", "tanh": "synthetic"}[norm]:
             assert min(means) < 0.5 * means[0]
+
+
+LEARNING_RATES = {"cora-full": 0.5, "fold-ppi": 0.01}
+"""The paper's; elsewhere 0.1."""
 
 
 def few_shot_scores(
@@ -325,7 +332,7 @@ def few_shot_scores(
             local_epochs=5,
             optimizer="sgd",
             optimizer_state="reset",
-            lr=0.1,
+            lr=LEARNING_RATES.get(settings["dataset"], 0.1),
             weight_decay=0.0,
             evaluate="global" if is_global else "auto",
             eval_policy="refresh",
@@ -351,6 +358,31 @@ def test_the_order_of_the_paper_holds(
     )
     assert found["fedpano"] >= found["fedavg"] + 3
     assert found["fedpano"] >= found["local"] + 6
+
+
+@pytest.mark.slow
+def test_without_generator_cora_full_is_worst(real_data: Path, tmp_path: Path) -> None:
+    """Not so on the sets at hand, see docs/results.md; few have this one."""
+    skip_unless_whole("cora-full", real_data)
+    variants = {
+        "nT": {"use-client-classifier": False},
+        "nS": {"use-shared-classifier": False},
+        "nN": {"use-generator": False},
+        "nF": {"aggregate-generator": False},
+        "nG": {"augment": "gaussian"},
+    }
+    found = {
+        name: few_shot_scores(
+            ("fedpano",),
+            real_data,
+            tmp_path / name,
+            dataset="cora-full",
+            clients=10,
+            fedpano=settings,
+        )["fedpano"]
+        for name, settings in variants.items()
+    }
+    assert min(found, key=found.__getitem__) == "nN"
 
 
 @pytest.mark.slow
