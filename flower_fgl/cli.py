@@ -326,7 +326,13 @@ def data_config(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run folders, folders of them or patterns; FOLDER:NAME takes one "
+            "method's or case's runs."
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
     against: Annotated[
         str, typer.Option(help="Mark what is significantly better than this method.")
@@ -342,11 +348,11 @@ def report(
     ] = None,
 ) -> None:
     """Draw a run, or compare several, as one HTML page."""
+    from flower_fgl.comparing import select_runs
     from flower_fgl.report import write_report
-    from flower_fgl.runs import Run
 
     path = write_report(
-        [Run.load(folder) for folder in runs],
+        select_runs(",".join(runs)),
         out,
         against=against,
         pictures=pictures,
@@ -375,7 +381,7 @@ def compare(
         typer.Argument(
             metavar="A",
             help="Run folders, folders of them or patterns, separated by commas; "
-            "FOLDER:METHOD takes one method's runs.",
+            "FOLDER:NAME takes one method's or case's runs.",
         ),
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="The same of the other.")],
@@ -423,7 +429,7 @@ def reach(
     accuracy: Annotated[float, typer.Argument(help="For example 0.8.")],
     runs: Annotated[
         list[str],
-        typer.Argument(help="Run folders, folders of them, patterns or FOLDER:METHOD."),
+        typer.Argument(help="Run folders, folders of them, patterns or FOLDER:NAME."),
     ],
     column: Annotated[str, typer.Option(help="Which nodes' accuracy.")] = "test",
 ) -> None:

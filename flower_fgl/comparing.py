@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 from scipy import stats
 
 from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.experiments import in_folder_name
 from flower_fgl.run_files import flatten
 from flower_fgl.runs import Run
 
@@ -100,8 +102,8 @@ def select_runs(text: str) -> list[Run]:
     ----------
     text : str
         Paths, or patterns such as ``runs/cora/fedavg-*``, separated by commas: run
-        folders, or folders of run folders. Behind a path, ``:method`` takes the runs of
-        that method only.
+        folders, or folders of run folders. Behind a path, ``:name`` takes the runs of
+        that method only, or of a case of an experiment that is called so.
 
     Returns
     -------
@@ -111,25 +113,25 @@ def select_runs(text: str) -> list[Run]:
     Raises
     ------
     RunError
-        If a path holds no run, or none of that method, or a run folder is damaged.
+        If a path holds no run, or none of that name, or a run folder is damaged.
     """
     runs: dict[Path, Run] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        place, _, method = part.partition(":")
+        place, _, name = part.partition(":")
         folders = [Path(p) for p in sorted(glob.glob(place))] if "*" in place else []
         found = {
             file.parent.resolve(): Run.load(file.parent)
             for folder in folders or [Path(place)]
             for file in _config_files(folder)
         }
-        if method:
+        if name:
             known = sorted({str(run.summary["method"]) for run in found.values()})
             found = {
-                p: run for p, run in found.items() if run.summary["method"] == method
-            }
+                p: run for p, run in found.items() if run.summary["method"] == name
+            } or _of_case(found, name)
             if known and not found:
                 raise RunError(
-                    f'{place} holds no run of "{method}", only of {", ".join(known)}.'
+                    f'{place} holds no run of "{name}", only of {", ".join(known)}.'
                 )
         if not found:
             raise RunError(
@@ -140,6 +142,16 @@ def select_runs(text: str) -> list[Run]:
     if not runs:
         raise RunError("Each side of a comparison needs at least one run folder.")
     return list(runs.values())
+
+
+def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
+    """Return the runs whose folder is named after a case of an experiment."""
+    begin = in_folder_name(name)
+    return {
+        path: run
+        for path, run in runs.items()
+        if path.name == begin or path.name.startswith(f"{begin}-")
+    }
 
 
 def _config_files(folder: Path) -> list[Path]:
@@ -234,9 +246,15 @@ def compare_runs(
     ConfigError
         If one side holds runs of several methods, or with several settings.
     RunError
-        If fewer than two pairs are left, or as :func:`pair_scores`.
+        If a run is on both sides, if fewer than two pairs are left, or as
+        :func:`pair_scores`.
     """
     sides = {"A": one, "B": other}
+    both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
+    if both:
+        raise RunError(
+            f"{min(both)} stands on both sides of the comparison: give two sets of runs."
+        )
     for side, runs in sides.items():
         methods = sorted({str(run.summary["method"]) for run in runs})
         if len(methods) > 1:
@@ -279,8 +297,13 @@ def _refuse_mixture(side: str, runs: Sequence[Run]) -> None:
             raise ConfigError(
                 f"{side} holds runs that differ in more than their seeds ({values}): a "
                 "test over both says nothing of either. Choose the runs of one, e.g. "
-                'with a pattern: "folder/fedavg-shots3-*".'
+                f'with a pattern: "{_pattern(runs[0])}".'
             )
+
+
+def _pattern(run: Run) -> str:
+    """Return a pattern that takes a run and those of other seeds beside it."""
+    return str(run.path.parent / re.sub(r"(-[a-z-]*seed)\d+", r"\1*", run.path.name))
 
 
 def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:

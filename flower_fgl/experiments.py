@@ -34,14 +34,14 @@ from typing import Any
 
 from flower_fgl.errors import ConfigError
 from flower_fgl.metrics import SETTING_COLUMNS
-from flower_fgl.options import Scalar, kebab
+from flower_fgl.options import Scalar, kebab, nearest
 from flower_fgl.run_files import flatten
 from flower_fgl.runs import Run
 
 REPLICATES = ("seed", "partition-seed")
 """Grid keys over which the results table averages."""
 
-__all__ = ["Experiment", "read_experiment", "results_table"]
+__all__ = ["Experiment", "in_folder_name", "read_experiment", "results_table"]
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class Experiment:
         wrong = [name for name in names if name not in own]
         if wrong:
             raise ConfigError(
-                f"{self.name} has no case {', '.join(wrong)}. "
-                + (f"It has {', '.join(own)}." if own else "It has no cases.")
+                f"{self.name} has no case {_quoted(wrong)}. "
+                + (f"It has {_quoted(own)}." if own else "It has no cases.")
             )
         return replace(self, cases=[c for c in self.cases if c["name"] in names])
 
@@ -140,8 +140,8 @@ class Experiment:
             title = str(case.get("name", settings.get("method", "")))
             for values in itertools.product(*self.grid.values()):
                 chosen = dict(zip(self.grid, values, strict=True))
-                parts = [_safe(title)] if title else []
-                parts += [_short(k) + _safe(v) for k, v in chosen.items()]
+                parts = [in_folder_name(title)] if title else []
+                parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
                 row = [title] if title else []
                 row += [str(v) for k, v in chosen.items() if k not in REPLICATES]
                 out.append(
@@ -154,11 +154,16 @@ class Experiment:
         return out
 
 
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
 def _short(key: str) -> str:
     return "" if key == "method" else key.rpartition(".")[2]
 
 
-def _safe(value: Scalar) -> str:
+def in_folder_name(value: Scalar) -> str:
+    """Write a case's name or a value of the grid as part of a folder's name."""
     text = "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
     return re.sub("_+", "_", text).strip("_")
 
@@ -180,6 +185,11 @@ def read_experiment(path: Path) -> Experiment:
     ConfigError
         If the file is missing, no TOML, or holds something else.
     """
+    if path.is_dir():
+        raise ConfigError(
+            f"{path} is a folder. Give an experiment file, or {path / 'config.toml'} of a "
+            "run; --resume continues one."
+        )
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -191,6 +201,14 @@ def read_experiment(path: Path) -> Experiment:
     known = {"title", "output-dir", "config", "case", "grid"}
     columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
     known |= {"published", "published-macro-f1", *columns.values()}
+    if not table:
+        raise ConfigError(f"{path} is empty. It needs at least a table [config].")
+    if set(table) & {"title", "config", "case", "grid"} and set(table) - known:
+        wrong = sorted(set(table) - known)
+        raise ConfigError(
+            f"{path}: unknown {', '.join(wrong)} beside the tables of an experiment. "
+            f"{nearest(wrong[0], known)} Settings of all runs go into [config]."
+        )
     if not (set(table) <= known and set(table) & known):
         # a run folder's config.toml: the settings themselves
         settings = {k: v for k, v in table.items() if k != "sources"}

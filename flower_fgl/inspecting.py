@@ -143,8 +143,9 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, bbox_inches="tight")
-    except OSError as error:
-        raise DataError(f"Cannot write {path}: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"Cannot write {path}: {why}.") from error
 
 
 def export_clients(config: RunConfig, folder: Path) -> list[Path]:

@@ -229,7 +229,7 @@ def _fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) 
             raise RunError(
                 f"{workers or 1} clients at once with {client_gpus:g} GPUs each need "
                 f"more than the {gpus} GPUs that torch finds here. Ask for fewer "
-                "workers or a smaller share, or set client_gpus to 0."
+                "workers or a smaller share, or none: --client-gpus 0."
             )
         fitting = min(fitting, _gpu_slots(gpus, client_gpus))
     return workers or fitting

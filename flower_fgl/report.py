@@ -257,6 +257,17 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         if len(set(values)) > 1:
             shown = [f"seed {v}" if key == "seed" else v for v in values]
             labels = [f"{a} · {b}" for a, b in zip(labels, shown, strict=True)]
+    # runs of an experiment's cases differ in their folders, which bear their names
+    twins = Counter(labels)
+    folders = [run.path.name for run in runs]
+    labels = [
+        label
+        if twins[label] == 1
+        else folder
+        if folder.startswith(str(run.summary["method"]))
+        else f"{label} ({folder})"
+        for label, folder, run in zip(labels, folders, runs, strict=True)
+    ]
     twins = Counter(labels)
     return [
         f"{n}: {label}" if twins[label] > 1 else label

@@ -110,7 +110,7 @@ def run_all(
         experiment = read_experiment(experiment_file).with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
     planned = [_with_place(experiment, run) for run in experiment.runs()]
-    _check_all(planned)
+    _check_all(planned, options)
     done: list[tuple[PlannedRun, Run]] = []
     for run in planned:
         if experiment.is_grid:
@@ -148,15 +148,34 @@ def _with_place(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     return PlannedRun(run.name, run.row, settings)
 
 
-def _check_all(planned: list[PlannedRun]) -> None:
-    """Check every run's settings and that no two share a folder."""
+def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None:
+    """Check every run's settings, that no two share a folder, and that options count."""
+    configs = []
     for run in planned:
-        RunConfig.parse(run.settings, METHODS)
+        try:
+            configs.append(RunConfig.parse(run.settings, METHODS))
+        except ConfigError as error:
+            if len(planned) == 1:
+                raise
+            raise ConfigError(f'Run "{run.name}": {error}') from error
+    used = {config.method for config in configs} | {
+        config.dataset for config in configs
+    }
+    for key in options:
+        table, dot, _ = key.partition(".")
+        if dot and table not in used:
+            kind = "dataset" if table == "synthetic" else "method"
+            found = ", ".join(sorted({getattr(config, kind) for config in configs}))
+            raise ConfigError(
+                f"{key} belongs to {kind} = {table} and would do nothing with {kind} = "
+                f"{found}. Leave it out, or choose {table}."
+            )
     twins = [name for name, n in Counter(r.name for r in planned).items() if n > 1]
     if twins:
         raise ConfigError(
             f"Several runs of the experiment would have the same folder: {twins}. Give "
-            "the cases names that differ in letters or digits."
+            "the cases names that differ in letters or digits, and each value of the grid "
+            "once."
         )
 
 

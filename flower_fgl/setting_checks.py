@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flower_fgl.errors import ConfigError
@@ -62,9 +63,12 @@ def check_names(
     dataset = str(general.get("dataset", GeneralSettings.dataset))
     is_known = dataset in set(datasets) or dataset.startswith("tu:")
     if not (is_known or is_file(dataset)):
+        is_folder = bool(dataset) and Path(dataset).is_dir()
         raise ConfigError(
             f'Unknown data set "{dataset}". {nearest(dataset, datasets)} '
-            "A path to a graph file (.npz or a CSV folder) works as well."
+            "A path to a graph file (.npz or a CSV folder) works as well"
+            + (f": for the folder here write ./{dataset}" if is_folder else "")
+            + "."
         )
     known = {"synthetic", *(n for n, m in methods.items() if m.settings is not None)}
     for table in tables:

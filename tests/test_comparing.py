@@ -134,8 +134,11 @@ def test_runs_that_are_ambiguous_are_refused(tmp_path: Path) -> None:
     one = write_runs(tmp_path, "fedper", [0.8, 0.6])
     twins = [*one, *write_runs(tmp_path / "again", "fedper", [0.8])]
     with pytest.raises(RunError, match="A holds two runs of the same data"):
-        compare_runs(twins, one)
-    mixed = [*one, *write_runs(tmp_path, "local", [0.4])]
+        compare_runs(twins, write_runs(tmp_path / "other", "fedper", [0.5, 0.4]))
+    mixed = [
+        *write_runs(tmp_path / "b", "fedper", [0.3]),
+        *write_runs(tmp_path, "local", [0.4]),
+    ]
     with pytest.raises(ConfigError, match="B holds runs of fedper, local"):
         compare_runs(one, mixed)
 
@@ -143,14 +146,22 @@ def test_runs_that_are_ambiguous_are_refused(tmp_path: Path) -> None:
 def test_sides_are_folders_patterns_lists_or_one_method(tmp_path: Path) -> None:
     write_runs(tmp_path, "fedper", [0.8, 0.6])
     write_runs(tmp_path, "local", [0.4, 0.5])
+    write_run(tmp_path / "again_sometimes-seed0", 0.1, method="fedprox")
     for text, count in {
-        f"{tmp_path}": 4,
+        f"{tmp_path}": 5,
         f"{tmp_path}:local": 2,
+        f"{tmp_path}:again sometimes": 1,
         f"{tmp_path}/fedper-*": 2,
         f"{tmp_path}/fedper-0": 1,
         f"{tmp_path}/fedper-0, {tmp_path}/local-*, {tmp_path}/local-1": 3,
     }.items():
         assert len(select_runs(text)) == count, text
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path, "local", [0.4, 0.5])
+    with pytest.raises(RunError, match="on both sides"):
+        compare_runs(runs, runs[1:])
 
 
 def test_a_side_without_runs_is_refused(tmp_path: Path) -> None:
@@ -197,7 +208,9 @@ def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) ->
     other = write_runs(tmp_path, "local", [0.5, 0.6])
     few = write_runs(tmp_path / "3", "fedavg", [0.7, 0.8], shots=3, partition="a")
     more = write_runs(tmp_path / "5", "fedavg", [0.8, 0.9], shots=5, partition="b")
-    with pytest.raises(ConfigError, match=r"A holds runs that differ .*shots 3 and 5"):
+    with pytest.raises(
+        ConfigError, match=r"A holds runs that differ .*shots 3 and 5.*fedavg-0"
+    ):
         compare_runs([*few, *more], other)
     elsewhere = write_run(tmp_path / "x", 0.9, seed=2, shots=3, **{"data-dir": "/x"})
     with pytest.raises(RunError, match="at least 2 pairs"):  # of one setting

@@ -105,7 +105,7 @@ def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*words, "--case", "b"], catch_exceptions=False)
     assert result.exit_code == 0
     assert [folder.name for folder in (tmp_path / "out" / "two").iterdir()] == ["b"]
-    with pytest.raises(ConfigError, match="no case c, d"):
+    with pytest.raises(ConfigError, match='no case "c", "d"'):
         CliRunner().invoke(
             app, [*words, "--case", "c", "--case", "d"], catch_exceptions=False
         )

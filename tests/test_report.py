@@ -457,11 +457,18 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_runs_of_the_same_name_are_numbered(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     runs = [make(tmp_path / "a"), make(tmp_path / "b")]
     words = Page(write_report(runs, tmp_path)).words()
-    assert "1: fedavg cora" in words
-    assert "2: fedavg cora" in words
+    assert "fedavg (a) cora" in words
+    assert "fedavg (b) cora" in words
+    twins = [make(tmp_path / "x" / "a"), make(tmp_path / "y" / "a")]
+    words = Page(write_report(twins, tmp_path)).words()
+    assert "1: fedavg (a) cora" in words
+    assert "2: fedavg (a) cora" in words
+    cases = [make(tmp_path / name) for name in ("fedavg-seed0", "fedavg_reset-seed0")]
+    words = Page(write_report(cases, tmp_path)).words()
+    assert "fedavg_reset-seed0 cora" in words
 
 
 @pytest.mark.usefixtures("no_pictures")

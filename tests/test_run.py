@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 from flower_fgl import Run
 from flower_fgl.cli import app
 from flower_fgl.engines import run_one
-from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.errors import ConfigError, DataError, RunError
 from flower_fgl.local_engine import run_local
 from flower_fgl.locks import hold
 from flower_fgl.run_writer import RunWriter
@@ -266,6 +267,9 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--engine", "rai"], "ray"),
         (["--engine", "local", "--workers", "2"], "--workers"),
         (["--set", "device=cuda:0"], "--client-gpus"),
+        (["--set", "fedprox.mu=0.1"], "nothing with method = fedavg"),
+        (["--dataset", "cora", "--set", "synthetic.nodes=9"], "dataset = cora"),
+        ([str(tmp_path)], "is a folder"),
     ]
     for words, hint in arguments:
         with pytest.raises(ConfigError, match=hint):
@@ -329,6 +333,9 @@ TINY = "[config]\nclients = 2\nrounds = 1\nsynthetic.nodes = 80\n"
         ('[[case]]\nname = "a b"\n[[case]]\nname = "a/b"\n', "same folder"),
         ('[[case]]\nname = "a"\n[[case]]\nname = "b"\nmethd = "local"\n', "methd"),
         ("[grid\n", "TOML"),
+        ("[grid]\nseed = [0, 0]\n", "each value of the grid once"),
+        ('[[case]]\nname = "a"\n[[case]]\nname = "b"\nlr = -1\n', 'Run "b": lr must'),
+        ("[cases]\nlr = 1\n", 'unknown cases .*Did you mean "case"'),
     ],
 )
 def test_a_wrong_experiment_is_refused_before_anything_starts(
@@ -411,6 +418,12 @@ def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
     picture = tmp_path / "pictures" / "labels.png"
     assert "edges kept" in invoke("partition", *small, "--out", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(DataError, match=r"Cannot write .*foo.*supported formats"):
+        CliRunner().invoke(
+            app,
+            ["partition", *small, "--out", str(tmp_path / "x.foo")],
+            catch_exceptions=False,
+        )
     invoke("export", str(tmp_path / "graphs"), *small)
     assert len(list((tmp_path / "graphs").glob("client-*.npz"))) == 3
 
@@ -432,6 +445,36 @@ def test_an_exported_graph_can_be_run_as_ones_own(tmp_path: Path) -> None:
     assert Run.load(run_folder(output)).status == "completed"
 
 
+def test_a_graph_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = str(tmp_path / "no.npz")
+    place = ["--set", f"output-dir={tmp_path / 'runs'}"]
+    for words in (
+        ["run", "--engine", "local", "--quiet", "--dataset", missing, *place],
+        ["partition", "--dataset", missing],
+        ["export", str(tmp_path / "graphs"), "--dataset", missing],
+    ):
+        with pytest.raises(DataError, match=re.escape(f"No graph file at {missing}")):
+            CliRunner().invoke(app, words, catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_in_place_of_a_data_set_needs_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ConfigError, match=r"write \./mine"):
+        CliRunner().invoke(app, ["run", "--dataset", "mine"], catch_exceptions=False)
+
+
+def test_an_empty_experiment_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").touch()
+    with pytest.raises(ConfigError, match="is empty"):
+        CliRunner().invoke(
+            app, ["run", str(tmp_path / "e.toml")], catch_exceptions=False
+        )
+
+
 def test_a_report_of_a_run_and_of_several_is_written(tmp_path: Path) -> None:
     folders = []
     for method in ("local", "fedavg"):
@@ -446,6 +489,8 @@ def test_a_report_of_a_run_and_of_several_is_written(tmp_path: Path) -> None:
     text = (tmp_path / "both.html").read_text("utf-8")
     assert "fedavg" in text
     assert "local" in text
+    invoke("report", str(Path(folders[0]).parent), "--out", str(tmp_path / "all.html"))
+    assert "fedavg" in (tmp_path / "all.html").read_text("utf-8")
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:

@@ -53,6 +53,30 @@ GRAPH_KEYS = {
 log = logging.getLogger(__name__)
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a graph file, or of a part of one.
+
+    Raises
+    ------
+    DataError
+        If it is missing or cannot be read.
+    """
+    refuse_missing(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise DataError where there is no file."""
+    if not path.is_file():
+        raise DataError(
+            f"No graph file at {path}. Give an .npz file, or a folder with nodes.csv "
+            "and edges.csv."
+        )
+
+
 def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]:
     """Read all arrays of an ``.npz`` file without ever unpickling.
 
@@ -73,11 +97,7 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
         If the file is missing, empty, truncated, no ``.npz`` file, holds pickled
         objects or a name that is not known.
     """
-    if not path.is_file():
-        raise DataError(
-            f"No graph file at {path}. Give an .npz file, or a folder with nodes.csv "
-            "and edges.csv."
-        )
+    refuse_missing(path)
     name = ""
     try:
         with open(path, "rb") as stream:  # np.load leaves a damaged file open

@@ -29,6 +29,7 @@ from flower_fgl.config import RunConfig
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
+from flower_fgl.datasets.graph_arrays import read_bytes
 from flower_fgl.datasets.partition import (
     GRAPH_RULES,
     NETWORK_RULES,
@@ -251,7 +252,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     if is_file(config.dataset):
         key["dataset"] = path.name
         files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
-        key["content"] = [hashlib.sha256(f.read_bytes()).hexdigest() for f in files]
+        key["content"] = [hashlib.sha256(read_bytes(f)).hexdigest() for f in files]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in path.stem)
     return f"{name}-{config.partition}-{num_clients}-{digest[:16]}"

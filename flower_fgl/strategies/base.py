@@ -66,7 +66,7 @@ class FglStrategy(ClientExchanges):
         """Log what is about to run."""
         log.info(
             "%s: %d clients (%d train), %d classes, %d features",
-            type(self).__name__,
+            self.config.method,
             len(self.federation.clients),
             len(self.federation.trainable),
             self.federation.num_classes,
