@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,8 @@ __all__ = ["write_report"]
 
 TEMPLATE = "report.html.j2"
 NBSP = "\u00a0"
+MANY = 8
+"""Runs above which those of several seeds are one line; there are as many colours."""
 
 
 def write_report(
@@ -183,6 +186,7 @@ def _one(run: Run) -> dict[str, Any]:
         "title": about(run),
         "labels": [about(run)],
         "pictures": draw_run(run),
+        "has_means": False,
         "scores": score_rows(run),
         "held": held,
         "groups": [],
@@ -200,6 +204,8 @@ def _one(run: Run) -> dict[str, Any]:
 def _several(runs: Sequence[Run]) -> dict[str, Any]:
     """Collect what the template shows of several runs side by side."""
     labels = _labels(runs)
+    groups = over_seeds(runs)
+    lines = _lines(runs, labels, groups)
     flat = [{k: _shown(v) for k, v in flatten(run.config)} for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     table = [(key, [config.get(key, "–") for config in flat]) for key in keys]
@@ -208,10 +214,11 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "title": f"{len(runs)} runs compared",
         "labels": labels,
-        "pictures": draw_runs(runs, labels) | draw_sweeps(sweeps),
+        "pictures": draw_runs(runs, labels, lines) | draw_sweeps(sweeps),
+        "has_means": len(lines) < len(runs),
         "scores": [],
         "held": [],
-        "groups": over_seeds(runs),
+        "groups": groups,
         "sweeps": [(sweep, _sweep_rows(sweep)) for sweep in sweeps],
         "dropped": [
             {**entry, "run": label}
@@ -245,6 +252,27 @@ def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
 def _shown(value: Any) -> str:
     """Write a setting as in TOML, but strings without quotes unless empty."""
     return value if value and isinstance(value, str) else json.dumps(value)
+
+
+def _lines(
+    runs: Sequence[Run], labels: Sequence[str], groups: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, list[Run]]]:
+    """Say which runs curves show as one: those of several seeds, where they are many."""
+    alone = [(label, [run]) for label, run in zip(labels, runs, strict=True)]
+    if len(runs) <= MANY:
+        return alone
+    means = []
+    for group in groups:
+        if not group["kind"]:
+            names = {_without_seed(run.path.name) for run in group["runs"]}
+            is_one = len(names) == 1
+            means.append((names.pop() if is_one else group["name"], group["runs"]))
+    averaged = {id(run) for _, members in means for run in members}
+    return means + [line for line in alone if id(line[1][0]) not in averaged]
+
+
+def _without_seed(folder: str) -> str:
+    return re.sub(r"-([a-z-]*seed)\d+", "", folder)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 
 from matplotlib.figure import Figure
 
@@ -23,6 +25,8 @@ from flower_fgl.runs import Run
 __all__ = ["draw_nodes", "draw_run", "draw_runs", "draw_sweeps"]
 
 NAN = float("nan")
+Lines = Sequence[tuple[str, Sequence[Run]]]
+"""What is drawn as one line: its name, and the runs it is the mean of."""
 
 
 def draw_run(run: Run) -> dict[str, str]:
@@ -38,8 +42,9 @@ def draw_run(run: Run) -> dict[str, str]:
     dict of str to str
         Images as data URIs, by the name that the template knows.
     """
+    lines = [("", [run])]
     curves = [_curve(run, "")]
-    pictures = _progress(curves) | _columns([run], curves) | _distances([run], [""])
+    pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     if accuracy := client_accuracy(run):
         values = [_number(value) for value in accuracy.values()]
         figure = plots.client_bars(
@@ -59,7 +64,9 @@ def draw_run(run: Run) -> dict[str, str]:
     return pictures | _costs([run], [""])
 
 
-def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
+def draw_runs(
+    runs: Sequence[Run], labels: Sequence[str], lines: Lines
+) -> dict[str, str]:
     """Draw several runs side by side, like :func:`draw_run`.
 
     Parameters
@@ -68,17 +75,22 @@ def draw_runs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
         At least two.
     labels : sequence of str
         Their names, as many.
+    lines : sequence of (str, sequence of Run)
+        The same runs as curves show them: alone, or averaged by round.
 
     Returns
     -------
     dict of str to str
         Images as data URIs, by the name that the template knows.
     """
-    curves = [_curve(run, label) for run, label in zip(runs, labels, strict=True)]
+    curves = [
+        _mean_curve(label, [_curve(run, label) for run in members])
+        for label, members in lines
+    ]
     per_client = [
         [_number(value) for value in client_accuracy(run).values()] for run in runs
     ]
-    pictures = _progress(curves) | _columns(runs, curves) | _distances(runs, labels)
+    pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     if any(per_client):
         pooled = [test_accuracy(run) for run in runs]
         pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
@@ -139,28 +151,34 @@ def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
     return {"convergence": _picture(plots.convergence(curves))}
 
 
-def _columns(runs: Sequence[Run], curves: Sequence[plots.Curve]) -> dict[str, str]:
+def _columns(lines: Lines, curves: Sequence[plots.Curve]) -> dict[str, str]:
     """Draw the node sets of each setting that has some of its own."""
     groups: dict[str, list[plots.Curve]] = {}
-    for run, curve in zip(runs, curves, strict=True):
+    for (_, runs), curve in zip(lines, curves, strict=True):
         if curve.columns and curve.rounds:
-            groups.setdefault(setting_of(run), []).append(curve)
+            groups.setdefault(setting_of(runs[0]), []).append(curve)
     return {
         f"columns-{setting}": _picture(plots.column_curves(group))
         for setting, group in groups.items()
     }
 
 
-def _distances(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
+def _distances(lines: Lines) -> dict[str, str]:
     """Draw how far the clients' networks were apart, where the server averaged any."""
     curves = []
-    for run, label in zip(runs, labels, strict=True):
-        known = [row for row in run.rounds if "distance" in row.get("numbers", {})]
-        rounds = [row["round"] for row in known]
+    for label, runs in lines:
+        known = [
+            {
+                row["round"]: row["numbers"]["distance"]
+                for row in run.rounds
+                if "distance" in row.get("numbers", {})
+            }
+            for run in runs
+        ]
+        rounds = _in_all([list(one) for one in known])
         if rounds:
-            curves.append(
-                (label, rounds, [row["numbers"]["distance"] for row in known])
-            )
+            means = [fmean(one[number] for one in known) for number in rounds]
+            curves.append((label, rounds, means))
     if not curves:
         return {}
     return {"distance": _picture(plots.by_round(curves, ylabel="mean distance"))}
@@ -211,6 +229,46 @@ def _curve(run: Run, label: str) -> plots.Curve:
             for name in shown
         },
     )
+
+
+def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
+    """Average runs over the rounds that all of them have."""
+    if len(curves) == 1:
+        return curves[0]
+    rounds = _in_all([curve.rounds for curve in curves])
+    loss_rounds = _in_all([curve.loss_rounds for curve in curves])
+
+    def mean(
+        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
+    ) -> list[float]:
+        tables = [
+            dict(zip(x, y, strict=True)) for x, y in zip(where, what, strict=True)
+        ]
+        found = [[t[r] for t in tables if math.isfinite(t[r])] for r in of]
+        return [fmean(values) if values else NAN for values in found]
+
+    scored = [curve.rounds for curve in curves]
+    return plots.Curve(
+        label=label,
+        rounds=rounds,
+        val=mean(scored, [c.val for c in curves], rounds),
+        test=mean(scored, [c.test for c in curves], rounds),
+        loss_rounds=loss_rounds,
+        loss=mean(
+            [c.loss_rounds for c in curves], [c.loss for c in curves], loss_rounds
+        ),
+        best_round=None,
+        columns={
+            title: mean(scored, [c.columns[title] for c in curves], rounds)
+            for title in curves[0].columns
+            if all(title in curve.columns for curve in curves)
+        },
+    )
+
+
+def _in_all(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Return the rounds that stand in every row."""
+    return sorted(set(rows[0]).intersection(*rows[1:]))
 
 
 def _parts(

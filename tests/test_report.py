@@ -400,6 +400,38 @@ def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> No
     assert "fedavg · seed 2" in words
 
 
+def test_many_runs_of_several_seeds_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[plots.Curve]] = []
+    convergence = plots.convergence
+    monkeypatch.setattr(
+        plots, "convergence", lambda curves: drawn.append(curves) or convergence(curves)
+    )
+    runs = [
+        make(tmp_path / f"{method}_x-seed{seed}", method=method, seed=seed, val=val)
+        for method, val in (("fedavg", (0.5, 0.7)), ("local", (0.2, 0.4)))
+        for seed in range(4)
+    ]
+    runs.append(make(tmp_path / "fedprox-seed0", method="fedprox", val=(0.9, 0.1)))
+    runs[0] = make(tmp_path / "fedavg_x-seed9", seed=9, val=(0.9, 0.6, 0.3))
+    words = Page(write_report(runs, tmp_path)).words()
+    assert "Runs that differ in nothing but their seeds are one line" in words
+    (curves,) = drawn
+    assert [curve.label for curve in curves] == [
+        "fedavg_x",
+        "local_x",
+        "fedprox · seed 0",
+    ]
+    assert curves[0].rounds == [1, 2]  # those that all of them have
+    write_report(runs[:8], tmp_path)
+    assert len(drawn[1]) == 8
+    for number in (0, 1):
+        alone = [curve.val[number] for curve in drawn[1][:4]]
+        assert len(set(alone)) > 1
+        assert curves[0].val[number] == pytest.approx(sum(alone) / 4)
+
+
 @pytest.mark.usefixtures("no_pictures")
 def test_the_seeds_of_partitions_are_named_where_they_differ(tmp_path: Path) -> None:
     for seeds, expected in (

@@ -301,12 +301,13 @@ def test_noise_on_a_tenth_of_the_dimensions_costs_at_most_a_point(
 
 
 @pytest.mark.slow
-def test_prototypes_do_better_than_training_alone_on_cora(
+def test_on_cora_it_is_ahead_of_other_prototypes_and_of_training_alone(
     real_data: Any, tmp_path: Any
 ) -> None:
     """The part of the paper's order that is reproduced: docs/results.md, Tables V and X.
 
-    That every part of the method helps is not.
+    At the weight that validation nodes choose. That every part of the method helps is
+    not, nor the paper's distance of ten points.
     """
     settings = {
         "clients": 10,
@@ -316,8 +317,13 @@ def test_prototypes_do_better_than_training_alone_on_cora(
         "data_dir": str(real_data),
         "output_dir": str(tmp_path),
     }
+    chosen = {"fedpg": {"fedpg": {"proto_reduction": "sum", "mu": 0.01}}}
     means = {}
-    for method in ("fedpg", "local"):
-        runs = [simulate(method, "cora", **settings, seed=seed) for seed in range(3)]
+    for method in ("fedpg", "fedproto", "fedtgp", "local"):
+        runs = [
+            simulate(method, "cora", **settings, seed=seed, **chosen.get(method, {}))
+            for seed in range(3)
+        ]
         means[method] = np.mean([run.best["test"]["accuracy"] for run in runs])
-    assert means["fedpg"] > means["local"]  # measured over five seeds: 78.9 and 78.0
+    # measured over five seeds: 79.3, 78.7, 78.6 and 78.0
+    assert means["fedpg"] > max(means["fedproto"], means["fedtgp"]) > means["local"]
