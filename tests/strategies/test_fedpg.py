@@ -301,6 +301,7 @@ def test_noise_on_a_tenth_of_the_dimensions_costs_at_most_a_point(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_on_cora_it_is_ahead_of_other_prototypes_and_of_training_alone(
     real_data: Any, tmp_path: Any
 ) -> None:
