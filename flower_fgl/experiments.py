@@ -261,8 +261,9 @@ def results_table(
     -------
     list of dict
         One row per cell: validation and test accuracy and macro-F1 in percent, mean ±
-        standard deviation over seeds, and the published value. A score that some of the
-        runs lack, such as that of a node set without nodes, says how many have it.
+        standard deviation over seeds, and the published value, unless the runs had a
+        part of the set only. A score that some of the runs lack, such as that of a node
+        set without nodes, says how many have it.
     """
     cells: dict[str, list[Run]] = {}
     for planned, run in runs:
@@ -287,16 +288,32 @@ def results_table(
                 row[title] = percent(present)
                 if len(present) < len(values):
                     row[title] += f" ({len(present)} of {len(values)})"
-        if cell in experiment.published:
-            row["published"] = f"{experiment.published[cell]:.1f}"
-        if cell in experiment.published_f1:
-            row["published macro-F1"] = f"{experiment.published_f1[cell]:.1f}"
-        for column, values_by_cell in experiment.published_columns.items():
+        published = {
+            "published": experiment.published,
+            "published macro-F1": experiment.published_f1,
+        } | {
+            f"published {SETTING_COLUMNS[column]}": values_by_cell
+            for column, values_by_cell in experiment.published_columns.items()
+        }
+        what_is_there = _part_of_set(members)
+        for title, values_by_cell in published.items():
             if cell in values_by_cell:
-                title = f"published {SETTING_COLUMNS[column]}"
-                row[title] = f"{values_by_cell[cell]:.1f}"
+                row[title] = what_is_there or f"{values_by_cell[cell]:.1f}"
         rows.append(row)
     return rows
+
+
+def _part_of_set(runs: Sequence[Run]) -> str:
+    """Say what the runs' data lack of the set that is published; empty if nothing."""
+    from flower_fgl.datasets.source_table import SOURCES
+
+    for run in runs:
+        source = SOURCES.get(str(run.summary.get("dataset")))
+        names = run.summary.get("class_names")
+        whole = getattr(source and source.statistics, "classes", None)
+        if names and whole and len(names) < whole:
+            return f"– ({len(names)} of {whole} classes)"
+    return ""
 
 
 def _own_columns(runs: Sequence[Run], *under: str) -> list[tuple[str, tuple[str, ...]]]:

@@ -65,6 +65,11 @@ def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -
     assert row["own classes"] == percent([entry["accuracy"] for entry in best])
     assert row["mean, own classes"] == percent([e["mean_accuracy"] for e in best])
     assert row["published own classes"] == "61.2"
+    for _, run in done:  # as if they had 20 of the set's classes
+        part = {"dataset": "amazon-clothing", "class_names": ["x"] * 20}
+        run.summary.update(part)
+    (row,) = results_table(experiment, done)
+    assert row["published"] == row["published own classes"] == "– (20 of 77 classes)"
     assert "mean of clients" in row
 
 
