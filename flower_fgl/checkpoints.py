@@ -194,10 +194,11 @@ class Checkpoint:
         now = {k: v for k, v in config.flat().items() if k not in UNCOMPARED}
         if not config.clients:
             del now["clients"]
+        before = config.if_absent() | dict(self.config)
         changed = [
-            f"{key} = {value!r} (was {self.config.get(key)!r})"
+            f"{key} = {value!r} (was {before.get(key)!r})"
             for key, value in now.items()
-            if self.config.get(key) != value
+            if before.get(key) != value
         ]
         if changed:
             raise RunError(

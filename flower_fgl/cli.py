@@ -352,7 +352,7 @@ def report(
     from flower_fgl.report import write_report
 
     path = write_report(
-        select_runs(",".join(runs)),
+        [run for text in runs for run in select_runs(text)],
         out,
         against=against,
         pictures=pictures,

@@ -29,6 +29,7 @@ __all__ = [
     "pair_scores",
     "paired_t_test",
     "select_runs",
+    "without_seed",
 ]
 
 LEVEL = 0.05
@@ -38,6 +39,9 @@ PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
 OF_PLACE = {"data-dir", "threads"}
 """Settings of the machine."""
 PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
+
+SEEDS = re.compile(r"(^|-)((?:partition-)?seed)\d+(?=-|$)")
+"""What the values of the grid's seeds add to the name of a run's folder."""
 
 Key = tuple[Any, ...]
 
@@ -116,8 +120,7 @@ def select_runs(text: str) -> list[Run]:
         If a path holds no run, or none of that name, or a run folder is damaged.
     """
     runs: dict[Path, Run] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        place, _, name = part.partition(":")
+    for place, name in _places(text):
         folders = [Path(p) for p in sorted(glob.glob(place))] if "*" in place else []
         found = {
             file.parent.resolve(): Run.load(file.parent)
@@ -125,13 +128,15 @@ def select_runs(text: str) -> list[Run]:
             for file in _config_files(folder)
         }
         if name:
-            known = sorted({str(run.summary["method"]) for run in found.values()})
+            known = {str(run.summary["method"]) for run in found.values()}
+            known |= {without_seed(path.name) for path in found}
             found = {
                 p: run for p, run in found.items() if run.summary["method"] == name
             } or _of_case(found, name)
             if known and not found:
                 raise RunError(
-                    f'{place} holds no run of "{name}", only of {", ".join(known)}.'
+                    f'{place} holds no run of "{name}", only of '
+                    f"{', '.join(sorted(known))}."
                 )
         if not found:
             raise RunError(
@@ -144,14 +149,41 @@ def select_runs(text: str) -> list[Run]:
     return list(runs.values())
 
 
+def _places(text: str) -> list[tuple[str, str]]:
+    """Split a side's text into paths or patterns, each with a name or none.
+
+    A comma is part of a case's name where what follows it is no path, and of a path that
+    exists.
+    """
+    if Path(text).exists():
+        return [(text, "")]
+    parts: list[str] = []
+    for piece in text.split(","):
+        is_place = "*" in piece or ":" in piece or Path(piece.strip()).exists()
+        if parts and ":" in parts[-1] and not is_place:
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    stripped = [part.strip() for part in parts if part.strip()]
+    return [(place, name) for place, _, name in (p.partition(":") for p in stripped)]
+
+
 def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
-    """Return the runs whose folder is named after a case of an experiment."""
+    """Return the runs whose folder is named after a case: it, then the grid's values."""
     begin = in_folder_name(name)
-    return {
-        path: run
-        for path, run in runs.items()
-        if path.name == begin or path.name.startswith(f"{begin}-")
-    }
+    found = {}
+    for path, run in runs.items():
+        rest = path.name.removeprefix(begin)
+        keys = {key.rpartition(".")[2] for key, _ in flatten(run.config)}
+        is_grid = any(rest.startswith(f"-{key}") for key in keys)
+        if path.name.startswith(begin) and (not rest or is_grid):
+            found[path] = run
+    return found
+
+
+def without_seed(folder: str) -> str:
+    """Leave the seeds out of a run folder's name."""
+    return SEEDS.sub("", folder).removeprefix("-")
 
 
 def _config_files(folder: Path) -> list[Path]:
@@ -296,14 +328,16 @@ def _refuse_mixture(side: str, runs: Sequence[Run]) -> None:
             values = ", ".join(f"{k} {first.get(k)} and {own.get(k)}" for k in keys)
             raise ConfigError(
                 f"{side} holds runs that differ in more than their seeds ({values}): a "
-                "test over both says nothing of either. Choose the runs of one, e.g. "
-                f'with a pattern: "{_pattern(runs[0])}".'
+                "test over both says nothing of either. Choose the runs of one"
+                f"{_pattern(runs[0])}."
             )
 
 
 def _pattern(run: Run) -> str:
-    """Return a pattern that takes a run and those of other seeds beside it."""
-    return str(run.path.parent / re.sub(r"(-[a-z-]*seed)\d+", r"\1*", run.path.name))
+    """Show a pattern that takes a run and those of other seeds beside it, if any does."""
+    name = SEEDS.sub(r"\1\2*", run.path.name)
+    place = run.path.parent / name
+    return f', e.g. with a pattern: "{place}"' if name != run.path.name else ""
 
 
 def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:

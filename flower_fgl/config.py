@@ -12,7 +12,7 @@ in :attr:`RunConfig.sources`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -136,8 +136,18 @@ class RunConfig(GeneralSettings):
 
     def flat(self) -> dict[str, Scalar]:
         """Return the flat run config that gives this configuration again."""
+        return self._by_key(getattr)
+
+    def if_absent(self) -> dict[str, Scalar]:
+        """Return what a run made before a setting existed had in its place.
+
+        The general defaults, not those of the method or data set.
+        """
+        return self._by_key(lambda settings, name: getattr(type(settings), name))
+
+    def _by_key(self, value_of: Callable[[Any, str], Scalar]) -> dict[str, Scalar]:
         out: dict[str, Scalar] = {
-            kebab(f.name): getattr(self, f.name) for f in fields(GeneralSettings)
+            kebab(f.name): value_of(self, f.name) for f in fields(GeneralSettings)
         }
         for table, settings in (
             ("synthetic", self.synthetic),
@@ -145,7 +155,7 @@ class RunConfig(GeneralSettings):
         ):
             if is_dataclass(settings):
                 out |= {
-                    f"{table}.{kebab(f.name)}": getattr(settings, f.name)
+                    f"{table}.{kebab(f.name)}": value_of(settings, f.name)
                     for f in fields(settings)
                 }
         return out

@@ -32,6 +32,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from flower_fgl.config import INSTEAD
 from flower_fgl.errors import ConfigError
 from flower_fgl.metrics import SETTING_COLUMNS
 from flower_fgl.options import Scalar, kebab, nearest
@@ -103,13 +104,19 @@ class Experiment:
     def with_options(self, options: Mapping[str, Scalar]) -> Experiment:
         """Return the experiment with some settings fixed for all runs.
 
-        One of the grid stays in it, with one value: names of runs and rows stay.
+        One of the grid stays in it, with one value: names of runs and rows stay. What an
+        option takes the place of, as ``participants`` does of ``participation``, goes.
         """
+        gone = {key for key, other in INSTEAD.items() if other & options.keys()}
+        gone -= options.keys()
         return replace(
             self,
-            config={**self.config, **options},
+            config={
+                **{k: v for k, v in self.config.items() if k not in gone},
+                **options,
+            },
             cases=[
-                {k: v for k, v in case.items() if k not in options}
+                {k: v for k, v in case.items() if k not in gone | options.keys()}
                 for case in self.cases
             ],
             grid={k: [options[k]] if k in options else v for k, v in self.grid.items()},
@@ -203,7 +210,9 @@ def read_experiment(path: Path) -> Experiment:
     known |= {"published", "published-macro-f1", *columns.values()}
     if not table:
         raise ConfigError(f"{path} is empty. It needs at least a table [config].")
-    if set(table) & {"title", "config", "case", "grid"} and set(table) - known:
+    has_cases = any(isinstance(value, list) for value in table.values())
+    is_experiment = has_cases or set(table) & (known - {"output-dir"})
+    if is_experiment and set(table) - known:
         wrong = sorted(set(table) - known)
         raise ConfigError(
             f"{path}: unknown {', '.join(wrong)} beside the tables of an experiment. "

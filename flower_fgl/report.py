@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import jinja2
 
 from flower_fgl import plots
+from flower_fgl.comparing import without_seed
 from flower_fgl.errors import RunError
 from flower_fgl.report_numbers import (
     about,
@@ -261,18 +261,15 @@ def _lines(
     alone = [(label, [run]) for label, run in zip(labels, runs, strict=True)]
     if len(runs) <= MANY:
         return alone
-    means = []
-    for group in groups:
-        if not group["kind"]:
-            names = {_without_seed(run.path.name) for run in group["runs"]}
-            is_one = len(names) == 1
-            means.append((names.pop() if is_one else group["name"], group["runs"]))
+    groups = [group for group in groups if not group["kind"]]
+    stems = [{without_seed(run.path.name) for run in g["runs"]} for g in groups]
+    short = [next(iter(names)) if len(names) == 1 else "" for names in stems]
+    means = [
+        (stem if stem and short.count(stem) == 1 else group["name"], group["runs"])
+        for stem, group in zip(short, groups, strict=True)
+    ]
     averaged = {id(run) for _, members in means for run in members}
     return means + [line for line in alone if id(line[1][0]) not in averaged]
-
-
-def _without_seed(folder: str) -> str:
-    return re.sub(r"-([a-z-]*seed)\d+", "", folder)
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -287,14 +284,9 @@ def _labels(runs: Sequence[Run]) -> list[str]:
             labels = [f"{a} · {b}" for a, b in zip(labels, shown, strict=True)]
     # runs of an experiment's cases differ in their folders, which bear their names
     twins = Counter(labels)
-    folders = [run.path.name for run in runs]
     labels = [
-        label
-        if twins[label] == 1
-        else folder
-        if folder.startswith(str(run.summary["method"]))
-        else f"{label} ({folder})"
-        for label, folder, run in zip(labels, folders, runs, strict=True)
+        f"{label} ({run.path.name})" if twins[label] > 1 else label
+        for label, run in zip(labels, runs, strict=True)
     ]
     twins = Counter(labels)
     return [

@@ -8,7 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,10 @@ from flower_fgl.experiments import (
 )
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
-from flower_fgl.options import Scalar, kebab
+from flower_fgl.options import Scalar
 from flower_fgl.resuming import resume
 from flower_fgl.run_files import flatten
 from flower_fgl.runs import Run
-from flower_fgl.settings import GeneralSettings
 
 __all__ = ["How", "resume_run", "run_all"]
 
@@ -235,8 +234,7 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
     config = RunConfig.parse(planned.settings, METHODS)
     with hold(folder):
         run = Run.load(folder)
-        absent = {kebab(f.name): f.default for f in fields(GeneralSettings)}
-        before, now = absent | dict(flatten(run.config)), config.flat()  # of old runs
+        before, now = config.if_absent() | dict(flatten(run.config)), config.flat()
         changed = [
             key
             for key, value in now.items()

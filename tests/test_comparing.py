@@ -147,10 +147,14 @@ def test_sides_are_folders_patterns_lists_or_one_method(tmp_path: Path) -> None:
     write_runs(tmp_path, "fedper", [0.8, 0.6])
     write_runs(tmp_path, "local", [0.4, 0.5])
     write_run(tmp_path / "again_sometimes-seed0", 0.1, method="fedprox")
+    write_run(tmp_path / "again_sometimes-not-seed0", 0.1, method="fedprox")
+    write_run(tmp_path / "a,b:c", 0.1, method="fedprox")
     for text, count in {
-        f"{tmp_path}": 5,
+        f"{tmp_path}": 7,
         f"{tmp_path}:local": 2,
-        f"{tmp_path}:again sometimes": 1,
+        f"{tmp_path}:again, sometimes": 1,
+        f"{tmp_path}:again, sometimes, {tmp_path}:local": 3,
+        f"{tmp_path / 'a,b:c'}": 1,
         f"{tmp_path}/fedper-*": 2,
         f"{tmp_path}/fedper-0": 1,
         f"{tmp_path}/fedper-0, {tmp_path}/local-*, {tmp_path}/local-1": 3,
@@ -167,7 +171,7 @@ def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
 def test_a_side_without_runs_is_refused(tmp_path: Path) -> None:
     write_runs(tmp_path, "local", [0.4])
     for text, message in {
-        f"{tmp_path}:fedavg": 'no run of "fedavg", only of local',
+        f"{tmp_path}:fedavg": 'no run of "fedavg", only of local, local-0',
         f"{tmp_path}/nothing": "holds no run folder",
         f"{tmp_path}/nothing-*": "holds no run folder",
         " , ": "at least one run folder",
@@ -209,9 +213,15 @@ def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) ->
     few = write_runs(tmp_path / "3", "fedavg", [0.7, 0.8], shots=3, partition="a")
     more = write_runs(tmp_path / "5", "fedavg", [0.8, 0.9], shots=5, partition="b")
     with pytest.raises(
-        ConfigError, match=r"A holds runs that differ .*shots 3 and 5.*fedavg-0"
+        ConfigError, match=r"A holds runs that differ .*shots 3 and 5.* of one\.$"
     ):
         compare_runs([*few, *more], other)
+    named = [
+        write_run(tmp_path / f"x-shots{k}-partition-seed7", 0.5, shots=k)
+        for k in (3, 5)
+    ]
+    with pytest.raises(ConfigError, match=r'"\S+/x-shots3-partition-seed\*"\.$'):
+        compare_runs(named, other)
     elsewhere = write_run(tmp_path / "x", 0.9, seed=2, shots=3, **{"data-dir": "/x"})
     with pytest.raises(RunError, match="at least 2 pairs"):  # of one setting
         compare_runs([*few, elsewhere], other)

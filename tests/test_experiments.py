@@ -102,6 +102,15 @@ method = "fedavg"
 """
 
 
+def test_an_option_takes_the_place_of_what_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        '[config]\nparticipants = 5\n[[case]]\nname = "a"\nparticipants = 4\n'
+    )
+    (run,) = read_experiment(path).with_options({"participation": 1.0}).runs()
+    assert run.settings == {"participation": 1.0}
+
+
 def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
     path.write_text(TWO)

@@ -409,18 +409,23 @@ def test_many_runs_of_several_seeds_are_one_line(
         plots, "convergence", lambda curves: drawn.append(curves) or convergence(curves)
     )
     runs = [
-        make(tmp_path / f"{method}_x-seed{seed}", method=method, seed=seed, val=val)
+        make(
+            tmp_path / f"{method}-modelgcn-seed{seed}",
+            method=method,
+            seed=seed,
+            val=val,
+        )
         for method, val in (("fedavg", (0.5, 0.7)), ("local", (0.2, 0.4)))
         for seed in range(4)
     ]
     runs.append(make(tmp_path / "fedprox-seed0", method="fedprox", val=(0.9, 0.1)))
-    runs[0] = make(tmp_path / "fedavg_x-seed9", seed=9, val=(0.9, 0.6, 0.3))
+    runs[0] = make(tmp_path / "fedavg-modelgcn-seed9", seed=9, val=(0.9, 0.6, 0.3))
     words = Page(write_report(runs, tmp_path)).words()
     assert "Runs that differ in nothing but their seeds are one line" in words
     (curves,) = drawn
     assert [curve.label for curve in curves] == [
-        "fedavg_x",
-        "local_x",
+        "fedavg-modelgcn",
+        "local-modelgcn",
         "fedprox · seed 0",
     ]
     assert curves[0].rounds == [1, 2]  # those that all of them have
@@ -430,6 +435,17 @@ def test_many_runs_of_several_seeds_are_one_line(
         alone = [curve.val[number] for curve in drawn[1][:4]]
         assert len(set(alone)) > 1
         assert curves[0].val[number] == pytest.approx(sum(alone) / 4)
+    # the same names in two folders: two data sets
+    others = [
+        make(tmp_path / "y" / run.path.name, seed=seed)
+        for seed, run in enumerate(runs[:4])
+    ]
+    for run in others:
+        run.summary["dataset"] = "citeseer"
+    write_report(runs + others, tmp_path)
+    names = [curve.label for curve in drawn[2]]
+    assert len(set(names)) == len(names) == 4
+    assert {"fedavg on cora", "fedavg on citeseer"} < set(names)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -500,7 +516,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert "2: fedavg (a) cora" in words
     cases = [make(tmp_path / name) for name in ("fedavg-seed0", "fedavg_reset-seed0")]
     words = Page(write_report(cases, tmp_path)).words()
-    assert "fedavg_reset-seed0 cora" in words
+    assert "fedavg (fedavg_reset-seed0) cora" in words
 
 
 @pytest.mark.usefixtures("no_pictures")

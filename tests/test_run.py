@@ -362,12 +362,15 @@ def test_a_changed_experiment_does_not_take_old_results(tmp_path: Path) -> None:
 
 
 def test_a_run_made_before_a_setting_existed_still_counts(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY + "[grid]\nseed = [0]\n")
+    prox = 'method = "fedprox"\n[grid]\nseed = [0]\n'
+    (tmp_path / "tiny.toml").write_text(TINY + prox)
     place = {"output-dir": str(tmp_path / "runs")}
     how, console = How("local", quiet=True), Console(quiet=True)
     run_all(tmp_path / "tiny.toml", place, how, console)
     (written,) = (tmp_path / "runs").rglob("config.toml")
-    old = [r for r in written.read_text().splitlines() if "edge-sparsity" not in r]
+    new = ("edge-sparsity", "mu = ")
+    old = [r for r in written.read_text().splitlines() if not r.startswith(new)]
+    assert len(old) == len(written.read_text().splitlines()) - 2
     written.write_text("\n".join(old) + "\n")
     before = written.stat().st_mtime_ns
     run_all(tmp_path / "tiny.toml", place, how, console)

@@ -101,7 +101,7 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     fractions = parse_split(asked)
     if fractions is not None:
         masks = _split_owned(owned.dataset, fractions, config)
-    elif config.setting == "few-shot":
+    elif config.setting == "few-shot" and "train" in masks:
         _refuse_other_shots(owned.dataset, masks, config.shots)
     client = owned.client_graph(0, masks)
     if not client.evaluation:
