@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from flower_fgl import comparing, plots, report
+from flower_fgl import comparing, plots, report, report_pictures
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores, pool, summarise
 from flower_fgl.report import percent, show_bytes, show_seconds, write_report
@@ -408,6 +408,7 @@ def test_many_runs_of_several_seeds_are_one_line(
     monkeypatch.setattr(
         plots, "convergence", lambda curves: drawn.append(curves) or convergence(curves)
     )
+    monkeypatch.setattr(report_pictures, "_picture", lambda figure: "")
     runs = [
         make(
             tmp_path / f"{method}-modelgcn-seed{seed}",
