@@ -155,6 +155,7 @@ def test_sides_are_folders_patterns_lists_or_one_method(tmp_path: Path) -> None:
         f"{tmp_path}:again, sometimes": 1,
         f"{tmp_path}:again, sometimes, {tmp_path}:local": 3,
         f"{tmp_path / 'a,b:c'}": 1,
+        ",".join([f"{tmp_path}/fedper-0"] * 200): 1,
         f"{tmp_path}/fedper-*": 2,
         f"{tmp_path}/fedper-0": 1,
         f"{tmp_path}/fedper-0, {tmp_path}/local-*, {tmp_path}/local-1": 3,
