@@ -11,6 +11,11 @@ import torch
 
 from flower_fgl.datasets.client_graph import NodeDataset
 
+# workers share the cores
+torch.set_num_threads(
+    max(1, torch.get_num_threads() // int(os.getenv("PYTEST_XDIST_WORKER_COUNT", "1")))
+)
+
 
 @pytest.fixture
 def generator() -> torch.Generator:

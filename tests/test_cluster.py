@@ -21,6 +21,8 @@ from .conftest import SMALL
 from .flower_deployment import family_of, free_port
 from .test_run import environment, flower_fgl, numbers, run_folder
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 
 @contextlib.contextmanager
 def ray_head() -> Iterator[dict[str, str]]:

@@ -18,6 +18,8 @@ from .flower_deployment import deployment
 from .owners import owner_graphs
 from .test_run import numbers
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 FAULTY = '''
 """The app's ClientApp, but for what a node config's `faults` says of a round."""
 

@@ -25,6 +25,8 @@ from flower_fgl.launcher import LaunchResult, launch, write_app_folder
 
 from .flower_apps import TinyApp, write_tiny_app
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 PROCESSES = Path(launcher.__file__).with_name("flower_processes.py")
 
 

@@ -26,6 +26,8 @@ from flower_fgl.locks import hold
 from flower_fgl.run_writer import RunWriter
 from flower_fgl.running import How, run_all
 
+pytestmark = pytest.mark.xdist_group("processes")
+
 PROGRAM = [sys.executable, "-m", "flower_fgl"]
 QUICK = [
     "--clients", "3", "--rounds", "2", "--set", "synthetic.nodes=120",
@@ -157,8 +159,8 @@ def test_the_exit_status_is_true_when(name: str, tmp_path: Path) -> None:
     code, words = BREAKAGES[name]
     site = break_app(tmp_path, code)
     done = flower_fgl(
-        "run", *QUICK, "--quiet", "--set", f"output-dir={tmp_path}/runs",
-        PYTHONPATH=site,
+        "run", *QUICK, "--workers", "1", "--quiet",
+        "--set", f"output-dir={tmp_path}/runs", PYTHONPATH=site,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert words in done.stderr

@@ -27,6 +27,7 @@ prediction, Eqs. (1)-(3)                         ``BranchNet.head``
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from flwr.app import Context, Message
@@ -40,7 +41,6 @@ from flower_fgl.client_apps.training import (
     optimizer_tensors,
     restore_optimizer,
     train_and_check,
-    train_epochs,
 )
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.condensed.losses import branch_loss, node_norm
@@ -228,29 +228,14 @@ def pretrain_encoder(client: Client, network: BranchNet) -> None:
     At most ``local-pretrain-epochs`` epochs; of them the one best on the validation
     nodes is kept, without any the last.
     """
-    epochs = client.config.hyper.local_pretrain_epochs
-    with seeded(client.seed(1, "pretraining"), client.device):
+    with seeded(client.seed(1, "classifier of pretraining"), client.device):
         width, classes = client.config.hidden_channels, network.num_classes
         model = LinearTop(network.encoder, width, classes).to(client.device)
-        optimizer = make_optimizer(model, client.config)
-        generator = torch_generator(
-            client.config.seed, 1, client.partition_id, "batches of pretraining"
-        )
-        train_and_check(
-            model,
-            lambda number: train_epochs(
-                model,
-                client.data.training,
-                optimizer,
-                epochs=number,
-                batch_size=client.config.batch_size,
-                generator=generator,
-            ),
-            lambda: client.validate(model),
-            epochs=epochs,
-            check_every=1,
-            patience=PATIENCE,
-        )
+    config = replace(
+        client.config, check_every=1, patience=PATIENCE, optimizer_state="reset"
+    )
+    epochs: int = client.config.hyper.local_pretrain_epochs
+    replace(client, config=config).train(model, 1, epochs=epochs, purpose="pretraining")
 
 
 class LocalLearner:
