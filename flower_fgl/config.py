@@ -138,6 +138,12 @@ class RunConfig(GeneralSettings):
         """Return the flat run config that gives this configuration again."""
         return self._by_key(getattr)
 
+    def own(self) -> dict[str, Scalar]:
+        """Return the method's settings by kebab-case key, without its name."""
+        start = f"{self.method}."
+        flat = self.flat().items()
+        return {k.removeprefix(start): v for k, v in flat if k.startswith(start)}
+
     def if_absent(self) -> dict[str, Scalar]:
         """Return what a run made before a setting existed had in its place.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from flower_fgl.protocols.pfedfsl import PFedFSLSettings
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import FglClientApp
+    from flower_fgl.nn import Backbone
     from flower_fgl.strategies.base import FglStrategy
 
 __all__ = ["METHODS", "Method"]
@@ -48,6 +49,9 @@ class Method:
     strategy, client_app : str
         ``module:class`` of the server half and the client half. They are imported when
         asked for, so that a server never loads client code.
+    network : str
+        ``module:function`` that builds what a kept model's weights are of, if that is no
+        backbone but follows from the method's settings and the sizes of one.
     settings : type or None
         Dataclass of the method's own settings.
     payload : str
@@ -76,6 +80,7 @@ class Method:
     paper: str
     strategy: str
     client_app: str
+    network: str = ""
     settings: type | None = None
     payload: str = ""
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
@@ -98,6 +103,11 @@ class Method:
         client_app: type[FglClientApp] = _load(self.client_app)
         return client_app
 
+    def load_network(self) -> Callable[..., Backbone]:
+        """Import what builds the method's own network."""
+        build: Callable[..., Backbone] = _load(self.network)
+        return build
+
 
 def _load(reference: str) -> Any:
     module, _, name = reference.partition(":")
@@ -109,6 +119,7 @@ METHODS: dict[str, Method] = {
         paper="Guan et al., IJCAI 2025",
         strategy="flower_fgl.strategies.adpfedgnn:ADPFedGNN",
         client_app="flower_fgl.client_apps.adpfedgnn:ADPFedGNNClientApp",
+        network="flower_fgl.decoupling.network:build_network",
         settings=ADPFedGNNSettings,
         payload="4qP + P/8 + 4(P_mi + P_q) + 4 up, 4(P + P_mi + P_q) down",
         defaults={
@@ -174,6 +185,7 @@ METHODS: dict[str, Method] = {
         paper="Kim et al., ICLR 2025",
         strategy="flower_fgl.strategies.fedlog:FedLog",
         client_app="flower_fgl.client_apps.fedlog:FedLogClientApp",
+        network="flower_fgl.protocols.fedlog:build_network",
         settings=FedLogSettings,
         payload="4(P+Csd) up and down, once 4(C+P_pg) up, 4C·P_pg down; s nodes a class",
         defaults={

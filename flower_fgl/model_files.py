@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -18,8 +18,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from flower_fgl.errors import FglError, RunError
+from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.personal import PersonalNet, RepNorm, build_encoder
+from flower_fgl.options import Scalar, read_settings
 from flower_fgl.run_files import MODEL
 from flower_fgl.run_writer import RunWriter
 
@@ -60,6 +62,8 @@ class ModelCard:
     rep_norm : {"", "l2", "tanh", "none"}
         What bounds the representations under a linear classifier of some of the classes
         (:class:`~flower_fgl.nn.personal.PersonalNet`); empty for a plain backbone.
+    settings : mapping of str to bool, int, float or str
+        The method's settings, by kebab-case key, where they shape a network of its own.
     """
 
     method: str
@@ -74,6 +78,7 @@ class ModelCard:
     owner: str = ""
     validation: float | None = None
     rep_norm: str = ""
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
@@ -90,7 +95,8 @@ class ModelCard:
         """
         values: dict[str, Any] = json.loads(text)
         read = {key.replace("-", "_"): value for key, value in values.items()}
-        needed = {f.name for f in fields(cls)} - {"rep_norm"}  # once there was none
+        later = {"rep_norm", "settings"}  # once there were none
+        needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:
             raise ValueError(f"{sorted(absent)} missing")
@@ -207,8 +213,8 @@ def load_model(folder: Path) -> SavedModel:
         expected = state_shapes(model)
         if found != expected:
             why = (
-                f": {card.method} predicts by a network of its own, which only a run "
-                "can build"
+                f": {card.method} predicts by a network of its own, which the file does "
+                "not describe"
             )
             is_own = found.keys() - expected.keys()
             raise RunError(
@@ -231,6 +237,8 @@ def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
         "initialise": False,
     }
     num_classes = len(card.class_names)
+    if card.settings:
+        return _build_own(card)
     if not card.rep_norm:
         return build_model(
             card.model,
@@ -247,3 +255,24 @@ def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     return PersonalNet(
         encoder, classifier.to_empty(device="cpu"), classes, num_classes, norm
     )
+
+
+def _build_own(card: ModelCard) -> Backbone:
+    """Build a method's own network."""
+    method = METHODS.get(card.method)
+    if method is None or method.settings is None or not method.network:
+        raise RunError(
+            f'its network is that of the method "{card.method}", which is not known '
+            "here: it was written by a later version"
+        )
+    hyper = read_settings(method.settings, card.settings, prefix=card.method)
+    with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
+        return method.load_network()(
+            hyper,
+            model=card.model,
+            num_features=card.num_features,
+            num_classes=len(card.class_names),
+            width=card.hidden_channels,
+            num_layers=card.num_layers,
+            dropout=0.0,
+        )

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.client_apps.keeping import is_better
+from flower_fgl.config import RunConfig
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
 from flower_fgl.datasets.scaling import scale_client
 from flower_fgl.errors import DataError, RunError
@@ -37,7 +38,7 @@ SCORED_LATER = {"adpfedgnn"}
 """Methods whose models are scored with the next global one: the last is kept."""
 ON_MENDED_GRAPHS = {"fedsage+"}
 """Methods that score on other graphs than those of the owners' files."""
-OWN_NETWORKS = {"adpfedgnn", "f2l", "fedlog", "pfedfsl"}
+OWN_NETWORKS = {"f2l", "pfedfsl"}
 """Methods whose kept models cannot be built again from their files alone."""
 
 
@@ -106,6 +107,51 @@ def test_a_classifier_of_some_classes_comes_back(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedlog", {}),
+        ("fedlog", {"msg-input": "neighbor", "nodes-per-class": 2}),
+        ("fedlog", {"alpha-fixed": 0.9, "classifier-update": False}),
+        ("adpfedgnn", {}),
+        ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
+        ("adpfedgnn", {"selection": "all"}),
+    ],
+    ids=str,
+)
+def test_a_methods_own_network_comes_back(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    values = {f"{method}.{key}": value for key, value in settings.items()}
+    config = RunConfig.parse(
+        {"method": method, "hidden-channels": 8, **values}, METHODS
+    )
+    card = replace(CARD, method=method, model="graphsage", settings=config.own())
+    torch.manual_seed(0)
+    model: Any = METHODS[method].load_network()(
+        config.hyper, model="graphsage", num_features=8, num_classes=3, width=8,
+        num_layers=2, dropout=0.0,
+    )  # fmt: skip
+    for tensor in model.parameters():
+        torch.nn.init.normal_(tensor, std=0.2)
+    save_model(tmp_path, model.state_dict(), card)
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    before = torch.get_rng_state()
+    back = load_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert back.card == card
+    torch.testing.assert_close(back.model(graph), model.eval()(graph))
+    save_model(tmp_path, model.state_dict(), replace(card, settings={"betta": 1.0}))
+    with pytest.raises(RunError, match="Unknown setting"):
+        load_model(tmp_path)
+    save_model(tmp_path, model.state_dict(), replace(card, settings={}))
+    with pytest.raises(RunError, match="by a network of its own"):
+        load_model(tmp_path)
+    save_model(tmp_path, model.state_dict(), replace(card, method="later"))
+    with pytest.raises(RunError, match=r'"later".*later version'):
+        load_model(tmp_path)
+
+
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     assert read_card(tmp_path) is None
     with pytest.raises(RunError, match=r"holds no model\.safetensors"):
@@ -139,6 +185,7 @@ def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
         assert (card.owner, card.method) == (name, method)
         if method in SCORED_LATER:
             assert (card.validation, card.round) == (None, 3)
+            assert predict(kept(tmp_path, name), Path(node["graph"])).card == card
             continue
         assert card.validation == max(scores)
         assert scores[card.round - 1] == max(scores)

@@ -45,7 +45,12 @@ from flower_fgl.decoupling.masks import (
     per_tensor,
     personalise,
 )
-from flower_fgl.decoupling.network import TwoBranchNet, build_backbone, build_networks
+from flower_fgl.decoupling.network import (
+    TwoBranchNet,
+    build_backbone,
+    build_networks,
+    two_branches,
+)
 from flower_fgl.decoupling.selection import QNetwork
 from flower_fgl.flattening import flatten
 from flower_fgl.nn import Backbone, state_shapes
@@ -179,15 +184,9 @@ def open_networks(
     hyper = client.config.hyper
     backbone = backbone_of(client)
     networks = networks_of(client, backbone.hidden_channels).to(client.device)
-    net = TwoBranchNet(
-        backbone,
-        cast(QNetwork, networks["agent"]) if hyper.has_agent else None,
-        beta=hyper.beta,
-        fanout=hyper.eval_fanout,
-        is_greedy=hyper.eval_actions == "greedy",
-        is_shuffled=hyper.selection == "random-drop",
-        seed=client.seed(0, "evaluation"),
-    ).to(client.device)
+    agent = cast(QNetwork, networks["agent"]) if hyper.has_agent else None
+    seed = client.seed(0, "evaluation")
+    net = two_branches(hyper, backbone, agent, seed).to(client.device)
     saved = client.state.group("model")
     load_state(net, saved)
     if download is not None:

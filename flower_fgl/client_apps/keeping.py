@@ -21,6 +21,7 @@ from flwr.app import Context
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.describing import owner_name
 from flower_fgl.errors import RunError
+from flower_fgl.methods import METHODS
 from flower_fgl.metrics import Scores
 from flower_fgl.model_files import ModelCard, read_card, save_model
 from flower_fgl.nn import Backbone
@@ -144,4 +145,5 @@ def card_of(
         owner=owner,
         validation=validation,
         rep_norm=getattr(model, "rep_norm", ""),
+        settings=config.own() if METHODS[config.method].network else {},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,18 @@ from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.layers import relu_dropout
 from flower_fgl.seeds import SERVER, derive_seed, seeded
 
-__all__ = ["BACKBONES", "BranchNet", "TwoBranchNet", "build_backbone", "build_networks"]
+if TYPE_CHECKING:
+    from flower_fgl.protocols.adpfedgnn import ADPFedGNNSettings
+
+__all__ = [
+    "BACKBONES",
+    "BranchNet",
+    "TwoBranchNet",
+    "build_backbone",
+    "build_network",
+    "build_networks",
+    "two_branches",
+]
 
 BACKBONES = ("gat", "graphsage")
 """Backbones of the paper."""
@@ -261,3 +272,69 @@ class TwoBranchNet(nn.Module):
         if self.is_greedy:
             chance = (chance >= 0.5).to(chance)  # of equal actions to keep
         return shuffled(chance, generator) if self.is_shuffled else chance
+
+
+def two_branches(
+    hyper: ADPFedGNNSettings, backbone: Backbone, agent: QNetwork | None, seed: int
+) -> TwoBranchNet:
+    """Build a client's network as the method's settings say.
+
+    Parameters
+    ----------
+    hyper : ADPFedGNNSettings
+        The method's settings.
+    backbone : Backbone
+        θ, of :func:`build_backbone`.
+    agent : QNetwork or None
+        Chooses neighbours; not looked at where the settings use none.
+    seed : int
+        Draws neighbours in predictions.
+    """
+    return TwoBranchNet(
+        backbone,
+        agent if hyper.has_agent else None,
+        beta=hyper.beta,
+        fanout=hyper.eval_fanout,
+        is_greedy=hyper.eval_actions == "greedy",
+        is_shuffled=hyper.selection == "random-drop",
+        seed=seed,
+    )
+
+
+def build_network(
+    hyper: ADPFedGNNSettings,
+    *,
+    model: str,
+    num_features: int,
+    num_classes: int,
+    width: int,
+    num_layers: int,
+    dropout: float,
+) -> TwoBranchNet:
+    """Build the network of a kept model, to be loaded.
+
+    Neighbours beyond ``eval-fanout`` are drawn from seed 0, not from that of the run.
+
+    Parameters
+    ----------
+    hyper : ADPFedGNNSettings
+        The method's settings.
+    model : str
+        Backbone.
+    num_features, num_classes, width, num_layers : int
+        d, C, H and the depth.
+    dropout : float in [0, 1)
+        After each layer.
+    """
+    backbone = build_model(
+        model,
+        in_channels=num_features,
+        hidden_channels=width,
+        num_classes=num_classes,
+        num_layers=num_layers,
+        dropout=dropout,
+        readout=True,
+        initialise=False,
+    )
+    agent = QNetwork(num_features, hyper.agent_width)
+    return two_branches(hyper, backbone, agent, seed=0)
