@@ -96,6 +96,9 @@ class FedLogClientApp(FglClientApp):
        as it began, which counts like the others.
     4. The batches of an epoch are parts of one permutation of the training nodes, so
        that none is drawn twice; what is left after the whole ones is passed over.
+    5. Adam is built anew each round, as in the published code. Its first step moves every
+       entry by the learning rate, whatever its gradient, so that a client whose round is
+       one batch only ever takes such steps. ``optimizer-state = "keep"`` spares it.
     """
 
     down = FedLogDownload
