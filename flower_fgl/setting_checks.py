@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from flower_fgl.errors import ConfigError
@@ -63,7 +63,7 @@ def check_names(
     dataset = str(general.get("dataset", GeneralSettings.dataset))
     is_known = dataset in set(datasets) or dataset.startswith("tu:")
     if not (is_known or is_file(dataset)):
-        is_folder = bool(dataset) and Path(dataset).is_dir()
+        is_folder = os.path.isdir(dataset)  # False too for a name too long for a path
         raise ConfigError(
             f'Unknown data set "{dataset}". {nearest(dataset, datasets)} '
             "A path to a graph file (.npz or a CSV folder) works as well"

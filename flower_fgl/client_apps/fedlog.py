@@ -290,10 +290,7 @@ class LocalLearner:
             Mean loss of the last epoch.
         """
         client, config = self.client, self.client.config
-        optimizer = make_optimizer(self.network.shared(), config)
-        optimizer.add_param_group(
-            {"params": list(self.network.nodes.values()), "weight_decay": 0.0}
-        )
+        optimizer = make_optimizer(self.network, config)
         keeps = config.optimizer_state == "keep"
         if keeps:
             group = client.state.group("optimizer")

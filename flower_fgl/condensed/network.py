@@ -111,9 +111,10 @@ class BranchNet(Backbone):
         state: Mapping[str, Tensor] = self.state_dict()
         return {n: t for n, t in state.items() if not n.startswith("nodes.")}
 
-    def shared(self) -> nn.Module:
-        """Return φ, θ^H and θ^T as one module, without the learnable nodes."""
-        return nn.ModuleList([self.encoder, self.classifier])
+    @property
+    def undecayed(self) -> list[Tensor]:
+        """The learnable nodes, which ``weight-decay`` leaves alone: L_norm holds them."""
+        return list(self.nodes.values())
 
     def prototypes(self) -> dict[str, Tensor]:
         """Embed the learnable nodes, FedLoG Eq. (1).
