@@ -39,6 +39,7 @@ from flower_fgl.client_apps.training import (
     load_state,
     make_optimizer,
     optimizer_tensors,
+    refuse_non_finite,
     restore_optimizer,
     train_and_check,
 )
@@ -138,6 +139,7 @@ class FedLogClientApp(FglClientApp):
                     lr=hyper.prompt_lr,
                 )
             prompts = {n: t.detach().cpu() for n, t in generator.state_dict().items()}
+            refuse_non_finite(prompts, rate="fedlog.prompt-lr")
         rates = disguise_rates(
             class_rates(data.labels.cpu(), classes),
             hyper.class_rate_noise,

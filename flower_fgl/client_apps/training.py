@@ -188,8 +188,15 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             own[name].copy_(tensor)
 
 
-def refuse_non_finite(tensors: Mapping[str, Tensor]) -> None:
+def refuse_non_finite(tensors: Mapping[str, Tensor], *, rate: str = "lr") -> None:
     """Stop before a trained model replaces the one that a client keeps.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        The model.
+    rate : str
+        Setting of its learning rate.
 
     Raises
     ------
@@ -201,7 +208,7 @@ def refuse_non_finite(tensors: Mapping[str, Tensor]) -> None:
         if bad:
             raise FglError(
                 f'training left {bad} non-finite numbers in "{name}": the client keeps '
-                "what it had before. A smaller lr may help."
+                f"what it had before. A smaller {rate} may help."
             )
 
 

@@ -69,7 +69,7 @@ def disguise_rates(
     Notes
     -----
     1. The paper does not say which classes are head classes: here those whose rate is
-       above 1/C. Rates that noise turns negative become 0.
+       above 1/C. Rates that noise turns negative become 0, and are not normalised again.
     """
     if kind == "gauss":
         noise = torch.randn(rates.shape, generator=generator)

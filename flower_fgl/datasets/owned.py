@@ -74,7 +74,8 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     ConfigError
         If ``setting`` is ``"graph"``, or something is to be taken away from the graph.
     DataError
-        If there is no split where one must be, or one of other ``shots``.
+        If there is no split where one must be, one of other ``shots``, or evaluation
+        graphs of another setting.
     """
     if config.classifies_graphs:
         raise ConfigError(
@@ -88,12 +89,7 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
             "0, or let the app cut the data set itself (partition-id=... instead of "
             "graph=... in the SuperNode's --node-config)."
         )
-    if config.has_unseen and not any("unseen" in g.masks for g in owned.evaluation):
-        raise DataError(
-            f'setting = "{config.setting}" scores nodes outside the client\'s graph, '
-            "which this file does not hold. Give a file that was exported in that "
-            'setting (flower-fgl export), or set setting = "transductive".'
-        )
+    _refuse_other_setting(owned, config)
     masks = dict(owned.dataset.masks)
     asked = config.split
     if asked == "default":
@@ -117,6 +113,36 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
             'feature-norm = "default".'
         )
     return client
+
+
+def _refuse_other_setting(owned: OwnedGraph, config: RunConfig) -> None:
+    """Refuse evaluation graphs that are not those of the setting.
+
+    Any go with ``"transductive"`` and ``"few-shot"``, where they are columns besides.
+    """
+    held = {name for graph in owned.evaluation for name in graph.masks}
+    export = (
+        "Give a file that was exported in that setting (flower-fgl export), or set "
+        'setting = "transductive".'
+    )
+    if config.has_unseen and "unseen" not in held:
+        raise DataError(
+            f'setting = "{config.setting}" scores nodes outside the client\'s graph, '
+            f"which this file does not hold. {export}"
+        )
+    is_closed = "new_client" in held
+    if config.has_unseen and is_closed != (config.setting == "closed-set"):
+        raise DataError(
+            f'setting = "{config.setting}", but this file holds '
+            + ("a new client's graph" if is_closed else "no new client's graph")
+            + f', as files of "{"closed" if is_closed else "open"}-set" do. {export}'
+        )
+    if config.setting == "inductive" and held and not held & {"val", "test"}:
+        raise DataError(
+            'setting = "inductive" hides validation and test nodes from training, but '
+            f"this file holds graphs to be scored on of another setting "
+            f"({', '.join(sorted(held))}). {export}"
+        )
 
 
 def _refuse_other_shots(

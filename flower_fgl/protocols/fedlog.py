@@ -61,7 +61,7 @@ class FedLogSettings:
     )
     loss_mix: str = option(
         "branch",
-        "training loss: each branch's, weighted by α, or that of the mixture (3)",
+        "loss of real nodes: each branch's, weighted by α, or that of the mixture (3)",
         choices="branch mixture",
     )
     classifier_update: bool = option(

@@ -94,7 +94,8 @@ class FedLog(FglStrategy):
         self.prompts: Mapping[str, Tensor] = {}
         self.equipped: set[int] = set()  # who has the generators
         self.sent = FedLogDownload()
-        if config.hyper.class_rate_noise != "none" and config.share_class_counts:
+        hides_rates = config.hyper.lg and config.hyper.class_rate_noise != "none"
+        if hides_rates and config.share_class_counts:
             log.warning(
                 "fedlog.class-rate-noise = %s disguises the class rates, but the clients "
                 "tell how many training nodes of each class they have. Set "

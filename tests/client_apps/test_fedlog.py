@@ -22,7 +22,7 @@ from flower_fgl.client_apps.state import ClientState
 from flower_fgl.client_apps.training import TrainingSet
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.errors import FglError, PayloadError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.model_files import ModelCard, load_model, save_model
 from flower_fgl.nn import GraphInput
@@ -327,6 +327,33 @@ def test_class_rates_are_of_training_labels_only() -> None:
     y = torch.cat([torch.zeros(20), torch.full((9,), 2.0), torch.ones(1)]).long()
     rates = FedLogClientApp().pretrain(make_client(y=y), 0, FedLogDownload())
     torch.testing.assert_close(rates.upload.rates, torch.tensor([20 / 21, 1 / 21, 0]))
+
+
+@pytest.mark.parametrize("kind", ["none", "gauss", "permute"])
+def test_class_rates_go_up_disguised_as_the_setting_says(kind: str) -> None:
+    y = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2, 2]).repeat(3)
+    app = FedLogClientApp()
+    rates = app.pretrain(make_client(y=y), 0, FedLogDownload()).upload.rates
+    client = make_client(y=y, class_rate_noise=kind)
+    found = app.pretrain(client, 0, FedLogDownload()).upload.rates
+    assert torch.equal(found, rates) == (kind == "none")
+    if kind == "permute":
+        assert torch.equal(found.sort().values, rates.sort().values)
+
+
+def test_generators_start_alike_on_all_clients() -> None:
+    # what little they learn keeps them apart only if they start apart
+    one, other = make_client(prompt_lr=1e-9), make_client(prompt_lr=1e-9)
+    other.partition_id, other.num_partitions = 5, 6
+    app = FedLogClientApp()
+    found = [app.pretrain(c, 0, FedLogDownload()).upload.prompts for c in (one, other)]
+    torch.testing.assert_close(*found)
+
+
+def test_a_generator_that_diverges_names_its_learning_rate() -> None:
+    client = make_client(prompt_lr=1e30)
+    with pytest.raises(FglError, match=r"non-finite.*smaller fedlog\.prompt-lr"):
+        FedLogClientApp().pretrain(client, 0, FedLogDownload())
 
 
 def test_a_kept_network_is_not_taken_for_a_plain_backbone(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ BATCH = torch.tensor([0, 3, 7, 20])  # the last one has no neighbour
 THRESHOLD, BETA = 3, 0.5
 
 
-def learner() -> LocalLearner:
+def learner(**settings: Any) -> LocalLearner:
     """A client in its second round, with messages that do something."""
-    client = make_client(beta=BETA)
+    client = make_client(beta=BETA, **settings)
     later = downloads(client, FedLogClientApp())[1]
     network = new_network(client).eval()
     with torch.random.fork_rng():
@@ -93,7 +93,10 @@ def loop_fitting(one: LocalLearner) -> Tensor:
 
 
 def loop_general(one: LocalLearner) -> tuple[Tensor, list[bool]]:
-    """L_g and which synthetic nodes were classified rightly; Eq. (5)."""
+    """L_g and which synthetic nodes were classified rightly; Eq. (5).
+
+    Without generators a node is its own neighbour.
+    """
     assert one.nodes is not None
     total, hits = torch.zeros(()), []
     layers = list(one.prompts.values())
@@ -103,9 +106,12 @@ def loop_general(one: LocalLearner) -> tuple[Tensor, list[bool]]:
         z = x
         for k in range(0, len(layers), 2):
             z = layers[k][c] @ (z.relu() if k else z) + layers[k + 1][c]
-        pair = torch.stack([x, z.tanh()])
-        h = embed(one.network, pair, [(0, 1), (1, 0)])
-        head, tail = (log_p(one.network, name, h[0], h[1]) for name in BRANCHES)
+        if layers:
+            pair, edges = torch.stack([x, z.tanh()]), [(0, 1), (1, 0)]
+        else:
+            pair, edges = x[None], [(0, 0)]
+        h = embed(one.network, pair, edges)
+        head, tail = (log_p(one.network, name, h[0], h[-1]) for name in BRANCHES)
         total = total - 0.5 * head[c] - 0.5 * tail[c]
         hits.append(int((head.exp() + tail.exp()).argmax()) == c)
     return total / (C * S), hits
@@ -120,9 +126,11 @@ def slopes(one: LocalLearner, loss: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("part", ["fitting", "general"])
-def test_a_step_has_the_loss_and_gradient_of_the_loop(part: str) -> None:
-    one = learner()
+@pytest.mark.parametrize(
+    ("part", "pg"), [("fitting", True), ("general", True), ("general", False)]
+)
+def test_a_step_has_the_loss_and_gradient_of_the_loop(part: str, pg: bool) -> None:
+    one = learner(pg=pg)
     assert one.data.inputs.num_features == D
     assert not neighbours(
         int(one.data.index[BATCH[-1]]),

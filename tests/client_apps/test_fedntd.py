@@ -68,3 +68,20 @@ def test_the_loss_starts_as_the_plain_cross_entropy(toy: NodeDataset) -> None:
     logits = data.logits(model.eval(), data.index)
     expected = F.cross_entropy(logits, data.labels)
     torch.testing.assert_close(loss(logits, data.labels, data.index), expected)
+
+
+def test_the_loss_holds_rows_to_the_received_ones_of_their_nodes(
+    toy: NodeDataset,
+) -> None:
+    wide = NodeDataset(toy.name, toy.x, toy.edge_index, toy.y, ("a", "b", "c", "d"))
+    client = client_of(wide, method="fedntd", **{"fedntd.beta": 0.3, "fedntd.tau": 2.0})
+    model = client.build_model(initialise=True)
+    loss = FedNTDClientApp().data_loss(client, model, Weights(state_of(model)))
+    received = model.eval()(client.data.inputs[0]).detach()
+    index = torch.tensor([4, 1])
+    labels = wide.y[index]
+    logits = torch.tensor([[1.0, -2.0, 0.5, 0.0], [0.3, 0.1, -1.0, 2.0]])
+    kept = not_true_distillation(logits, received[index], labels, tau=2.0)
+    assert kept > 0
+    expected = F.cross_entropy(logits, labels) + 0.3 * kept
+    torch.testing.assert_close(loss(logits, labels, index), expected)

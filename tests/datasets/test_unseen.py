@@ -294,6 +294,28 @@ def test_an_owner_needs_a_file_of_that_setting(tmp_path: Path) -> None:
         client_from_file(tmp_path / "plain.npz", config(setting="closed-set"))
 
 
+@pytest.mark.parametrize(
+    ("held", "asked", "words"),
+    [
+        ("closed-set", "open-set", r"a new client's graph.*\"closed-set\" do"),
+        ("open-set", "closed-set", r"no new client's graph.*\"open-set\" do"),
+        ("closed-set", "inductive", "hides validation and test.*missing, new_client"),
+        ("open-set", "inductive", "hides validation and test.*missing, unseen"),
+        ("inductive", "open-set", "scores nodes outside"),
+    ],
+)
+def test_an_owners_file_of_another_setting_is_refused(
+    held: str, asked: str, words: str, tmp_path: Path
+) -> None:
+    (client, *_), _, _ = build_clients(config(setting=held), 3)
+    path = tmp_path / "owned.npz"
+    save_client_graph(path, client)
+    with pytest.raises(DataError, match=words + ".*export"):
+        client_from_file(path, config(setting=asked))
+    for fits in (held, "transductive"):
+        assert client_from_file(path, config(setting=fits)).evaluation
+
+
 def test_every_data_set_has_a_radius_and_the_setting_wins() -> None:
     assert expansion_hops("citeseer", 0) == 3
     assert expansion_hops("photo", 0) == 1

@@ -56,6 +56,7 @@ def upload(strategy: Any, value: float) -> Upload:
 
 def test_models_are_averaged_plainly_and_nodes_by_class_rate() -> None:
     strategy = server()
+    assert strategy.config.weight_by == "equal"  # a client's nodes do not count
     assert strategy.download(1, 0).nodes is None
     strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
     got = strategy.download(2, 0)
@@ -147,6 +148,19 @@ def test_the_order_of_clients_and_slots_of_a_class_means_nothing() -> None:
     torch.testing.assert_close(nodes, relabelled)
     for name, tensor in weights.items():
         torch.testing.assert_close(tensor, others[name])
+
+
+def test_slots_are_shuffled_within_classes_if_asked_for() -> None:
+    draw = torch.Generator().manual_seed(0)
+    nodes = torch.randn((C * 9, D), generator=draw)
+    for shuffles in (False, True):
+        strategy = server(nodes_per_class=9, permute_slots=shuffles)
+        one = Upload(FedLogUpload(strategy.weights, nodes.clone()), 1.0)
+        strategy.aggregate(1, {0: one})
+        found = strategy.download(2, 0).nodes
+        assert torch.equal(found, nodes) != shuffles
+        for part, sent in zip(found.split(9), nodes.split(9), strict=True):
+            assert torch.equal(part.sort(0).values, sent.sort(0).values)
 
 
 def test_tail_classes_turn_the_weights_round() -> None:
