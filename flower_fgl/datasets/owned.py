@@ -130,17 +130,16 @@ def _refuse_other_setting(owned: OwnedGraph, config: RunConfig) -> None:
             f'setting = "{config.setting}" scores nodes outside the client\'s graph, '
             f"which this file does not hold. {export}"
         )
-    is_closed = "new_client" in held
-    if config.has_unseen and is_closed != (config.setting == "closed-set"):
+    exported = "closed-set" if "new_client" in held else "open-set"
+    if config.has_unseen and exported != config.setting:
         raise DataError(
-            f'setting = "{config.setting}", but this file holds '
-            + ("a new client's graph" if is_closed else "no new client's graph")
-            + f', as files of "{"closed" if is_closed else "open"}-set" do. {export}'
+            f'setting = "{config.setting}", but the graphs to be scored on in this file '
+            f'are those of setting = "{exported}". {export}'
         )
     if config.setting == "inductive" and held and not held & {"val", "test"}:
         raise DataError(
             'setting = "inductive" hides validation and test nodes from training, but '
-            f"this file holds graphs to be scored on of another setting "
+            "this file holds graphs to be scored on of another setting "
             f"({', '.join(sorted(held))}). {export}"
         )
 

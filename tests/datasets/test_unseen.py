@@ -297,8 +297,8 @@ def test_an_owner_needs_a_file_of_that_setting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("held", "asked", "words"),
     [
-        ("closed-set", "open-set", r"a new client's graph.*\"closed-set\" do"),
-        ("open-set", "closed-set", r"no new client's graph.*\"open-set\" do"),
+        ("closed-set", "open-set", '"open-set", but.*those of setting = "closed-set"'),
+        ("open-set", "closed-set", '"closed-set", but.*those of setting = "open-set"'),
         ("closed-set", "inductive", "hides validation and test.*missing, new_client"),
         ("open-set", "inductive", "hides validation and test.*missing, unseen"),
         ("inductive", "open-set", "scores nodes outside"),
