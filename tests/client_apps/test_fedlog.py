@@ -14,10 +14,10 @@ from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedlog import (
     FedLogClientApp,
-    LocalLearner,
     new_network,
     pretrain_encoder,
 )
+from flower_fgl.client_apps.local_generalisation import LocalLearner
 from flower_fgl.client_apps.state import ClientState
 from flower_fgl.client_apps.training import TrainingSet
 from flower_fgl.config import RunConfig

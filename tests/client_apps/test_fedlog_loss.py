@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner, new_network
+from flower_fgl.client_apps.fedlog import FedLogClientApp, new_network
+from flower_fgl.client_apps.local_generalisation import LocalLearner
 from flower_fgl.condensed.network import BRANCHES, BranchNet
 from tests.client_apps.test_fedlog import C, D, S, downloads, make_client
 

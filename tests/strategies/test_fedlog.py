@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.fedlog import FedLogClientApp, LocalLearner
+from flower_fgl.client_apps.fedlog import FedLogClientApp
+from flower_fgl.client_apps.local_generalisation import LocalLearner
 from flower_fgl.config import RunConfig
 from flower_fgl.errors import RunError
 from flower_fgl.methods import METHODS
