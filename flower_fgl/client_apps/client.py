@@ -158,18 +158,10 @@ class Client:
         float
             Mean loss of the last epoch.
         """
-        optimizer = make_optimizer(model, self.config)
-        if self.config.optimizer_state == "keep":
-            restore_optimizer(model, optimizer, self.state.group("optimizer"))
-        batches = "batches" if purpose == "training" else f"batches of {purpose}"
-        generator = torch_generator(
-            self.config.seed, server_round, self.partition_id, batches
-        )
-        loss = float("nan")
-        epochs = self.config.local_epochs if epochs is None else epochs
-        check_every = self.config.check_every
 
-        def train(number: int) -> float:
+        def run(
+            optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
+        ) -> float:
             return train_epochs(
                 model,
                 self.data.training,
@@ -181,22 +173,66 @@ class Client:
                 generator=generator,
             )
 
+        return self.train_by(
+            run,
+            model,
+            server_round,
+            epochs=epochs,
+            after_epoch=after_epoch,
+            purpose=purpose,
+        )
+
+    def train_by(
+        self,
+        run: Callable[[torch.optim.Optimizer, torch.Generator, int], float],
+        model: Backbone,
+        server_round: int,
+        *,
+        epochs: int | None = None,
+        after_epoch: Callable[[], None] | None = None,
+        purpose: str = "training",
+    ) -> float:
+        """Train as :meth:`train`, with epochs of the caller's own.
+
+        Parameters
+        ----------
+        run : callable
+            Takes an optimizer of the model, a generator of batches and a number of
+            epochs, at least one; trains and returns the mean loss of the last of them.
+        model, server_round, epochs, after_epoch, purpose
+            As :meth:`train`.
+
+        Returns
+        -------
+        float
+            Mean loss of the last epoch.
+        """
+        optimizer = make_optimizer(model, self.config)
+        if self.config.optimizer_state == "keep":
+            restore_optimizer(model, optimizer, self.state.group("optimizer"))
+        batches = "batches" if purpose == "training" else f"batches of {purpose}"
+        generator = torch_generator(
+            self.config.seed, server_round, self.partition_id, batches
+        )
+        loss = float("nan")
+        epochs = self.config.local_epochs if epochs is None else epochs
+        check_every = self.config.check_every
         with seeded(self.seed(server_round, purpose), self.device):
             if after_epoch:
                 for _ in range(epochs):
-                    loss = train(1)
+                    loss = run(optimizer, generator, 1)
                     after_epoch()
             elif check_every:
                 loss = train_and_check(
                     model,
-                    train,
+                    lambda number: run(optimizer, generator, number),
                     lambda: self.validate(model),
                     epochs=epochs,
                     check_every=check_every,
                     patience=self.config.patience,
                 )
             elif epochs:
-                loss = train(epochs)
+                loss = run(optimizer, generator, epochs)
         if self.config.optimizer_state == "keep":
             self.state.set_group("optimizer", optimizer_tensors(model, optimizer))
         return loss

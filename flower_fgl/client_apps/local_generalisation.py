@@ -11,18 +11,11 @@ import torch
 from torch import Tensor
 
 from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import (
-    make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-    train_and_check,
-)
 from flower_fgl.condensed.losses import branch_loss, node_norm
 from flower_fgl.condensed.network import BRANCHES, BranchNet, self_loops
 from flower_fgl.condensed.prompts import apply_generators, prompt_pairs
 from flower_fgl.condensed.synthetic import scale_nodes, update_scaling
 from flower_fgl.errors import PayloadError
-from flower_fgl.seeds import seeded, torch_generator
 
 __all__ = ["LocalLearner"]
 
@@ -75,37 +68,14 @@ class LocalLearner:
         float
             Mean loss of the last epoch.
         """
-        client, config = self.client, self.client.config
-        optimizer = make_optimizer(self.network, config)
-        keeps = config.optimizer_state == "keep"
-        if keeps:
-            group = client.state.group("optimizer")
-            restore_optimizer(self.network, optimizer, group)
-        generator = torch_generator(
-            config.seed, server_round, client.partition_id, "batches"
-        )
 
-        def run_epochs(number: int) -> float:
+        def run(
+            optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
+        ) -> float:
             self.network.train()
-            losses = [self.epoch(optimizer, generator) for _ in range(number)]
-            return losses[-1] if losses else float("nan")
+            return [self.epoch(optimizer, generator) for _ in range(number)][-1]
 
-        with seeded(client.seed(server_round, "training"), client.device):
-            if config.check_every:
-                loss = train_and_check(
-                    self.network,
-                    run_epochs,
-                    lambda: client.validate(self.network),
-                    epochs=config.local_epochs,
-                    check_every=config.check_every,
-                    patience=config.patience,
-                )
-            else:
-                loss = run_epochs(config.local_epochs)
-        if keeps:
-            tensors = optimizer_tensors(self.network, optimizer)
-            client.state.set_group("optimizer", tensors)
-        return loss
+        return self.client.train_by(run, self.network, server_round)
 
     def epoch(
         self, optimizer: torch.optim.Optimizer, generator: torch.Generator
