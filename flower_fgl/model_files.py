@@ -20,8 +20,10 @@ from torch import Tensor
 from flower_fgl.errors import FglError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone, build_model, state_shapes
+from flower_fgl.nn.adaptation import Adaptation, AdaptedModel
 from flower_fgl.nn.personal import PersonalNet, RepNorm, build_encoder
 from flower_fgl.options import Scalar, read_settings
+from flower_fgl.prototypes.nearest_mean import FixedMeans
 from flower_fgl.run_files import MODEL
 from flower_fgl.run_writer import RunWriter
 
@@ -229,29 +231,51 @@ def load_model(folder: Path) -> SavedModel:
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     """Build the network that a description is of, to be loaded."""
-    sizes = {
-        "in_channels": card.num_features,
-        "hidden_channels": card.hidden_channels,
-        "num_layers": card.num_layers,
-        "dropout": 0.0,
-        "initialise": False,
-    }
-    num_classes = len(card.class_names)
+    num_classes, width = len(card.class_names), card.hidden_channels
+    classes = torch.empty(num_classes, dtype=torch.bool)
     if card.settings:
         return _build_own(card)
-    if not card.rep_norm:
-        return build_model(
-            card.model,
-            num_classes=num_classes,
-            readout=card.classifies_graphs,
-            **sizes,  # type: ignore[arg-type]
-        )
-    encoder = build_encoder(card.model, **sizes)  # type: ignore[arg-type]
+    if card.rep_norm:
+        return _build_personal(card, tensors)
+    if "means" in tensors:
+        means = torch.empty(num_classes, width)
+        return FixedMeans(_build_backbone(card, num_outputs=width), means, classes)
+    backbone = _build_backbone(card, num_outputs=num_classes)
+    if "support" not in tensors:
+        return backbone
+    module = Adaptation.blank(width, num_classes, torch.device("cpu"))
+    support = torch.empty(len(tensors["support"]), width)
+    return AdaptedModel(backbone, module, support, classes)
+
+
+def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
+    return build_model(
+        card.model,
+        in_channels=card.num_features,
+        hidden_channels=card.hidden_channels,
+        num_classes=num_outputs,
+        num_layers=card.num_layers,
+        dropout=0.0,
+        readout=card.classifies_graphs,
+        initialise=False,
+    )
+
+
+def _build_personal(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
+    """Build a classifier of some of the classes."""
+    encoder = build_encoder(
+        card.model,
+        in_channels=card.num_features,
+        hidden_channels=card.hidden_channels,
+        num_layers=card.num_layers,
+        dropout=0.0,
+        initialise=False,
+    )
     weight, classes = tensors.get("classifier.weight"), tensors.get("classes")
     if weight is None or classes is None:
         raise RunError("it holds no classifier of the owner's classes")
     classifier = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    norm = cast(RepNorm, card.rep_norm)
+    norm, num_classes = cast(RepNorm, card.rep_norm), len(card.class_names)
     return PersonalNet(
         encoder, classifier.to_empty(device="cpu"), classes, num_classes, norm
     )

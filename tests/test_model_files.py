@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from safetensors.torch import save_file
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.client_apps.keeping import is_better
+from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
 from flower_fgl.datasets.scaling import scale_client
 from flower_fgl.errors import DataError, RunError
 from flower_fgl.model_files import ModelCard, load_model, read_card, save_model
 from flower_fgl.nn import GraphInput, build_model
+from flower_fgl.nn.adaptation import Adaptation, AdaptedModel
 from flower_fgl.nn.personal import PersonalNet, build_encoder
 from flower_fgl.predicting import predict, write_csv
 
+from .client_apps.random_clients import FEATURES, random_client
 from .owners import CLASSES, in_own_order, owner_graphs, run_owners
 from .test_methods import shortened
 from .test_owners import NAMES, saved
@@ -38,8 +42,6 @@ SCORED_LATER = {"adpfedgnn"}
 """Methods whose models are scored with the next global one: the last is kept."""
 ON_MENDED_GRAPHS = {"fedsage+"}
 """Methods that score on other graphs than those of the owners' files."""
-OWN_NETWORKS = {"f2l", "pfedfsl"}
-"""Methods whose kept models cannot be built again from their files alone."""
 
 
 def a_model(model: str = "gcn") -> torch.nn.Module:
@@ -104,6 +106,43 @@ def test_a_classifier_of_some_classes_comes_back(tmp_path: Path) -> None:
     plain = {n: t for n, t in model.state_dict().items() if n != "classes"}
     save_model(tmp_path, plain, card)
     with pytest.raises(RunError, match="no classifier of the owner's classes"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("train", [range(15), (4,)], ids=["some", "one"])
+def test_class_means_come_back_without_the_nodes_they_are_of(
+    train: Sequence[int], tmp_path: Path
+) -> None:
+    client = random_client("pfedfsl", train=train)
+    model = PFedFSLClientApp().assemble(client).eval()
+    for tensor in model.parameters():
+        torch.nn.init.normal_(tensor)
+    card = replace(CARD, method="pfedfsl", num_features=FEATURES)
+    save_model(tmp_path, model.fixed().state_dict(), card)
+    back = load_model(tmp_path).model
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    for graph in (client.data.inputs[0], GraphInput(torch.randn(5, FEATURES), edges)):
+        logits = back(graph)
+        torch.testing.assert_close(logits, model(graph))
+        own = sorted(set(client.data.training.labels.tolist()))
+        assert logits.isfinite().all(0).nonzero().flatten().tolist() == own
+    less = {n: t for n, t in model.fixed().state_dict().items() if n != "classes"}
+    save_model(tmp_path, less, card)
+    with pytest.raises(RunError, match="its weights are not those of gcn"):
+        load_model(tmp_path)
+
+
+def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
+    backbone, adaptation = a_model(), Adaptation(8, 3)
+    classes = torch.tensor([True, False, True])
+    model = AdaptedModel(backbone, adaptation, torch.randn(4, 8), classes).eval()
+    card = replace(CARD, method="f2l")
+    save_model(tmp_path, model.state_dict(), card)
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1], [1, 0]]))
+    torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
+    narrow = {**model.state_dict(), "support": torch.randn(4, 7)}
+    save_model(tmp_path, narrow, card)
+    with pytest.raises(RunError, match="its weights are not those of gcn"):
         load_model(tmp_path)
 
 
@@ -190,10 +229,6 @@ def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
         assert card.validation == max(scores)
         assert scores[card.round - 1] == max(scores)
         graph = Path(node["graph"])
-        if method in OWN_NETWORKS:
-            with pytest.raises(RunError, match="by a network of its own"):
-                accuracy(kept(tmp_path, name), graph, "val")
-            continue
         found = accuracy(kept(tmp_path, name), graph, "val")
         if method not in ON_MENDED_GRAPHS:
             assert found == pytest.approx(card.validation, abs=1e-6)

@@ -102,7 +102,7 @@ class ADPFedGNNClientApp(FglClientApp):
             {name: t.detach().cpu() for name, t in networks.state_dict().items()},
             client.weight,
         )
-        return Fit(cast(Backbone, net), upload, loss, training.seconds)
+        return Fit(net, upload, loss, training.seconds)
 
     def refresh_masks(
         self,
@@ -138,7 +138,7 @@ class ADPFedGNNClientApp(FglClientApp):
         """Return the model trained last, after Eq. (15) if there is a download."""
         if download is None and not client.state.group("model"):
             return None
-        return cast(Backbone, open_networks(client, download)[0])
+        return open_networks(client, download)[0]
 
     def refreshed_model(
         self, client: Client, server_round: int, download: SharedWeights

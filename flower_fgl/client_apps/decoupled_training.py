@@ -132,7 +132,7 @@ class LocalTraining:
                 return train_and_check(
                     self.net,
                     self.run_epochs,
-                    lambda: client.validate(self.net),  # type: ignore[arg-type]  # has its call
+                    lambda: client.validate(self.net),
                     epochs=config.local_epochs,
                     check_every=config.check_every,
                     patience=config.patience,

@@ -103,7 +103,7 @@ def keep_model(
         card = card_of(client, model, name, server_round, validation)
         scaling = client.data.graph.scaling
         statistics = None if scaling is None else scaling.statistics
-        save_model(folder, model.state_dict(), card, statistics)
+        save_model(folder, model.fixed().state_dict(), card, statistics)
         replace_file(folder / "model.json", f"{card.to_json()}\n".encode())
     except RunError as error:  # the round counts, whether this disk is full or not
         log.warning("The model of round %s was not kept: %s", server_round, error)

@@ -142,7 +142,7 @@ class BranchNet(nn.Module):
         return h, backbone.classifier(h)
 
 
-class TwoBranchNet(nn.Module):
+class TwoBranchNet(Backbone):
     """Fuse the predictions of the global and the local branch, ADPFedGNN Eq. (4)–(11).
 
     Parameters
@@ -183,7 +183,7 @@ class TwoBranchNet(nn.Module):
         is_shuffled: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.branch = BranchNet(backbone)
         self.agent = agent
         self.beta, self.fanout = beta, fanout
@@ -256,11 +256,6 @@ class TwoBranchNet(nn.Module):
             _, z = self.run_branch(self.effective(branch), [view] * depth, size)
             logits.append(z)
         return self.fuse(logits)
-
-    def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
-        """Predict all nodes (N, C), see :meth:`.Backbone.predict`."""
-        out: Tensor = self(graph)
-        return out
 
     def edge_weights(
         self, graph: GraphInput, pairs: Candidates, generator: torch.Generator

@@ -228,6 +228,16 @@ class Backbone(nn.Module):
         out: Tensor = self(graph)
         return out
 
+    def fixed(self) -> Backbone:
+        """Return what predicts alike from its state alone, to be written to a file.
+
+        Returns
+        -------
+        Backbone
+            The network itself, unless it predicts by a client's data as well.
+        """
+        return self
+
     def _dropout(self, h: Tensor) -> Tensor:
         return layers.dropout(h, self.dropout, self.training)
 

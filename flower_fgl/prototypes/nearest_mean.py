@@ -9,7 +9,7 @@ from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.personal import bound
 from flower_fgl.prototypes.hops import class_means
 
-__all__ = ["NearestMean", "distance_logits"]
+__all__ = ["FixedMeans", "NearestMean", "distance_logits", "logits_to_means"]
 
 TAU = 0.1
 """τ: distances of unit vectors, at most 2, tell classes apart after division by it."""
@@ -46,11 +46,31 @@ def distance_logits(
        neither, and is 0 at distance 0, which has none.
     """
     means = class_means(support, labels, num_classes)
+    classes = torch.bincount(labels, minlength=num_classes) > 0
+    return logits_to_means(embedding, means, classes)
+
+
+def logits_to_means(embedding: Tensor, means: Tensor, classes: Tensor) -> Tensor:
+    """Compute −‖h_u − μ_c‖ / τ.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (N, p), float32
+        h, what is classified.
+    means : Tensor of shape (C, p), float32
+        μ.
+    classes : Tensor of shape (C,), bool
+        Those that have a mean.
+
+    Returns
+    -------
+    Tensor of shape (N, C)
+        −inf for the other classes.
+    """
     # products of vectors would cancel where a class has drawn together
     direct = "donot_use_mm_for_euclid_dist"
-    distance = torch.cdist(embedding, means, compute_mode=direct) / TAU  # (N, C)
-    is_absent = torch.bincount(labels, minlength=num_classes) == 0
-    return -distance.masked_fill(is_absent, torch.inf)
+    distance = torch.cdist(embedding, means, compute_mode=direct) / TAU
+    return -distance.masked_fill(~classes, torch.inf)
 
 
 class NearestMean(Backbone):
@@ -108,3 +128,39 @@ class NearestMean(Backbone):
         else:
             support = bound(self.network(self.inputs)[self.index], "l2")
         return distance_logits(embedding, support, labels, self.num_classes)
+
+    @torch.no_grad()
+    def fixed(self) -> FixedMeans:
+        """Return the network with the means under the present weights."""
+        embedding = bound(self.network(self.inputs)[self.index], "l2")
+        means = class_means(embedding, self.labels, self.num_classes)
+        classes = torch.bincount(self.labels, minlength=self.num_classes) > 0
+        return FixedMeans(self.network, means, classes)
+
+
+class FixedMeans(Backbone):
+    """What :class:`NearestMean` predicts by, without the training nodes.
+
+    Parameters
+    ----------
+    network : Backbone
+        Embeds, as there.
+    means : Tensor of shape (C, p), float32
+        Of the training nodes' embeddings, by class.
+    classes : Tensor of shape (C,), bool
+        Those that have training nodes.
+    """
+
+    means: Tensor
+    classes: Tensor
+
+    def __init__(self, network: Backbone, means: Tensor, classes: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.network = network
+        self.register_buffer("means", means)
+        self.register_buffer("classes", classes)
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Return −‖h − μ_c‖ / τ of all nodes, or graphs: (N, C)."""
+        embedding = bound(self.network(graph), "l2")
+        return logits_to_means(embedding, self.means, self.classes)
