@@ -22,18 +22,17 @@ __all__ = ["app", "main"]
 WIDE = 160
 """Columns of output that goes to a file or another program."""
 
+typer.core.HAS_RICH = False  # it would escape brackets for a markup that is not used
 app = typer.Typer(
     help="Federated graph learning as Flower apps.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    suggest_commands=False,  # click does
 )
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 errors = Console(stderr=True)
-
-SEE_METHODS = "A method: flower-fgl methods lists them [fedavg]."
-SEE_DATASETS = "A data set (flower-fgl datasets) or a graph file [synthetic]."
 
 SettingPairs = Annotated[
     list[str] | None,
@@ -196,7 +195,10 @@ def settings(
         table.add_row(key, f"{value!r}", "general, with a default of the method's own")
     console.print(table)
     if method is None:
-        console.print('(auto): the value "auto" takes the method\'s own default.')
+        console.print(
+            '(auto): the value "auto" takes the default of the method, else that of the '
+            "data set (synthetic: rounds = 20), else the one shown."
+        )
 
 
 def _explain(table: Table, prefix: str, cls: Any) -> None:
@@ -211,9 +213,7 @@ def _explain(table: Table, prefix: str, cls: Any) -> None:
 
 
 @app.command()
-def datasets(
-    data_dir: Annotated[str, typer.Option(help="Folder of raw data.")] = "",
-) -> None:
+def datasets() -> None:
     """List the data sets with their published statistics."""
     from flower_fgl.datasets.sources import SOURCES
 

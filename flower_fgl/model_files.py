@@ -231,18 +231,20 @@ def load_model(folder: Path) -> SavedModel:
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     """Build the network that a description is of, to be loaded."""
-    num_classes, width = len(card.class_names), card.hidden_channels
+    num_classes = len(card.class_names)
     classes = torch.empty(num_classes, dtype=torch.bool)
     if card.settings:
         return _build_own(card)
     if card.rep_norm:
         return _build_personal(card, tensors)
     if "means" in tensors:
+        width = card.hidden_channels
         means = torch.empty(num_classes, width)
         return FixedMeans(_build_backbone(card, num_outputs=width), means, classes)
     backbone = _build_backbone(card, num_outputs=num_classes)
     if "support" not in tensors:
         return backbone
+    width = backbone.hidden_channels  # a client may have one of its own
     module = Adaptation.blank(width, num_classes, torch.device("cpu"))
     support = torch.empty(len(tensors["support"]), width)
     return AdaptedModel(backbone, module, support, classes)

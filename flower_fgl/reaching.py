@@ -64,7 +64,12 @@ def cost_until(run: Run, accuracy: float, *, column: str = "test") -> Cost:
         raise ConfigError(
             f"The accuracy must be above 0 and at most 1, got {accuracy}."
         )
-    scored = [row.get("metrics", {}).get(scope_of(run), {}) for row in run.rounds]
+    scored = [
+        row.get("metrics", {}).get(scope_of(run), {})
+        if row.get("phase") == "train" and row.get("status") == "ok"
+        else {}
+        for row in run.rounds
+    ]
     known = sorted({name for columns in scored for name in columns})
     if known and column not in known:
         raise ConfigError(

@@ -203,7 +203,11 @@ def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
 
 def _curve(run: Run, label: str) -> plots.Curve:
     train = [row for row in run.rounds if row.get("phase") == "train"]
-    scored = [row for row in train if row.get("metrics", {}).get(scope_of(run))]
+    scored = [
+        row
+        for row in train
+        if row.get("status") == "ok" and row.get("metrics", {}).get(scope_of(run))
+    ]
     own = own_columns_of([run])
     columns = {
         name: [

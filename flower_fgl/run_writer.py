@@ -129,11 +129,11 @@ class RunWriter:
         Run again, the settings must lead to folders of their own: ``run-dir``, and a
         ``state-dir`` inside the run folder, are written empty.
         """
-        inside = str(self.folder.resolve())
+        inside = self.folder.resolve()
         kept = {
             key: ""
             if key == "run-dir"
-            or (key == "state-dir" and str(value).startswith(inside))
+            or (key == "state-dir" and Path(str(value)).is_relative_to(inside))
             else value
             for key, value in config.items()
         }

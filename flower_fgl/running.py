@@ -40,8 +40,6 @@ from flower_fgl.runs import Run
 
 __all__ = ["How", "resume_run", "run_all"]
 
-log = logging.getLogger(__name__)
-
 DEFAULT_CLIENTS = 10
 
 
@@ -217,14 +215,15 @@ def resume_run(folder: Path, how: How, console: Console) -> Run:
 
 
 def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
-    """Return a run that is complete, and whether one that was interrupted can go on.
+    """Return a run that is complete, and whether one that was interrupted goes on.
 
-    One that failed, was run with other settings, or has no checkpoint is cleared.
+    One that failed, or has no checkpoint yet, is cleared.
 
     Raises
     ------
     RunError
-        If the folder is no run's, is being written, or was made with other settings.
+        If the folder is no run's, is being written, was made with other settings, or has
+        a checkpoint that the run cannot go on from.
     """
     folder = Path(str(planned.settings["run-dir"]))
     if not folder.exists() or not any(folder.iterdir()):
@@ -241,10 +240,10 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
             if key not in UNCOMPARED and before.get(key) != value
         ]
         if run.status != "completed":
-            if not changed and _can_go_on(run, config):
-                return None, True
-            shutil.rmtree(folder)
-            return None, False
+            goes_on = _goes_on(run, config)
+            if not goes_on:
+                shutil.rmtree(folder)
+            return None, goes_on
     if changed:
         raise RunError(
             f"{folder} was run with other settings ({', '.join(changed)}). Move it away, "
@@ -253,8 +252,8 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
     return run, False
 
 
-def _can_go_on(run: Run, config: RunConfig) -> bool:
-    """Say whether a run was interrupted, not failed, and has a checkpoint that fits."""
+def _goes_on(run: Run, config: RunConfig) -> bool:
+    """Say whether a run was interrupted, not failed, and has a checkpoint."""
     if run.status not in ("running", "interrupted"):
         return False
     try:
@@ -262,8 +261,9 @@ def _can_go_on(run: Run, config: RunConfig) -> bool:
         if checkpoint is not None:
             checkpoint.check(config)
     except RunError as error:
-        log.warning("%s It starts anew: %s", run.path, error)
-        return False
+        raise RunError(
+            f"{run.path} was interrupted. {error} Or move the folder away."
+        ) from error
     return checkpoint is not None
 
 

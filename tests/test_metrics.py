@@ -94,6 +94,17 @@ def test_auroc_of_two_classes_is_the_share_of_ordered_pairs() -> None:
     assert auroc(logits, y, mask, 2) == pytest.approx(3 / 4)
 
 
+@pytest.mark.parametrize("sizes", [(10, 11), (11, 11), (27, 54)])
+def test_auroc_is_at_most_one(sizes: tuple[int, int]) -> None:
+    # a sum of float32 shares may be above it, which a server would refuse
+    y = torch.tensor([0] * sizes[0] + [1] * sizes[1])
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.rand(len(y), 2, generator=draw) + 9 * torch.eye(2)[y]
+    mask = torch.ones(len(y), dtype=torch.bool)
+    assert auroc(logits, y, mask, 2) <= 1.0
+    assert auroc(logits, y, mask, 2) == pytest.approx(1.0)
+
+
 @settings(deadline=None)
 @given(cases(min_nodes=2))
 def test_auroc_averages_one_against_rest_over_the_classes_that_have_both(

@@ -136,13 +136,13 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
     backbone, adaptation = a_model(), Adaptation(8, 3)
     classes = torch.tensor([True, False, True])
     model = AdaptedModel(backbone, adaptation, torch.randn(4, 8), classes).eval()
-    card = replace(CARD, method="f2l")
+    card = replace(CARD, method="f2l", model="gcn:2x8", hidden_channels=5)
     save_model(tmp_path, model.state_dict(), card)
     graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1], [1, 0]]))
     torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
     narrow = {**model.state_dict(), "support": torch.randn(4, 7)}
     save_model(tmp_path, narrow, card)
-    with pytest.raises(RunError, match="its weights are not those of gcn"):
+    with pytest.raises(RunError, match="its weights are not those of gcn:2x8"):
         load_model(tmp_path)
 
 

@@ -107,14 +107,35 @@ def test_every_upload_is_blurred_and_the_summary_says_what_that_gives(
     privacy = {"upload_clip": 0.5, "upload_noise": 2.0, "upload_delta": 1e-4}
     first, second = (simulate(method, **small, **privacy) for _ in range(2))
     told = first.summary["upload_privacy"]
-    # FedLoG uploads prompt generators before the first round
-    uploads = small["rounds"] + (method == "fedlog")
+    # before round 1 FedLoG uploads prompt generators; FedSage+ shows and judges generators
+    uploads = small["rounds"] + {"fedlog": 1, "fedsage+": 2}.get(method, 0)
     assert told["uploads"] == uploads
     assert told["epsilon"] == epsilon(2.0, uploads, 1e-4)
     assert (told["clip"], told["noise"], told["delta"]) == (0.5, 2.0, 1e-4)
     # nobody can draw the noise again, knowing the seed of the run
     assert comparable(first) != comparable(second)
     assert sum(first.summary["failures"].values()) == 0
+
+
+def test_generators_and_their_gradients_are_clipped_too(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, list[float]] = {}
+    strategy: Any = METHODS["fedsage+"].load_strategy()
+    original = strategy._read
+
+    def read(self: Any, answers: Any, kind: Any, spec: Any) -> Any:
+        payloads = original(self, answers, kind, spec)
+        for payload in payloads.values():
+            squares = [float(t.square().sum()) for t in numbers_of(payload).values()]
+            found.setdefault(kind.__name__, []).append(sum(squares) ** 0.5)
+        return payloads
+
+    monkeypatch.setattr(strategy, "_read", read)
+    simulate("fedsage+", **shortened("fedsage+", small), upload_clip=0.01)
+    assert set(found) == {"GeneratorState", "FeatureGradient"}
+    lengths = [length for each in found.values() for length in each]
+    assert max(lengths) == pytest.approx(0.01, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))

@@ -17,6 +17,7 @@ def row(number: int, accuracy: float | None, num_bytes: int = 5) -> dict[str, An
     return {
         "round": number,
         "phase": "train",
+        "status": "ok",
         "bytes": {"up": {"weights": num_bytes}, "down": {"weights": 1, "config": 1}},
         "seconds": {"total": 2.0},
         "metrics": metrics,
@@ -34,6 +35,14 @@ def test_costs_are_added_up_to_the_first_round_that_has_the_accuracy() -> None:
     assert cost_until(run, 0.8) == Cost(3, 0.9, 102 + 3 * 7, 8.0)
     assert cost_until(run, 0.5) == Cost(1, 0.9, 102 + 7, 4.0)
     assert cost_until(run, 0.95) == Cost(None, 0.9, 102 + 4 * 7, 10.0)
+
+
+def test_failed_rounds_and_fine_tuning_reach_nothing_but_cost() -> None:
+    failed = row(2, 0.95) | {"status": "failed"}
+    after = row(4, 0.9) | {"phase": "finetune"}
+    rows = [row(1, 0.3), failed, row(3, 0.5), after]
+    assert cost_until(run_of(rows), 0.8) == Cost(None, 0.5, 4 * 7, 8.0)
+    assert cost_until(run_of(rows), 0.5) == Cost(3, 0.5, 3 * 7, 6.0)
 
 
 def test_a_run_without_scores_has_reached_nothing() -> None:

@@ -264,12 +264,12 @@ def test_an_interrupted_cell_of_an_experiment_goes_on(
         "synthetic.nodes = 80\nsynthetic.blocks = 4\n[grid]\nseed = [0, 1]\n"
     )
 
-    def run(place: str) -> tuple[list[Run], str]:
+    def run(place: str, **options: float) -> tuple[list[Run], str]:
         console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
         how = How("local", quiet=True)
         with console.file:
             runs = run_all(
-                tmp_path / "tiny.toml", {"output-dir": str(place)}, how, console
+                tmp_path / "tiny.toml", {"output-dir": place, **options}, how, console
             )
         return runs, console.export_text()
 
@@ -287,6 +287,13 @@ def test_an_interrupted_cell_of_an_experiment_goes_on(
     with pytest.raises(KeyboardInterrupt):
         run(str(tmp_path / "runs"))
     monkeypatch.undo()
+    (broken,) = (tmp_path / "runs" / "tiny").glob("*seed1")
+    (broken / "mine.txt").touch()
+    with pytest.raises(
+        RunError, match=r"seed1 was interrupted\. .*lr = 0\.5 \(was 0\.01"
+    ):
+        run(str(tmp_path / "runs"), seed=1, lr=0.5)
+    assert (broken / "mine.txt").exists()
     runs, said = run(str(tmp_path / "runs"))
     assert "seed0: already complete" in said
     assert "seed1: continues" in said

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from flower_fgl.errors import RunError
 from flower_fgl.metrics import Scores, pool, summarise
+from flower_fgl.run_files import replace_file
 from flower_fgl.run_writer import RunWriter, default_folder
 from flower_fgl.runs import Run
 
@@ -130,6 +131,17 @@ def test_the_settings_do_not_lead_back_to_the_same_folder(tmp_path: Path) -> Non
     config = {"run-dir": str(tmp_path / "one"), "method": "local"}
     RunWriter.create(tmp_path / "one", config=config, sources={"run-dir": "user"})
     assert Run.load(tmp_path / "one").config == {"run-dir": "", "method": "local"}
+
+
+@pytest.mark.parametrize(
+    ("place", "kept"), [("two/states", False), ("two-states", True)]
+)
+def test_a_state_dir_is_left_out_only_if_it_lies_in_the_folder(
+    place: str, *, kept: bool, tmp_path: Path
+) -> None:
+    config = {"state-dir": str(tmp_path / place)}
+    RunWriter.create(tmp_path / "two", config=config, sources={})
+    assert Run.load(tmp_path / "two").config == (config if kept else {"state-dir": ""})
 
 
 scalars = st.one_of(
@@ -275,6 +287,22 @@ def test_a_file_in_the_way_is_an_error_that_names_it(
     with pytest.raises(RunError, match=r"Cannot write .*file.* set output-dir"):
         RunWriter.create(tmp_path / folder, config=CONFIG, sources=SOURCES)
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("file", "advice"),
+    [
+        ("nodir/p.csv", "nodir does not exist: make it first"),
+        ("file/p.csv", "or name a file in a folder that can be written"),
+        ("file/summary.json", "or set output-dir to a folder that can be written"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_an_error_with_advice_that_fits(
+    tmp_path: Path, file: str, advice: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match=f"Cannot write .*{file}: .*{advice}"):
+        replace_file(tmp_path / file, b"")
 
 
 def full_disk(*_: Any, **__: Any) -> None:

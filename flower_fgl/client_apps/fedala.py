@@ -149,7 +149,7 @@ class FedALAClientApp(FedAvgClientApp):
         names = last_layers(
             (name for name, _ in model.named_parameters()), hyper.layers
         )
-        kept = client.state.group("blend")
+        kept = {n: t.to(client.device) for n, t in client.state.group("blend").items()}
         weights = kept or {name: torch.ones_like(state[name]) for name in names}
         ends = {name: (old[name].to(client.device), state[name]) for name in names}
         index, labels = sample_nodes(client, server_round, share=hyper.sample / 100)

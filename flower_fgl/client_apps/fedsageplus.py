@@ -30,6 +30,7 @@ from flower_fgl.client_apps.mending import (
     mended_data,
     noise_of,
 )
+from flower_fgl.client_apps.protecting import protect
 from flower_fgl.client_apps.state import StatePlace
 from flower_fgl.client_apps.training import load_state, state_of
 from flower_fgl.client_apps.workplace import Workplace
@@ -97,7 +98,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
             keep_mended(client, network)
         else:
             client.state.set_group("generator", state_of(network))
-            reply = self.show(client, step, network)
+            reply = protect(client, self.show(client, step, network))
         place.save(context, client.partition_id, client.state)
         return Message(reply.to_record(), reply_to=message)
 
@@ -123,8 +124,8 @@ class FedSagePlusClientApp(FedAvgClientApp):
         hyper = client.config.hyper
         spec = (shapes_of(client), client.config.hidden_channels, hyper.max_neighbours)
         shown = GeneratorState.from_record(message.content, spec)
-        gradient = judge_generator(client, shown)
-        return Message(FeatureGradient(gradient).to_record(), reply_to=message)
+        found = protect(client, FeatureGradient(judge_generator(client, shown)))
+        return Message(found.to_record(), reply_to=message)
 
 
 def shapes_of(client: Client) -> dict[str, tuple[int, ...]]:

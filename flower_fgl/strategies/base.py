@@ -59,6 +59,7 @@ class FglStrategy(ClientExchanges):
         self._failed_in_a_row = 0
         self._owes_scores = False
         self._any_scored = False
+        self._last_success = 0
         self._best = BestModel()
 
     # ------------------------------------------------------- Flower's interface
@@ -119,7 +120,7 @@ class FglStrategy(ClientExchanges):
         clock = time.perf_counter()
         uploads = self.read_uploads(self._by_partition(replies))
         self._round.seconds["receive"] = time.perf_counter() - clock
-        if len(uploads) < self.config.min_replies:
+        if self.num_replies(uploads) < self.config.min_replies:
             return None, None
         clock = time.perf_counter()
         if self.secure is None:
@@ -241,6 +242,7 @@ class FglStrategy(ClientExchanges):
                 "No round that succeeded was scored. Lower evaluate-every, or see the "
                 "failures in rounds.jsonl."
             )
+        self._last_success = max(result.train_metrics_clientapp)
         self.finish()
         state = self.global_state()
         if state is not None:
@@ -322,7 +324,7 @@ class FglStrategy(ClientExchanges):
     def model_card(self) -> ModelCard:
         """Describe the model that :meth:`best_state` returns."""
         best = self._best
-        number = self._round.number if best.score is None else best.server_round
+        number = self._last_success if best.score is None else best.server_round
         return describe_model(self.config, self.federation, number)
 
     def record_round(self) -> None:

@@ -77,6 +77,10 @@ class ClusteredSampling(FedAvg):
         self.draws.update(able[place] for place in draw_clients(table, generator))
         return sorted(self.draws)
 
+    def num_replies(self, uploads: Mapping[int, Upload]) -> int:
+        """Count a client as often as it was drawn."""
+        return sum(self.draws[pid] or 1 for pid in uploads)
+
     def known(self, partition_ids: list[int]) -> np.ndarray[tuple[int, int]]:
         """Stack the clients' last updates (K, P), zeros where there is none."""
         nothing = torch.zeros_like(flatten(self.weights.tensors))

@@ -88,7 +88,9 @@ def send_receive(
     -----
     1. ``Grid.send_and_receive`` sleeps 3 s (deployment) or 0.1 s (simulation) between
        pulls; this loop asks every 5 ms, less often the longer the answer takes.
-    2. Error replies made by Flower itself carry no client's node id, so replies are told
+    2. A message that Flower could not store has an empty id, or none of the batch has
+       one.
+    3. Error replies made by Flower itself carry no client's node id, so replies are told
        apart by the message they answer.
     """
     if not messages:
@@ -96,10 +98,15 @@ def send_receive(
     start = time.perf_counter()
     order = sorted(messages)
     ids = list(grid.push_messages([messages[pid] for pid in order]))
-    waiting = dict(zip(ids, order, strict=True))
+    ids += [""] * (len(order) - len(ids))
+    waiting = {key: pid for key, pid in zip(ids, order, strict=True) if key}
     sent = time.perf_counter()
     replies: dict[int, Message] = {}
-    failures: list[Failure] = []
+    failures = [
+        Failure(pid, "the message could not be delivered: its node is gone")
+        for key, pid in zip(ids, order, strict=True)
+        if not key
+    ]
     pause = POLL_SECONDS
     while waiting:
         got = list(grid.pull_messages(list(waiting)))

@@ -83,11 +83,15 @@ class ClientExchanges(ServerHooks):
             kind = MessageType.TRAIN + (f".{action}" if action else "")
             messages.append(self._message(pid, content, kind, server_round))
         self._round.add_download(self._addressees(messages))
-        if self.config.upload_noise and brings_upload and self.recorder is not None:
-            # before they are sent: an upload may be seen even if the run ends here
-            asked = {"round": server_round, "clients": list(downloads)}
-            self.recorder.append_release(asked)
+        if brings_upload:
+            self._note_release(server_round, downloads)
         return messages
+
+    def _note_release(self, server_round: int, clients: Iterable[int]) -> None:
+        """Write down who is asked for an upload: it may be seen even if the run ends."""
+        if self.config.upload_noise and self.recorder is not None:
+            asked = {"round": server_round, "clients": list(clients)}
+            self.recorder.append_release(asked)
 
     def evaluate_messages(
         self, server_round: int, *, is_local: bool, is_global: bool
@@ -207,7 +211,12 @@ class ClientExchanges(ServerHooks):
         return self.secure.unpack(self._round.number, content, spec)
 
     def ask(
-        self, server_round: int, action: str, payloads: Mapping[int, Payload]
+        self,
+        server_round: int,
+        action: str,
+        payloads: Mapping[int, Payload],
+        *,
+        brings_upload: bool = False,
     ) -> dict[int, RecordDict]:
         """Send each client a payload beside the training, return what they answer.
 
@@ -221,6 +230,8 @@ class ClientExchanges(ServerHooks):
             Query action of the client half.
         payloads : mapping of int to Payload
             What each client gets; equal objects are packed once.
+        brings_upload : bool
+            As in :meth:`train_messages`.
 
         Returns
         -------
@@ -235,6 +246,8 @@ class ClientExchanges(ServerHooks):
             content = RecordDict({CONFIG: settings, **records[id(payload)]})
             messages[pid] = self._message(pid, content, kind, server_round)
         self._round.add_download(messages)
+        if brings_upload:
+            self._note_release(server_round, payloads)
         exchange = self._send(messages)
         for pid, reply in exchange.replies.items():
             self._round.count_up(pid, reply.content)

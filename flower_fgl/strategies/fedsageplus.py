@@ -72,7 +72,8 @@ class FedSagePlus(FedAvg):
         shapes = self.generator_shapes
         spec = (shapes, self.config.hidden_channels, self.config.hyper.max_neighbours)
         for step in range(1, self.config.hyper.gen_rounds + 1):
-            answers = self.ask(step, GENERATE, feedback)
+            is_shown = step < self.config.hyper.gen_rounds
+            answers = self.ask(step, GENERATE, feedback, brings_upload=is_shown)
             if len(answers) < self.config.min_replies:
                 reasons = sorted({failure.reason for failure in self._round.failures})
                 raise RunError(
@@ -80,7 +81,7 @@ class FedSagePlus(FedAvg):
                     f"round {step} of {self.config.hyper.gen_rounds}, min-replies is "
                     f"{self.config.min_replies}. {'; '.join(reasons)}"
                 )
-            if step < self.config.hyper.gen_rounds:
+            if is_shown:
                 found = self.judge(step, self._read(answers, GeneratorState, spec))
                 feedback = {pid: found.get(pid, nothing) for pid in clients}
 
@@ -111,7 +112,7 @@ class FedSagePlus(FedAvg):
                 if pid in states and len(states[pid].counts)
             }
             asked = {judge: states[pid] for judge, pid in sorted(author.items())}
-            answers = self.ask(step, JUDGE, asked)
+            answers = self.ask(step, JUDGE, asked, brings_upload=True)
             read = self._read(answers, FeatureGradient, self.generator_shapes)
             for judge, gradient in read.items():
                 if gradient.tensors:

@@ -115,6 +115,10 @@ class ServerHooks(Strategy):
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Take in the uploads of a round, keyed by partition-id, ascending."""
 
+    def num_replies(self, uploads: Mapping[int, Upload]) -> int:
+        """Count the uploads of a round as ``min-replies`` does: one a client."""
+        return len(uploads)
+
     def complete_round(self, server_round: int) -> bool:
         """Run after the aggregation of a round, before the scores.
 

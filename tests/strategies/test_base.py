@@ -14,7 +14,9 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.metrics import summarise
+from flower_fgl.model_files import read_card
 from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.strategies.exchange import send_receive
 
 
 @given(
@@ -277,6 +279,45 @@ def test_finetuning_is_reported_apart_and_never_chosen(small: dict[str, Any]) ->
     assert run.summary["best"]["round"] <= 2
     assert run.summary["last"]["round"] == 2
     assert 0 <= run.summary["finetuned"]["test"]["accuracy"] <= 1
+
+
+def test_a_model_without_validation_score_is_of_the_last_round(
+    small: dict[str, Any],
+) -> None:
+    settings = {**small, "fedavg": {"finetune_epochs": 1}, "split": "60/40"}
+    run = simulate(**settings)
+    assert run.rounds[-1]["phase"] == "finetune"
+    card = read_card(run.path)
+    assert card is not None
+    assert card.round == small["rounds"]
+
+
+class GoneNodes:
+    """A grid that cannot store some messages, as Flower's for nodes that left."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+
+    def push_messages(self, messages: Any) -> list[str]:
+        return self.ids
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        assert "" not in message_ids
+        return []
+
+
+@pytest.mark.parametrize(("ids", "lost"), [(["a", "", ""], [1, 2]), ([], [0, 1, 2])])
+def test_messages_that_were_not_stored_are_failures(
+    ids: list[str], lost: list[int]
+) -> None:
+    grid: Any = GoneNodes(ids)
+    messages: Any = dict.fromkeys(range(3))
+    exchange = send_receive(grid, messages, timeout=0.0)
+    assert [failure.partition_id for failure in exchange.failures] == [0, 1, 2]
+    reasons = [failure.reason for failure in exchange.failures]
+    assert [
+        p for p, text in enumerate(reasons) if "could not be delivered" in text
+    ] == lost
 
 
 def test_finetuning_keeps_the_epoch_that_is_best_on_validation(

@@ -143,6 +143,16 @@ def test_a_client_drawn_twice_counts_twice() -> None:
         torch.testing.assert_close(tensor, before[name] + 5.0)
 
 
+def test_a_client_drawn_twice_is_two_replies() -> None:
+    strategy = strategy_of([1, 1, 1, 1, 1, 25], 0.5)
+    strategy.draws = Counter({5: 2, 0: 1})
+    both = {0: model(strategy, 3.0), 5: model(strategy, 6.0)}
+    assert strategy.num_replies(both) == 3
+    assert strategy.num_replies({0: both[0]}) == 1
+    strategy.draws.clear()  # all take part
+    assert strategy.num_replies(both) == 2
+
+
 def test_a_draw_that_failed_is_left_out_of_the_mean() -> None:
     strategy = strategy_of([4, 4, 4, 4], 0.5)
     before = strategy.weights.tensors

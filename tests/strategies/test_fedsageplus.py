@@ -63,7 +63,9 @@ def test_gradients_are_averaged_over_the_judges_that_answer() -> None:
     states = {pid: state_for(strategy) for pid in (0, 3)}
     asked: list[dict[int, GeneratorState]] = []
 
-    def ask(step: int, action: str, payloads: dict[int, Any]) -> dict[int, RecordDict]:
+    def ask(
+        step: int, action: str, payloads: dict[int, Any], **_: bool
+    ) -> dict[int, RecordDict]:
         asked.append(payloads)
         return {
             judge: FeatureGradient(
@@ -88,7 +90,9 @@ def test_who_shows_nothing_is_not_judged() -> None:
     strategy = server(peers=1)
     asked: list[list[int]] = []
 
-    def ask(step: int, action: str, payloads: dict[int, Any]) -> dict[int, RecordDict]:
+    def ask(
+        step: int, action: str, payloads: dict[int, Any], **_: bool
+    ) -> dict[int, RecordDict]:
         asked.append(sorted(payloads))
         return {}
 
@@ -101,14 +105,14 @@ def test_who_shows_nothing_is_not_judged() -> None:
 def test_a_malformed_gradient_is_dropped_and_named() -> None:
     strategy = server(peers=1)
     odd = RecordDict({"gradient": write_tensors({"0.weight": torch.zeros(1)})})
-    strategy.ask = lambda *_: {3: odd}  # type: ignore[method-assign,assignment]
+    strategy.ask = lambda *_, **__: {3: odd}  # type: ignore[method-assign,assignment]
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
     assert [f.partition_id for f in strategy._round.failures] == [3]
 
 
 def test_an_empty_gradient_is_dropped_and_named() -> None:
     strategy = server(peers=1)
-    strategy.ask = lambda *_: {3: RecordDict()}  # type: ignore[method-assign,assignment]
+    strategy.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
     assert [f.reason for f in strategy._round.failures] == ["it sent no gradient"]
 
@@ -116,7 +120,7 @@ def test_an_empty_gradient_is_dropped_and_named() -> None:
 def test_a_run_whose_generators_all_fail_is_told_why() -> None:
     strategy = server()
     strategy.drop(3, "out of memory")
-    strategy.ask = lambda *_: {}  # type: ignore[method-assign,assignment]
+    strategy.ask = lambda *_, **__: {}  # type: ignore[method-assign,assignment]
     with pytest.raises(RunError, match=r"0 of 3 clients .* out of memory"):
         strategy.generate()
 
