@@ -53,7 +53,8 @@ def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     path : Path
         An ``.npz`` file or a CSV folder.
     settings : mapping of str to bool, int, float or str
-        Run config of the planned run; ``split`` and ``setting`` matter.
+        Run config of the planned run; ``split``, ``setting`` and who may know the
+        class counts matter.
 
     Returns
     -------
@@ -80,7 +81,7 @@ def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         name=owner_name({"graph": str(path)}),
         share_class_counts=True,
     )
-    notes = _notes(graph, description)
+    notes = _notes(graph, description, config)
     if not owned.dataset.masks and config.split == "default":
         drawn = (
             f"{config.shots} training and 15 test nodes"
@@ -95,23 +96,24 @@ def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     return GraphReport([], notes, replace(description, class_counts=counts))
 
 
-def _notes(graph: ClientGraph, description: Description) -> list[str]:
+def _notes(
+    graph: ClientGraph, description: Description, config: RunConfig
+) -> list[str]:
     """Say what a person would want to know before training on it."""
     notes = []
+    if not description.num_train:
+        is_scored = description.num_val or description.num_test
+        can = "cannot train, only" if is_scored else "can neither train nor"
+        notes.append(
+            f"There are no labelled training nodes: this owner {can} be scored."
+        )
     for what, number in (
-        ("training", description.num_train),
         ("validation", description.num_val),
         ("test", description.num_test),
     ):
         if not number:
             notes.append(f"There are no labelled {what} nodes.")
-    counts = zip(description.class_names, description.class_counts, strict=True)
-    few = [f"{name} ({count})" for name, count in counts if count < FEW]
-    if few:
-        notes.append(
-            f"Classes with fewer than {FEW} training nodes: {', '.join(few)}. With "
-            "share-class-counts the server learns these numbers."
-        )
+    notes += _few(description, config)
     whole = graph.graph
     touched = torch.zeros(whole.num_nodes, dtype=torch.bool)
     touched[whole.edge_index[0]] = True
@@ -126,6 +128,25 @@ def _notes(graph: ClientGraph, description: Description) -> list[str]:
                 "same at all owners, or training will be slow."
             )
     return notes
+
+
+def _few(description: Description, config: RunConfig) -> list[str]:
+    """Name the small classes, and say which of their counts the server learns."""
+    counts = dict(zip(description.class_names, description.class_counts, strict=True))
+    few = {name: count for name, count in counts.items() if count < FEW}
+    if not few:
+        return []
+    listed = ", ".join(f"{name} ({count})" for name, count in few.items())
+    text = f"Classes with fewer than {FEW} training nodes: {listed}."
+    sent = enough(tuple(few.values()), config.min_class_count)
+    if config.share_class_counts and sent == tuple(few.values()):
+        text += " With share-class-counts the server learns these numbers."
+    elif config.share_class_counts and any(sent):
+        text += (
+            " With share-class-counts the server learns those of at least "
+            f"min-class-count = {config.min_class_count}."
+        )
+    return [text]
 
 
 def told(description: Description, *, with_counts: bool) -> dict[str, object]:

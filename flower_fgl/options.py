@@ -88,8 +88,9 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     }[kind]
     if not fits:
         hint = f' (or "{AUTO}")' if metadata["auto"] else ""
+        finite = "finite and " if is_number and not math.isfinite(value) else ""
         raise ConfigError(
-            f"{key} must be of type {kind.__name__}{hint}, got {value!r} "
+            f"{key} must be {finite}of type {kind.__name__}{hint}, got {value!r} "
             f"({type(value).__name__}). {key}: {metadata['text']}."
         )
     bounds = [

@@ -71,11 +71,17 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
     groups = [group for group in groups if not group["kind"]]
     bases = [g for g in groups if g["runs"][0].summary["method"] == against]
     places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
-    if not bases or any(places.count(place) > 1 for place in places):
+    if not bases:
+        methods = sorted({group["runs"][0].summary["method"] for group in groups})
+        raise RunError(
+            f'"{against}" needs completed runs of at least two seeds. Methods that have '
+            f"them here: {', '.join(methods) or 'none'}."
+        )
+    if any(places.count(place) > 1 for place in places):
         raise RunError(
             f'"{against}" must have completed runs that differ in nothing but their '
             f"seeds, one set for a data set and number of clients, got {len(bases)} "
-            "sets. Give its runs too, and only those to compare with."
+            "sets. Give only those to compare with."
         )
     for group in groups:
         group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)

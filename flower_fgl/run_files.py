@@ -54,6 +54,7 @@ __all__ = [
 
 CONFIG, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
 ROUNDS, CLIENTS, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
+IN_RUN_FOLDER = {CONFIG, SUMMARY, MODEL, ROUNDS, CLIENTS, RELEASES}
 HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
@@ -78,7 +79,8 @@ def replace_file(path: Path, data: bytes) -> None:
         If it cannot be written; a former file is left as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path):
+    way_out = "set output-dir to" if path.name in IN_RUN_FOLDER else "name a file in"
+    with writing(path, way_out):
         try:
             with temporary.open("wb") as file:
                 file.write(data)
@@ -92,14 +94,16 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, way_out: str = "set output-dir to") -> Iterator[None]:
     """Turn a failed write into an error that says what to do."""
     try:
         yield
     except OSError as error:
+        advice = f"Free some space there, or {way_out} a folder that can be written."
+        if isinstance(error, FileNotFoundError) and not path.parent.exists():
+            advice = f"The folder {path.parent} does not exist: make it first."
         raise RunError(
-            f"Cannot write {path}: {error.strerror or error}. Free some space there, "
-            "or set output-dir to a folder that can be written."
+            f"Cannot write {path}: {error.strerror or error}. {advice}"
         ) from error
 
 

@@ -252,7 +252,7 @@ class GeneralSettings:
     )
     seed: int = option(0, "seed of the run", ge=0)
     device: str = option("auto", "auto, cpu, or a torch device such as cuda:0")
-    threads: int = option(1, "torch threads of one client", ge=1)
+    threads: int = option(1, "torch threads of one client", ge=1, le=1024)
     output_dir: str = option("runs", "where run folders go")
     run_dir: str = option("", "this run's folder; empty: a new one in output-dir")
     state_dir: str = option(

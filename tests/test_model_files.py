@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from safetensors.torch import save_file
 
 from flower_fgl import METHODS, simulate
-from flower_fgl.client_apps.keeping import is_better
+from flower_fgl.client_apps.keeping import is_better, take_over_model
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
 from flower_fgl.config import RunConfig
 from flower_fgl.datasets.files import load_graph_file, save_client_graph
@@ -267,6 +268,23 @@ def test_the_latest_of_the_best_models_is_kept(
     new: float | None, before: float | None, *, expected: bool
 ) -> None:
     assert is_better(new, before) is expected
+
+
+@pytest.mark.parametrize(("kept_in", "taken"), [(3, True), (4, True), (5, False)])
+def test_a_run_that_goes_on_takes_over_the_model_of_its_checkpoint(
+    kept_in: int, *, taken: bool, tmp_path: Path
+) -> None:
+    state = a_model().state_dict()
+    save_model(tmp_path / "7-ash", state, replace(CARD, round=kept_in))
+    (tmp_path / "7-ash" / "model.json").write_text("{}")
+    node = {"model-dir": str(tmp_path), "name": "ash"}
+    context = Context(8, 1, node, RecordDict(), {})
+    take_over_model(context, 0, 7, server_round=4)
+    found = read_card(tmp_path / "8-ash")
+    assert (found is not None) == taken
+    assert (tmp_path / "8-ash" / "model.json").exists() == taken
+    take_over_model(context, 0, 6, server_round=4)  # a run that kept none
+    assert read_card(tmp_path / "7-ash") is not None
 
 
 def test_a_simulation_keeps_no_models_at_clients(

@@ -132,6 +132,51 @@ def test_what_is_worth_a_look_is_noted(tmp_path: Path) -> None:
     assert "5e+03" in notes
 
 
+@pytest.mark.parametrize("is_scored", [True, False])
+def test_an_owner_without_training_nodes_is_told_so(
+    is_scored: bool, tmp_path: Path
+) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.ones((3, 2)), y=np.array([0, 1, -1]),
+        edges=np.array([[0, 1]]), class_names=np.array(["a", "b"]),
+        train_mask=np.zeros(3, bool), val_mask=np.zeros(3, bool),
+        test_mask=np.array([is_scored, False, False]),
+    )  # fmt: skip
+    result = invoke("check-graph", tmp_path / "g.npz")
+    assert result.exit_code == 0
+    can = "cannot train, only be scored." if is_scored else "can neither train nor be"
+    assert f"no labelled training nodes: this owner {can}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, " With share-class-counts the server learns these numbers."),
+        ({"share-class-counts": False}, ""),
+        ({"min-class-count": 5}, ""),
+        (
+            {"min-class-count": 3},
+            " With share-class-counts the server learns those of at least "
+            "min-class-count = 3.",
+        ),
+    ],
+)
+def test_small_counts_are_said_to_be_told_only_where_they_are(
+    settings: dict[str, bool | int], sentence: str, tmp_path: Path
+) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.ones((6, 2)), y=np.array([0, 1, 1, 1, 0, 1]),
+        edges=np.array([[0, 1]]), class_names=np.array(["a", "b"]),
+        train_mask=np.array([True, True, True, True, False, False]),
+        val_mask=np.arange(6) == 4, test_mask=np.arange(6) == 5,
+    )  # fmt: skip
+    notes = check_graph(tmp_path / "g.npz", settings).notes
+    listed = "Classes with fewer than 5 training nodes: a (1), b (3)."
+    assert listed + sentence in notes
+
+
 def test_a_file_without_a_split_says_that_one_is_drawn(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "g.npz",

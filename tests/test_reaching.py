@@ -66,3 +66,8 @@ def test_the_command_has_a_line_for_each_run(small: dict[str, Any]) -> None:
     assert "not reached" not in done.output
     done = CliRunner().invoke(app, ["reach", "1.0", *paths], env={"COLUMNS": "200"})
     assert done.output.count("not reached") == 2
+
+
+def test_help_says_what_the_arguments_are() -> None:
+    done = CliRunner().invoke(app, ["reach", "--help"], env={"COLUMNS": "200"})
+    assert "For example 0.8.  [required]" in done.output

@@ -492,17 +492,13 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
     assert words.count("●") == 2  # the other one is in the legend
     assert "significantly above that of fedavg" in words
     assert "●" not in Page(write_report(runs, None)).words()
-    for wrong in (
-        runs[3:],
-        [
-            *runs,
-            *[make(tmp_path / f"x{k}", seed=k, settings={"lr": 1.0}) for k in (7, 8)],
-        ],
-    ):
-        with pytest.raises(RunError, match='"fedavg" must have completed runs'):
+    others = [make(tmp_path / f"x{k}", seed=k, settings={"lr": 1.0}) for k in (7, 8)]
+    with pytest.raises(RunError, match=r'"fedavg" must have .* got 2 sets'):
+        write_report([*runs, *others], None, against="fedavg")
+    for wrong, there in ((runs[3:], "fedprox, local"), (runs[:1], "none")):
+        few = f'"fedavg" needs completed runs of at least two seeds.* here: {there}'
+        with pytest.raises(RunError, match=few):
             write_report(wrong, None, against="fedavg")
-    with pytest.raises(RunError, match='"fedavg" must have completed runs'):
-        write_report(runs[:1], None, against="fedavg")
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -27,6 +27,7 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.errors import ConfigError, RunError
 from flower_fgl.local_engine import LocalGrid, run_config_of, task_identity
 from flower_fgl.locks import hold
+from flower_fgl.model_files import read_card
 from flower_fgl.running import How, run_all
 from flower_fgl.server_app import run_server
 from tests.conftest import SMALL
@@ -312,6 +313,7 @@ def deployment(values: Mapping[str, Any], folders: list[Path | None]) -> Iterato
             own = folders[context.node_config["partition-id"]]
             if own is not None:
                 context.node_config["state-dir"] = str(own)
+                context.node_config["model-dir"] = f"{own}-models"
         yield grid
 
 
@@ -328,21 +330,32 @@ def break_off(values: Mapping[str, Any], folders: list[Path | None]) -> None:
         run_server(grid, values, engine="deployment", on_round=stop_at(4))
 
 
+def kept_models(folder: Path) -> set[Path]:
+    return set(folder.glob("owner-*-models/*/model.safetensors"))
+
+
 def test_owners_states_go_back_to_the_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders: list[Path | None] = [tmp_path / f"owner-{k}" for k in range(3)]
-    whole = deployed(tmp_path / "whole")
+    whole = deployed(tmp_path / "whole", lr=1.0)
     with deployment(whole, folders) as grid:
         run_server(grid, whole, engine="deployment")
-    values = deployed(tmp_path / "run")
+    first = kept_models(tmp_path)
+    values = deployed(tmp_path / "run", lr=1.0)
     break_off(values, folders)
+    before = kept_models(tmp_path)
     assert not (tmp_path / "run/checkpoint/round-000002/clients").exists()
-    again = deployed(tmp_path / "run", resume=True)
+    again = deployed(tmp_path / "run", lr=1.0, resume=True)
     with deployment(again, folders) as grid, caplog.at_level(logging.WARNING):
         run_server(grid, again, engine="deployment")
     assert_same(Run.load(tmp_path / "run"), Run.load(tmp_path / "whole"))
     assert "not be those" not in caplog.text
+    rest = kept_models(tmp_path) - before
+    for one, other in zip(sorted(first), sorted(rest), strict=True):  # by owner
+        assert one.read_bytes() == other.read_bytes()
+    rounds = [card.round for path in first if (card := read_card(path.parent))]
+    assert min(rounds) <= 2 < max(rounds)  # before the checkpoint, and after it
 
 
 LOSSES = {

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from flower_fgl import Run
 from flower_fgl.cli import app
+from flower_fgl.config import DATASET_DEFAULTS
 from flower_fgl.engines import run_one
 from flower_fgl.errors import ConfigError, DataError, RunError
 from flower_fgl.local_engine import run_local
@@ -415,6 +416,9 @@ def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
     for command, words in lists.items():
         output = invoke(command)
         assert all(word in output for word in words)
+    for name, defaults in DATASET_DEFAULTS.items():
+        for key, value in defaults.items():
+            assert f"{name}: {key} = {value}" in invoke("settings")
     output = invoke("settings", "fedpg")
     assert "fedpg.rho" in output
     assert "gamlp" in output

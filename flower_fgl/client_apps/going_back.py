@@ -5,6 +5,7 @@ from __future__ import annotations
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_fgl.client_apps.describing import agreed_place, read_agreement
+from flower_fgl.client_apps.keeping import take_over_model
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.protocols.base import CONFIG, INFO
 
@@ -32,13 +33,10 @@ def go_back(workplace: Workplace, message: Message, context: Context) -> Message
     partition_id, _ = agreed_place(read_agreement(message), context)
     place = workplace.states(workplace.config(context), context)
     keys = place.load(context, partition_id).group("secure")
+    run_id, server_round = int(point["run-id"]), int(point["server-round"])  # type: ignore[arg-type]
     if not point["is-restored"]:
-        place.go_back(
-            context,
-            partition_id,
-            int(point["run-id"]),  # type: ignore[arg-type]
-            int(point["server-round"]),  # type: ignore[arg-type]
-        )
+        place.go_back(context, partition_id, run_id, server_round)
+    take_over_model(context, partition_id, run_id, server_round)
     state = place.load(context, partition_id)
     if keys:  # drawn when the run went on, the server knows no others
         state.set_group("secure", keys)

@@ -26,12 +26,14 @@ from flower_fgl.metrics import Scores
 from flower_fgl.model_files import ModelCard, read_card, save_model
 from flower_fgl.nn import Backbone
 from flower_fgl.options import Scalar
-from flower_fgl.run_files import replace_file
+from flower_fgl.run_files import MODEL, replace_file
 
-__all__ = ["check_model_folder", "keep_model"]
+__all__ = ["check_model_folder", "keep_model", "take_over_model"]
 
 log = logging.getLogger(__name__)
 DEFAULT = "models"
+CARD = "model.json"
+"""What the model says about itself, beside it."""
 
 
 def _place(node: Mapping[str, Scalar]) -> Path | None:
@@ -89,11 +91,10 @@ def keep_model(
     server_round : int
         The round.
     """
-    place = _place(context.node_config)
-    if place is None:
+    name = _name(context, client.partition_id)
+    folder = _folder(context, context.run_id, name)
+    if folder is None:
         return
-    name = owner_name(context.node_config) or f"client-{client.partition_id}"
-    folder = place / re.sub(r"[^\w.-]+", "-", f"{context.run_id}-{name}")
     accuracy = scores["val"].accuracy if "val" in scores else math.nan
     validation = accuracy if math.isfinite(accuracy) else None
     try:
@@ -104,9 +105,51 @@ def keep_model(
         scaling = client.data.graph.scaling
         statistics = None if scaling is None else scaling.statistics
         save_model(folder, model.fixed().state_dict(), card, statistics)
-        replace_file(folder / "model.json", f"{card.to_json()}\n".encode())
+        replace_file(folder / CARD, f"{card.to_json()}\n".encode())
     except RunError as error:  # the round counts, whether this disk is full or not
         log.warning("The model of round %s was not kept: %s", server_round, error)
+
+
+def take_over_model(
+    context: Context, partition_id: int, run_id: int, server_round: int
+) -> None:
+    """Go on from the model that was kept when a run was at a checkpoint.
+
+    A model of a later round is left: the rounds after the checkpoint run again.
+
+    Parameters
+    ----------
+    context : Context
+        Of the run that goes on.
+    partition_id : int
+        Whose model it is.
+    run_id : int
+        The run that broke off.
+    server_round : int
+        Round of the checkpoint.
+    """
+    name = _name(context, partition_id)
+    before, now = (_folder(context, run, name) for run in (run_id, context.run_id))
+    if before is None or now is None or before == now:
+        return
+    try:
+        card = read_card(before)
+        if card is not None and card.round <= server_round:
+            now.mkdir(parents=True, exist_ok=True)
+            for file in (MODEL, CARD):
+                replace_file(now / file, (before / file).read_bytes())
+    except (RunError, OSError) as error:
+        log.warning("The model kept before round %s is lost: %s", server_round, error)
+
+
+def _name(context: Context, partition_id: int) -> str:
+    return owner_name(context.node_config) or f"client-{partition_id}"
+
+
+def _folder(context: Context, run_id: int, name: str) -> Path | None:
+    """Return where a run's model of an owner is kept, ``None`` if it is not."""
+    place = _place(context.node_config)
+    return place and place / re.sub(r"[^\w.-]+", "-", f"{run_id}-{name}")
 
 
 def is_better(new: float | None, kept: float | None) -> bool:

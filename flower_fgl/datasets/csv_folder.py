@@ -2,18 +2,22 @@
 
 ``nodes.csv``
     ``id`` (any text, unique), ``label`` (class name, empty where unknown), optionally
-    ``split`` (``train``, ``val``, ``test`` or empty); every other column is a feature.
+    ``split`` (``train``, ``val``, ``test`` or empty; all empty is no split); every other
+    column is a feature.
 ``edges.csv``
     ``source`` and ``target``: ids of nodes; one direction is enough.
 ``classes.csv``
     Optional: ``name``, one class a line. Without it the classes are the labels that
     occur, sorted. The server agrees with all owners on one numbering, by name.
+
+Blank lines, and blanks around text, mean nothing.
 """
 
 from __future__ import annotations
 
 import csv
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +52,9 @@ def read_csv_folder(
     -------
     dict of str to array
         ``x``, ``edges``, ``names`` (the ids as text), and with labels ``y``,
-        ``class_names`` and, if there is a column ``split``, ``train_mask``, ``val_mask``
-        and ``test_mask``. Nodes in the order of the table. Without those in which a
-        problem was kept.
+        ``class_names`` and, if a column ``split`` is not all empty, ``train_mask``,
+        ``val_mask`` and ``test_mask``. Nodes in the order of the table. Without those in
+        which a problem was kept.
 
     Raises
     ------
@@ -73,7 +77,7 @@ def read_csv_folder(
     if ids is not None:
         arrays["edges"] = attempt(_edges, folder / "edges.csv", ids)
         arrays["names"] = np.array(ids.tolist(), dtype=np.str_)
-    if needs_labels and "split" in nodes:
+    if needs_labels and "split" in nodes and (nodes["split"] != "").any():
         arrays |= attempt(_masks, nodes["split"], path) or {}
     return {key: array for key, array in arrays.items() if array is not None}
 
@@ -88,20 +92,15 @@ def _labels(label: Any, folder: Path) -> dict[str, Array]:
     unknown = is_known & (y < 0)
     if unknown.any():
         raise DataError(
-            f'{path}, line {_line(unknown)}: class "{label[unknown].iloc[0]}" is not '
-            "in classes.csv."
+            f'{path}, line {label.index[unknown][0]}: class "{label[unknown].iloc[0]}" '
+            "is not in classes.csv."
         )
     names = np.array(class_names.tolist(), dtype=np.str_)
     return {"y": y, "class_names": names}
 
 
-def _line(is_wrong: Array) -> int:
-    """Line of the first wrong row; line 1 is the header."""
-    return int(np.argmax(is_wrong)) + 2
-
-
 def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> Any:
-    """Read one table; text columns stay text, empty cells stay empty."""
+    """Read one table, indexed by line; text stays text, empty cells stay empty."""
     import pandas as pd  # type: ignore[import-untyped]  # a second to import
 
     if not path.is_file():
@@ -120,7 +119,8 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
             )
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # too long a row
-            table = pd.read_csv(
+            read = partial(
+                pd.read_csv,
                 path,
                 dtype=dict.fromkeys(TEXT_COLUMNS, str),
                 keep_default_na=False,
@@ -129,6 +129,10 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
                 low_memory=False,
                 encoding="utf-8-sig",
             )
+            table = read()
+            is_blank = _blank_rows(table, required[0])
+            if is_blank.any():  # they make text of a column of numbers: read again
+                table = read(skiprows=np.flatnonzero(is_blank) + 1)
     except (
         pd.errors.ParserError,
         pd.errors.EmptyDataError,
@@ -139,7 +143,18 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
         raise DataError(
             f"{path} is not a CSV table in UTF-8 with one header line: {error}."
         ) from error
+    table.index = np.flatnonzero(~is_blank) + 2  # line 1 is the header
+    for column in table.columns.intersection(TEXT_COLUMNS):
+        table[column] = table[column].str.strip()
     return table
+
+
+def _blank_rows(table: Any, column: str) -> Array:
+    """Say which rows hold nothing but blanks; ``column`` is one of text."""
+    is_blank: Array = (table[column].str.strip() == "").to_numpy(bool, copy=True)
+    rows = table[is_blank].to_numpy(object)
+    is_blank[is_blank] = [not "".join(map(str, row)).strip() for row in rows]
+    return is_blank
 
 
 def _ids(nodes: Any, path: Path) -> Any:
@@ -150,12 +165,12 @@ def _ids(nodes: Any, path: Path) -> Any:
         raise DataError(f"{path} holds no nodes.")
     is_empty = (nodes["id"] == "").to_numpy(bool)
     if is_empty.any():
-        raise DataError(f"{path}, line {_line(is_empty)}: the id is empty.")
+        raise DataError(f"{path}, line {nodes.index[is_empty][0]}: the id is empty.")
     is_repeated = ids.duplicated()
     if is_repeated.any():
         raise DataError(
-            f'{path}, line {_line(is_repeated)}: id "{ids[is_repeated][0]}" is already '
-            "taken by a line above; ids must differ."
+            f'{path}, line {nodes.index[is_repeated][0]}: id "{ids[is_repeated][0]}" is '
+            "already taken by a line above; ids must differ."
         )
     return ids
 
@@ -202,19 +217,21 @@ def _feature(values: Any, column: str, path: Path) -> Array:
 
     if not pd.api.types.is_numeric_dtype(values):
         read = pd.to_numeric(values, errors="coerce")
-        line = _line(read.isna().to_numpy(bool))
-        raise DataError(
-            f'{path}, line {line}, column "{column}": expected a number, got '
-            f'"{values.iloc[line - 2]}".'
-        )
+        if read.isna().any():
+            line = values.index[read.isna()][0]
+            raise DataError(
+                f'{path}, line {line}, column "{column}": expected a number, got '
+                f'"{values[line]}".'
+            )
+        values = read  # whole numbers beyond 64 bits
     with np.errstate(over="ignore"):  # beyond float32 becomes inf: refused below
         x: Array = np.array(values, dtype=np.float32)
     wrong = ~np.isfinite(x)
     if wrong.any():
-        line = _line(wrong)
+        line = values.index[wrong][0]
         raise DataError(
             f'{path}, line {line}, column "{column}": expected a finite number, got '
-            f"{values.iloc[line - 2]}."
+            f"{values[line]}."
         )
     return x
 
@@ -228,7 +245,7 @@ def _edges(path: Path, ids: Any) -> Array:
         dangling = edges[:, i] < 0
         if dangling.any():
             raise DataError(
-                f'{path}, line {_line(dangling)}: {column} "'
+                f'{path}, line {table.index[dangling][0]}: {column} "'
                 f'{table[column][dangling].iloc[0]}" is no id of nodes.csv.'
             )
     return edges
@@ -238,7 +255,7 @@ def _masks(split: Any, path: Path) -> dict[str, Array]:
     wrong = ~split.isin([*SPLITS, ""]).to_numpy(bool)
     if wrong.any():
         raise DataError(
-            f'{path}, line {_line(wrong)}: split "{split[wrong].iloc[0]}" is none of '
-            f"{', '.join(SPLITS)} or empty."
+            f'{path}, line {split.index[wrong][0]}: split "{split[wrong].iloc[0]}" is '
+            f"none of {', '.join(SPLITS)} or empty."
         )
     return {f"{name}_mask": np.array(split == name, dtype=np.bool_) for name in SPLITS}

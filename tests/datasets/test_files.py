@@ -462,6 +462,37 @@ def test_a_table_from_a_spreadsheet_is_read(folder):
     assert load_graph_file(folder).dataset.class_names == ("ant", "bee, honey")
 
 
+def test_blank_lines_and_blanks_around_text_of_a_table_mean_nothing(folder):
+    whole = load_graph_file(folder)
+    lines = (
+        NODES.replace("bee,train", " bee , train").replace("p2", "p2 ").split("\n", 2)
+    )
+    (folder / "nodes.csv").write_text("\n\n".join(lines) + " \n,,,,\n\n")
+    (folder / "edges.csv").write_text("source,target\n\np1, p2\n p2 ,p 3\n,\n\n")
+    (folder / "classes.csv").write_text("name\nant \nbee\n\n")
+    blank = load_graph_file(folder)
+    assert blank.names == whole.names
+    assert blank.dataset.class_names == ("ant", "bee")
+    assert torch.equal(blank.dataset.x, whole.dataset.x)
+    assert torch.equal(blank.dataset.y, whole.dataset.y)
+    assert torch.equal(blank.dataset.edge_index, whole.dataset.edge_index)
+    assert torch.equal(blank.dataset.masks["train"], whole.dataset.masks["train"])
+
+
+def test_whole_numbers_of_any_size_are_numbers(folder):
+    (folder / "nodes.csv").write_text(NODES.replace("3,-2", f"3,{10**30}"))
+    assert (
+        load_graph_file(folder).dataset.x[2].tolist()
+        == torch.tensor([3, 1e30]).tolist()
+    )
+
+
+def test_a_split_without_a_single_word_is_none(folder):
+    empty = NODES.replace("train", "").replace("val", " ").replace("test", "")
+    (folder / "nodes.csv").write_text(empty)
+    assert not load_graph_file(folder).dataset.masks
+
+
 def test_the_federation_may_have_more_classes_than_the_owner(folder):
     (folder / "classes.csv").write_text("name\nbee\ncow\nant\n")
     dataset = load_graph_file(folder).dataset
@@ -484,6 +515,21 @@ BAD_TABLES = {
         "nodes.csv",
         NODES.replace("3,-2", "3,"),
         r'line 4, column "height": expected a number, got ""',
+    ),
+    "text in a feature below a blank line": (
+        "nodes.csv",
+        NODES.replace("\n", "\n\n").replace("3,-2", "three,-2"),
+        r'nodes\.csv, line 7, column "age": expected a number, got "three"',
+    ),
+    "id twice below a blank line": (
+        "nodes.csv",
+        NODES.replace("\np4", "\n\np1"),
+        r'nodes\.csv, line 6: id "p1" is already taken',
+    ),
+    "dangling edge below a blank line": (
+        "edges.csv",
+        EDGES + "\np1,p9\n",
+        r'edges\.csv, line 6: target "p9" is no id of nodes\.csv',
     ),
     "NaN feature": (
         "nodes.csv",
