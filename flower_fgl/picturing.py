@@ -117,7 +117,10 @@ def embedding_figure(
             _client(config, checkpoint, pid), checkpoint.snapshot.part("method").tensors
         )
         if kinds is None:
-            raise RunError(f"{config.method} makes no synthetic nodes to draw.")
+            raise RunError(
+                f"{config.method} makes no synthetic nodes to draw; FedPANO's generator "
+                "does."
+            )
         if not any(len(h) for h, _ in kinds.values()):
             raise RunError(
                 f"Client {pid} takes no part in this run: it has no training and no test "

@@ -139,6 +139,11 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             "the last: batch-size and check-every must be 0, got "
             f"{settings.batch_size} and {settings.check_every}."
         )
+    if method.is_one_shot and settings.batch_size:
+        raise ConfigError(
+            f"{settings.method} trains on its graph as a whole: batch-size must be 0, got "
+            f"{settings.batch_size}."
+        )
     if settings.upload_noise and not settings.upload_clip:
         raise ConfigError(
             f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "

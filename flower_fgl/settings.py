@@ -264,7 +264,7 @@ class GeneralSettings:
     keep_checkpoint: bool = option(
         False,
         "whether a completed run keeps a checkpoint of its last round, from which "
-        "flower-fgl embeddings draws",
+        "flower-fgl embeddings draws FedPANO's nodes",
     )
     resume: bool = option(
         False, "whether to continue the interrupted run in run-dir from its checkpoint"

@@ -106,6 +106,7 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ),
         ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
+        ({"method": "opfgl", "batch-size": 3}, ["as a whole", "must be 0, got 3"]),
         ({"method": "fedpano", "batch-size": 8}, ["fedpano", "batch-size", "0", "8"]),
         ({"method": "fedpano", "check-every": 2}, ["fedpano", "check-every", "0", "2"]),
         ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),

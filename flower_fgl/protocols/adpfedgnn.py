@@ -195,8 +195,8 @@ class SharedWeights(Payload):
 class MaskedWeights(Payload):
     """What a client shares: 4·M + ⌈P/8⌉ + 4·(P_mi + P_q) + 4 bytes.
 
-    M ≤ ⌊qP⌋ of its P weights are sent. A mask of ones only, as in the first two rounds
-    and without decoupling, is left out: 4·P + 4·(P_mi + P_q) + 4 bytes.
+    M ≤ ⌊qP⌋ of its P weights are sent. A mask of ones only, as in the first round and
+    without decoupling, is left out: 4·P + 4·(P_mi + P_q) + 4 bytes.
 
     Parameters
     ----------
