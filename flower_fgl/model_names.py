@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from flower_fgl.errors import ConfigError
 from flower_fgl.options import nearest
 
-__all__ = ["BACKBONES", "LAYERED", "STEPPED", "ModelName", "read_model", "split_models"]
+__all__ = ["BACKBONES", "LAYERED", "SHALLOW", "STEPPED", "ModelName"]
+__all__ += ["read_model", "split_models"]
 
 BACKBONES = [
     "appnp",
@@ -35,6 +36,8 @@ BACKBONES = [
 """Names in ``nn.MODELS`` (a test compares them)."""
 STEPPED = ("appnp", "gamlp")
 """Those whose steps of propagation are counted apart from layers (a test compares)."""
+SHALLOW = ("gcnii", "sgc", "sign", "ssgc")
+"""Those that one layer is enough for; others need two (a test compares)."""
 LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
 """Those whose last layer is the head unless it is to be linear (a test compares)."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flower_fgl.errors import ConfigError
-from flower_fgl.model_names import read_model, split_models
+from flower_fgl.model_names import SHALLOW, read_model, split_models
 from flower_fgl.options import kebab, nearest
 from flower_fgl.settings import (
     GRAPH_PARTITIONS,
@@ -116,6 +116,7 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f'{settings.evaluate}" is not possible, use evaluate = "local".'
         )
     names = split_models(settings.model)
+    _refuse_depths(settings, names)
     if method.shares_embeddings:
         _refuse_widths(settings, names)
     if "," in settings.model and not method.mixes_models:
@@ -180,6 +181,19 @@ def why_asked(settings: GeneralSettings) -> str:
     if settings.participants:
         return f"participants = {settings.participants}"
     return f"participation = {settings.participation:g}"
+
+
+def _refuse_depths(settings: GeneralSettings, names: Iterable[str]) -> None:
+    """Refuse a backbone with fewer layers than it takes."""
+    for text in names:
+        model = read_model(text)
+        layers = model.num_layers or settings.num_layers
+        if layers < 2 and model.name not in SHALLOW:
+            where = "its name" if model.num_layers else "num-layers"
+            raise ConfigError(
+                f'model "{text}" needs at least 2 layers, got {layers} by {where}. One is '
+                f"enough for {', '.join(SHALLOW)}."
+            )
 
 
 def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:

@@ -106,6 +106,8 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ),
         ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
+        ({"num-layers": 1}, ['"gcn" needs at least 2', "1 by num-layers", "sgc"]),
+        ({"model": "sgc,gin:1x8", "method": "local"}, ['"gin:1x8"', "1 by its name"]),
         ({"method": "opfgl", "batch-size": 3}, ["as a whole", "must be 0, got 3"]),
         ({"method": "fedpano", "batch-size": 8}, ["fedpano", "batch-size", "0", "8"]),
         ({"method": "fedpano", "check-every": 2}, ["fedpano", "check-every", "0", "2"]),
@@ -187,10 +189,11 @@ def test_names_of_data_sets_are_those_of_the_sources() -> None:
 
 def test_names_of_models_are_those_of_the_backbones() -> None:
     from flower_fgl import nn
-    from flower_fgl.model_names import BACKBONES, LAYERED, STEPPED
+    from flower_fgl.model_names import BACKBONES, LAYERED, SHALLOW, STEPPED
     from flower_fgl.nn.layered import LayeredNet
 
     assert set(BACKBONES) == set(nn.MODELS)
+    assert set(SHALLOW) == {n for n, model in nn.MODELS.items() if model.min_layers < 2}
     assert set(STEPPED) == {name for name, model in nn.MODELS.items() if model.steps}
     rows = {n for n, model in nn.MODELS.items() if issubclass(model, LayeredNet)}
     assert set(LAYERED) == rows
