@@ -227,7 +227,7 @@ def read_experiment(path: Path) -> Experiment:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
-    return Experiment(
+    experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
         config=dict(flatten(table.get("config", {}))) | place,
@@ -237,6 +237,14 @@ def read_experiment(path: Path) -> Experiment:
         published_f1=_percentages(table, "published-macro-f1"),
         published_columns={c: _percentages(table, key) for c, key in columns.items()},
     )
+    rows = {run.row for run in experiment.runs()}
+    for key in sorted(known & set(table)):
+        if key.startswith("published") and (wrong := sorted(set(table[key]) - rows)):
+            raise ConfigError(
+                f'{path}: [{key}] names "{wrong[0]}", which is no row of the table. '
+                f"{nearest(wrong[0], rows)}"
+            )
+    return experiment
 
 
 def _percentages(table: Mapping[str, Any], name: str) -> dict[str, float]:

@@ -77,7 +77,10 @@ def test_a_setting_of_the_grid_that_is_fixed_keeps_names_and_published_values(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "few.toml"
-    path.write_text(FEW.replace("[grid]", "[grid]\nshots = [3, 5]"))
+    few = FEW.replace("[grid]", "[grid]\nshots = [3, 5]").replace(
+        "\na = ", '\n"a/5" = '
+    )
+    path.write_text(few)
     whole = read_experiment(path)
     part = whole.with_options({"shots": 5, "rounds": 2})
     names = [run.name for run in whole.runs()]
@@ -109,6 +112,15 @@ def test_an_option_takes_the_place_of_what_says_the_same(tmp_path: Path) -> None
     )
     (run,) = read_experiment(path).with_options({"participation": 1.0}).runs()
     assert run.settings == {"participation": 1.0}
+
+
+def test_a_published_value_of_no_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(f"{TWO}\n[published-unseen]\nA = 1.0\n")
+    with pytest.raises(
+        ConfigError, match=r'\[published-unseen\] names "A".*Known: a, b'
+    ):
+        read_experiment(path)
 
 
 def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
