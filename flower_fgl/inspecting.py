@@ -167,7 +167,8 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     ConfigError
         If ``setting`` is ``"graph"``: an owner's file holds one graph.
     DataError
-        If the data cannot be cut so, or the folder not be written.
+        If the data cannot be cut so, or the folder not be written, or if it holds graphs
+        of more clients already.
     """
     if config.classifies_graphs:
         raise ConfigError(
@@ -176,14 +177,18 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
             "(flower-fgl datasets)."
         )
     store = open_store(config, config.clients)
-    width = len(str(store.index.num_clients - 1))
-    paths = []
+    number = store.index.num_clients
+    width = len(str(number - 1))
+    paths = [folder / f"client-{k:0{width}d}.npz" for k in range(number)]
+    if others := sorted({*folder.glob("client-*.npz")} - {*paths}):
+        raise DataError(
+            f"{folder} holds {others[0].name} of another export, which is none of these "
+            f"{number} clients. Name another folder, or remove it."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for client in _clients(store):
-            path = folder / f"client-{client.partition_id:0{width}d}.npz"
+        for path, client in zip(paths, _clients(store), strict=True):
             save_client_graph(path, client)
-            paths.append(path)
     except OSError as error:
         raise DataError(f"Cannot write to {folder}: {error}.") from error
     return paths

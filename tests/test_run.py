@@ -433,8 +433,18 @@ def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
             ["partition", *small, "--out", str(tmp_path / "x.foo")],
             catch_exceptions=False,
         )
-    invoke("export", str(tmp_path / "graphs"), *small)
-    assert len(list((tmp_path / "graphs").glob("client-*.npz"))) == 3
+
+
+def test_an_export_does_not_mix_with_that_of_more_clients(tmp_path: Path) -> None:
+    small = ["--set", "synthetic.nodes=120", "--clients"]
+    place = str(tmp_path / "graphs")
+    for _ in range(2):
+        invoke("export", place, *small, "3")
+        assert len(list((tmp_path / "graphs").glob("client-*.npz"))) == 3
+    before = (tmp_path / "graphs" / "client-0.npz").read_bytes()
+    with pytest.raises(DataError, match=r"holds client-2\.npz of another export"):
+        CliRunner().invoke(app, ["export", place, *small, "2"], catch_exceptions=False)
+    assert (tmp_path / "graphs" / "client-0.npz").read_bytes() == before
 
 
 def test_an_inductive_partition_counts_all_nodes(tmp_path: Path) -> None:
