@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from flower_fgl.config import RunConfig
+from flower_fgl.config import DATASET_DEFAULTS, RunConfig
 from flower_fgl.errors import ConfigError, FglError
 from flower_fgl.methods import METHODS
 from flower_fgl.options import Scalar, kebab, nearest
@@ -195,9 +195,14 @@ def settings(
         table.add_row(key, f"{value!r}", "general, with a default of the method's own")
     console.print(table)
     if method is None:
+        defaults = "; ".join(
+            f"{name}: {key} = {value}"
+            for name, values in DATASET_DEFAULTS.items()
+            for key, value in values.items()
+        )
         console.print(
             '(auto): the value "auto" takes the default of the method, else that of the '
-            "data set (synthetic: rounds = 20), else the one shown."
+            f"data set ({defaults}), else the one shown."
         )
 
 

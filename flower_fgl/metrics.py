@@ -24,6 +24,7 @@ __all__ = [
     "AbsentClasses",
     "Scores",
     "auroc",
+    "is_scored",
     "pool",
     "score",
     "summarise",
@@ -256,7 +257,7 @@ def summarise(
        ``"last"``.
     """
     train = [row for row in rounds if row.get("phase") == "train"]
-    scored = [row for row in train if row.get("status") == "ok" and row.get("metrics")]
+    scored = [row for row in rounds if is_scored(row)]
     scopes = {scope for row in scored for scope in row["metrics"]}
     main = "global" if scopes == {"global"} else "local"
     out: dict[str, Any] = {
@@ -280,6 +281,15 @@ def summarise(
     if class_names is not None:
         out["class_names"] = list(class_names)
     return out if error is None else {**out, "error": error}
+
+
+def is_scored(row: Row) -> bool:
+    """Say whether a line of ``rounds.jsonl`` has scores that count.
+
+    Those of failed rounds and of fine-tuning do not.
+    """
+    is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
+    return is_good_round and bool(row.get("metrics"))
 
 
 def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:

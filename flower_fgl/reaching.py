@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.errors import ConfigError
+from flower_fgl.metrics import is_scored
 from flower_fgl.report_numbers import scope_of
 from flower_fgl.runs import Run
 
@@ -65,9 +66,7 @@ def cost_until(run: Run, accuracy: float, *, column: str = "test") -> Cost:
             f"The accuracy must be above 0 and at most 1, got {accuracy}."
         )
     scored = [
-        row.get("metrics", {}).get(scope_of(run), {})
-        if row.get("phase") == "train" and row.get("status") == "ok"
-        else {}
+        row["metrics"].get(scope_of(run), {}) if is_scored(row) else {}
         for row in run.rounds
     ]
     known = sorted({name for columns in scored for name in columns})

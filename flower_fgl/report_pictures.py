@@ -10,6 +10,7 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from flower_fgl import plots
+from flower_fgl.metrics import is_scored
 from flower_fgl.report_numbers import (
     client_accuracy,
     column_name,
@@ -205,8 +206,8 @@ def _curve(run: Run, label: str) -> plots.Curve:
     train = [row for row in run.rounds if row.get("phase") == "train"]
     scored = [
         row
-        for row in train
-        if row.get("status") == "ok" and row.get("metrics", {}).get(scope_of(run))
+        for row in run.rounds
+        if is_scored(row) and row["metrics"].get(scope_of(run))
     ]
     own = own_columns_of([run])
     columns = {

@@ -45,9 +45,15 @@ def distance_logits(
        lie close together, and grows where they lie far apart; that of a distance does
        neither, and is 0 at distance 0, which has none.
     """
-    means = class_means(support, labels, num_classes)
+    return logits_to_means(embedding, *_means_of(support, labels, num_classes))
+
+
+def _means_of(
+    support: Tensor, labels: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return μ (C, p), and which classes have one (C,)."""
     classes = torch.bincount(labels, minlength=num_classes) > 0
-    return logits_to_means(embedding, means, classes)
+    return class_means(support, labels, num_classes), classes
 
 
 def logits_to_means(embedding: Tensor, means: Tensor, classes: Tensor) -> Tensor:
@@ -133,9 +139,8 @@ class NearestMean(Backbone):
     def fixed(self) -> FixedMeans:
         """Return the network with the means under the present weights."""
         embedding = bound(self.network(self.inputs)[self.index], "l2")
-        means = class_means(embedding, self.labels, self.num_classes)
-        classes = torch.bincount(self.labels, minlength=self.num_classes) > 0
-        return FixedMeans(self.network, means, classes)
+        means = _means_of(embedding, self.labels, self.num_classes)
+        return FixedMeans(self.network, *means)
 
 
 class FixedMeans(Backbone):
