@@ -141,7 +141,12 @@ def run(
     options = given(
         method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
     )
-    options |= parse_settings(settings or [])
+    pairs = parse_settings(settings or [])
+    if twice := sorted(options.keys() & pairs.keys()):
+        raise ConfigError(
+            f"--{twice[0]} and --set {twice[0]}=… say the same: give one of them."
+        )
+    options |= pairs
     if resume is not None:
         if experiment is not None or options or engine is not None or case:
             raise ConfigError(

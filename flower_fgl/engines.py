@@ -68,6 +68,7 @@ def run_one(
         If the run's folder is taken, the run in it cannot be resumed, or the run did not
         complete; the message names the folder.
     """
+    from flower_fgl.client_apps.workplace import choose_device
     from flower_fgl.local_engine import check_run, run_local
 
     config = check_run(values)
@@ -76,6 +77,8 @@ def run_one(
             f'device = "{config.device}" under Ray needs a share of a GPU for every '
             "client: add --client-gpus 1, or 0.25 to let four share one."
         )
+    if engine == "local":
+        choose_device(config.device)  # before a folder is made
     folder = Path(config.run_dir).resolve() if config.resume else _claim(config)
     values = {**values, "run-dir": str(folder)}
     for key in ("data-dir", "dataset"):

@@ -42,6 +42,17 @@ from flower_fgl.runs import Run
 REPLICATES = ("seed", "partition-seed")
 """Grid keys over which the results table averages."""
 
+MEASURED = (
+    "method",
+    "dataset",
+    "clients",
+    "setting",
+    "shots",
+    "partition",
+    "split",
+)
+"""What a published value is of: on other data, or of another method, there is none."""
+
 __all__ = ["Experiment", "in_folder_name", "read_experiment", "results_table"]
 
 
@@ -105,11 +116,13 @@ class Experiment:
         """Return the experiment with some settings fixed for all runs.
 
         One of the grid stays in it, with one value: names of runs and rows stay. What an
-        option takes the place of, as ``participants`` does of ``participation``, goes.
+        option takes the place of, as ``participants`` does of ``participation``, goes;
+        so do published values of rows that an option takes to another method or other
+        data.
         """
         gone = {key for key, other in INSTEAD.items() if other & options.keys()}
         gone -= options.keys()
-        return replace(
+        fixed = replace(
             self,
             config={
                 **{k: v for k, v in self.config.items() if k not in gone},
@@ -120,6 +133,28 @@ class Experiment:
                 for case in self.cases
             ],
             grid={k: [options[k]] if k in options else v for k, v in self.grid.items()},
+        )
+        before = {run.row: run.settings for run in self.runs()}
+        same = {
+            run.row
+            for run in fixed.runs()
+            if all(
+                run.settings.get(key) == before.get(run.row, {}).get(key)
+                for key in MEASURED
+            )
+        }
+
+        def of_same(values: Mapping[str, float]) -> dict[str, float]:
+            return {row: value for row, value in values.items() if row in same}
+
+        return replace(
+            fixed,
+            published=of_same(self.published),
+            published_f1=of_same(self.published_f1),
+            published_columns={
+                column: of_same(values)
+                for column, values in self.published_columns.items()
+            },
         )
 
     def with_cases(self, names: Sequence[str]) -> Experiment:

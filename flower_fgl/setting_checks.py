@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -93,13 +94,18 @@ def check_settings(
     Raises
     ------
     ConfigError
-        If the method cannot do what is asked of it; in ``graph``, for a partition that
-        cuts one graph, or any sparsity; in ``closed-set`` or ``open-set``, for a
-        partition other than METIS, or any sparsity; in ``few-shot``, for too many
-        shots, a split, or ``label-sparsity``; with ``secure-aggregation``, for fewer
-        than three clients a round; with ``min-clients``, for more than ``clients``, fewer
-        than ``min-replies``, or ``secure-aggregation``.
+        If ``device`` names none; if the method cannot do what is asked of it; in
+        ``graph``, for a partition that cuts one graph, or any sparsity; in
+        ``closed-set`` or ``open-set``, for a partition other than METIS, or any
+        sparsity; in ``few-shot``, for too many shots, a split, or ``label-sparsity``;
+        with ``secure-aggregation``, for fewer than three clients a round; with
+        ``min-clients``, for more than ``clients``, fewer than ``min-replies``, or
+        ``secure-aggregation``.
     """
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", settings.device):
+        raise ConfigError(
+            f'device must be "auto", "cpu", "cuda" or "cuda:N", got "{settings.device}".'
+        )
     _check_method(settings, method)
     _check_graphs(settings, method, methods)
     _check_unseen(settings)

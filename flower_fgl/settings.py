@@ -251,7 +251,7 @@ class GeneralSettings:
         24, "numbers are summed in steps of 2 to the power of minus this", ge=1, le=40
     )
     seed: int = option(0, "seed of the run", ge=0)
-    device: str = option("auto", "auto, cpu, or a torch device such as cuda:0")
+    device: str = option("auto", "auto, cpu, cuda, or one GPU such as cuda:0")
     threads: int = option(1, "torch threads of one client", ge=1, le=1024)
     output_dir: str = option("runs", "where run folders go")
     run_dir: str = option("", "this run's folder; empty: a new one in output-dir")

@@ -88,6 +88,25 @@ def test_a_setting_of_the_grid_that_is_fixed_keeps_names_and_published_values(
     assert {run.settings["shots"] for run in part.runs()} == {5}
     assert {run.settings["rounds"] for run in part.runs()} == {2}
     assert [run.row for run in part.runs()] == [run.row for run in whole.runs()][2:]
+    assert part.published == whole.published
+    assert part.published_columns == whole.published_columns
+
+
+def test_on_other_data_or_with_another_method_nothing_is_published(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        f"{TWO}\n[published]\na = 1.0\nb = 2.0\n[published-macro-f1]\nb = 3.0\n"
+        "[published-unseen]\nb = 4.0\n"
+    )
+    whole = read_experiment(path)
+    other = whole.with_options({"dataset": "cora"})
+    assert other.published == other.published_f1 == {}
+    assert other.published_columns["unseen"] == {}
+    assert whole.with_options({"method": "fedavg"}).published == {"b": 2.0}
+    longer = whole.with_options({"rounds": 2, "dataset": "synthetic"})
+    assert longer.published == {"a": 1.0, "b": 2.0}
 
 
 TWO = """

@@ -270,6 +270,8 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--engine", "rai"], "ray"),
         (["--engine", "local", "--workers", "2"], "--workers"),
         (["--set", "device=cuda:0"], "--client-gpus"),
+        (["--set", "device=gpu"], 'device must be "auto".*"gpu"'),
+        (["--rounds", "3", "--set", "rounds=4"], "--rounds and --set rounds"),
         (["--set", "fedprox.mu=0.1"], "nothing with method = fedavg"),
         (["--dataset", "cora", "--set", "synthetic.nodes=9"], "dataset = cora"),
         ([str(tmp_path)], "is a folder"),

@@ -131,7 +131,7 @@ def _is_query(message: Message) -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """Turn the setting ``device`` into a torch device.
+    """Turn the setting ``device``, which is checked, into a torch device.
 
     Raises
     ------
@@ -140,12 +140,7 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise RunError(f'device = "{name}" is no torch device.') from error
-    if device.type not in ("cpu", "cuda"):
-        raise RunError(f'device = "{name}" is not supported: use auto, cpu or cuda:N.')
+    device = torch.device(name)
     found = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= found:
         raise RunError(

@@ -55,10 +55,9 @@ def test_a_node_config_that_names_no_partition_is_refused(
         node_place(node)
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "mps", "meta"])
-def test_a_device_that_is_not_here_is_named(name: str) -> None:
-    with pytest.raises(RunError, match=name):
-        choose_device(name)
+def test_a_device_that_is_not_here_is_named() -> None:
+    with pytest.raises(RunError, match="cuda:99"):
+        choose_device("cuda:99")
 
 
 def test_the_processor_is_always_here() -> None:
