@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from flower_fgl.config import DATASET_DEFAULTS, RunConfig
 from flower_fgl.errors import ConfigError, FglError
+from flower_fgl.idle_settings import refuse_idle
 from flower_fgl.methods import METHODS
 from flower_fgl.options import Scalar, kebab, nearest
 
@@ -322,13 +323,15 @@ def data_config(
     dataset: str, clients: int, rule: str, settings: Sequence[str] | None
 ) -> RunConfig:
     """Check the settings of a command that only looks at data."""
+    pairs = parse_settings(settings or [])
     values: dict[str, Scalar] = {
         "dataset": dataset,
         "clients": clients,
         "partition": rule,
-        **parse_settings(settings or []),
+        **pairs,
     }
     config = RunConfig.parse(values, METHODS)
+    refuse_idle(pairs, [config])
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {clients}.")
     return config

@@ -31,6 +31,7 @@ from flower_fgl.experiments import (
     read_experiment,
     results_table,
 )
+from flower_fgl.idle_settings import refuse_idle
 from flower_fgl.locks import hold
 from flower_fgl.methods import METHODS
 from flower_fgl.options import Scalar
@@ -155,18 +156,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None
             if len(planned) == 1:
                 raise
             raise ConfigError(f'Run "{run.name}": {error}') from error
-    used = {config.method for config in configs} | {
-        config.dataset for config in configs
-    }
-    for key in options:
-        table, dot, _ = key.partition(".")
-        if dot and table not in used:
-            kind = "dataset" if table == "synthetic" else "method"
-            found = ", ".join(sorted({getattr(config, kind) for config in configs}))
-            raise ConfigError(
-                f"{key} belongs to {kind} = {table} and would do nothing with {kind} = "
-                f"{found}. Leave it out, or choose {table}."
-            )
+    refuse_idle(options, configs)
     twins = [name for name, n in Counter(r.name for r in planned).items() if n > 1]
     if twins:
         raise ConfigError(

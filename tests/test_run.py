@@ -273,6 +273,8 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--set", "device=gpu"], 'device must be "auto".*"gpu"'),
         (["--rounds", "3", "--set", "rounds=4"], "--rounds and --set rounds"),
         (["--set", "fedprox.mu=0.1"], "nothing with method = fedavg"),
+        (["--set", "dirichlet-alpha=0.1"], 'it needs partition = "dirichlet"'),
+        (["--set", "patience=5"], "it needs check-every above 0"),
         (["--dataset", "cora", "--set", "synthetic.nodes=9"], "dataset = cora"),
         ([str(tmp_path)], "is a folder"),
     ]
