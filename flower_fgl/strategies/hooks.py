@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flower_fgl.checkpoints import Checkpoints, Snapshot
 from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
 from flower_fgl.protocols.base import Payload
 from flower_fgl.seeds import SERVER, numpy_generator
 from flower_fgl.setting_checks import number_asked
@@ -64,11 +63,6 @@ class ServerHooks(Strategy):
         The run folder's writer.
     checkpoints : Checkpoints, optional
         Where the run's state is kept, and where it goes on from.
-
-    Raises
-    ------
-    RunError
-        If uploads are to be clipped, but the method uploads no numbers.
     """
 
     down: ClassVar[type[Payload]]
@@ -85,11 +79,6 @@ class ServerHooks(Strategy):
         self.config = config
         self.recorder = recorder
         self.checkpoints = checkpoints
-        if config.upload_clip and not self.up.records:
-            raise RunError(
-                f"{config.method} uploads nothing that upload-clip or upload-noise could "
-                "act on: leave them out."
-            )
         self.federation: Federation
 
     def prepare(self) -> None:
