@@ -16,12 +16,14 @@ n_v, ñ_v               ``Impaired.counts``, ``NeighbourGenerator.count(z)``
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
+from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.mending import (
@@ -43,6 +45,7 @@ from flower_fgl.mending import (
     noise_like,
 )
 from flower_fgl.protocols.base import CONFIG, Empty, Payload
+from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedsageplus import (
     GENERATE,
     JUDGE,
@@ -51,6 +54,8 @@ from flower_fgl.protocols.fedsageplus import (
     generator_shapes,
 )
 from flower_fgl.seeds import seeded
+
+log = logging.getLogger(__name__)
 
 __all__ = ["FedSagePlusClientApp", "judge_generator", "train_generator"]
 
@@ -85,6 +90,16 @@ class FedSagePlusClientApp(FedAvgClientApp):
         client, place = super().open(message, context)
         client.data = mended_data(client)
         return client, place
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train as FedAvg does, on the mended graph if there is one."""
+        if client.config.hyper.gen_rounds and "mended" not in client.state.values:
+            log.warning(
+                "Client %d has no mended graphs: generator training failed, or its memory "
+                "was lost. It trains on its graph as it is.",
+                client.partition_id,
+            )
+        return super().fit(client, server_round, download)
 
     def _generate(self, message: Message, context: Context) -> Message:
         """Train the generator; send it to be judged, or mend after the last round."""

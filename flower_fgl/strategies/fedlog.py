@@ -62,9 +62,9 @@ class FedLog(FglStrategy):
     1. The exchange before round 1 brings class rates and prompt generators; it stands in
        the run folder as round 0. A client that failed there weighs nothing in Eqs. (4)
        and (15) where others have the class.
-    2. A client gets the generators with the first synthetic nodes, again as long as it
-       has not answered since, or if it lost its memory: not before round 2, where the
-       paper sends them at once.
+    2. A client gets the generators with the first synthetic nodes, not before round 2,
+       where the paper sends them at once; again as long as it has not answered since, and
+       after every failure, which may be that it lost its memory.
     3. Clients are scored by the models they trained, not by the average, which has no
        learnable nodes.
     """
@@ -164,6 +164,11 @@ class FedLog(FglStrategy):
             ordered = dict(sorted(self.last_nodes.items()))
             self.nodes = self.condense(server_round, ordered)
         self._pack()
+
+    def record_round(self) -> None:
+        """Write the round down; who failed in it gets the generators again."""
+        self.equipped -= {failure.partition_id for failure in self._round.failures}
+        super().record_round()
 
     def condense(self, server_round: int, nodes: Mapping[int, Tensor]) -> Tensor:
         """Make X^g (C·s, d) of all clients' last nodes, by partition-id."""

@@ -40,7 +40,8 @@ class FedSagePlus(FedAvg):
        them up. Each gradient is of the weights that began the round, and is added to the
        local gradient of all ``gen-epochs`` steps.
     2. Generator training is written down as round 0, phase ``generate``. A client that
-       fails there takes part in the rounds all the same, with its graph as it is.
+       fails there, or loses its memory later, takes part in the rounds all the same, with
+       its graph as it is; its log says so.
     """
 
     def prepare(self) -> None:

@@ -115,6 +115,26 @@ def test_a_node_that_was_killed_is_taken_back_with_its_next_answer(
     assert "Client 1 is back, as node" in caplog.text
 
 
+def forgets(grid: Nodes, number: int) -> None:
+    """A SuperNode with a key comes back without its memory, under the same id."""
+    if number == 2:
+        grid.contexts[node_of(grid, 1)].state = RecordDict()
+
+
+@pytest.mark.parametrize(
+    "method", sorted(n for n, m in METHODS.items() if not m.is_one_shot)
+)
+def test_a_node_that_forgot_all_under_its_id_fails_once_at_most(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**shortened(method, {}), "participation": 1.0}
+    run = run_with(tmp_path / "run", forgets, method=method, **settings)
+    rounds = [row for row in run.rounds if row["phase"] == "train"]
+    assert [row["replies"] for row in rounds] == [3, 3, 2 + (method != "fedlog"), 3]
+    assert not rounds[3]["failures"]
+    assert ("mended graphs" in caplog.text) == (method == "fedsage+")
+
+
 def test_a_client_that_is_back_has_the_state_of_its_own_disk(tmp_path: Path) -> None:
     def nothing(grid: Nodes, number: int) -> None:
         return
