@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,9 +56,31 @@ def main() -> None:
             soft_wrap=True,
         )
         sys.exit(1)
-    except KeyboardInterrupt:
-        errors.print("Interrupted.", style="bold yellow")
-        sys.exit(130)
+
+
+@contextmanager
+def telling_how_to_go_on() -> Iterator[None]:
+    """After Ctrl-C say how the run, whose folder the interrupt names, is continued."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        from flower_fgl.checkpoints import newest_checkpoint
+
+        told = "Interrupted."
+        for folder in stop.args:
+            kept = newest_checkpoint(Path(folder))
+            told += (
+                f" Run folder: {folder}"
+                if kept is None
+                else (
+                    f" It goes on from round {kept.server_round} with: flower-fgl run "
+                    f"--resume {shlex.quote(folder)}"
+                )
+            )
+        errors.print(
+            told, style="bold yellow", markup=False, highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(130) from stop
 
 
 def make_table(*names: str) -> Table:
@@ -154,7 +178,8 @@ def run(
                 "--resume continues a run with its own settings and engine: give only "
                 "the folder, and --workers, --client-gpus or --quiet if need be."
             )
-        resume_run(resume, How("", workers, client_gpus, quiet), console)
+        with telling_how_to_go_on():
+            resume_run(resume, How("", workers, client_gpus, quiet), console)
         return
     engine = engine or "ray"
     if engine not in ("local", "ray"):
@@ -167,7 +192,8 @@ def run(
     if case and experiment is None:
         raise ConfigError("--case chooses from an experiment file: give one.")
     how = How(engine, workers, client_gpus, quiet)
-    run_all(experiment, options, how, console, cases=case or ())
+    with telling_how_to_go_on():
+        run_all(experiment, options, how, console, cases=case or ())
 
 
 @app.command()

@@ -130,8 +130,9 @@ def _honest_end(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         # the server half may have failed meanwhile, because of what was stopped first
         _settle(folder, "interrupted", over=("running", "failed"))
-        _drop_if_empty(folder)
-        raise
+        if _drop_if_empty(folder):
+            raise
+        raise KeyboardInterrupt(str(folder)) from None
     except FglError as error:
         _settle(folder, "failed", error=str(error))
         if _drop_if_empty(folder):

@@ -74,6 +74,7 @@ def keep(command: Sequence[str], remove: str | None = None) -> int:
         if not is_subreaper:  # orphans go to init: remember who was ours
             known.update(psutil.Process().children(recursive=True))
     process.returncode = status or 0  # collected here, Popen need not look again
+    _kill_runs()
     _end_descendants(known)
     if remove is not None:
         shutil.rmtree(remove, ignore_errors=True)
@@ -161,6 +162,18 @@ def _living(known: set[psutil.Process]) -> set[psutil.Process]:
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 living.add(process)
     return living
+
+
+def _kill_runs() -> None:
+    """Kill runs before what they need.
+
+    A server half that lives on while its Ray workers end would write that they failed.
+    """
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()[:2]  # the interpreter, the script
+            if any(os.path.basename(word) == "flwr-simulation" for word in words):
+                process.kill()
 
 
 def _end_descendants(known: set[psutil.Process]) -> None:

@@ -452,6 +452,37 @@ def test_the_keeper_ends_daemons_and_the_deaf(tmp_path):
     assert not (tmp_path / "scratch").exists()
 
 
+def test_a_run_is_killed_before_what_it_needs(tmp_path):
+    """It cannot write what it thinks of the end of its workers."""
+    run = tmp_path / "flwr-simulation"
+    run.write_text(
+        "import pathlib, signal, subprocess, sys, time\n"
+        "def says(*_):\n"
+        "    pathlib.Path(sys.argv[1]).write_text(open(sys.argv[1]).read() + 'asked')\n"
+        "    time.sleep(600)\n"
+        "signal.signal(signal.SIGTERM, says)\n"
+        "if sys.argv[2:]:\n"
+        "    subprocess.Popen([sys.executable, *sys.argv[2:]])\n"
+        "pathlib.Path(sys.argv[1]).touch()\n"
+        "time.sleep(600)\n"
+    )
+    worker = tmp_path / "worker"
+    worker.write_text(run.read_text())
+    notes = [tmp_path / "of-run", tmp_path / "of-worker"]
+    keep = [sys.executable, "-P", str(PROCESSES), "keep", ""]
+    command = [sys.executable, str(run), str(notes[0]), str(worker), str(notes[1])]
+    with subprocess.Popen(
+        [*keep, *command],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "FLWR_HOME": str(tmp_path)},
+    ) as keeper:
+        assert eventually(lambda: all(note.exists() for note in notes))
+        keeper.stdin.close()
+        assert keeper.wait(timeout=10) == 0
+    assert [note.read_text() for note in notes] == ["", "asked"]
+    assert processes_of(tmp_path) == []
+
+
 def test_a_written_app_is_one_that_flower_builds(tmp_path):
     config = {"rounds": 3, "fedpg": {"alpha": 0.5}, "name": 'a "b"', "flag": True}
     folder = write_app_folder(tmp_path / "flower-fgl", config=config)

@@ -202,18 +202,22 @@ def test_ctrl_c_ends_the_run_and_all_it_started(engine: str, tmp_path: Path) -> 
          "--set", f"run-dir={tmp_path}/run"],
         env=environment(FGL_MARK=mark),
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
     )  # fmt: skip
     try:
         end = time.monotonic() + 120
-        while not (tmp_path / "run" / "rounds.jsonl").exists():
+        while not any((tmp_path / "run" / "checkpoint").glob("*")):
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.1)
         time.sleep(1)
         os.kill(process.pid, signal.SIGINT)
-        assert process.wait(timeout=90) == 130
+        _, said = process.communicate(timeout=90)
+        assert process.returncode == 130
+        assert "Interrupted. It goes on from round" in said
+        assert f"flower-fgl run --resume {tmp_path}/run" in said
         assert bystander.poll() is None
         assert Run.load(tmp_path / "run").status == "interrupted"
         assert marked(mark) == []
