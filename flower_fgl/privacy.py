@@ -23,7 +23,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 from torch import Tensor
 
-__all__ = ["SENSITIVITY", "clip_and_blur", "epsilon", "numbers_of", "with_numbers"]
+__all__ = ["SENSITIVITY", "clip_and_blur", "epsilon", "numbers_of", "refuse_unbounded"]
+__all__ += ["with_numbers"]
 
 SENSITIVITY = 2.0
 """Largest distance of two clipped uploads, in clipping norms."""
@@ -139,6 +140,40 @@ def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
     for name, part in _parts(value).items():
         found |= numbers_of(part, f"{path}/{name}")
     return found
+
+
+def refuse_unbounded(value: Any, path: str = "") -> None:
+    """Refuse a payload with numbers that :func:`numbers_of` does not find.
+
+    Whole numbers, masks and texts are left as they are, see ``docs/security.md``.
+
+    Parameters
+    ----------
+    value : Payload
+        A dataclass.
+    path : str
+        Where it lies itself.
+
+    Raises
+    ------
+    TypeError
+        If it holds, or is, anything else than tensors of real numbers in dataclasses,
+        mappings and sequences.
+    """
+    if isinstance(value, Tensor):
+        is_known = not value.is_complex()
+    else:
+        is_empty = getattr(value, "__dict__", None) == {}
+        is_known = is_empty or isinstance(value, int | str | bytes | None)
+    parts = _parts(value)
+    for name, part in parts.items():
+        refuse_unbounded(part, f"{path}/{name}")
+    is_container = is_dataclass(value) or isinstance(value, Mapping | list | tuple)
+    if not (is_known or is_container):
+        raise TypeError(
+            f"{path or 'the payload'} is a {type(value).__name__}: only real tensors in "
+            "dataclasses, mappings and lists can be clipped and blurred"
+        )
 
 
 def with_numbers(value: Any, numbers: Mapping[str, Tensor], path: str = "") -> Any:

@@ -2,14 +2,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 from scipy.integrate import quad
 from scipy.stats import norm
 from torch import Tensor
 
-from flower_fgl.privacy import clip_and_blur, epsilon, numbers_of, with_numbers
+from flower_fgl.privacy import (
+    clip_and_blur,
+    epsilon,
+    numbers_of,
+    refuse_unbounded,
+    with_numbers,
+)
+from flower_fgl.protocols.base import Empty, Payload
 
 
 def test_an_upload_is_clipped_by_hand() -> None:
@@ -96,6 +106,46 @@ class Outer:
     inner: Inner
     many: tuple[Tensor, ...]
     name: str
+
+
+class Undeclared(Payload):
+    """Its author forgot ``@dataclass``."""
+
+    records = ()
+
+    def __init__(self) -> None:
+        self.drift = torch.ones(2)
+
+    def to_record(self) -> RecordDict:
+        return RecordDict()
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: Any) -> Undeclared:
+        return cls()
+
+    @property
+    def num_bytes(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "place"),
+    [
+        (Inner(torch.ones(1), 0.5), "/counts is a float"),  # type: ignore[arg-type]
+        (Inner(torch.ones(1), np.ones(2)), "/counts is a ndarray"),  # type: ignore[arg-type]
+        (Outer({"w": torch.ones(1, dtype=torch.cfloat)}, None, (), ""), "/state/w"),  # type: ignore[arg-type]
+        (Undeclared(), "the payload is a Undeclared"),
+    ],
+)
+def test_numbers_that_cannot_be_bounded_are_refused(payload: Any, place: str) -> None:
+    with pytest.raises(TypeError, match=place):
+        refuse_unbounded(payload)
+
+
+def test_whole_numbers_texts_and_empty_payloads_need_no_bound() -> None:
+    refuse_unbounded(Outer({}, Inner(torch.ones(1), torch.ones(1)), (), "a"))
+    refuse_unbounded(Inner(torch.ones(1), 3))  # type: ignore[arg-type]
+    refuse_unbounded(Empty())
 
 
 def test_all_floating_tensors_of_a_payload_are_found_and_replaced() -> None:

@@ -100,7 +100,7 @@ class ADPFedGNNClientApp(FglClientApp):
             net.weights().cpu() * net.global_mask.cpu(),
             net.global_mask.cpu(),
             {name: t.detach().cpu() for name, t in networks.state_dict().items()},
-            client.weight,
+            int(client.weight),
         )
         return Fit(net, upload, loss, training.seconds)
 

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from flower_fgl.client_apps.client import Client
 from flower_fgl.errors import PayloadError
-from flower_fgl.privacy import clip_and_blur, numbers_of, with_numbers
+from flower_fgl.privacy import (
+    clip_and_blur,
+    numbers_of,
+    refuse_unbounded,
+    with_numbers,
+)
 from flower_fgl.protocols.base import Payload
 
 __all__ = ["protect"]
@@ -38,7 +43,7 @@ def protect(client: Client, upload: Payload, download: Any = None) -> Payload:
     Raises
     ------
     PayloadError
-        If a number is not finite.
+        If a number is not finite, or stands where it cannot be clipped.
 
     Notes
     -----
@@ -51,6 +56,10 @@ def protect(client: Client, upload: Payload, download: Any = None) -> Payload:
         upload = upload.withhold(shared, config.min_class_count)
     if not config.upload_clip:
         return upload
+    try:
+        refuse_unbounded(upload)
+    except TypeError as error:
+        raise PayloadError(f"upload-clip: {error}") from error
     numbers = numbers_of(upload)
     start = origin_of(numbers, numbers_of(download))
     generator = torch.Generator().manual_seed(secrets.randbits(63))

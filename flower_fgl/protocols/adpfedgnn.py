@@ -206,14 +206,14 @@ class MaskedWeights(Payload):
         M^g_i.
     networks : mapping of str to Tensor, float32
         As in :class:`SharedWeights`.
-    weight : float
-        n_i.
+    weight : int
+        n_i, which the server knows.
     """
 
     values: Tensor
     mask: Tensor
     networks: Mapping[str, Tensor]
-    weight: float
+    weight: int
     records = (MASKED, NETWORKS)
 
     @property
@@ -266,7 +266,7 @@ class MaskedWeights(Payload):
         values = torch.zeros(size)
         values[mask] = kept
         networks = read_tensors(content, NETWORKS, spec.networks)
-        return cls(values, mask, networks, weight)
+        return cls(values, mask, networks, int(weight))
 
     @property
     def num_bytes(self) -> int:

@@ -19,7 +19,7 @@ P = 19
 
 def upload_of(mask: Tensor) -> MaskedWeights:
     return MaskedWeights(
-        torch.arange(1.0, P + 1) * mask, mask, {"n": torch.tensor([0.5, -1.0])}, 7.0
+        torch.arange(1.0, P + 1) * mask, mask, {"n": torch.tensor([0.5, -1.0])}, 7
     )
 
 
