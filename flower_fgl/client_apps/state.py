@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
 from flwr.app import ConfigRecord, Context
 from safetensors import SafetensorError, safe_open
@@ -46,19 +47,54 @@ class ClientState:
     values: dict[str, Scalar] = field(default_factory=dict)
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """Return copies of the tensors under ``prefix/``, without the prefix."""
+        """Return copies of the tensors under ``prefix/``, without it, in order of names.
+
+        The order is the same wherever the state was kept.
+        """
         start = prefix + "/"
         return {
             key[len(start) :]: tensor.clone()
-            for key, tensor in self.tensors.items()
+            for key, tensor in sorted(self.tensors.items())
             if key.startswith(start)
         }
 
     def set_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
-        """Replace the tensors under ``prefix/``."""
+        """Replace the tensors under ``prefix/`` by copies.
+
+        ``model`` and ``optimizer`` are groups of the base class, the value ``round`` is
+        its own too.
+
+        Raises
+        ------
+        TypeError
+            If one is no dense tensor.
+        """
         start = prefix + "/"
+        for name, t in tensors.items():
+            if not isinstance(t, Tensor) or t.layout != torch.strided:
+                raise TypeError(
+                    f"client state {start}{name} must be a dense tensor, got "
+                    f"{type(t).__name__}"
+                )
         kept = {k: v for k, v in self.tensors.items() if not k.startswith(start)}
-        self.tensors = kept | {start + name: t for name, t in tensors.items()}
+        self.tensors = kept | {
+            start + name: t.detach().clone() for name, t in tensors.items()
+        }
+
+    def check_values(self) -> None:
+        """Refuse values that not every place can keep.
+
+        Raises
+        ------
+        TypeError
+            If one is no bool, int, float or str.
+        """
+        for key, value in self.values.items():
+            if type(value) not in (bool, int, float, str):
+                raise TypeError(
+                    f"client state value {key} must be a bool, int, float or str, got "
+                    f"{type(value).__name__}: keep tensors by set_group"
+                )
 
 
 class StatePlace(ABC):
@@ -109,6 +145,7 @@ class MemoryStates(StatePlace):
 
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Keep the state itself."""
+        state.check_values()
         self._states[context.run_id, partition_id] = state
 
     def go_back(
@@ -172,6 +209,7 @@ class FileStates(StatePlace):
 
         A worker that comes late, after its client went on elsewhere, changes nothing.
         """
+        state.check_values()
         path = self._path(context, partition_id)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -308,11 +346,12 @@ class ContextStates(StatePlace):
         values = context.state.config_records["state-values"]
         return ClientState(
             read_tensors(context.state, "state-tensors", is_checked=False),
-            {key: value for key, value in values.items() if _is_scalar(value)},  # type: ignore[misc]
+            dict(values),  # type: ignore[arg-type]
         )
 
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Pack into two records."""
+        state.check_values()
         context.state["state-tensors"] = write_tensors(state.tensors)
         context.state["state-values"] = ConfigRecord(dict(state.values))
 
@@ -320,7 +359,3 @@ class ContextStates(StatePlace):
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
         """Change nothing: Flower keeps no state of another run."""
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, bool | int | float | str)

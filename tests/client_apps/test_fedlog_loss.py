@@ -100,7 +100,8 @@ def loop_general(one: LocalLearner) -> tuple[Tensor, list[bool]]:
     """
     assert one.nodes is not None
     total, hits = torch.zeros(()), []
-    layers = list(one.prompts.values())
+    names = sorted({name.rpartition(".")[0] for name in one.prompts})
+    layers = [one.prompts[f"{n}.{kind}"] for n in names for kind in ("weight", "bias")]
     for row in range(C * S):
         c = row // S
         x = one.nodes[row] + GAMMA[c] * (one.nodes.mean(0) - one.nodes[row])

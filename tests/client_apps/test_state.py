@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -59,6 +61,39 @@ def test_groups_are_replaced_whole() -> None:
     state.set_group("a", {"y": torch.ones(2)})
     assert set(state.tensors) == {"a/y", "ab/x"}
     assert set(state.group("a")) == {"y"}
+
+
+def test_a_group_is_a_copy_in_order_of_names_wherever_it_is_kept(
+    place: StatePlace, context: Context
+) -> None:
+    layer = torch.nn.Linear(2, 2)
+    state = ClientState()
+    # two groups of one model's weights, which training goes on changing
+    for name in ("model", "last"):
+        state.set_group(name, {n: p.detach() for n, p in layer.named_parameters()})
+    before = layer.weight.detach().clone()
+    with torch.no_grad():
+        layer.weight += 1
+    place.save(context, 0, state)
+    for name in ("model", "last"):
+        back = place.load(context, 0).group(name)
+        assert list(back) == ["bias", "weight"]
+        assert torch.equal(back["weight"], before)
+
+
+@pytest.mark.parametrize("value", [0.5, np.ones(2), torch.eye(2).to_sparse()])
+def test_what_is_no_dense_tensor_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match="client state mine/x must be a dense tensor"):
+        ClientState().set_group("mine", {"x": value})
+
+
+@pytest.mark.parametrize("value", [[1, 2], torch.ones(1), np.float32(1), None])
+def test_values_that_not_every_place_keeps_are_refused_by_name(
+    place: StatePlace, context: Context, value: Any
+) -> None:
+    with pytest.raises(TypeError, match="client state value seen must be a bool"):
+        place.save(context, 0, ClientState({}, {"seen": value}))
+    assert place.load(context, 0) == ClientState()
 
 
 def test_states_in_files_are_kept_apart_by_run_and_client(
