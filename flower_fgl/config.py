@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from flower_fgl.options import AUTO, Scalar, kebab, read_settings
+from flower_fgl.errors import ConfigError
+from flower_fgl.options import AUTO, Scalar, kebab, nearest, read_settings
 from flower_fgl.setting_checks import UNSEEN_SETTINGS, check_names, check_settings
 from flower_fgl.settings import DATASETS, GeneralSettings, SyntheticSettings
 
@@ -123,6 +124,8 @@ class RunConfig(GeneralSettings):
             for name, entry in methods.items()
             if entry.settings is not None
         }
+        name = str(general.get("method", GeneralSettings.method))
+        _refuse_without_table(general, name, method.settings)
         read = read_settings(GeneralSettings, general)
         check_settings(read, method, methods)
         return cls(
@@ -167,11 +170,30 @@ class RunConfig(GeneralSettings):
         return out
 
 
+def _refuse_without_table(
+    general: Mapping[str, Scalar], method: str, settings: Any
+) -> None:
+    """Refuse a setting of the method's own that was given without its name."""
+    known = {kebab(f.name) for f in fields(GeneralSettings)}
+    own = {kebab(f.name) for f in fields(settings)} if settings else set()
+    for key in general:
+        if key in own - known:
+            raise ConfigError(
+                f'Unknown setting "{key}". Did you mean "{method}.{key}"?'
+            )
+
+
 def _fill(
     general: Mapping[str, Scalar], method_defaults: Mapping[str, Scalar]
 ) -> tuple[dict[str, Scalar], dict[str, str]]:
     """Resolve ``"auto"`` and say where each general value came from."""
     dataset = str(general.get("dataset", GeneralSettings.dataset))
+    known = {kebab(f.name) for f in fields(GeneralSettings) if f.metadata["auto"]}
+    if unknown := sorted(set(method_defaults) - known):
+        raise ConfigError(
+            f'A method\'s row has a default for "{unknown[0]}", which takes none. '
+            f"{nearest(unknown[0], known)}"
+        )
     stated = {key for key, value in general.items() if value != AUTO}
     method_defaults = {
         key: value

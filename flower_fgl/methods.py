@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,14 @@ class Method:
     additive: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
+
+    def __post_init__(self) -> None:
+        for f in () if self.settings is None else fields(self.settings):
+            if "text" not in f.metadata:
+                raise TypeError(
+                    f"{self.settings}.{f.name} is no setting: declare it with "
+                    "option(default, text)."
+                )
 
     def load_strategy(self) -> type[FglStrategy]:
         """Import the server half."""

@@ -200,6 +200,8 @@ def load_model(folder: Path) -> SavedModel:
         backbone it names.
     """
     folder = folder.parent if folder.name == MODEL else folder
+    if not folder.is_dir():
+        raise RunError(f"There is no folder {folder}.")
     card = read_card(folder)
     if card is None:
         raise RunError(

@@ -143,9 +143,21 @@ class Run:
             f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
         )
         why = [f"error: {about['error']}"] if "error" in about else []
-        return "\n".join(
-            [head, *why, *(lines if lines[1:] else []), f"Run folder: {self.path}"]
-        )
+        lost = self._lost()
+        end = f"Run folder: {self.path}"
+        return "\n".join([head, *why, *(lines if lines[1:] else []), *lost, end])
+
+    def _lost(self) -> list[str]:
+        """Say in a line what failed on the way, if anything did."""
+        failed = sum(row.get("status") == "failed" for row in self.rounds)
+        reasons: dict[str, int] = self.summary.get("failures") or {}
+        parts = [f"{failed} of {len(self.rounds)} rounds"] if failed else []
+        if reasons:
+            often = max(reasons, key=reasons.__getitem__)
+            parts.append(
+                f"{sum(reasons.values())} messages to clients (most often: {often})"
+            )
+        return [f"Failed: {'; '.join(parts)}. See rounds.jsonl."] if parts else []
 
 
 def _percent(entry: Row, column: str, metric: str) -> str:

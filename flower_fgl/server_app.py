@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -24,6 +24,9 @@ from flower_fgl.resuming import LET_GO_SECONDS, rewind
 from flower_fgl.run_writer import RunWriter, default_folder
 from flower_fgl.runs import Run
 from flower_fgl.state_files import LinkedStates, StateKeeper
+
+if TYPE_CHECKING:
+    from flower_fgl.strategies.base import FglStrategy
 
 __all__ = ["app", "run_server"]
 
@@ -153,10 +156,11 @@ def _run(
         log.info("No checkpoints: without state-dir Flower loses client states.")
     if resumed is not None:
         recorder.rounds += Run.load(writer.folder).rounds
-    load = METHODS[config.method].load_strategy()
-    strategy = load(config, recorder, checkpoints)
+    strategy: FglStrategy | None = None
     status, error = "failed", ""
     try:
+        load = METHODS[config.method].load_strategy()
+        strategy = load(config, recorder, checkpoints)
         strategy.start(grid)
         state = strategy.best_state()
         if state is not None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,29 @@ def test_a_number_of_participants_and_a_share_take_each_others_place() -> None:
         5,
     ]
     assert number_asked(parse(participation=0.25), 30) == 8
+
+
+def test_a_methods_setting_without_its_name_is_pointed_to() -> None:
+    with pytest.raises(ConfigError, match=r'"mu"\. Did you mean "fedprox\.mu"'):
+        parse(method="fedprox", mu=0.1)
+
+
+def test_a_row_may_have_defaults_for_auto_settings_only() -> None:
+    row = replace(METHODS["fedavg"], defaults={"eval_policy": "refresh"})
+    with pytest.raises(ConfigError, match=r'"eval_policy".*Did you mean "eval-policy"'):
+        RunConfig.parse({}, {**METHODS, "fedavg": row})
+    row = replace(METHODS["fedavg"], defaults={"partition": "louvain"})
+    with pytest.raises(ConfigError, match='default for "partition"'):
+        RunConfig.parse({}, {**METHODS, "fedavg": row})
+
+
+def test_a_setting_of_a_method_is_declared_as_one() -> None:
+    @dataclass(frozen=True)
+    class Settings:
+        mu: float = 0.1
+
+    with pytest.raises(TypeError, match=r"Settings.*\.mu is no setting"):
+        replace(METHODS["fedavg"], settings=Settings)
 
 
 def test_pyproject_holds_every_setting_with_its_default() -> None:

@@ -192,6 +192,11 @@ def test_a_methods_own_network_comes_back(
         load_model(tmp_path)
 
 
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"There is no folder .*nowhere"):
+        load_model(tmp_path / "nowhere")
+
+
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     assert read_card(tmp_path) is None
     with pytest.raises(RunError, match=r"holds no model\.safetensors"):

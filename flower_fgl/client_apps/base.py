@@ -234,7 +234,11 @@ class FglClientApp(ClientApp, ABC):
 
     def read_download(self, client: Client, content: RecordDict) -> Any:
         """Unpack what the server sent, checked."""
-        return self.down.from_record(content, self.download_spec(client))
+        spec = self.download_spec(client)
+        try:
+            return self.down.from_record(content, spec)
+        except PayloadError as error:
+            raise PayloadError(f"what the server sent is no use: {error}") from error
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Score the client's own model, the aggregated one, or both."""

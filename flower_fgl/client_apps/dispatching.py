@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from flwr.app import Context, Message
 
 from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
+from flower_fgl.errors import FglError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.limits import check_size
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Dispatcher", "largest_message"]
 
@@ -26,6 +30,7 @@ class Dispatcher:
     def __init__(self, workplace: Workplace | None = None) -> None:
         self._workplace = workplace or Workplace()
         self._apps: dict[str, FglClientApp] = {}
+        self._told: set[str] = set()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message.
@@ -33,14 +38,24 @@ class Dispatcher:
         Raises
         ------
         FglError
-            If the settings are wrong or the message cannot be handled.
+            If the settings are wrong or the message cannot be handled. Of any other
+            error, once, the traceback is logged.
         """
         config = self._workplace.config(context)
         check_size(message.content, largest_message(config, context))
         method = config.method
         if method not in self._apps:
             self._apps[method] = METHODS[method].load_client_app()(self._workplace)
-        return self._apps[method](message, context)
+        try:
+            return self._apps[method](message, context)
+        except FglError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if text not in self._told:
+                self._told.add(text)
+                log.exception("The client half of %s raised:", method)
+            raise RunError(text) from error
 
 
 def largest_message(config: RunConfig, context: Context) -> float:

@@ -328,7 +328,16 @@ class FglStrategy(ClientExchanges):
         return describe_model(self.config, self.federation, number)
 
     def record_round(self) -> None:
-        """Write the round and its clients to the run folder."""
+        """Write the round and its clients to the run folder; log who failed."""
+        for reason, ids in self._round.lost().items():
+            who = "client" + "s" * (len(ids) > 1)
+            log.warning(
+                "Round %s: %s %s: %s",
+                self._round.number,
+                who,
+                ", ".join(map(str, sorted(ids))),
+                reason,
+            )
         if self.recorder is not None:
             self.recorder.append_clients(self._round.client_rows())
             self.recorder.append_round(self._round.row())

@@ -256,8 +256,7 @@ class ClientExchanges(ServerHooks):
         return {pid: reply.content for pid, reply in exchange.replies.items()}
 
     def drop(self, partition_id: int, reason: str) -> None:
-        """Count and name a client whose answer cannot be used."""
-        log.warning("Round %s: client %s: %s", self._round.number, partition_id, reason)
+        """Count a client whose answer cannot be used; the round's end names it."""
         self._round.failures.append(Failure(partition_id, reason))
 
     def _weight(self, partition_id: int) -> float:

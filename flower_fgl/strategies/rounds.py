@@ -191,14 +191,18 @@ class RoundLog:
             return None
         return int(column["num_nodes"]), float(column["accuracy"])
 
-    def why_failed(self) -> str:
-        """Describe the failures for an error message."""
-        who: dict[str, set[int]] = {}  # a client may fail in training and in scoring
+    def lost(self) -> dict[str, set[int]]:
+        """Return who failed, in training or in scoring, by the reason."""
+        who: dict[str, set[int]] = {}
         for failure in self.failures:
             who.setdefault(failure.reason, set()).add(failure.partition_id)
+        return who
+
+    def why_failed(self) -> str:
+        """Describe the failures for an error message."""
         text = "; ".join(
             f"{reason} ({len(ids)} client{'s' * (len(ids) > 1)})"
-            for reason, ids in who.items()
+            for reason, ids in self.lost().items()
         )
         return (
             f"Round {self.number}: {len(self._clients)} usable replies of {self._asked} "

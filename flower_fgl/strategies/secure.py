@@ -44,13 +44,15 @@ class SecureExchanges:
     Raises
     ------
     RunError
-        If the method's upload is no :class:`AdditivePayload`, a client sent no key, or
-        fewer than three clients would train in a round.
+        If the method's upload is no :class:`AdditivePayload`, its ``aggregate_sums`` is of
+        another ``aggregate``, a client sent no key, or fewer than three clients would
+        train in a round.
     """
 
     def __init__(self, strategy: ClientExchanges) -> None:
         self._strategy = strategy
         self._up = cast(type[AdditivePayload], strategy.up)
+        _refuse_inherited_sums(type(strategy))
         clients = strategy.federation.clients
         able = strategy.federation.trainable
         self._keys = {pid: clients[pid].public_key for pid in able}
@@ -176,3 +178,20 @@ class SecureExchanges:
                 f"{current.threshold} are needed (secure-threshold = "
                 f"{self._strategy.config.secure_threshold:g})."
             )
+
+
+def _refuse_inherited_sums(strategy: type) -> None:
+    """Refuse a method whose sums are put together by another method's rule."""
+    owner = {
+        name: next((c for c in strategy.__mro__ if name in vars(c)), object)
+        for name in ("aggregate", "aggregate_sums")
+    }
+    if (
+        issubclass(owner["aggregate"], owner["aggregate_sums"])
+        and len(set(owner.values())) > 1
+    ):
+        raise RunError(
+            f"{owner['aggregate'].__name__} has an aggregate of its own and inherits "
+            f"aggregate_sums of {owner['aggregate_sums'].__name__}: sums would be put "
+            "together by another rule. Define aggregate_sums too, or leave additive out."
+        )

@@ -26,6 +26,7 @@ from flower_fgl.secure.additive import AdditivePayload
 from flower_fgl.server_app import run_server
 from flower_fgl.strategies.averaging import mean_of_sums
 from flower_fgl.strategies.base import FglStrategy
+from flower_fgl.strategies.fedavg import FedAvg
 
 from ..conftest import SMALL
 
@@ -408,6 +409,20 @@ def test_a_row_is_additive_if_and_only_if_its_upload_can_be_summed() -> None:
         assert row.additive == (can_be_summed and name not in look_closer)
         overrides = strategy.aggregate_sums is not FglStrategy.aggregate_sums
         assert overrides or not row.additive
+
+
+def test_a_rule_of_its_own_with_anothers_sums_is_refused(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithMomentum(FedAvg):
+        def aggregate(self, server_round: int, uploads: Any) -> None:
+            super().aggregate(server_round, uploads)
+
+    monkeypatch.setattr(
+        type(METHODS["fedavg"]), "load_strategy", lambda self: WithMomentum
+    )
+    with pytest.raises(RunError, match="WithMomentum has an aggregate of its own"):
+        simulate(**{**small, **SECURE})
 
 
 @pytest.mark.parametrize(("clients", "participation"), [(1, 1.0), (2, 1.0), (5, 0.4)])

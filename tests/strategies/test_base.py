@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_fgl import simulate
+from flower_fgl import METHODS, Run, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.errors import ConfigError, RunError
@@ -417,6 +419,49 @@ def test_why_a_round_failed_says_how_many_were_asked(
     Faulty(monkeypatch, lambda pid, number: pid > 0, raises)
     with pytest.raises(RunError, match="1 usable replies of 3 clients asked"):
         simulate(**{**small, "rounds": 3, "min_replies": 2})
+
+
+def test_who_failed_is_logged_by_round_and_counted_in_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+    small: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    Faulty(monkeypatch, lambda pid, number: number == 2 and pid > 0, raises)
+    run = simulate(**{**small, "rounds": 3, "min_replies": 2})
+    said = [r.getMessage() for r in caplog.records if "Round" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("Round 2: clients 1, 2: ")
+    assert "out of order" in said[0]
+    assert "Failed: 1 of 3 rounds; 2 messages to clients (most often: " in run.table()
+    assert "Failed" not in simulate(**{**small, "rounds": 1}).table()
+
+
+def test_a_bug_in_a_client_half_is_shown_once_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+    small: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fit(*_: Any) -> None:
+        raise KeyError("nothing")
+
+    monkeypatch.setattr(FedAvgClientApp, "fit", fit)
+    with pytest.raises(RunError, match="KeyError: 'nothing'"):
+        simulate(**{**small, "rounds": 3})
+    shown = [r for r in caplog.records if r.exc_info]
+    assert len(shown) == 1
+    assert "The client half of fedavg raised" in shown[0].getMessage()
+
+
+def test_a_server_half_that_cannot_be_loaded_is_a_failed_run(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], tmp_path: Path
+) -> None:
+    row = replace(METHODS["fedavg"], strategy="flower_fgl.strategies.nowhere:FedAvg")
+    monkeypatch.setitem(METHODS, "fedavg", row)
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):
+        simulate(**{**small, "run_dir": str(tmp_path / "run")})
+    run = Run.load(tmp_path / "run")
+    assert run.status == "failed"
+    assert "nowhere" in run.summary["error"]
 
 
 def test_start_takes_no_model_from_outside(small: dict[str, Any]) -> None:
