@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flower_fgl.errors import ConfigError
-from flower_fgl.options import AUTO, Scalar, kebab, nearest, read_settings
+from flower_fgl.options import AUTO, Scalar, kebab, read_settings
 from flower_fgl.setting_checks import UNSEEN_SETTINGS, check_names, check_settings
 from flower_fgl.settings import DATASETS, GeneralSettings, SyntheticSettings
 
@@ -117,15 +117,15 @@ class RunConfig(GeneralSettings):
                 table, _, name = key.partition(".")
                 tables.setdefault(table, {})[name] = value
         check_names(general, tables, methods, datasets)
-        method = methods[str(general.get("method", GeneralSettings.method))]
+        chosen = str(general.get("method", GeneralSettings.method))
+        method = methods[chosen]
         general, sources = _fill(general, method.defaults)
         settings = {
             name: read_settings(entry.settings, tables.get(name, {}), prefix=name)
             for name, entry in methods.items()
             if entry.settings is not None
         }
-        name = str(general.get("method", GeneralSettings.method))
-        _refuse_without_table(general, name, method.settings)
+        _refuse_without_table(general, chosen, method.settings)
         read = read_settings(GeneralSettings, general)
         check_settings(read, method, methods)
         return cls(
@@ -133,7 +133,7 @@ class RunConfig(GeneralSettings):
             synthetic=read_settings(
                 SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
             ),
-            hyper=settings.get(str(general.get("method", GeneralSettings.method))),
+            hyper=settings.get(chosen),
             sources=sources,
         )
 
@@ -188,12 +188,6 @@ def _fill(
 ) -> tuple[dict[str, Scalar], dict[str, str]]:
     """Resolve ``"auto"`` and say where each general value came from."""
     dataset = str(general.get("dataset", GeneralSettings.dataset))
-    known = {kebab(f.name) for f in fields(GeneralSettings) if f.metadata["auto"]}
-    if unknown := sorted(set(method_defaults) - known):
-        raise ConfigError(
-            f'A method\'s row has a default for "{unknown[0]}", which takes none. '
-            f"{nearest(unknown[0], known)}"
-        )
     stated = {key for key, value in general.items() if value != AUTO}
     method_defaults = {
         key: value

@@ -67,9 +67,8 @@ def refuse_idle(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
                 f"{key} belongs to {kind} = {table} and would do nothing with {kind} = "
                 f"{found}. Leave it out, or choose {table}."
             )
-        needed, is_there = NEEDED.get(key, ("", lambda _: True))
-        if not any(map(is_there, configs)):
+        if key in NEEDED and not any(map(NEEDED[key][1], configs)):
             raise ConfigError(
-                f"{key} would do nothing: it needs {needed}. Set that too, or leave "
-                f"{key} out."
+                f"{key} would do nothing: it needs {NEEDED[key][0]}. Set that too, or "
+                f"leave {key} out."
             )

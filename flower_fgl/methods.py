@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flower_fgl.options import Scalar
+from flower_fgl.errors import ConfigError
+from flower_fgl.options import Scalar, kebab, nearest
 from flower_fgl.protocols.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.protocols.clusteredsampling import ClusteredSamplingSettings
 from flower_fgl.protocols.f2l import F2LSettings
@@ -29,6 +30,7 @@ from flower_fgl.protocols.fggp import FGGPSettings
 from flower_fgl.protocols.moon import MoonSettings
 from flower_fgl.protocols.opfgl import OPFGLSettings
 from flower_fgl.protocols.pfedfsl import PFedFSLSettings
+from flower_fgl.settings import GeneralSettings
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.base import FglClientApp
@@ -100,6 +102,13 @@ class Method:
                     f"{self.settings}.{f.name} is no setting: declare it with "
                     "option(default, text)."
                 )
+
+        known = {kebab(f.name) for f in fields(GeneralSettings) if f.metadata["auto"]}
+        if unknown := sorted(set(self.defaults) - known):
+            raise ConfigError(
+                f'A method\'s row has a default for "{unknown[0]}", which takes none. '
+                f"{nearest(unknown[0], known)}"
+            )
 
     def load_strategy(self) -> type[FglStrategy]:
         """Import the server half."""

@@ -51,12 +51,11 @@ def test_a_methods_setting_without_its_name_is_pointed_to() -> None:
 
 
 def test_a_row_may_have_defaults_for_auto_settings_only() -> None:
-    row = replace(METHODS["fedavg"], defaults={"eval_policy": "refresh"})
+    row = METHODS["fedavg"]
     with pytest.raises(ConfigError, match=r'"eval_policy".*Did you mean "eval-policy"'):
-        RunConfig.parse({}, {**METHODS, "fedavg": row})
-    row = replace(METHODS["fedavg"], defaults={"partition": "louvain"})
+        replace(row, defaults={"eval_policy": "refresh"})
     with pytest.raises(ConfigError, match='default for "partition"'):
-        RunConfig.parse({}, {**METHODS, "fedavg": row})
+        replace(row, defaults={"partition": "louvain"})
 
 
 def test_a_setting_of_a_method_is_declared_as_one() -> None:

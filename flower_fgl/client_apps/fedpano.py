@@ -99,10 +99,7 @@ class FedPANOClientApp(FglClientApp):
         with seeded(client.seed(server_round, "training"), client.device):
             terms = trainer.run(client.config.local_epochs)
         if parts.generator is not None and parts.shared.generator is None:
-            state = parts.generator.state_dict()
-            client.state.set_group(
-                "generator", {n: t.detach() for n, t in state.items()}
-            )
+            client.state.set_group("generator", parts.generator.state_dict())
         loss = sum(terms[name] for name in LOSSES if name in terms)
         upload = Weights(parts.shared.state_dict())
         return Fit(parts.personal, upload, loss, terms=terms)

@@ -97,9 +97,7 @@ class FedPGClientApp(PrototypeClientApp):
             values = average(embedding, scorer)
         client.state.set_group("annotation", {"classes": annotation.float()})
         if scorer is not None:
-            client.state.set_group(
-                "scorer", {n: t.detach() for n, t in scorer.state_dict().items()}
-            )
+            client.state.set_group("scorer", scorer.state_dict())
         generator = torch_generator(
             client.config.seed, server_round, client.partition_id, "noise"
         )

@@ -34,7 +34,7 @@ from flower_fgl.client_apps.mending import (
 )
 from flower_fgl.client_apps.protecting import protect
 from flower_fgl.client_apps.state import StatePlace
-from flower_fgl.client_apps.training import load_state, state_of
+from flower_fgl.client_apps.training import load_state
 from flower_fgl.client_apps.workplace import Workplace
 from flower_fgl.mending import (
     FeatureGenerator,
@@ -112,7 +112,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
             client.state.set_group("generator", {})
             keep_mended(client, network)
         else:
-            client.state.set_group("generator", state_of(network))
+            client.state.set_group("generator", network.state_dict())
             reply = protect(client, self.show(client, step, network))
         place.save(context, client.partition_id, client.state)
         return Message(reply.to_record(), reply_to=message)
