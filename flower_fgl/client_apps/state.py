@@ -81,21 +81,6 @@ class ClientState:
             start + name: t.detach().clone() for name, t in tensors.items()
         }
 
-    def check_values(self) -> None:
-        """Refuse values that not every place can keep.
-
-        Raises
-        ------
-        TypeError
-            If one is no bool, int, float or str.
-        """
-        for key, value in self.values.items():
-            if type(value) not in (bool, int, float, str):
-                raise TypeError(
-                    f"client state value {key} must be a bool, int, float or str, got "
-                    f"{type(value).__name__}: keep tensors by set_group"
-                )
-
 
 class StatePlace(ABC):
     """Where client states live."""
@@ -104,9 +89,25 @@ class StatePlace(ABC):
     def load(self, context: Context, partition_id: int) -> ClientState:
         """Return a client's state, an empty one at the start."""
 
-    @abstractmethod
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Keep a client's state, whole or not at all."""
+        """Keep a client's state, whole or not at all.
+
+        Raises
+        ------
+        TypeError
+            If a value is no bool, int, float or str: not every place can keep it.
+        """
+        for key, value in state.values.items():
+            if type(value) not in (bool, int, float, str):
+                raise TypeError(
+                    f"client state value {key} must be a bool, int, float or str, got "
+                    f"{type(value).__name__}: keep tensors by set_group"
+                )
+        self._store(context, partition_id, state)
+
+    @abstractmethod
+    def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
+        """Keep a state that every place can keep, whole or not at all."""
 
     @abstractmethod
     def go_back(
@@ -143,9 +144,8 @@ class MemoryStates(StatePlace):
         state = self._states.get((context.run_id, partition_id), ClientState())
         return ClientState(dict(state.tensors), dict(state.values))
 
-    def save(self, context: Context, partition_id: int, state: ClientState) -> None:
+    def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Keep the state itself."""
-        state.check_values()
         self._states[context.run_id, partition_id] = state
 
     def go_back(
@@ -204,12 +204,11 @@ class FileStates(StatePlace):
         path = self._path(context, partition_id)
         return read_state(path) if path.exists() else ClientState()
 
-    def save(self, context: Context, partition_id: int, state: ClientState) -> None:
+    def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Write beside the file, then move into place.
 
         A worker that comes late, after its client went on elsewhere, changes nothing.
         """
-        state.check_values()
         path = self._path(context, partition_id)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -349,9 +348,8 @@ class ContextStates(StatePlace):
             dict(values),  # type: ignore[arg-type]
         )
 
-    def save(self, context: Context, partition_id: int, state: ClientState) -> None:
+    def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
         """Pack into two records."""
-        state.check_values()
         context.state["state-tensors"] = write_tensors(state.tensors)
         context.state["state-values"] = ConfigRecord(dict(state.values))
 
