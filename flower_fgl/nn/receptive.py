@@ -187,9 +187,10 @@ class _Level(GraphInput):
             with torch.inference_mode(False), torch.no_grad():
                 if self._is_batch:
                     rows = self._nodes[: self._inner]
-                    out = self._whole.propagated(kind, coefficients)[rows]
+                    whole = self._whole.propagated(kind, coefficients)
+                    out = select_rows(whole, rows)
                 else:
-                    x = self._whole.x[self._nodes]
+                    x = select_rows(self._whole.x, self._nodes)
                     out = self._propagate(x, kind, coefficients)
                 self._filtered[key] = out
         return F.linear(self._filtered[key], weight, bias)
