@@ -23,8 +23,14 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 from torch import Tensor
 
-__all__ = ["SENSITIVITY", "clip_and_blur", "epsilon", "numbers_of", "refuse_unbounded"]
-__all__ += ["with_numbers"]
+__all__ = [
+    "SENSITIVITY",
+    "clip_and_blur",
+    "epsilon",
+    "numbers_of",
+    "refuse_unbounded",
+    "with_numbers",
+]
 
 SENSITIVITY = 2.0
 """Largest distance of two clipped uploads, in clipping norms."""
