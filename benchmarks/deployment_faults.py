@@ -24,8 +24,8 @@ from pathlib import Path
 import psutil
 
 from flower_fgl import METHODS, Run, simulate
-from flower_fgl.config import pyproject_table
-from flower_fgl.launcher import write_app_folder
+from flower_fgl.core.config import pyproject_table
+from flower_fgl.simulation.flower_simulation import write_app_folder
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "deployment"))
 from rehearse import OWNERS, Rehearsal, export, free_port, status_of

@@ -4,7 +4,7 @@
     python benchmarks/few_shot_rounds.py --dataset computers --shots 10
     python benchmarks/few_shot_rounds.py --whole-run local ray --rounds 500
 
-Methods take turns over the whole graph and over its part (``nn/receptive.py``), in the
+Methods take turns over the whole graph and over its part (``nn/computation_graph.py``), in the
 local engine with one thread, 10 METIS clients of which half train; shown are medians over
 the rounds after the warm-up, none of which is scored. ``--whole-run`` instead times one run
 of the last method by each engine, from start to end and scored every 50 rounds.
@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.nn import receptive
-from flower_fgl.running import run_one
-from flower_fgl.runs import Run
+from flower_fgl.cli.run import run_one
+from flower_fgl.nn import computation_graph
+from flower_fgl.runs.run import Run
 
 METHODS = ("local", "fedavg", "fedper", "fedpano")
 WARM_UP = 2
@@ -83,7 +83,7 @@ def bytes_of(run: Run) -> str:
 
 def measure(options: argparse.Namespace, method: str, share: float) -> list[float]:
     """Return seconds per round; ``share`` is the largest part that is cut out."""
-    usual, receptive.SHARE = receptive.SHARE, share
+    usual, computation_graph.SHARE = computation_graph.SHARE, share
     # the last round is scored, and left out
     changes = {"rounds": WARM_UP + options.rounds + 1, "evaluate-every": 1000}
     try:
@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace, method: str, share: float) -> list[floa
             values = {**settings(options, method), **changes, "output-dir": folder}
             run = run_one(values, engine="local", workers=None)
     finally:
-        receptive.SHARE = usual
+        computation_graph.SHARE = usual
     return [row["seconds"]["total"] for row in run.rounds[WARM_UP:-1]]
 
 
@@ -112,7 +112,7 @@ def main() -> None:
         part: list[float] = []
         for _ in range(options.turns):
             whole += measure(options, method, -1.0)
-            part += measure(options, method, receptive.SHARE)
+            part += measure(options, method, computation_graph.SHARE)
         slow, fast = statistics.median(whole), statistics.median(part)
         table.add_row(method, f"{slow:.3f}", f"{fast:.3f}", f"{fast / slow:.2f}")
     Console().print(table)

@@ -19,7 +19,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.decoupling.blocks import NeighbourLists, sample_neighbours
+from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
+    NeighbourLists,
+    sample_neighbours,
+)
 
 
 def arguments() -> argparse.Namespace:

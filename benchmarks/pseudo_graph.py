@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace) -> None:
     """Measure one case and print it as JSON."""
     import torch
 
-    from flower_fgl.one_shot.pseudo_graph import (
+    from flower_fgl.algorithms.opfgl.pseudo_graph import (
         GeneratorSettings,
         generate,
         pseudo_counts,

@@ -65,18 +65,18 @@ def floor(options: argparse.Namespace) -> list[dict[str, float]]:
     """Run FedAvg in a bare loop: the arithmetic and nothing else."""
     import torch
 
-    from flower_fgl.client_apps.client import Client
-    from flower_fgl.client_apps.client_data import ClientData
-    from flower_fgl.client_apps.state import ClientState
-    from flower_fgl.client_apps.training import (
+    from flower_fgl.client_apps.runtime.client import Client
+    from flower_fgl.client_apps.runtime.data import ClientData
+    from flower_fgl.client_apps.runtime.state import ClientState
+    from flower_fgl.client_apps.runtime.training import (
         load_state,
         make_optimizer,
         train_epochs,
     )
-    from flower_fgl.config import RunConfig
+    from flower_fgl.core.config import RunConfig
     from flower_fgl.datasets.store import open_store
     from flower_fgl.methods import METHODS
-    from flower_fgl.strategies.averaging import weighted_mean
+    from flower_fgl.strategies.aggregation import weighted_mean
 
     torch.set_num_threads(1)
     config = RunConfig.parse(settings(options), METHODS)
@@ -114,7 +114,7 @@ def floor(options: argparse.Namespace) -> list[dict[str, float]]:
 
 def engine(options: argparse.Namespace, name: str) -> list[dict[str, float]]:
     """Run an engine and return its rounds' seconds."""
-    from flower_fgl.running import run_one
+    from flower_fgl.cli.run import run_one
 
     with tempfile.TemporaryDirectory() as folder:
         values = {**settings(options), "output-dir": folder}

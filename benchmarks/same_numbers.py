@@ -56,9 +56,13 @@ def numbers(checkout: Path, method: str, dataset: str, folder: Path) -> dict[str
     lines = (run_dir / "rounds.jsonl").read_text("utf-8").splitlines()
     model = run_dir / "model.safetensors"
     return {
-        "summary.json": without_seconds(json.loads((run_dir / "summary.json").read_text())),
+        "summary.json": without_seconds(
+            json.loads((run_dir / "summary.json").read_text())
+        ),
         "rounds.jsonl": [without_seconds(json.loads(line)) for line in lines],
-        "model": hashlib.sha256(model.read_bytes()).hexdigest() if model.exists() else "",
+        "model": hashlib.sha256(model.read_bytes()).hexdigest()
+        if model.exists()
+        else "",
     }
 
 

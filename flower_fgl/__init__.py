@@ -9,21 +9,22 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from flower_fgl.local_engine import simulate
-    from flower_fgl.methods import METHODS
-    from flower_fgl.resuming import resume
-    from flower_fgl.runs import Run
+from flower_fgl.core.version import VERSION as __version__
 
-__all__ = ["METHODS", "Run", "resume", "simulate"]
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from flower_fgl.methods import METHODS
+    from flower_fgl.runs.run import Run
+    from flower_fgl.simulation.local import simulate
+    from flower_fgl.simulation.resume import resume
+
+__all__ = ["METHODS", "Run", "__version__", "resume", "simulate"]
 
 
 _HOMES = {
     "METHODS": "flower_fgl.methods",
-    "Run": "flower_fgl.runs",
-    "resume": "flower_fgl.resuming",
-    "simulate": "flower_fgl.local_engine",
+    "Run": "flower_fgl.runs.run",
+    "resume": "flower_fgl.simulation.resume",
+    "simulate": "flower_fgl.simulation.local",
 }
 
 

@@ -1,5 +1,5 @@
 """``python -m flower_fgl`` is ``flower-fgl``."""
 
-from flower_fgl.cli import main
+from flower_fgl.cli.main import main
 
 main()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_fgl.resident.asking import ask_worker, idle_seconds
+from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
 
 if TYPE_CHECKING:
-    from flower_fgl.client_apps.workplace import Workplace
+    from flower_fgl.client_apps.runtime.session import Workplace
 
 __all__ = ["DispatchingClientApp", "app"]
 
@@ -55,7 +55,7 @@ class DispatchingClientApp(ClientApp):
         """Handle a message in this process."""
         if self._dispatch is None:
             # here and not above: it imports torch
-            from flower_fgl.client_apps.dispatching import Dispatcher
+            from flower_fgl.client_apps.dispatch import Dispatcher
 
             self._dispatch = Dispatcher(self._workplace)
         return self._dispatch(message, context)

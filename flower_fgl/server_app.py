@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_fgl.checkpoints import Checkpoint, Checkpoints
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import ConfigError, FglError
-from flower_fgl.locks import hold
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, FglError
+from flower_fgl.core.locks import hold
+from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS
-from flower_fgl.metrics import summarise
-from flower_fgl.model_files import save_model
-from flower_fgl.options import Scalar
-from flower_fgl.privacy import epsilon
-from flower_fgl.resuming import LET_GO_SECONDS, rewind
-from flower_fgl.run_writer import RunWriter, default_folder
-from flower_fgl.runs import Run
-from flower_fgl.state_files import LinkedStates, StateKeeper
+from flower_fgl.protocols.differential_privacy import epsilon
+from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
+from flower_fgl.runs.model_file import save_model
+from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.state_files import LinkedStates, StateKeeper
+from flower_fgl.runs.summary import summarise
+from flower_fgl.runs.writer import RunWriter, default_folder
 
 if TYPE_CHECKING:
     from flower_fgl.strategies.base import FglStrategy

@@ -35,25 +35,25 @@ from typing import cast
 
 from torch import nn
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.decoupled_training import LocalTraining
-from flower_fgl.client_apps.training import load_state
-from flower_fgl.decoupling.masks import (
+from flower_fgl.algorithms.adpfedgnn.dqn import QNetwork
+from flower_fgl.algorithms.adpfedgnn.masks import (
     global_mask,
     local_mask,
     per_tensor,
     personalise,
 )
-from flower_fgl.decoupling.network import (
+from flower_fgl.algorithms.adpfedgnn.network import (
     TwoBranchNet,
     build_backbone,
     build_networks,
     two_branches,
 )
-from flower_fgl.decoupling.selection import QNetwork
-from flower_fgl.flattening import flatten
+from flower_fgl.client_apps.adpfedgnn_training import LocalTraining
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone, state_shapes
+from flower_fgl.nn.vectorize import flatten
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 
 __all__ = ["ADPFedGNNClientApp"]

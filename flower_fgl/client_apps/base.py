@@ -13,17 +13,17 @@ from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.describing import describe, owner_name
-from flower_fgl.client_apps.going_back import go_back
-from flower_fgl.client_apps.keeping import check_model_folder, keep_model
-from flower_fgl.client_apps.protecting import protect
-from flower_fgl.client_apps.secure import answer, join, pack_upload
-from flower_fgl.client_apps.state import StatePlace
-from flower_fgl.client_apps.training import load_state, refuse_non_finite
-from flower_fgl.client_apps.workplace import Workplace
-from flower_fgl.errors import FglError, PayloadError
-from flower_fgl.metrics import Scores
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.describe import describe, owner_name
+from flower_fgl.client_apps.runtime.model_store import check_model_folder, keep_model
+from flower_fgl.client_apps.runtime.rewind import go_back
+from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_upload
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.state import StatePlace
+from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
+from flower_fgl.client_apps.runtime.upload_privacy import protect
+from flower_fgl.core.errors import FglError, PayloadError
+from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import (
     CONFIG,
@@ -35,7 +35,7 @@ from flower_fgl.protocols.base import (
     write_scores,
 )
 from flower_fgl.protocols.describe import Unfit
-from flower_fgl.secure.payloads import KEYS, SHARES, UNMASK
+from flower_fgl.protocols.secure_aggregation.messages import KEYS, SHARES, UNMASK
 
 __all__ = ["FglClientApp", "Fit"]
 

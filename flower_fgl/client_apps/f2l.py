@@ -19,23 +19,23 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
-from flower_fgl.client_apps.fedproto import labelled
-from flower_fgl.client_apps.training import load_state
-from flower_fgl.nn import Backbone, GraphInput, state_shapes
-from flower_fgl.nn.adaptation import (
+from flower_fgl.algorithms.f2l import (
     Adaptation,
     AdaptedModel,
     EpisodeWeights,
     adapt,
     episode_losses,
 )
-from flower_fgl.nn.recording import RecordingBackbone
-from flower_fgl.protocols.f2l import ADAPTATION
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
+from flower_fgl.client_apps.fedproto import labelled
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.core.seeds import torch_generator
+from flower_fgl.methods.f2l import ADAPTATION
+from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.seeds import torch_generator
 
 __all__ = ["F2LClientApp", "F2LNetwork"]
 

@@ -32,12 +32,12 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.training import load_state
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.core.seeds import torch_generator
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.seeds import torch_generator
 
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
 

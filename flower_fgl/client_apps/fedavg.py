@@ -13,9 +13,9 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import DataLoss, load_state, state_of
-from flower_fgl.client_apps.workplace import Workplace
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.training import DataLoss, load_state, state_of
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights

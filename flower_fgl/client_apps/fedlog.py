@@ -30,16 +30,17 @@ from dataclasses import replace
 
 from flwr.app import Context, Message
 
+from flower_fgl.algorithms.fedlog.matching import PromptTask
+from flower_fgl.algorithms.fedlog.network import BranchNet, LinearTop, start_nodes
+from flower_fgl.algorithms.fedlog.prompts import make_generator, train_generator
+from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.local_generalisation import LocalLearner
-from flower_fgl.client_apps.training import load_state, refuse_non_finite
-from flower_fgl.client_apps.workplace import Workplace
-from flower_fgl.condensed.matching import PromptTask
-from flower_fgl.condensed.network import BranchNet, LinearTop, start_nodes
-from flower_fgl.condensed.prompts import make_generator, train_generator
-from flower_fgl.condensed.synthetic import class_rates, disguise_rates
-from flower_fgl.errors import PayloadError
+from flower_fgl.client_apps.fedlog_training import LocalLearner
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
     FedLogDownload,
@@ -48,7 +49,6 @@ from flower_fgl.protocols.fedlog import (
     PromptUpload,
     build_network,
 )
-from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
 
 __all__ = ["FedLogClientApp"]
 

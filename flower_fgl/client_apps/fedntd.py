@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.distilling import distillation, received_logits
+from flower_fgl.client_apps.distillation import distillation, received_logits
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.training import DataLoss
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import DataLoss
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 

@@ -33,31 +33,31 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.fedpano_parts import (
-    Parts,
-    assemble,
-    build_parts,
-    training_part,
-)
-from flower_fgl.client_apps.training import (
-    load_state,
-    make_optimizer,
-    optimizer_tensors,
-    restore_optimizer,
-)
-from flower_fgl.errors import FglError
-from flower_fgl.nn import Backbone, state_shapes
-from flower_fgl.nn.augmentation import (
+from flower_fgl.algorithms.fedpano.generator import (
     gaussian_copies,
     mean_distance,
     spread,
     synthesise,
 )
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.fedpano_modules import (
+    Parts,
+    assemble,
+    build_parts,
+    training_part,
+)
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import (
+    load_state,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from flower_fgl.core.errors import FglError
+from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.methods.fedpano import FedPANOSettings
+from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedpano import FedPANOSettings
-from flower_fgl.seeds import seeded, torch_generator
 
 __all__ = ["FedPANOClientApp", "Trainer"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import load_state
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone
-from flower_fgl.nn.splitting import body_of, head_of
+from flower_fgl.nn.body_head import body_of, head_of
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedPerClientApp"]

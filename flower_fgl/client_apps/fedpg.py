@@ -31,22 +31,27 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.fedproto import PrototypeClientApp
-from flower_fgl.client_apps.training import load_state
-from flower_fgl.nn.recording import RecordingBackbone
-from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
-from flower_fgl.prototypes.attention import NeighbourScorer
-from flower_fgl.prototypes.hops import (
+from flower_fgl.algorithms.prototypes.attention import NeighbourScorer
+from flower_fgl.algorithms.prototypes.hop_neighbors import (
+    Pairs,
+    annotate,
+    ring_pairs,
+    select_pairs,
+)
+from flower_fgl.algorithms.prototypes.hop_prototypes import (
     HopAverage,
     add_noise,
     node_distance,
     prototype_distance,
 )
-from flower_fgl.prototypes.rings import Pairs, annotate, ring_pairs, select_pairs
-from flower_fgl.prototypes.similar import similar_pairs
-from flower_fgl.seeds import seeded, torch_generator
+from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedproto import PrototypeClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
 __all__ = ["FedPGClientApp"]
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import TrainingSet
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.nn import Backbone
-from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
-from flower_fgl.prototypes.hops import class_means
 
 __all__ = ["FedProtoClientApp", "PrototypeClientApp", "class_distance"]
 

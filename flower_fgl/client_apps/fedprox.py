@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.fedavg import Weights
 

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms.fedpub import MaskedBackbone
 from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.training import load_state
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.masked import MaskedBackbone
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 

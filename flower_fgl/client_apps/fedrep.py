@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedper import FedPerClientApp
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import Backbone
 
 __all__ = ["FedRepClientApp"]

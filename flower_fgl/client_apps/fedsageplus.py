@@ -23,20 +23,7 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.mending import (
-    impaired_of,
-    keep_mended,
-    mended_data,
-    noise_of,
-)
-from flower_fgl.client_apps.protecting import protect
-from flower_fgl.client_apps.state import StatePlace
-from flower_fgl.client_apps.training import load_state
-from flower_fgl.client_apps.workplace import Workplace
-from flower_fgl.mending import (
+from flower_fgl.algorithms.fedsageplus import (
     FeatureGenerator,
     MendedInput,
     NeighbourGenerator,
@@ -44,6 +31,20 @@ from flower_fgl.mending import (
     match_loss,
     noise_like,
 )
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.fedsageplus_graphs import (
+    impaired_of,
+    keep_mended,
+    mended_data,
+    noise_of,
+)
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.state import StatePlace
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.runtime.upload_privacy import protect
+from flower_fgl.core.seeds import seeded
 from flower_fgl.protocols.base import CONFIG, Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedsageplus import (
@@ -53,7 +54,6 @@ from flower_fgl.protocols.fedsageplus import (
     GeneratorState,
     generator_shapes,
 )
-from flower_fgl.seeds import seeded
 
 log = logging.getLogger(__name__)
 

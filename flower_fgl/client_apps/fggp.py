@@ -23,16 +23,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.training import load_state
-from flower_fgl.nn import GraphInput
-from flower_fgl.nn.recording import RecordingBackbone
-from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fggp import ModelAndPrototypes
-from flower_fgl.protocols.prototypes import Prototypes
-from flower_fgl.prototypes.views import (
+from flower_fgl.algorithms.prototypes.graph_views import (
     confidence_means,
     confident_labels,
     edge_loss,
@@ -42,7 +33,16 @@ from flower_fgl.prototypes.views import (
     union_pairs,
     view_contrast,
 )
-from flower_fgl.seeds import torch_generator
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.core.seeds import torch_generator
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.embedding_recorder import RecordingBackbone
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fggp import ModelAndPrototypes
+from flower_fgl.protocols.prototypes import Prototypes
 
 __all__ = ["FGGPClientApp"]
 

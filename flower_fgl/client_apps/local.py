@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.training import load_state
-from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["MoonClientApp", "model_contrast"]

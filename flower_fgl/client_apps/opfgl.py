@@ -36,40 +36,39 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import Context, Message
 from torch import Tensor
 
+from flower_fgl.algorithms.opfgl.class_statistics import (
+    ClassStatistics,
+    class_statistics,
+    propagated_features,
+)
+from flower_fgl.algorithms.opfgl.distillation import (
+    class_weights,
+    distillation_loss,
+    node_weights,
+)
+from flower_fgl.algorithms.opfgl.labels import reliable_nodes
+from flower_fgl.algorithms.opfgl.local_statistics import (
+    LocalKnowledge,
+    pseudo_input,
+    study_labels,
+)
+from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import (
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
     state_of,
     train_and_check,
 )
-from flower_fgl.client_apps.workplace import Workplace
-from flower_fgl.errors import PayloadError
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.seeds import seeded
+from flower_fgl.methods.opfgl import VARIANTS, Variant
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.sparse import SparseOperator
-from flower_fgl.one_shot.distillation import (
-    class_weights,
-    distillation_loss,
-    node_weights,
-)
-from flower_fgl.one_shot.labels import reliable_nodes
-from flower_fgl.one_shot.local import LocalKnowledge, pseudo_input, study_labels
-from flower_fgl.one_shot.pseudo_graph import PseudoGraph
-from flower_fgl.one_shot.statistics import (
-    ClassStatistics,
-    class_statistics,
-    propagated_features,
-)
 from flower_fgl.protocols.base import Empty
-from flower_fgl.protocols.opfgl import (
-    MIN_COUNT,
-    VARIANTS,
-    GraphDownload,
-    LocalStatistics,
-    Variant,
-)
-from flower_fgl.seeds import seeded
+from flower_fgl.protocols.opfgl import MIN_COUNT, GraphDownload, LocalStatistics
 
 __all__ = ["OPFGLClientApp"]
 

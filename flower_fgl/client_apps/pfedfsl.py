@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.algorithms.prototypes.nearest_mean import NearestMean
 from flower_fgl.client_apps.base import FglClientApp, Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.training import load_state
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone, state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
-from flower_fgl.prototypes.nearest_mean import NearestMean
 
 __all__ = ["PFedFSLClientApp"]
 

@@ -9,47 +9,51 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flower_fgl.config import RunConfig
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.seeds import numpy_generator
+from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
     GraphDataset,
     NodeDataset,
 )
-from flower_fgl.datasets.components import largest_dataset
-from flower_fgl.datasets.few_shot import draw_few_shot, few_shot_labels
-from flower_fgl.datasets.files import load_graph_file
-from flower_fgl.datasets.graph_sets import cut_graph_clients
-from flower_fgl.datasets.partition import (
+from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.datasets.partition.partition import (
     IntArray,
     partition_graphs,
     partition_nodes,
     partition_sha256,
 )
-from flower_fgl.datasets.scaling import scale_client
-from flower_fgl.datasets.sources import (
+from flower_fgl.datasets.sources.load import (
     cache_folder,
     data_folder,
     find_source,
     load,
 )
-from flower_fgl.datasets.sparsity import Sparsity, sparsify, sparsity_sha256
-from flower_fgl.datasets.split import (
+from flower_fgl.datasets.sources.synthetic import synthetic_dataset
+from flower_fgl.datasets.splits.few_shot import draw_few_shot, few_shot_labels
+from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
+from flower_fgl.datasets.splits.split import (
     parse_split,
     published_split,
     split_nodes,
 )
-from flower_fgl.datasets.subgraph import cut_clients, inductive_graphs, select_rows
-from flower_fgl.datasets.synthetic import synthetic_dataset
-from flower_fgl.datasets.unseen import (
+from flower_fgl.datasets.splits.unseen import (
     UNSEEN_SPLIT,
     cut_unseen_clients,
     expansion_hops,
     partition_unseen,
 )
-from flower_fgl.errors import ConfigError, DataError
-from flower_fgl.seeds import numpy_generator
-from flower_fgl.settings import is_file
+from flower_fgl.datasets.transforms.largest_component import largest_dataset
+from flower_fgl.datasets.transforms.normalize_features import scale_client
+from flower_fgl.datasets.transforms.sparsity import Sparsity, sparsify, sparsity_sha256
+from flower_fgl.datasets.transforms.subgraph import (
+    cut_clients,
+    inductive_graphs,
+    select_rows,
+)
 
 __all__ = ["FILE_SPLIT", "build_clients", "in_setting", "load_dataset"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flower_fgl.errors import DataError
+from flower_fgl.core.errors import DataError
 
 __all__ = ["ClientGraph", "Graph", "GraphDataset", "NodeDataset", "Scaling"]
 

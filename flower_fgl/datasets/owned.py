@@ -8,16 +8,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flower_fgl.config import RunConfig
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
-from flower_fgl.datasets.few_shot import draw_few_shot
-from flower_fgl.datasets.files import OwnedGraph, load_graph_file
-from flower_fgl.datasets.scaling import scale_client
-from flower_fgl.datasets.sparsity import Sparsity
-from flower_fgl.datasets.split import SplitFractions, parse_split, split_nodes
-from flower_fgl.errors import ConfigError, DataError
-from flower_fgl.seeds import numpy_generator
+from flower_fgl.datasets.graph_files.graph_file import OwnedGraph, load_graph_file
+from flower_fgl.datasets.splits.few_shot import draw_few_shot
+from flower_fgl.datasets.splits.split import SplitFractions, parse_split, split_nodes
+from flower_fgl.datasets.transforms.normalize_features import scale_client
+from flower_fgl.datasets.transforms.sparsity import Sparsity
 
 __all__ = ["client_from_file", "client_from_owned"]
 

@@ -25,21 +25,21 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from flower_fgl.config import RunConfig
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.build import build_clients
-from flower_fgl.datasets.canonical import quiet_csr
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
-from flower_fgl.datasets.graph_arrays import read_bytes
-from flower_fgl.datasets.partition import (
+from flower_fgl.datasets.graph_files.npz import read_bytes
+from flower_fgl.datasets.partition.partition import (
     GRAPH_RULES,
     NETWORK_RULES,
     NODE_RULES,
     partition_key,
 )
-from flower_fgl.datasets.sources import cache_folder, data_folder
-from flower_fgl.datasets.sparsity import Sparsity
-from flower_fgl.errors import DataError
-from flower_fgl.settings import is_file
+from flower_fgl.datasets.sources.load import cache_folder, data_folder
+from flower_fgl.datasets.transforms.canonical import quiet_csr
+from flower_fgl.datasets.transforms.sparsity import Sparsity
 
 __all__ = ["ClientStore", "StoreIndex", "open_store"]
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from flower_fgl.errors import ConfigError
-from flower_fgl.nn import layers
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.nn import conv
 from flower_fgl.nn.graph_input import GraphInput, Pooling
 
 __all__ = ["Backbone"]
@@ -65,7 +65,7 @@ class Backbone(nn.Module):
     def reach(self) -> int | None:
         """How many edges away a node is seen, layer by layer.
 
-        ``None`` where it cannot take a :func:`~flower_fgl.nn.receptive.receptive_field`
+        ``None`` where it cannot take a :func:`~flower_fgl.nn.computation_graph.receptive_field`
         in place of the graph: its layers ask for more than ``linear`` and
         ``filtered_linear``.
         """
@@ -239,7 +239,7 @@ class Backbone(nn.Module):
         return self
 
     def _dropout(self, h: Tensor) -> Tensor:
-        return layers.dropout(h, self.dropout, self.training)
+        return conv.dropout(h, self.dropout, self.training)
 
     def _relu_dropout(self, h: Tensor) -> Tensor:
-        return layers.relu_dropout(h, self.dropout, self.training)
+        return conv.relu_dropout(h, self.dropout, self.training)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.errors import DataError
+from flower_fgl.core.errors import DataError
+from flower_fgl.nn.graph_union import GraphUnion, select_rows
 from flower_fgl.nn.sparse import Operator, SparseOperator, index_sum
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
-from flower_fgl.unions import GraphUnion, select_rows
 
 __all__ = ["GraphInput", "Pooling"]
 
@@ -208,7 +208,7 @@ class GraphInput:
     def level(self, number: int) -> GraphInput:
         """Return what layer ``number`` of a row of propagating layers sees: all of it.
 
-        Only the part that :func:`~flower_fgl.nn.receptive.receptive_field` cuts out
+        Only the part that :func:`~flower_fgl.nn.computation_graph.receptive_field` cuts out
         shows each layer less.
         """
         return self

@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from flower_fgl.model_names import read_model, split_models
+from flower_fgl.core.model_spec import read_model, split_models
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
-from flower_fgl.nn.layered import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
+from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 
 __all__ = ["MODELS", "build_model", "deal_models", "num_parameters", "state_shapes"]
 
@@ -56,7 +56,7 @@ def build_model(
     ----------
     name : str
         One of ``MODELS``, with sizes of its own or not: ``"gcn"``, ``"gcn:3x512"``, see
-        :mod:`flower_fgl.model_names`.
+        :mod:`flower_fgl.core.model_spec`.
     in_channels : int
         Feature width d, at least 1.
     hidden_channels : int

@@ -21,7 +21,7 @@ from flwr.common.serde import recorddict_to_proto
 from numpy.lib import format as npy
 from torch import Tensor
 
-from flower_fgl.errors import PayloadError
+from flower_fgl.core.errors import PayloadError
 
 __all__ = [
     "CONFIG",
@@ -31,6 +31,7 @@ __all__ = [
     "RESUME",
     "Empty",
     "Payload",
+    "check_size",
     "check_tensor",
     "read_loss",
     "read_scores",
@@ -50,6 +51,7 @@ DESCRIBE = "describe"
 """Action of the query exchange before round 1."""
 RESUME = "resume"
 """Action of the query exchange with which a run goes on from a checkpoint."""
+MEGABYTE = 1_000_000
 NUMPY = "numpy.ndarray"
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """What is sent of every score column."""
@@ -384,3 +386,26 @@ def read_loss(metrics: MetricRecord) -> float:
     if not isinstance(loss, int | float) or not math.isfinite(loss):
         raise PayloadError(f'"loss" must be a finite number, got {loss!r}.')
     return float(loss)
+
+
+def check_size(content: RecordDict, max_mb: float) -> None:
+    """Refuse a message that is too large, before anything of it is read.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What came.
+    max_mb : float
+        ``max-message-mb``, in units of 10⁶ bytes.
+
+    Raises
+    ------
+    PayloadError
+        Naming both sizes.
+    """
+    size = sum(record_bytes(content).values())
+    if size > max_mb * MEGABYTE:
+        raise PayloadError(
+            f"a message of {size / MEGABYTE:.3g} MB came, more than max-message-mb = "
+            f"{max_mb:g} allows"
+        )

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from flwr.app import ConfigRecord, RecordDict
 
-from flower_fgl.errors import PayloadError
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import INFO, Payload
 
 __all__ = ["AGREEMENT", "UNNUMBERED", "Agreement", "Description", "Unfit"]

@@ -14,22 +14,10 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.options import option
 from flower_fgl.protocols.base import Shapes, read_tensors, write_tensors
-from flower_fgl.secure.additive import AdditivePayload
+from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
-__all__ = ["FedAvgSettings", "Weights"]
-
-
-@dataclass(frozen=True)
-class FedAvgSettings:
-    """Settings of FedAvg."""
-
-    finetune_epochs: int = option(
-        0,
-        "local epochs after the last round, the best by validation kept; 0: none",
-        ge=0,
-    )
+__all__ = ["Weights"]
 
 
 @dataclass(frozen=True)

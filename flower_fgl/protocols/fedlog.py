@@ -13,17 +13,16 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.condensed.network import BranchNet
-from flower_fgl.condensed.prompts import make_generator
-from flower_fgl.errors import PayloadError
+from flower_fgl.algorithms.fedlog.network import BranchNet
+from flower_fgl.algorithms.fedlog.prompts import make_generator
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.nn import build_model, state_shapes
-from flower_fgl.options import option
 from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
 
 __all__ = [
     "PRETRAIN",
     "FedLogDownload",
-    "FedLogSettings",
     "FedLogShapes",
     "FedLogUpload",
     "PromptUpload",
@@ -33,84 +32,6 @@ __all__ = [
 PRETRAIN = "pretrain"
 """Action of the exchange before round 1, which trains the prompt generators."""
 WEIGHTS, NODES, PROMPTS, RATES = "weights", "nodes", "prompts", "class-rates"
-
-
-@dataclass(frozen=True)
-class FedLogSettings:
-    """Settings of FedLoG."""
-
-    encoder_channels: int = option(
-        128,
-        "width of the encoder's hidden layers; embeddings are hidden-channels",
-        ge=1,
-    )
-    nodes_per_class: int = option(
-        20, "s, learnable nodes per class and branch; the paper: 1 to 50", ge=1
-    )
-    tail_degree: float = option(
-        3.0, "λ, degree up to which the tail branch outweighs; the paper: 0 to 20", ge=0
-    )
-    alpha_fixed: float = option(
-        -1.0, "α of all nodes instead of Eq. (3); negative: by degree", ge=-1, le=1
-    )
-    beta: float = option(1.0, "β, weight of the norm of the learnable nodes", ge=0)
-    norm: str = option(
-        "fro",
-        "half the Frobenius norm of each branch's nodes, or the paper's sum of norms",
-        choices="fro sum",
-    )
-    loss_mix: str = option(
-        "branch",
-        "loss of real nodes: each branch's, weighted by α, or that of the mixture (3)",
-        choices="branch mixture",
-    )
-    classifier_update: bool = option(
-        True, "whether Eqs. (6)-(10) move nodes; they do not in the published code"
-    )
-    msg_input: str = option(
-        "full",
-        "messages of node, neighbours and distance; or, as published, without the node",
-        choices="full neighbor",
-    )
-    lg: bool = option(True, "whether clients learn from global synthetic nodes")
-    lg_mode: str = option(
-        "joint",
-        "whether they do so in the steps on their own nodes, or in steps after them",
-        choices="joint sequential",
-    )
-    synthetic_mode: str = option(
-        "HH",
-        "class and degree that synthetic nodes are made of, each head (H) or tail (T)",
-        choices="HH HT TH TT",
-    )
-    permute_slots: bool = option(
-        False, "whether the server shuffles each client's nodes within a class"
-    )
-    fs: bool = option(True, "whether synthetic nodes are scaled by γ, Eq. (5)")
-    gamma_step: float = option(0.001, "by how much γ moves in a step", ge=0, le=1)
-    gamma_threshold: float = option(
-        0.8, "accuracy on a class's synthetic nodes above which γ grows", ge=0, le=1
-    )
-    pg: bool = option(True, "whether synthetic nodes get a generated neighbour")
-    prompt_epochs: int = option(100, "epochs of a client's prompt generator", ge=1)
-    prompt_lr: float = option(0.01, "learning rate of the prompt generator", gt=0)
-    prompt_networks: int = option(
-        20, "N, fresh networks per epoch whose gradients are matched", ge=1
-    )
-    local_pretrain_epochs: int = option(
-        0,
-        "epochs at most of a client's encoder alone before it first trains, ended by "
-        "validation accuracy; 0, as in the paper: none",
-        ge=0,
-    )
-    class_rate_noise: str = option(
-        "none",
-        "how clients disguise their class distribution",
-        choices="none gauss permute",
-    )
-    noise_scale: float = option(
-        0.1, "a, deviation of `gauss` noise as a share of the rate", ge=0
-    )
 
 
 def build_network(

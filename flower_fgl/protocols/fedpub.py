@@ -13,34 +13,18 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.options import option
+from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.protocols.base import (
     Payload,
     Shapes,
     read_tensors,
     write_tensors,
 )
-from flower_fgl.seeds import SERVER, torch_generator
 
-__all__ = ["EmbeddedWeights", "FedPubSettings", "proxy_graph"]
+__all__ = ["EmbeddedWeights", "proxy_graph"]
 
 BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
 """The proxy graph: blocks, nodes of each, and the chance of an edge within one."""
-
-
-@dataclass(frozen=True)
-class FedPubSettings:
-    """Settings of FED-PUB."""
-
-    tau: float = option(
-        10.0,
-        "sharpness of the attention among clients; the paper searches 3 to 10",
-        ge=0,
-    )
-    l1: float = option(
-        1e-3, "weight λ_1 of ‖ν‖_1; mask entries nearer to 0 than this are pruned", ge=0
-    )
-    l2: float = option(1e-3, "weight λ_2 of ‖θ − w‖_2", ge=0)
 
 
 @dataclass(frozen=True)

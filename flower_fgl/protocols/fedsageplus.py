@@ -15,8 +15,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.errors import PayloadError
-from flower_fgl.options import option
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.methods.fedsageplus import FedSagePlusSettings
 from flower_fgl.protocols.base import (
     Payload,
     Shapes,
@@ -25,41 +25,13 @@ from flower_fgl.protocols.base import (
     write_tensors,
 )
 
-__all__ = ["GENERATE", "JUDGE", "FeatureGradient", "FedSagePlusSettings"]
+__all__ = ["GENERATE", "JUDGE", "FeatureGradient"]
 __all__ += ["GeneratorState", "generator_shapes"]
 
 GENERATE = "generate"
 """Query action: train the own generator, with the gradient that others found."""
 JUDGE = "judge"
 """Query action: find the gradient for another client's generator."""
-
-
-@dataclass(frozen=True)
-class FedSagePlusSettings:
-    """Settings of FedSage+."""
-
-    gen_rounds: int = option(
-        10,
-        "rounds of generator training before round 1; 0: graphs stay as they are",
-        ge=0,
-    )
-    gen_epochs: int = option(5, "steps of Adam of a generator a round", ge=1)
-    gen_lr: float = option(1e-3, "learning rate of the generator", gt=0)
-    gen_channels: int = option(256, "first hidden width of fGen", ge=1)
-    gen_wide_channels: int = option(2048, "second hidden width of fGen", ge=1)
-    max_neighbours: int = option(5, "neighbours generated for a node at most", ge=1)
-    hide_share: float = option(
-        0.5, "share of the validation nodes hidden to train the generator", gt=0, lt=1
-    )
-    peers: int = option(
-        1, "other clients that judge a generator each round, in turn; 0: all", ge=0
-    )
-    peer_weight: float = option(1.0, "weight α of what other clients find", ge=0)
-    finetune_epochs: int = option(
-        0,
-        "local epochs after the last round, the best by validation kept; 0: none",
-        ge=0,
-    )
 
 
 def generator_shapes(

@@ -11,27 +11,10 @@ from typing import Any, Self
 
 from flwr.app import RecordDict
 
-from flower_fgl.options import option
-from flower_fgl.protocols.fedavg import FedAvgSettings, Weights
+from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import Prototypes
 
-__all__ = ["FGGPSettings", "ModelAndPrototypes"]
-
-
-@dataclass(frozen=True)
-class FGGPSettings(FedAvgSettings):
-    """Settings of FGGP."""
-
-    neighbors: int = option(
-        3, "k, nearest nodes by cosine to which the second view links a node", ge=1
-    )
-    edge_tau: float = option(
-        0.5, "temperature at which edges of the second view are drawn", gt=0
-    )
-    tau: float = option(0.5, "temperature of the prototypes' contrast", gt=0)
-    view_weight: float = option(1.0, "weight of the second view's cross-entropy", ge=0)
-    edge_weight: float = option(1.0, "weight of the edge predictor's loss", ge=0)
-    contrast_weight: float = option(1.0, "weight of the prototypes' contrast", ge=0)
+__all__ = ["ModelAndPrototypes"]
 
 
 @dataclass(frozen=True)

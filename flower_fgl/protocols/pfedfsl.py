@@ -12,22 +12,12 @@ from typing import Self
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.errors import PayloadError
-from flower_fgl.options import option
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
 
-__all__ = ["CandidateModels", "PFedFSLSettings", "ScoredModel"]
+__all__ = ["CandidateModels", "ScoredModel"]
 
 MODELS, WEIGHTS, LOSSES = "models", "weights", "losses"
-
-
-@dataclass(frozen=True)
-class PFedFSLSettings:
-    """Settings of pFedFSL."""
-
-    candidates: int = option(
-        3, "q, models of other clients that a client tries in a round", ge=0
-    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from flower_fgl.errors import PayloadError
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Payload, check_tensor
 
 __all__ = ["LocalPrototypes", "Prototypes", "no_prototypes"]

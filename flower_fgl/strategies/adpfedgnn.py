@@ -25,15 +25,19 @@ from collections.abc import Mapping
 
 import torch
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.decoupling.masks import masked_mean
-from flower_fgl.decoupling.network import BACKBONES, build_backbone, build_networks
-from flower_fgl.errors import RunError
-from flower_fgl.flattening import flatten, unflatten
-from flower_fgl.model_names import read_model
+from flower_fgl.algorithms.adpfedgnn.masks import masked_mean
+from flower_fgl.algorithms.adpfedgnn.network import (
+    BACKBONES,
+    build_backbone,
+    build_networks,
+)
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.model_spec import read_model
 from flower_fgl.nn import state_shapes
+from flower_fgl.nn.vectorize import flatten, unflatten
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
-from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 
 __all__ = ["ADPFedGNN"]

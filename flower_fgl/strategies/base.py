@@ -11,24 +11,25 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from flower_fgl.checkpoints import Checkpoints
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
-from flower_fgl.model_files import ModelCard
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
 from flower_fgl.protocols.base import write_tensors
-from flower_fgl.strategies.best_model import BestModel, describe_model
-from flower_fgl.strategies.checkpoint import (
+from flower_fgl.runs.checkpoints import Checkpoints
+from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.strategies.federation import client_lines
+from flower_fgl.strategies.hooks import Recorder, Upload
+from flower_fgl.strategies.rounds.best_model import BestModel, describe_model
+from flower_fgl.strategies.rounds.checkpointing import (
     describe_clients,
     pack_strategy,
     read_clients,
     resume_strategy,
 )
-from flower_fgl.strategies.exchanges import ClientExchanges
-from flower_fgl.strategies.federation import client_lines, discover
-from flower_fgl.strategies.hooks import Recorder, Upload
-from flower_fgl.strategies.returning import Newcomers
-from flower_fgl.strategies.rounds import RoundLog
-from flower_fgl.strategies.secure import SecureExchanges
+from flower_fgl.strategies.rounds.describe_exchange import discover
+from flower_fgl.strategies.rounds.messages import ClientExchanges
+from flower_fgl.strategies.rounds.rejoining import Newcomers
+from flower_fgl.strategies.rounds.round_log import RoundLog
+from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
 __all__ = ["FglStrategy", "Upload"]
 

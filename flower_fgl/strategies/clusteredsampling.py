@@ -29,16 +29,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.flattening import flatten
-from flower_fgl.seeds import SERVER, numpy_generator
-from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.client_sampling import (
+from flower_fgl.algorithms.clusteredsampling import (
     draw_clients,
     table_by_similarity,
     table_by_size,
     update_angles,
 )
+from flower_fgl.core.seeds import SERVER, numpy_generator
+from flower_fgl.nn.vectorize import flatten
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["ClusteredSampling"]

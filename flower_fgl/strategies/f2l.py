@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from flower_fgl.nn.adaptation import Adaptation
-from flower_fgl.protocols.f2l import ADAPTATION
+from flower_fgl.algorithms.f2l import Adaptation
+from flower_fgl.methods.f2l import ADAPTATION
 from flower_fgl.strategies.fedavg import FedAvg, draw_model
 
 __all__ = ["F2L"]

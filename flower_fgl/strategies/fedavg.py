@@ -12,22 +12,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, build_model, state_shapes
-from flower_fgl.nn.splitting import body_of
+from flower_fgl.nn.body_head import body_of
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.seeds import SERVER, derive_seed, seeded
-from flower_fgl.strategies.averaging import (
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.aggregation import (
     mean_of_sums,
     mean_pairwise_distance,
     weighted_mean,
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds import RoundLog
+from flower_fgl.strategies.rounds.round_log import RoundLog
 
 __all__ = ["FedAvg", "common_model", "draw_model"]
 

@@ -28,14 +28,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.condensed.prompts import blend_generators
-from flower_fgl.condensed.synthetic import (
+from flower_fgl.algorithms.fedlog.prompts import blend_generators
+from flower_fgl.algorithms.fedlog.synthetic import (
     aggregation_weights,
     blend_nodes,
     permute_slots,
 )
-from flower_fgl.errors import RunError
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
     FedLogDownload,
@@ -44,10 +44,10 @@ from flower_fgl.protocols.fedlog import (
     PromptUpload,
     build_network,
 )
-from flower_fgl.seeds import SERVER, derive_seed, seeded, torch_generator
-from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.rounds import RoundLog
+from flower_fgl.strategies.rounds.round_log import RoundLog
 
 __all__ = ["FedLog"]
 

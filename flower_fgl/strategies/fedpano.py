@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from flower_fgl.nn.shared_parts import SharedParts
+from flower_fgl.algorithms.fedpano.shared import SharedParts
 from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["FedPANO"]

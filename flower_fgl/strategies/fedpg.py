@@ -33,9 +33,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
-from flower_fgl.prototypes.universal import (
+from flower_fgl.algorithms.prototypes.universal import (
     adaptive_margin,
     class_spread,
     contrastive_loss,
@@ -43,10 +41,12 @@ from flower_fgl.prototypes.universal import (
     personalise_prototypes,
     topology_loss,
 )
-from flower_fgl.seeds import SERVER, torch_generator
+from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
+from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedproto import stack_uploads
-from flower_fgl.strategies.generating import PrototypeTrainer
+from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
 __all__ = ["FedPG"]
 

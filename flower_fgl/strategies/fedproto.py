@@ -19,9 +19,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
+from flower_fgl.algorithms.prototypes.universal import mean_prototypes
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
-from flower_fgl.prototypes.universal import mean_prototypes
+from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
 
 __all__ = ["FedProto", "stack_uploads"]

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.model_names import read_model
+from flower_fgl.core.model_spec import read_model
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights
+from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg, common_model
 

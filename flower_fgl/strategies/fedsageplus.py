@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from flwr.app import RecordDict
 
-from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.fedsageplus import (
     GENERATE,
@@ -20,9 +20,9 @@ from flower_fgl.protocols.fedsageplus import (
     GeneratorState,
     generator_shapes,
 )
-from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.fedavg import FedAvg
-from flower_fgl.strategies.rounds import RoundLog
+from flower_fgl.strategies.rounds.round_log import RoundLog
 
 __all__ = ["FedSagePlus", "turn_offsets"]
 

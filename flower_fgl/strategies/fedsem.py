@@ -27,11 +27,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.errors import RunError
-from flower_fgl.flattening import flatten, unflatten
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.seeds import SERVER, numpy_generator
+from flower_fgl.nn.vectorize import flatten, unflatten
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.seeds import SERVER, numpy_generator
+from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 

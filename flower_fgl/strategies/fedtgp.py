@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
-from flower_fgl.prototypes.universal import class_spread, topology_loss
+from flower_fgl.algorithms.prototypes.universal import class_spread, topology_loss
+from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.fedproto import FedProto
-from flower_fgl.strategies.generating import PrototypeTrainer
+from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
 __all__ = ["FedTGP"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
+from flower_fgl.algorithms.prototypes.finch import cluster_means
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes, no_prototypes
-from flower_fgl.prototypes.finch import cluster_means
+from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Protocol
 from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
-from flower_fgl.checkpoints import Checkpoints, Snapshot
-from flower_fgl.config import RunConfig
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.seeds import SERVER, numpy_generator
+from flower_fgl.core.settings_validation import number_asked
 from flower_fgl.protocols.base import Payload
-from flower_fgl.seeds import SERVER, numpy_generator
-from flower_fgl.setting_checks import number_asked
+from flower_fgl.runs.checkpoints import Checkpoints, Snapshot
 from flower_fgl.strategies.federation import Federation
 
 __all__ = ["Recorder", "ServerHooks", "Upload"]

@@ -33,27 +33,23 @@ from typing import cast
 
 from torch import Tensor
 
-from flower_fgl.errors import PayloadError, RunError
-from flower_fgl.one_shot.pseudo_graph import (
-    GeneratorSettings,
-    PseudoGraph,
-    generate,
-    pseudo_counts,
-)
-from flower_fgl.one_shot.statistics import (
+from flower_fgl.algorithms.opfgl.class_statistics import (
     ClassStatistics,
     Denominator,
     merge_statistics,
     statistics_of_sums,
 )
-from flower_fgl.protocols.base import Empty
-from flower_fgl.protocols.opfgl import (
-    GraphDownload,
-    LocalStatistics,
-    OPFGLSettings,
-    no_pseudo_graph,
+from flower_fgl.algorithms.opfgl.pseudo_graph import (
+    GeneratorSettings,
+    PseudoGraph,
+    generate,
+    pseudo_counts,
 )
-from flower_fgl.seeds import SERVER, torch_generator
+from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.methods.opfgl import OPFGLSettings
+from flower_fgl.protocols.base import Empty
+from flower_fgl.protocols.opfgl import GraphDownload, LocalStatistics, no_pseudo_graph
 from flower_fgl.strategies.base import FglStrategy, Upload
 
 __all__ = ["OPFGL"]

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.checkpoints import Snapshot
+from flower_fgl.core.seeds import SERVER, derive_seed, numpy_generator, seeded
 from flower_fgl.nn import state_shapes
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
-from flower_fgl.seeds import SERVER, derive_seed, numpy_generator, seeded
-from flower_fgl.strategies.averaging import weighted_mean
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedavg import common_model, draw_model
 

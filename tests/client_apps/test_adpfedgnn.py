@@ -9,18 +9,18 @@ from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp, open_networks
+from flower_fgl.client_apps.adpfedgnn_training import LocalTraining
 from flower_fgl.client_apps.base import Fit
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.client_data import ClientData
-from flower_fgl.client_apps.decoupled_training import LocalTraining
-from flower_fgl.client_apps.keeping import card_of
-from flower_fgl.client_apps.state import ClientState
-from flower_fgl.config import RunConfig
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.model_store import card_of
+from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.flattening import flatten, unflatten
 from flower_fgl.methods import METHODS
-from flower_fgl.model_files import load_model, save_model
+from flower_fgl.nn.vectorize import flatten, unflatten
 from flower_fgl.protocols.adpfedgnn import SharedWeights
+from flower_fgl.runs.model_file import load_model, save_model
 
 N, C, WIDTH = 40, 3, 8
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.f2l import AdaptedModel
 from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
 from flower_fgl.client_apps.f2l import F2LClientApp
-from flower_fgl.client_apps.training import state_of
-from flower_fgl.config import RunConfig
+from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.core.config import RunConfig
 from flower_fgl.methods import METHODS
-from flower_fgl.nn.adaptation import AdaptedModel
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
-from tests.client_apps.random_clients import FEATURES, random_client
+from tests.support.random_clients import FEATURES, random_client
 
 
 def server(num_classes: int = 3) -> Any:

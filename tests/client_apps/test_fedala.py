@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedala import (
     MAX_PASSES,
     FedALAClientApp,
@@ -17,7 +16,8 @@ from flower_fgl.client_apps.fedala import (
     sample_nodes,
 )
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.training import load_state, state_of
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state, state_of
 from flower_fgl.nn import MODELS, build_model
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import make_client

@@ -13,10 +13,10 @@ from flower_fgl.client_apps.feded import (
     corrected_entropy,
     suppression,
 )
-from flower_fgl.client_apps.training import state_of
+from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.protocols.fedavg import Weights
-from tests.client_apps.test_client import client_of
+from tests.client_apps.runtime.test_client import client_of
 
 
 def test_the_prior_shifts_the_logits() -> None:

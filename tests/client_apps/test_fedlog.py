@@ -9,24 +9,25 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_apps import fedlog, training
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.client_data import ClientData
+from flower_fgl.client_apps import fedlog
 from flower_fgl.client_apps.fedlog import (
     FedLogClientApp,
     new_network,
     pretrain_encoder,
 )
-from flower_fgl.client_apps.local_generalisation import LocalLearner
-from flower_fgl.client_apps.state import ClientState
-from flower_fgl.client_apps.training import TrainingSet
-from flower_fgl.config import RunConfig
+from flower_fgl.client_apps.fedlog_training import LocalLearner
+from flower_fgl.client_apps.runtime import training
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import FglError, PayloadError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.errors import FglError, PayloadError, RunError
 from flower_fgl.methods import METHODS
-from flower_fgl.model_files import ModelCard, load_model, save_model
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedlog import FedLogDownload
+from flower_fgl.runs.model_file import ModelCard, load_model, save_model
 
 N, C, D, S = 30, 3, 6, 4
 SHORT = {

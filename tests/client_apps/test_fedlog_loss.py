@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.algorithms.fedlog.network import BRANCHES, BranchNet
 from flower_fgl.client_apps.fedlog import FedLogClientApp, new_network
-from flower_fgl.client_apps.local_generalisation import LocalLearner
-from flower_fgl.condensed.network import BRANCHES, BranchNet
+from flower_fgl.client_apps.fedlog_training import LocalLearner
 from tests.client_apps.test_fedlog import C, D, S, downloads, make_client
 
 Edges = list[tuple[int, int]]

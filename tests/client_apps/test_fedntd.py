@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.client_apps.fedntd import FedNTDClientApp, not_true_distillation
-from flower_fgl.client_apps.training import state_of
+from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.protocols.fedavg import Weights
-from tests.client_apps.test_client import client_of
+from tests.client_apps.runtime.test_client import client_of
 
 
 def test_the_true_class_is_left_out_of_the_distillation() -> None:

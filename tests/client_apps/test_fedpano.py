@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps import fedpano_parts
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.client_data import ClientData
+from flower_fgl.algorithms.fedpano.shared import SharedParts
+from flower_fgl.client_apps import fedpano_modules
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp, Trainer
-from flower_fgl.client_apps.fedpano_parts import assemble, build_parts
-from flower_fgl.client_apps.state import ClientState
-from flower_fgl.config import RunConfig
+from flower_fgl.client_apps.fedpano_modules import assemble, build_parts
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.errors import ConfigError
 from flower_fgl.methods import METHODS
-from flower_fgl.nn import receptive
-from flower_fgl.nn.shared_parts import SharedParts
+from flower_fgl.nn import computation_graph
 from flower_fgl.protocols.fedavg import Weights
 
 N, D, C, WIDTH = 24, 6, 5, 8
@@ -137,7 +137,7 @@ def test_training_reads_the_surroundings_of_the_training_nodes_only(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     general = {"model": model, "dropout": 0.0}
-    monkeypatch.setattr(receptive, "SHARE", 1.0)
+    monkeypatch.setattr(computation_graph, "SHARE", 1.0)
     found = []
     for is_cut in (True, False):
         client = make_client(train=2, general=general)
@@ -146,7 +146,7 @@ def test_training_reads_the_surroundings_of_the_training_nodes_only(
         terms = trainer.run(3)
         parts = trainer.parts
         found.append((terms, values(parts.shared), values(parts.own)))
-        monkeypatch.setattr(fedpano_parts, "receptive_field", lambda *_: None)
+        monkeypatch.setattr(fedpano_modules, "receptive_field", lambda *_: None)
     torch.testing.assert_close(*found)
 
 

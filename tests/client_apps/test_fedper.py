@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedper import FedPerClientApp
 from flower_fgl.client_apps.fedrep import FedRepClientApp
-from flower_fgl.client_apps.training import state_of
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import ConfigError, PayloadError
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.methods import METHODS
-from flower_fgl.nn.splitting import body_of, head_of
+from flower_fgl.nn.body_head import body_of, head_of
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
-from tests.client_apps.random_clients import FEATURES, random_client
+from tests.support.random_clients import FEATURES, random_client
 
 BOTH = pytest.mark.parametrize(
     ("method", "app"), [("fedper", FedPerClientApp), ("fedrep", FedRepClientApp)]

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from flower_fgl.client_apps import fedpg
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.client_data import ClientData
 from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer, unit_rows
 from flower_fgl.client_apps.fedproto import labelled
-from flower_fgl.client_apps.state import ClientState
-from flower_fgl.config import RunConfig
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import METHODS
-from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, no_prototypes
 from tests.client_apps.test_fedpg import answer, two_rounds
 

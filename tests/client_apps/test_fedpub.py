@@ -7,18 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-from flower_fgl.client_apps.client import Client
+from flower_fgl.algorithms.fedpub import MaskedBackbone
 from flower_fgl.client_apps.fedpub import (
     FedPubClientApp,
     mask_penalty,
     proxy_embedding,
     proxy_input,
 )
-from flower_fgl.client_apps.training import make_optimizer, state_of
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import make_optimizer, state_of
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.nn.masked import MaskedBackbone
 from flower_fgl.protocols.fedavg import Weights
-from tests.client_apps.test_client import client_of
+from tests.client_apps.runtime.test_client import client_of
 
 
 @pytest.fixture

@@ -8,18 +8,22 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.client import Client
+from flower_fgl.algorithms.fedsageplus import MendedInput
 from flower_fgl.client_apps.fedsageplus import (
     FedSagePlusClientApp,
     judge_generator,
     open_generator,
     train_generator,
 )
-from flower_fgl.client_apps.mending import impaired_of, keep_mended, mended_data
+from flower_fgl.client_apps.fedsageplus_graphs import (
+    impaired_of,
+    keep_mended,
+    mended_data,
+)
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.mending import MendedInput
 from flower_fgl.protocols.fedsageplus import FeatureGradient, GeneratorState
-from tests.client_apps.test_client import client_of
+from tests.client_apps.runtime.test_client import client_of
 
 SHORT = {"fedsage+.gen-channels": 3, "fedsage+.gen-wide-channels": 7}
 

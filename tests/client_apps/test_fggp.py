@@ -7,20 +7,20 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.client_apps.fggp import FGGPClientApp, TwoViews
-from flower_fgl.client_apps.training import state_of
-from flower_fgl.config import RunConfig
-from flower_fgl.methods import METHODS
-from flower_fgl.protocols.base import Empty
-from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fggp import ModelAndPrototypes
-from flower_fgl.prototypes.views import (
+from flower_fgl.algorithms.prototypes.graph_views import (
     edge_loss,
     nearest_neighbours,
     union_pairs,
 )
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.fggp import FGGPClientApp, TwoViews
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.base import Empty
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fggp import ModelAndPrototypes
 from tests.client_apps.test_fedpg import WIDTH, C, N, make_client
 
 EDGELESS = torch.empty(2, 0, dtype=torch.int64)

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
-from flower_fgl.client_apps.client import Client
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.moon import MoonClientApp, model_contrast
-from flower_fgl.client_apps.training import state_of
-from flower_fgl.nn.recording import RecordingBackbone
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import make_client
 

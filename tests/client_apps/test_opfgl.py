@@ -11,8 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.client_apps.client import Client
-from flower_fgl.client_apps.client_data import ClientData
+from flower_fgl.algorithms.opfgl.local_statistics import (
+    adjacency_operator,
+    pseudo_input,
+)
+from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.opfgl import (
     OPFGLClientApp,
     distillation_weights,
@@ -20,14 +23,14 @@ from flower_fgl.client_apps.opfgl import (
     local_statistics,
     variant_of,
 )
-from flower_fgl.client_apps.state import ClientState
-from flower_fgl.config import RunConfig
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
 from flower_fgl.methods import METHODS
+from flower_fgl.methods.opfgl import VARIANTS
 from flower_fgl.nn import Backbone
-from flower_fgl.one_shot.local import adjacency_operator, pseudo_input
-from flower_fgl.one_shot.pseudo_graph import PseudoGraph
-from flower_fgl.protocols.opfgl import VARIANTS
 
 TRAIN, VAL = [0, 1, 3, 4], [2]
 

@@ -10,17 +10,17 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.prototypes.nearest_mean import distance_logits
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp, loss_of
-from flower_fgl.client_apps.training import load_state, state_of
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import PayloadError
+from flower_fgl.client_apps.runtime.training import load_state, state_of
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
-from flower_fgl.prototypes.nearest_mean import distance_logits
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.pfedfsl import mixing_weights
-from flower_fgl.strategies.rounds import RoundLog
-from tests.client_apps.random_clients import FEATURES, random_client
+from flower_fgl.strategies.rounds.round_log import RoundLog
+from tests.support.random_clients import FEATURES, random_client
 
 NUMBERS = 6 * 8 + 8 + 8 * 8 + 8
 """P of a GCN of two layers, 6 features and 8 channels, with 8 outputs."""

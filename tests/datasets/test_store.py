@@ -10,11 +10,11 @@ import pytest
 import scipy.sparse
 import torch
 
-from flower_fgl.config import RunConfig
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import DataError
 from flower_fgl.datasets import store
-from flower_fgl.datasets.canonical import csr_tensor
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.errors import DataError
+from flower_fgl.datasets.transforms.canonical import csr_tensor
 from flower_fgl.methods import METHODS
 
 

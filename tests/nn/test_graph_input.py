@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import GCNConv, SGConv
 
-from flower_fgl.errors import DataError
+from flower_fgl.core.errors import DataError
 from flower_fgl.nn import GraphInput, SparseOperator, build_model, topology
 from flower_fgl.nn import graph_input as module
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from flower_fgl.errors import ConfigError
+from flower_fgl.algorithms.fedpano.model import build_encoder
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.nn import (
     MODELS,
     GraphInput,
@@ -16,8 +17,7 @@ from flower_fgl.nn import (
     num_parameters,
     state_shapes,
 )
-from flower_fgl.nn.personal import build_encoder
-from flower_fgl.nn.splitting import body_of
+from flower_fgl.nn.body_head import body_of
 
 SIZES: dict[str, Any] = {
     "in_channels": 9,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.client_apps.training import TrainingSet, train_epochs
-from flower_fgl.errors import DataError
+from flower_fgl.client_apps.runtime.training import TrainingSet, train_epochs
+from flower_fgl.core.errors import DataError
 from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model, state_shapes
 from tests.nn.conftest import sparse
 

@@ -7,8 +7,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import ConfigError, PayloadError
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 from flower_fgl.protocols.base import write_tensors

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flower_fgl.errors import PayloadError
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import (
     check_tensor,
     read_loss,

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from flower_fgl.errors import PayloadError
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedlog import (
     FedLogDownload,
-    FedLogSettings,
     FedLogShapes,
     FedLogUpload,
     PromptUpload,

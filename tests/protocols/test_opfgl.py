@@ -11,9 +11,9 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.errors import PayloadError
-from flower_fgl.one_shot.pseudo_graph import PseudoGraph
-from flower_fgl.one_shot.statistics import ClassStatistics
+from flower_fgl.algorithms.opfgl.class_statistics import ClassStatistics
+from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.protocols.opfgl import (
     GraphDownload,

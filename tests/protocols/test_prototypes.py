@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flower_fgl.errors import PayloadError
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.prototypes import (
     LocalPrototypes,
     Prototypes,

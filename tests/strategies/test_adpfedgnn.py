@@ -8,10 +8,10 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
-from flower_fgl.flattening import flatten
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.nn.vectorize import flatten
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights
 from flower_fgl.strategies.adpfedgnn import ADPFedGNN
 from flower_fgl.strategies.base import Upload

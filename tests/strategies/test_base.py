@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from flower_fgl import METHODS, Run, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.errors import ConfigError, RunError
-from flower_fgl.metrics import summarise
-from flower_fgl.model_files import read_card
-from flower_fgl.strategies.averaging import weighted_mean
-from flower_fgl.strategies.exchange import send_receive
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.runs.model_file import read_card
+from flower_fgl.runs.summary import summarise
+from flower_fgl.strategies.aggregation import weighted_mean
+from flower_fgl.strategies.rounds.send_receive import send_receive
 
 
 @given(
@@ -141,7 +141,7 @@ def test_a_round_with_too_few_replies_fails_and_keeps_the_model(
 def test_when_all_clients_fail_the_run_ends_with_an_error_and_the_folder_says_why(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], tmp_path: Any
 ) -> None:
-    from flower_fgl.runs import Run
+    from flower_fgl.runs.run import Run
 
     Faulty(monkeypatch, lambda pid, number: True, raises)
     folder = tmp_path / "run"
@@ -329,7 +329,7 @@ def test_finetuning_keeps_the_epoch_that_is_best_on_validation(
     original = FedAvgClientApp.finetune
 
     def finetune(app: Any, client: Any, number: int, download: Any) -> Any:
-        from flower_fgl.client_apps.training import load_state
+        from flower_fgl.client_apps.runtime.training import load_state
 
         start = client.build_model()
         load_state(start, download.tensors)
@@ -468,7 +468,7 @@ def test_start_takes_no_model_from_outside(small: dict[str, Any]) -> None:
     from flwr.app import ArrayRecord
 
     from flower_fgl import METHODS
-    from flower_fgl.config import RunConfig
+    from flower_fgl.core.config import RunConfig
 
     strategy = METHODS["fedavg"].load_strategy()(RunConfig.parse({}, METHODS))
     with pytest.raises(RunError, match="builds its own model"):

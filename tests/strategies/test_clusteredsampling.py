@@ -10,19 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_fgl.config import RunConfig
-from flower_fgl.local_engine import run_config_of
-from flower_fgl.methods import METHODS
-from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.client_sampling import (
+from flower_fgl.algorithms.clusteredsampling import (
     draw_clients,
     table_by_similarity,
     table_by_size,
     update_angles,
 )
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods import METHODS
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.simulation.local import run_config_of
+from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.clusteredsampling import ClusteredSampling
-from tests.strategies.clients import federation_of
+from tests.support.clients import federation_of
 
 
 def strategy_of(

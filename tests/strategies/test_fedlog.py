@@ -9,9 +9,9 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.fedlog import FedLogClientApp
-from flower_fgl.client_apps.local_generalisation import LocalLearner
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
+from flower_fgl.client_apps.fedlog_training import LocalLearner
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.fedlog import FedLogUpload, PromptUpload
 from flower_fgl.strategies.base import Upload

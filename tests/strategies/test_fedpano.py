@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.client_apps.client import Client
+from flower_fgl.algorithms.fedpano.generator import synthesise
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import ConfigError, RunError
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import METHODS
-from flower_fgl.nn.augmentation import synthesise
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.federation import Federation
 from tests.client_apps.test_fedpano import WIDTH, C, D, make_client
-from tests.real_sets import skip_unless_whole
+from tests.support.real_sets import skip_unless_whole
 
 
 def server(num_clients: int = 10, **settings: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.config import RunConfig
+from flower_fgl.core.config import RunConfig
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.strategies.base import Upload

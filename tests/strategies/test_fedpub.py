@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from flower_fgl.config import RunConfig
+from flower_fgl.core.config import RunConfig
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph

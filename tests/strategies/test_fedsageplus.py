@@ -7,8 +7,8 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import PayloadError, RunError
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedsageplus import (
@@ -17,7 +17,7 @@ from flower_fgl.protocols.fedsageplus import (
     generator_shapes,
 )
 from flower_fgl.strategies.fedsageplus import FedSagePlus, turn_offsets
-from flower_fgl.strategies.rounds import RoundLog
+from flower_fgl.strategies.rounds.round_log import RoundLog
 
 
 def test_every_client_is_judged_by_every_other_in_turn() -> None:

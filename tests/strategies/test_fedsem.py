@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import RunError
-from flower_fgl.flattening import flatten, unflatten
-from flower_fgl.local_engine import run_config_of
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
 from flower_fgl.methods import METHODS
+from flower_fgl.nn.vectorize import flatten, unflatten
 from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedsem import FedSEM, mean_of_members, nearest_centers
-from tests.strategies.clients import federation_of
+from tests.support.clients import federation_of
 
 
 def strategy_of(clients: int = 4, *, num_train: int = 2, **settings: Any) -> FedSEM:

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.config import RunConfig
-from flower_fgl.errors import PayloadError
-from flower_fgl.local_engine import run_config_of
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods import METHODS
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
+from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fggp import FGGP, cluster_by_class
-from tests.strategies.clients import federation_of
+from tests.support.clients import federation_of
 
 P = 4
 

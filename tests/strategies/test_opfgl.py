@@ -14,21 +14,21 @@ import torch
 from flwr.app import Context, Message
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.opfgl.class_statistics import ClassStatistics
+from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.opfgl import OPFGLClientApp
-from flower_fgl.config import RunConfig
-from flower_fgl.datasets import sources
-from flower_fgl.errors import RunError
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
+from flower_fgl.datasets.sources import load
 from flower_fgl.methods import METHODS
-from flower_fgl.one_shot.pseudo_graph import PseudoGraph
-from flower_fgl.one_shot.statistics import ClassStatistics
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.opfgl import LocalStatistics, no_pseudo_graph
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.opfgl import OPFGL
-from tests.datasets import raw_writers as raw
+from tests.support import raw_writers as raw
 
 C, D, FEATURES = 3, 4, 2
 MIXED = "gcn:2x16,gcn:3x8,sgc:2x4"
@@ -302,7 +302,7 @@ def write_saint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raw, "ROLES", {"tr": [*range(0, 240, 2)], "va": [1], "te": [*range(3, 240, 2)]}
     )
     raw.write_saint(folder / "Flickr" / "raw")
-    monkeypatch.setattr(sources, "_check_statistics", lambda *args: None)
+    monkeypatch.setattr(load, "_check_statistics", lambda *args: None)
 
 
 @pytest.mark.parametrize("partition", ["louvain-label", "metis-label"])
@@ -355,7 +355,7 @@ def test_the_generator_fits_the_statistics_of_cora(
     real_data: Path, tmp_path: Path
 ) -> None:
     """L_align falls by 90 % within 3000 steps; one node per class gives no NaN."""
-    from flower_fgl.one_shot import pseudo_graph
+    from flower_fgl.algorithms.opfgl import pseudo_graph
 
     losses: list[torch.Tensor] = []
     original = pseudo_graph.generate

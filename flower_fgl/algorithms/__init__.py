@@ -1,0 +1,1 @@
+"""The papers' equations as pure tensor functions and modules, one folder per method."""

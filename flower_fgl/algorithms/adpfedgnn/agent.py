@@ -1,0 +1,143 @@
+"""The agent at work: it chooses neighbours, is rewarded, and learns from what it did."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.adpfedgnn.dqn import (
+    BRANCHES,
+    QNetwork,
+    ReplayBuffer,
+    Steps,
+    keep_probabilities,
+    next_candidates,
+    reward,
+    shuffled,
+    td_loss,
+)
+from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import Block, Candidates
+from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
+from flower_fgl.nn import GraphInput
+
+__all__ = ["NeighbourAgent"]
+
+
+class NeighbourAgent:
+    """One client's agent in one round, ADPFedGNN Sec. 3.2.
+
+    Parameters
+    ----------
+    network : QNetwork
+        Q; its gradients are left to an optimizer.
+    hyper : ADPFedGNNSettings
+        What it is told.
+    graph : GraphInput
+        The client's graph.
+    memory : mapping of str to Tensor
+        What :meth:`memory` returned in the client's last round; empty before.
+    draws, replay : torch.Generator
+        Draw actions, and steps from the replay buffer.
+
+    Attributes
+    ----------
+    rates : list of float
+        Share of the candidates kept, of each batch.
+    """
+
+    def __init__(
+        self,
+        network: QNetwork,
+        hyper: ADPFedGNNSettings,
+        graph: GraphInput,
+        memory: Mapping[str, Tensor],
+        *,
+        draws: torch.Generator,
+        replay: torch.Generator,
+    ) -> None:
+        self.network, self.hyper, self.graph = network, hyper, graph
+        self.draws, self.replay = draws, replay
+        self.frozen = copy.deepcopy(network)
+        kept = dict(memory)
+        self.history: list[float] = kept.pop("losses", torch.empty(0)).tolist()
+        self.buffer = ReplayBuffer(hyper.buffer)
+        self.buffer.load(kept)
+        self.rates: list[float] = []
+        self._losses: list[float] = []
+
+    def choose(self, table: GraphInput, pairs: Candidates) -> Tensor:
+        """Draw which candidates each branch keeps: (2, m), bool."""
+        chance = keep_probabilities(self.network, table, pairs)
+        draw = torch.rand(chance.shape, generator=self.draws).to(chance.device)
+        kept = draw < chance
+        if self.hyper.selection == "random-drop":
+            kept = shuffled(kept, self.draws)
+        self.rates.append(float(kept.float().mean()))
+        return kept
+
+    def learn(self, block: Block, kept: Tensor, task: float) -> None:
+        """Reward what was chosen, remember it, and compute a gradient.
+
+        Parameters
+        ----------
+        block : Block
+            Whose m candidates there were.
+        kept : Tensor of shape (2, m), bool
+            What :meth:`choose` returned.
+        task : float
+            L_task of the batch.
+        """
+        gain = reward(
+            task,
+            self.history,
+            scale=self.hyper.lambda_rl,
+            is_literal=self.hyper.reward_sign == "literal",
+        )
+        self._remember(block, kept, gain)
+        self._losses.append(task)
+        if self.hyper.reward_scale == "batch":
+            self._look_back(task)
+        self.network.zero_grad()
+        if len(self.buffer):
+            td_loss(
+                self.network,
+                self.frozen,
+                self.graph,
+                self.buffer.draw(self.hyper.replay_batch, self.replay),
+                discount=self.hyper.gamma_rl,
+            ).backward()  # type: ignore[no-untyped-call]
+
+    def _remember(self, block: Block, kept: Tensor, gain: float) -> None:
+        """Store a step for every pair and branch."""
+        target, neighbour, following = (
+            torch.cat(columns)
+            for columns in zip(
+                *((*layer, next_candidates(layer)) for layer in block.layers),
+                strict=True,
+            )
+        )
+        nodes, size = block.nodes, len(target)
+        ahead = torch.where(following < 0, -1, nodes[following.clamp(min=0)])
+        steps = Steps(
+            nodes[target].repeat(BRANCHES),
+            nodes[neighbour].repeat(BRANCHES),
+            ahead.repeat(BRANCHES),
+            torch.arange(BRANCHES).repeat_interleave(size),
+            kept.flatten(),
+            torch.full((BRANCHES * size,), gain),
+        )
+        self.buffer.push(Steps(*(column.cpu() for column in steps)), self.replay)
+
+    def _look_back(self, loss: float) -> None:
+        """Add a loss to those that rewards compare with."""
+        self.history = [*self.history, loss][-self.hyper.reward_window :]
+
+    def memory(self) -> dict[str, Tensor]:
+        """End the round; return the replay buffer and the former losses."""
+        if self.hyper.reward_scale == "round" and self._losses:
+            self._look_back(sum(self._losses) / len(self._losses))
+        losses = torch.tensor(self.history, dtype=torch.float64)
+        return {**self.buffer.tensors(), "losses": losses}

@@ -1,0 +1,281 @@
+"""The agent that chooses neighbours: a deep Q-network, Mnih et al., Nature 2015."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import Candidates
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.graph_union import select_rows
+
+__all__ = [
+    "QNetwork",
+    "ReplayBuffer",
+    "Steps",
+    "feature_table",
+    "keep_probabilities",
+    "next_candidates",
+    "reward",
+    "shuffled",
+    "td_loss",
+]
+
+DROP, KEEP = 0, 1
+BRANCHES = 2
+"""b = 0: global, b = 1: local."""
+
+
+def feature_table(graph: GraphInput, nodes: Tensor) -> GraphInput:
+    """Take the features of some nodes (n,), without any edge."""
+    edges = torch.empty(2, 0, dtype=torch.int64, device=nodes.device)
+    return GraphInput(select_rows(graph.x, nodes), edges)
+
+
+class QNetwork(nn.Module):
+    """Q(s, a) of dropping and of keeping a neighbour, ADPFedGNN Sec. 3.2.
+
+    The state is ``[x_v ; x_u ; b]``, Eq. (1): features of target and candidate, and the
+    branch.
+
+    Parameters
+    ----------
+    num_features : int
+        Feature width d.
+    width : int
+        Width of the two hidden layers.
+    """
+
+    def __init__(self, num_features: int, width: int = 128) -> None:
+        super().__init__()
+        self.first = nn.Linear(2 * num_features + 1, width)
+        self.rest = nn.Sequential(
+            nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2)
+        )
+
+    def project(self, table: GraphInput) -> tuple[Tensor, Tensor]:
+        """Map features as those of targets and as those of candidates: two (n, width).
+
+        The first layer is linear in ``[x_v ; x_u ; b]``, so that a node's part is
+        computed once for all its pairs.
+        """
+        sizes = [table.num_features, table.num_features, 1]
+        of_target, of_neighbour, _ = torch.split(self.first.weight, sizes, dim=1)
+        return table.linear(None, of_target), table.linear(None, of_neighbour)
+
+    def forward(self, target: Tensor, neighbour: Tensor, branch: Tensor) -> Tensor:
+        """Return Q(s, ·).
+
+        Parameters
+        ----------
+        target, neighbour : Tensor of shape (m, width), float
+            Parts of :meth:`project` that belong to the pairs.
+        branch : Tensor of shape (m, 1), float
+            b.
+
+        Returns
+        -------
+        Tensor of shape (m, 2)
+            Values of dropping and of keeping.
+        """
+        of_branch = self.first.weight[:, -1]
+        hidden = target + neighbour + branch * of_branch + self.first.bias
+        out: Tensor = self.rest(hidden)
+        return out
+
+
+@torch.no_grad()
+def keep_probabilities(agent: QNetwork, table: GraphInput, pairs: Candidates) -> Tensor:
+    """Return how likely each branch keeps each candidate, ADPFedGNN Eq. (2).
+
+    Parameters
+    ----------
+    agent : QNetwork
+        Q.
+    table : GraphInput
+        Features of the nodes that ``pairs`` count in.
+    pairs : Candidates
+        m pairs.
+
+    Returns
+    -------
+    Tensor of shape (2, m), float
+        P(keep | s) of the global and the local branch.
+    """
+    of_target, of_neighbour = agent.project(table)
+    target, neighbour = of_target[pairs.target], of_neighbour[pairs.neighbour]
+    rows = []
+    for b in range(BRANCHES):
+        values = agent(target, neighbour, target.new_full((len(target), 1), float(b)))
+        rows.append((values[:, KEEP] - values[:, DROP]).sigmoid())  # softmax of two
+    return torch.stack(rows)
+
+
+def shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Deal the entries of each row at random: as many are kept, but not those chosen."""
+    order = torch.rand(rows.shape, generator=generator).argsort(dim=1)
+    return rows.gather(1, order.to(rows.device))
+
+
+def reward(
+    loss: float, history: Sequence[float], *, scale: float, is_literal: bool = False
+) -> float:
+    """Reward a batch by how far its loss is below those before, ADPFedGNN Eq. (3).
+
+    Parameters
+    ----------
+    loss : float
+        L_task of the batch.
+    history : sequence of float
+        Earlier losses; without any the reward is 0.
+    scale : float
+        λ_rl.
+    is_literal : bool
+        The sign as printed.
+
+    Returns
+    -------
+    float in [-1, 1]
+
+    Notes
+    -----
+    1. Printed, a *higher* loss is rewarded.
+    """
+    if not history:
+        return 0.0
+    gain = scale * (sum(history) / len(history) - loss)
+    return max(-1.0, min(1.0, -gain if is_literal else gain))
+
+
+def next_candidates(pairs: Candidates) -> Tensor:
+    """Return the neighbour of the following pair of the same target, else −1: (m,)."""
+    following = torch.full_like(pairs.neighbour, -1)
+    is_same = pairs.target[1:] == pairs.target[:-1]
+    following[:-1][is_same] = pairs.neighbour[1:][is_same]
+    return following
+
+
+class Steps(NamedTuple):
+    """Steps (s, a, r, s') of the agent, all of length m.
+
+    Parameters
+    ----------
+    target, neighbour : Tensor, int32
+        Nodes v and u of the client's graph.
+    following : Tensor, int32
+        Node u' of s', −1 where the episode ends.
+    branch, action : Tensor, int32
+        b and a.
+    reward : Tensor, float32
+        r.
+    """
+
+    target: Tensor
+    neighbour: Tensor
+    following: Tensor
+    branch: Tensor
+    action: Tensor
+    reward: Tensor
+
+    @classmethod
+    def empty(cls, size: int) -> Steps:
+        """Make room for as many steps."""
+        v, u, following, b, a = torch.zeros(5, size, dtype=torch.int32)
+        return Steps(v, u, following, b, a, torch.zeros(size))
+
+    def take(self, index: Tensor) -> Steps:
+        """Return some of the steps."""
+        return Steps(*(column[index] for column in self))
+
+
+class ReplayBuffer:
+    """The agent's last steps: rings of numbers, no features.
+
+    Parameters
+    ----------
+    capacity : int
+        Steps at most, at least 1.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.steps = Steps.empty(capacity)
+        self.cursor = torch.zeros(2, dtype=torch.int64)
+
+    def __len__(self) -> int:
+        """Return how many steps there are."""
+        return int(self.cursor[1])
+
+    def push(self, steps: Steps, generator: torch.Generator) -> None:
+        """Add steps, in place of the oldest; of too many at once a random part."""
+        capacity = len(self.steps.reward)
+        count = len(steps.reward)
+        if count > capacity:
+            chosen = torch.randperm(count, generator=generator)[:capacity]
+            steps, count = steps.take(chosen), capacity
+        start, filled = self.cursor.tolist()
+        slots = (start + torch.arange(count)) % capacity
+        for ring, column in zip(self.steps, steps, strict=True):
+            ring[slots] = column.to(ring)
+        self.cursor = torch.tensor(
+            [(start + count) % capacity, min(capacity, filled + count)]
+        )
+
+    def draw(self, count: int, generator: torch.Generator) -> Steps:
+        """Draw steps with replacement; there must be one."""
+        index = torch.randint(len(self), (count,), generator=generator)
+        return self.steps.take(index)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what to keep, by name."""
+        return {**self.steps._asdict(), "cursor": self.cursor}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what :meth:`tensors` returned; nothing if it is empty."""
+        if tensors:
+            self.cursor = tensors.pop("cursor")
+            self.steps = Steps(**tensors)
+
+
+def td_loss(
+    agent: QNetwork,
+    frozen: QNetwork,
+    graph: GraphInput,
+    steps: Steps,
+    *,
+    discount: float,
+) -> Tensor:
+    """Return the Huber loss of ``r + γ (1 − done) max_a' Q⁻(s', a') − Q(s, a)``.
+
+    Parameters
+    ----------
+    agent, frozen : QNetwork
+        Q, and its copy Q⁻ of the beginning of the round.
+    graph : GraphInput
+        The client's graph, in whose nodes ``steps`` count.
+    steps : Steps
+        A batch of m steps.
+    discount : float in [0, 1)
+        γ.
+
+    Returns
+    -------
+    Tensor, scalar
+    """
+    steps = Steps(*(column.to(graph.device) for column in steps))
+    branch = steps.branch[:, None].to(graph.x.dtype)
+    is_done = steps.following < 0
+    rows = [steps.target, steps.neighbour, steps.following.clamp(min=0)]
+    table = feature_table(graph, torch.cat(rows).long())
+    size = len(is_done)
+    of_target, of_neighbour = agent.project(table)
+    values = agent(of_target[:size], of_neighbour[size : 2 * size], branch)
+    chosen = values.gather(1, steps.action[:, None].long()).squeeze(1)
+    with torch.no_grad():
+        of_target, of_neighbour = frozen.project(table)
+        ahead = frozen(of_target[:size], of_neighbour[2 * size :], branch).amax(dim=1)
+        goal = steps.reward + discount * ahead.masked_fill(is_done, 0.0)
+    return F.smooth_l1_loss(chosen, goal)

@@ -1,0 +1,203 @@
+"""Masks over weights: which are shared, which stay, and how they are put together.
+
+A mask has one entry for each weight of a network, tensors flattened and joined in the
+order of the network's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.nn.vectorize import unflatten
+
+__all__ = [
+    "global_mask",
+    "local_mask",
+    "masked_mean",
+    "pack_bits",
+    "per_tensor",
+    "personalise",
+    "unpack_bits",
+]
+
+EPSILON = 1e-12
+"""Added to a mean square before its root is taken."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def per_tensor(make: Callable[..., Tensor], shapes: Shapes, *flat: Tensor) -> Tensor:
+    """Make a mask tensor by tensor and join the parts: (P,), bool."""
+    rows = zip(*(unflatten(part, shapes).values() for part in flat), strict=True)
+    return torch.cat([make(*row).reshape(-1) for row in rows])
+
+
+def local_mask(gradient: Tensor, *, share: float) -> Tensor:
+    """Choose the weights that the local loss depends on most, ADPFedGNN Sec. 3.3.
+
+    Parameters
+    ----------
+    gradient : Tensor of any shape, float
+        g^l, sum of the gradients with respect to the effective weights.
+    share : float in [0, 1]
+        q: ⌊q · numel⌋ entries are 1, fewer where fewer gradients are not 0.
+
+    Returns
+    -------
+    Tensor of the shape of ``gradient``, bool
+    """
+    size = gradient.abs()
+    return _largest(size, size > 0, _count(share, gradient))
+
+
+def global_mask(
+    gradient: Tensor, direction: Tensor, *, share: float, score: str = "product"
+) -> Tensor:
+    """Choose the weights that client and federation move alike, ADPFedGNN Sec. 3.3.
+
+    Parameters
+    ----------
+    gradient : Tensor of any shape, float
+        g^g, sum of the gradients with respect to the effective weights.
+    direction : Tensor of the shape of ``gradient``
+        Δ, by how much the global weights changed.
+    share : float in [0, 1]
+        q: ⌊q · numel⌋ entries are 1, fewer where fewer gradients are not 0.
+    score : {"product", "neg-abs-diff"}
+        What agrees: the product of −g^g and Δ, each divided by its root mean square, or
+        minus the distance of the two.
+
+    Returns
+    -------
+    Tensor of the shape of ``gradient``, bool
+
+    Notes
+    -----
+    1. The paper says "the top q% of parameters most similar to the local training
+       gradients and global non-zero gradients". Entries where g^g and Δ are not 0 are
+       ranked by the product; where they are fewer than q%, those with the largest |g^g|
+       follow. An entry without gradient is never shared: it holds nothing of the client.
+    2. The distance prefers entries that are tiny in both.
+    """
+    descent, moved = -_scaled(gradient), _scaled(direction)
+    agreement = descent * moved if score == "product" else -(descent - moved).abs()
+    count, has_gradient = _count(share, gradient), gradient != 0
+    chosen = _largest(agreement, has_gradient & (direction != 0), count)
+    missing = count - int(chosen.sum())
+    return chosen | _largest(gradient.abs(), has_gradient & ~chosen, missing)
+
+
+def _count(share: float, tensor: Tensor) -> int:
+    return int(share * tensor.numel() + 1e-9)  # 0.3 · 10 is a little below 3
+
+
+def _scaled(values: Tensor) -> Tensor:
+    return values / (values.square().mean() + EPSILON).sqrt()
+
+
+def _largest(values: Tensor, eligible: Tensor, count: int) -> Tensor:
+    """Mark the ``count`` largest of the eligible entries, all if they are fewer."""
+    flat = values.masked_fill(~eligible, -torch.inf).flatten()
+    best = flat.topk(min(count, int(eligible.sum()))).indices
+    mask = torch.zeros_like(flat, dtype=torch.bool)
+    mask[best] = True
+    return mask.view(values.shape)
+
+
+def personalise(own: Tensor, shared: Tensor, mask: Tensor) -> Tensor:
+    """Take over the global weights but where the local mask is 1, ADPFedGNN Eq. (15).
+
+    Parameters
+    ----------
+    own, shared : Tensor of shape (P,), float
+        θ_i and θ^global.
+    mask : Tensor of shape (P,), bool
+        M^l.
+
+    Returns
+    -------
+    Tensor of shape (P,)
+    """
+    return torch.where(mask, own, shared)
+
+
+def masked_mean(
+    previous: Tensor,
+    values: Tensor,
+    masks: Tensor,
+    weights: Tensor,
+    *,
+    is_literal: bool = False,
+) -> Tensor:
+    """Average what the clients share, ADPFedGNN Eq. (14).
+
+    Parameters
+    ----------
+    previous : Tensor of shape (P,), float32
+        θ^global so far.
+    values : Tensor of shape (K, P), float32
+        θ_i, read where ``masks`` is true.
+    masks : Tensor of shape (K, P), bool
+        M^g_i.
+    weights : Tensor of shape (K,), float64
+        n_i, positive.
+    is_literal : bool
+        Divide by the sum of all n_i, as printed.
+
+    Returns
+    -------
+    Tensor of shape (P,), float32
+
+    Notes
+    -----
+    1. Printed, the sum over the clients that share an entry is divided by the weights of
+       all clients, so that an entry shared by one of five shrinks to a fifth and one that
+       nobody shares to 0, which Eq. (15) then writes into every client. Here each entry
+       is divided by the weights of those who share it, and stays where nobody does.
+    """
+    weighed = weights[:, None] * masks
+    total = (weighed * values).sum(dim=0)
+    if is_literal:
+        return (total / weights.sum()).float()
+    share = weighed.sum(dim=0)
+    return torch.where(share > 0, total / share.clamp(min=EPSILON), previous).float()
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Pack a mask (P,) into ⌈P/8⌉ bytes, uint8; the last one is filled with zeros."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
+
+
+def unpack_bits(bits: Tensor, size: int) -> Tensor:
+    """Undo :func:`pack_bits`.
+
+    Parameters
+    ----------
+    bits : Tensor of shape (⌈size/8⌉,), uint8
+        Packed mask.
+    size : int
+        Entries P of the mask.
+
+    Returns
+    -------
+    Tensor of shape (size,), bool
+
+    Raises
+    ------
+    PayloadError
+        If there are more or fewer bytes, or a bit beyond the mask is set.
+    """
+    if bits.numel() != -(-size // 8):
+        raise PayloadError(
+            f"A mask over {size} weights takes {-(-size // 8)} bytes, got "
+            f"{bits.numel()}."
+        )
+    flat = np.unpackbits(bits.numpy())
+    if flat[size:].any():
+        raise PayloadError(f"The mask marks weights beyond the {size} there are.")
+    return torch.from_numpy(flat[:size].astype(bool))

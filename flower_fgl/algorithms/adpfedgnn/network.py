@@ -1,0 +1,335 @@
+"""One network, two masks, two sets of neighbours: the model of ADPFedGNN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flower_fgl.algorithms.adpfedgnn.dqn import (
+    BRANCHES,
+    QNetwork,
+    keep_probabilities,
+    shuffled,
+)
+from flower_fgl.algorithms.adpfedgnn.mutual_information import MIEstimator
+from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
+    Candidates,
+    NeighbourLists,
+    sample_neighbours,
+)
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
+from flower_fgl.nn.conv import relu_dropout
+from flower_fgl.nn.vectorize import flatten, unflatten
+
+if TYPE_CHECKING:
+    from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
+
+__all__ = [
+    "BACKBONES",
+    "BranchNet",
+    "TwoBranchNet",
+    "build_backbone",
+    "build_network",
+    "build_networks",
+    "two_branches",
+]
+
+BACKBONES = ("gat", "graphsage")
+"""Backbones of the paper."""
+
+
+def build_backbone(
+    config: Any, name: str, *, num_features: int, num_classes: int
+) -> Backbone:
+    """Build ``num-layers`` layers d→H→H and a linear classifier H→C.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Sizes, dropout and the seed of the initial weights.
+    name : str
+        One of ``BACKBONES``, with sizes of its own or not.
+    num_features, num_classes : int
+        d and C.
+
+    Returns
+    -------
+    Backbone
+        With the initial weights of the run, the same everywhere.
+    """
+    with seeded(derive_seed(config.seed, 0, SERVER, "init")):
+        return build_model(
+            name,
+            in_channels=num_features,
+            hidden_channels=config.hidden_channels,
+            num_classes=num_classes,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+            readout=True,  # a readout's classifier is linear
+        )
+
+
+def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
+    """Build those of the agent and the estimator that the settings use.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The method's settings, and the seed of the initial weights.
+    num_features : int
+        Feature width d.
+    width : int
+        Width H of the embedding.
+
+    Returns
+    -------
+    torch.nn.ModuleDict
+        ``agent`` and ``estimator``, or less.
+    """
+    hyper = config.hyper
+    networks = nn.ModuleDict()
+    with seeded(derive_seed(config.seed, 0, SERVER, "init-networks")):
+        if hyper.has_agent:
+            networks["agent"] = QNetwork(num_features, hyper.agent_width)
+        if hyper.has_estimator:
+            networks["estimator"] = MIEstimator(width)
+    return networks
+
+
+class BranchNet(nn.Module):
+    """Run a backbone with other neighbours in each layer.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        Of :func:`build_backbone`.
+    """
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(
+        self, graphs: Sequence[GraphInput], num_targets: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return features and logits of the first nodes.
+
+        Parameters
+        ----------
+        graphs : sequence of GraphInput
+            The same nodes under the edges of each layer.
+        num_targets : int
+            Nodes B that are asked for.
+
+        Returns
+        -------
+        features : Tensor of shape (B, H)
+            After dropout, in training mode.
+        logits : Tensor of shape (B, C)
+        """
+        backbone: Any = self.backbone
+        h = None
+        for layer, graph in zip(backbone.encoder, graphs, strict=True):
+            h = backbone.run_layer(layer, graph, h)
+            h = relu_dropout(h, backbone.dropout, self.training)
+        assert h is not None
+        h = h[:num_targets]
+        return h, backbone.classifier(h)
+
+
+class TwoBranchNet(Backbone):
+    """Fuse the predictions of the global and the local branch, ADPFedGNN Eq. (4)–(11).
+
+    Parameters
+    ----------
+    backbone : Backbone
+        θ, of :func:`build_backbone`.
+    agent : QNetwork or None
+        Chooses neighbours; ``None`` keeps all.
+    beta : float in [0, 1]
+        Weight of the global branch's logits.
+    fanout : int
+        Neighbours of a node at most when a whole graph is predicted.
+    is_greedy : bool
+        Whether predictions drop what the agent keeps with a probability below ½;
+        otherwise a kept neighbour counts by that probability, Eq. (2).
+    is_shuffled : bool
+        Whether neighbours are dropped at random, at the agent's rate.
+    seed : int
+        Draws neighbours beyond ``fanout``, and what is shuffled, in predictions.
+
+    Notes
+    -----
+    1. The state of this module is what a client keeps of itself: θ_i, both masks, and the
+       agent received last.
+    """
+
+    global_mask: Tensor
+    local_mask: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        agent: QNetwork | None,
+        *,
+        beta: float,
+        fanout: int,
+        is_greedy: bool = False,
+        is_shuffled: bool = False,
+        seed: int = 0,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.branch = BranchNet(backbone)
+        self.agent = agent
+        self.beta, self.fanout = beta, fanout
+        self.is_greedy, self.is_shuffled, self.seed = is_greedy, is_shuffled, seed
+        self.shapes = state_shapes(backbone)
+        size = len(self.weights())
+        self.register_buffer("global_mask", torch.ones(size, dtype=torch.bool))
+        self.register_buffer("local_mask", torch.ones(size, dtype=torch.bool))
+
+    @property
+    def backbone(self) -> Backbone:
+        """θ."""
+        return self.branch.backbone
+
+    def weights(self) -> Tensor:
+        """Return θ as one vector (P,)."""
+        return flatten(self.backbone.state_dict())
+
+    @torch.no_grad()
+    def load_weights(self, flat: Tensor) -> None:
+        """Overwrite θ by a vector (P,)."""
+        self.backbone.load_state_dict(unflatten(flat, self.shapes))
+
+    def effective(self, branch: int) -> dict[str, Tensor]:
+        """Return θ ⊙ M of a branch, by name, detached."""
+        mask = self.global_mask if branch == 0 else self.local_mask
+        return unflatten(self.weights() * mask, self.shapes)
+
+    def run_branch(
+        self,
+        effective: Mapping[str, Tensor],
+        graphs: Sequence[GraphInput],
+        num_targets: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the backbone with weights in place of its own, see :class:`BranchNet`."""
+        weights = {f"backbone.{name}": value for name, value in effective.items()}
+        out: tuple[Tensor, Tensor] = functional_call(
+            self.branch, weights, (graphs, num_targets)
+        )
+        return out
+
+    def fuse(self, logits: Sequence[Tensor]) -> Tensor:
+        """Return ``β z^g + (1 − β) z^l``, Eq. (11)."""
+        return self.beta * logits[0] + (1 - self.beta) * logits[1]
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Predict all nodes of a graph.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            Graph with N nodes.
+
+        Returns
+        -------
+        Tensor of shape (N, C)
+            Logits. Both layers have the same neighbours.
+        """
+        size = graph.num_nodes
+        generator = torch.Generator().manual_seed(self.seed)
+        lists = NeighbourLists.of(graph.edge_index, size)
+        nodes = torch.arange(size, device=graph.device)
+        pairs = sample_neighbours(lists, nodes, self.fanout, generator)
+        edges = torch.stack([pairs.neighbour, pairs.target])
+        depth = len(self.backbone.encoder)  # type: ignore[arg-type]
+        logits = []
+        for branch, weight in enumerate(self.edge_weights(graph, pairs, generator)):
+            kept = weight > 0
+            view = graph.with_edges(edges[:, kept], weight[kept])
+            _, z = self.run_branch(self.effective(branch), [view] * depth, size)
+            logits.append(z)
+        return self.fuse(logits)
+
+    def edge_weights(
+        self, graph: GraphInput, pairs: Candidates, generator: torch.Generator
+    ) -> Tensor:
+        """Return what each of m candidates counts in a prediction: (2, m), in [0, 1]."""
+        if self.agent is None:
+            return torch.ones(BRANCHES, len(pairs.target), device=graph.device)
+        chance = keep_probabilities(self.agent, graph, pairs)
+        if self.is_greedy:
+            chance = (chance >= 0.5).to(chance)  # of equal actions to keep
+        return shuffled(chance, generator) if self.is_shuffled else chance
+
+
+def two_branches(
+    hyper: ADPFedGNNSettings, backbone: Backbone, agent: QNetwork | None, seed: int
+) -> TwoBranchNet:
+    """Build a client's network as the method's settings say.
+
+    Parameters
+    ----------
+    hyper : ADPFedGNNSettings
+        The method's settings.
+    backbone : Backbone
+        θ, of :func:`build_backbone`.
+    agent : QNetwork or None
+        Chooses neighbours; not looked at where the settings use none.
+    seed : int
+        Draws neighbours in predictions.
+    """
+    return TwoBranchNet(
+        backbone,
+        agent if hyper.has_agent else None,
+        beta=hyper.beta,
+        fanout=hyper.eval_fanout,
+        is_greedy=hyper.eval_actions == "greedy",
+        is_shuffled=hyper.selection == "random-drop",
+        seed=seed,
+    )
+
+
+def build_network(
+    hyper: ADPFedGNNSettings,
+    *,
+    model: str,
+    num_features: int,
+    num_classes: int,
+    width: int,
+    num_layers: int,
+    dropout: float,
+) -> TwoBranchNet:
+    """Build the network of a kept model, to be loaded.
+
+    Neighbours beyond ``eval-fanout`` are drawn from seed 0, not from that of the run.
+
+    Parameters
+    ----------
+    hyper : ADPFedGNNSettings
+        The method's settings.
+    model : str
+        Backbone.
+    num_features, num_classes, width, num_layers : int
+        d, C, H and the depth.
+    dropout : float in [0, 1)
+        After each layer.
+    """
+    backbone = build_model(
+        model,
+        in_channels=num_features,
+        hidden_channels=width,
+        num_classes=num_classes,
+        num_layers=num_layers,
+        dropout=dropout,
+        readout=True,
+        initialise=False,
+    )
+    agent = QNetwork(num_features, hyper.agent_width)
+    return two_branches(hyper, backbone, agent, seed=0)

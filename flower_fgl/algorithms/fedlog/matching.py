@@ -1,0 +1,222 @@
+"""What prompt generators are compared with, FedLoG Eqs. (11) and (12).
+
+Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.graph_union import select_rows
+
+__all__ = ["HIDDEN", "OUT", "PromptTask", "RandomNets"]
+
+HIDDEN, OUT = 128, 64
+"""Widths of the random networks of Eq. (12), those of the encoder."""
+
+
+@dataclass(frozen=True, eq=False)
+class PromptTask:
+    """What a client's prompt generator learns from: training nodes with neighbours.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        The client's graph.
+    index : Tensor of shape (n,), int64
+        All training nodes: those of ℓ_true.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    num_classes : int
+        C.
+    """
+
+    graph: GraphInput
+    index: Tensor
+    labels: Tensor
+    num_classes: int
+
+    def features(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what is asked of the generator.
+
+        Returns
+        -------
+        x : Tensor of shape (m, d), float32
+            Features of the training nodes that have a neighbour.
+        around : Tensor of shape (m, d), float32
+            Mean features of their neighbours.
+        labels : Tensor of shape (m,), int64
+        """
+        degree = torch.bincount(
+            self.graph.edge_index[1], minlength=self.graph.num_nodes
+        )
+        has_any = degree[self.index] > 0
+        rows = self.index[has_any]
+        x = self.graph.x
+        mean = self.graph.operator("mean").matmul(_dense(x))
+        return _dense(select_rows(x, rows)), mean[rows], self.labels[has_any]
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.to_dense() if x.layout == torch.sparse_csr else x
+
+
+@dataclass(frozen=True, eq=False)
+class RandomNets:
+    """N randomly initialised GraphSAGE networks with a linear classifier, as one.
+
+    Parameters
+    ----------
+    number : int
+        N.
+    own, around : Tensor of shape (N·128, d), float32
+        First layer: weights of a node and of its neighbours' mean, network by network.
+    bias : Tensor of shape (N·128,), float32
+    own_2, around_2 : Tensor of shape (N, 128, 64), float32
+        Second layer.
+    bias_2 : Tensor of shape (N, 64), float32
+    classifier : Tensor of shape (N, 64, C), float32
+    classifier_bias : Tensor of shape (N, C), float32
+    """
+
+    number: int
+    own: Tensor
+    around: Tensor
+    bias: Tensor
+    own_2: Tensor
+    around_2: Tensor
+    bias_2: Tensor
+    classifier: Tensor
+    classifier_bias: Tensor
+
+    @classmethod
+    def draw(
+        cls,
+        number: int,
+        num_features: int,
+        num_classes: int,
+        device: torch.device | None = None,
+    ) -> RandomNets:
+        """Initialise as :class:`torch.nn.Linear` does, uniform in ±1/√(inputs).
+
+        Draws from torch's global generator.
+        """
+
+        def uniform(shape: tuple[int, ...], inputs: int) -> Tensor:
+            values = torch.empty(shape).uniform_(-(inputs**-0.5), inputs**-0.5)
+            return values.to(device).requires_grad_()
+
+        d, wide = num_features, number * HIDDEN
+        return cls(
+            number,
+            uniform((wide, d), d),
+            uniform((wide, d), d),
+            uniform((wide,), d),
+            uniform((number, HIDDEN, OUT), HIDDEN),
+            uniform((number, HIDDEN, OUT), HIDDEN),
+            uniform((number, OUT), HIDDEN),
+            uniform((number, OUT, num_classes), OUT),
+            uniform((number, num_classes), OUT),
+        )
+
+    @property
+    def encoder(self) -> tuple[Tensor, ...]:
+        """The weights W of GraphSAGE, whose gradients are compared."""
+        return (
+            self.own,
+            self.around,
+            self.bias,
+            self.own_2,
+            self.around_2,
+            self.bias_2,
+        )
+
+    def second(self, own: Tensor, around: Tensor, labels: Tensor) -> Tensor:
+        """Finish the second layer, classify, and add up the N mean cross-entropies.
+
+        Parameters
+        ----------
+        own : Tensor of shape (n, N, 128), float32
+            Hidden representation of each node.
+        around : Tensor of shape (n, N, 64), float32
+            Mean of its neighbours' ones, mapped by ``around_2``.
+        labels : Tensor of shape (n,), int64
+
+        Returns
+        -------
+        Tensor of shape ()
+        """
+        out = torch.einsum("vnh,nho->vno", own, self.own_2) + around + self.bias_2
+        logits = torch.einsum("vno,noc->vnc", out, self.classifier)
+        logits = (logits + self.classifier_bias).transpose(1, 2)  # (n, C, N)
+        targets = labels[:, None].expand(-1, self.number)
+        return F.cross_entropy(logits, targets, reduction="sum") / len(labels)
+
+    def true_loss(self, task: PromptTask) -> Tensor:
+        """Return Σ_n ℓ_true of the training nodes in their graph, FedLoG Eq. (12)."""
+        graph = task.graph
+        h = graph.filtered_linear(
+            None, self.around, self.bias, kind="mean", coefficients=(0.0, 1.0)
+        )
+        h = (h + graph.linear(None, self.own)).relu()
+        h = h.view(-1, self.number, HIDDEN)
+        around = torch.einsum("vnh,nho->vno", h, self.around_2).flatten(1)
+        around = graph.operator("mean").matmul(around).view(-1, self.number, OUT)
+        return self.second(h[task.index], around[task.index], task.labels)
+
+    def pair_loss(
+        self, x: Tensor, prompts: Tensor, labels: Tensor, plus: Tensor, minus: Tensor
+    ) -> Tensor:
+        """Return Σ_n ℓ_syn of nodes whose one neighbour is their prompt, Eq. (12).
+
+        Parameters
+        ----------
+        x, prompts : Tensor of shape (m, d), float32
+        labels : Tensor of shape (m,), int64
+        plus, minus : Tensor of shape (N·128, d), float32
+            ``own`` ± ``around``: what both give to a node and to its prompt is the sum
+            and the difference of two products, instead of four.
+
+        Returns
+        -------
+        Tensor of shape ()
+        """
+        a, b = F.linear(x + prompts, plus), F.linear(x - prompts, minus)
+        node, prompt = (a + b) / 2 + self.bias, (a - b) / 2 + self.bias
+        node, prompt = (h.relu().view(-1, self.number, HIDDEN) for h in (node, prompt))
+        around = torch.einsum("vnh,nho->vno", prompt, self.around_2)
+        return self.second(node, around, labels)
+
+    def mismatch(
+        self, task: PromptTask, x: Tensor, prompts: Tensor, labels: Tensor
+    ) -> Tensor:
+        """Return ``Σ_n Σ_W MSE(∇_W ℓ_syn, ∇_W ℓ_true)``, FedLoG Eq. (12).
+
+        Networks share no weight, so that the gradient of the summed loss is that of
+        each. MSE is the mean over the entries of a matrix.
+
+        Notes
+        -----
+        The first layer's two matrices W and W' are compared as W + W' and W − W', whose
+        gradients are half the sum and half the difference of theirs:
+        ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
+        """
+        own, around, *true = torch.autograd.grad(self.true_loss(task), self.encoder)
+        # row by row, as the gradients they are compared with
+        own, around = own.contiguous(), around.contiguous()
+        plus = (self.own + self.around).detach().requires_grad_()
+        minus = (self.own - self.around).detach().requires_grad_()
+        sums, differences, *made = torch.autograd.grad(
+            self.pair_loss(x, prompts, labels, plus, minus),
+            (plus, minus, *self.encoder[2:]),
+            create_graph=True,
+        )
+        parts = [F.mse_loss(a, b) for a, b in zip(made, true, strict=True)]
+        parts.append(2 * F.mse_loss(sums, (own + around) / 2))
+        parts.append(2 * F.mse_loss(differences, (own - around) / 2))
+        return self.number * torch.stack(parts).sum()

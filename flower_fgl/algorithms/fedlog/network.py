@@ -1,0 +1,250 @@
+"""FedLoG's network: an encoder, two branches, and the nodes that stand for classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedlog.branches import Branch, degree_weights, mix_log_probs
+from flower_fgl.nn import Backbone, GraphInput
+
+__all__ = ["BRANCHES", "BranchNet", "LinearTop", "self_loops", "start_nodes"]
+
+BRANCHES = ("head", "tail")
+PAIRS = 1 << 14
+"""Pairs of a node and a prototype that are computed at once without gradient: 4 MB at 64
+channels, which takes half as long as 8 MB: a core's cache holds it."""
+
+
+def self_loops(x: Tensor) -> GraphInput:
+    """Return a graph whose nodes have themselves as only neighbour.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d), float32
+        Features; may require grad.
+    """
+    nodes = torch.arange(len(x), device=x.device)
+    return GraphInput(x, torch.stack([nodes, nodes]))
+
+
+def start_nodes(num_nodes: int, num_features: int) -> dict[str, Tensor]:
+    """Draw the first features of the learnable nodes of both branches.
+
+    Xavier-uniform, from torch's global generator: clients that seed it alike get equal
+    rows, so that a row means the same on all of them.
+
+    Parameters
+    ----------
+    num_nodes, num_features : int
+        C·s and d.
+
+    Returns
+    -------
+    dict of str to Tensor of shape (C·s, d), float32
+        By branch.
+    """
+    empty = {name: torch.empty(num_nodes, num_features) for name in BRANCHES}
+    return {name: nn.init.xavier_uniform_(x) for name, x in empty.items()}
+
+
+class BranchNet(Backbone):
+    """Classify a node by its distance to learnable nodes, in two branches.
+
+    Parameters
+    ----------
+    encoder : Backbone
+        φ; its outputs are embeddings of width E.
+    width : int
+        E.
+    num_classes, nodes_per_class, num_features : int
+        C, s and d.
+    threshold : float
+        λ of Eq. (3).
+    alpha : float, optional
+        α of all nodes, instead of Eq. (3).
+    updates, neighbours_only : bool
+        See :class:`Branch`.
+
+    Notes
+    -----
+    1. The learnable nodes are isolated in the paper. Here each is its own neighbour, so
+       that all weights of the encoder see them, as in ``[h_j ‖ h_j]`` of Eq. (7).
+    2. Parameters are named ``encoder.``, ``classifier.`` (both are shared with the
+       server) and ``nodes.`` (a client's own). The nodes start undefined, see
+       :func:`start_nodes`.
+    3. A node's degree is that in the graph at hand, its own loop not counted, although
+       the λ + 1 of Eq. (3) suggests otherwise.
+    """
+
+    def __init__(
+        self,
+        encoder: Backbone,
+        *,
+        width: int,
+        num_classes: int,
+        nodes_per_class: int,
+        num_features: int,
+        threshold: float,
+        alpha: float | None = None,
+        updates: bool = True,
+        neighbours_only: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.num_classes, self.threshold, self.alpha = num_classes, threshold, alpha
+        self.encoder: Backbone = encoder
+        self.classifier: nn.ModuleDict = nn.ModuleDict(
+            {
+                name: Branch(width, updates=updates, neighbours_only=neighbours_only)
+                for name in BRANCHES
+            }
+        )
+        shape = (num_classes * nodes_per_class, num_features)
+        self.nodes = nn.ParameterDict(
+            {name: nn.Parameter(torch.empty(shape)) for name in BRANCHES}
+        )
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """Return φ, θ^H and θ^T by name, without the learnable nodes."""
+        state: Mapping[str, Tensor] = self.state_dict()
+        return {n: t for n, t in state.items() if not n.startswith("nodes.")}
+
+    @property
+    def undecayed(self) -> list[Tensor]:
+        """The learnable nodes, which ``weight-decay`` leaves alone: L_norm holds them."""
+        return list(self.nodes.values())
+
+    def prototypes(self) -> dict[str, Tensor]:
+        """Embed the learnable nodes, FedLoG Eq. (1).
+
+        Returns
+        -------
+        dict of str to Tensor of shape (C·s, E), float32
+            By branch.
+        """
+        h = self.encoder(self_loops(torch.cat([self.nodes[n] for n in BRANCHES])))
+        return dict(zip(BRANCHES, h.chunk(2), strict=True))
+
+    def branch_log_probs(
+        self, h: Tensor, neighbours: Tensor, prototypes: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Predict by both branches, FedLoG Eq. (2).
+
+        Parameters
+        ----------
+        h, neighbours : Tensor of shape (n, E), float32
+            h_v and n_v.
+        prototypes : mapping of str to Tensor of shape (C·s, E), float32
+            What :meth:`prototypes` returned.
+
+        Returns
+        -------
+        head, tail : Tensor of shape (n, C), float32
+            log p_H and log p_T.
+        """
+        head, tail = (
+            self.classifier[name](h, neighbours, prototypes[name], self.num_classes)
+            for name in BRANCHES
+        )
+        return head, tail
+
+    def head_weights(self, graph: GraphInput) -> Tensor:
+        """Return α of every node, FedLoG Eq. (3).
+
+        Returns
+        -------
+        Tensor of shape (N,), float32
+        """
+        if self.alpha is not None:
+            return torch.full((graph.num_nodes,), self.alpha, device=graph.device)
+        degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
+        return degree_weights(degree, self.threshold)
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return h_v of every node, FedLoG Eq. (1): (N, E)."""
+        h: Tensor = self.encoder(graph)
+        return h
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict from all embeddings of a graph, FedLoG Eqs. (2) and (3).
+
+        Parameters
+        ----------
+        h : Tensor of shape (N, E), float32
+            What :meth:`embed` returned.
+        graph : GraphInput
+            The graph of the nodes.
+
+        Returns
+        -------
+        Tensor of shape (N, C), float32
+            log p(v): its softmax is p(v) again.
+        """
+        return self._log_probs(*self._columns(h, graph))
+
+    def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
+        """Predict some nodes; the others' rows are zero.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            One graph.
+        wanted : Tensor of shape (N,), bool
+            Nodes to predict.
+
+        Returns
+        -------
+        Tensor of shape (N, C), float32
+            log p(v), as :meth:`head`.
+        """
+        index = wanted.nonzero().squeeze(1)
+        columns = self._columns(self.embed(graph), graph)
+        found = self._log_probs(*(column[index] for column in columns))
+        out = found.new_zeros((graph.num_nodes, self.num_classes))
+        return out.index_copy(0, index, found)
+
+    def _columns(self, h: Tensor, graph: GraphInput) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what a node is predicted from: h_v, n_v and α_v of all nodes."""
+        return h, graph.operator("mean").matmul(h), self.head_weights(graph)
+
+    def _log_probs(self, h: Tensor, neighbours: Tensor, alpha: Tensor) -> Tensor:
+        prototypes = self.prototypes()
+        size = max(1, PAIRS // len(prototypes["head"]))
+        columns = (h, neighbours, alpha)
+        parts = [
+            mix_log_probs(*self.branch_log_probs(some, around, prototypes), weight)
+            for some, around, weight in zip(
+                *(torch.split(column, size) for column in columns), strict=True
+            )
+        ]
+        return torch.cat(parts)
+
+
+class LinearTop(Backbone):
+    """An encoder under a new linear classifier, for its pretraining.
+
+    Parameters
+    ----------
+    encoder : Backbone
+        φ, not copied; its outputs are embeddings of width E.
+    width, num_classes : int
+        E and C.
+    """
+
+    def __init__(self, encoder: Backbone, width: int, num_classes: int) -> None:
+        nn.Module.__init__(self)
+        self.readout = False
+        self.encoder: Backbone = encoder
+        self.classifier: nn.Linear = nn.Linear(width, num_classes)
+
+    @property
+    def reach(self) -> int | None:
+        """That of φ."""
+        return self.encoder.reach
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return the embeddings of all nodes: (N, E)."""
+        h: Tensor = self.encoder(graph)
+        return h

@@ -1,0 +1,172 @@
+"""Prompt generators: a made-up neighbour for a synthetic node, FedLoG Eqs. (11)-(13).
+
+Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedlog.matching import HIDDEN, PromptTask, RandomNets
+from flower_fgl.nn import GraphInput
+
+__all__ = [
+    "apply_generators",
+    "blend_generators",
+    "make_generator",
+    "prompt_pairs",
+    "train_generator",
+]
+
+WIDTHS = (256, 512)
+DROPOUT = 0.5
+BUDGET = 1 << 24
+"""Numbers in one activation of random networks that are computed together: 64 MB."""
+
+
+def make_generator(num_features: int) -> nn.Sequential:
+    """Return a prompt generator PG_k: from a node's features to a neighbour's.
+
+    Parameters
+    ----------
+    num_features : int
+        d.
+    """
+    first, second = WIDTHS
+    return nn.Sequential(
+        nn.Linear(num_features, first),
+        nn.ReLU(),
+        nn.Linear(first, second),
+        nn.ReLU(),
+        nn.Dropout(DROPOUT),
+        nn.Linear(second, num_features),
+        nn.Tanh(),
+    )
+
+
+def blend_generators(
+    states: Sequence[Mapping[str, Tensor]], weights: Tensor
+) -> dict[str, Tensor]:
+    """Average the clients' generators for each class, FedLoG Sec. 4.3.
+
+    ``PG^c = Σ_k r_k^c PG_k / Σ_k r_k^c``.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        Length K.
+    weights : Tensor of shape (K, C), float32
+        Columns add up to 1.
+
+    Returns
+    -------
+    dict of str to Tensor of shape (C, ...), float32
+        The states of all C generators, stacked.
+    """
+    return {
+        name: torch.einsum(
+            "kc,k...->c...", weights, torch.stack([s[name] for s in states])
+        )
+        for name in states[0]
+    }
+
+
+def apply_generators(stacked: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Make a prompt for each synthetic node by the generator of its class, at rest.
+
+    Parameters
+    ----------
+    stacked : mapping of str to Tensor of shape (C, ...), float32
+        What :func:`blend_generators` returned.
+    x : Tensor of shape (C·s, d), float32
+        x̂, class by class.
+
+    Returns
+    -------
+    Tensor of shape (C·s, d), float32
+        In [−1, 1].
+    """
+    weights = [tensor for name, tensor in stacked.items() if name.endswith("weight")]
+    biases = [tensor for name, tensor in stacked.items() if name.endswith("bias")]
+    h = x.view(len(weights[0]), -1, x.shape[1])
+    for number, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        h = torch.baddbmm(bias[:, None], h.relu() if number else h, weight.mT)
+    return h.tanh().view_as(x)
+
+
+def prompt_pairs(x: Tensor, prompts: Tensor) -> GraphInput:
+    """Return the graph of pairs: node i and its prompt, node n + i.
+
+    Parameters
+    ----------
+    x, prompts : Tensor of shape (n, d), float32
+    """
+    first = torch.arange(len(x), device=x.device)
+    second = first + len(x)
+    edges = torch.stack([torch.cat([first, second]), torch.cat([second, first])])
+    return GraphInput(torch.cat([x, prompts]), edges)
+
+
+def train_generator(
+    generator: nn.Module,
+    task: PromptTask,
+    *,
+    epochs: int,
+    networks: int,
+    lr: float,
+) -> float:
+    """Train PG_k by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13), one step an epoch.
+
+    Parameters
+    ----------
+    generator : torch.nn.Module
+        Trained in place, left in evaluation mode.
+    task : PromptTask
+        The client's training nodes.
+    epochs : int
+        Adam steps over all nodes.
+    networks : int
+        N, fresh initialisations per epoch.
+    lr : float
+        Learning rate.
+
+    Returns
+    -------
+    float
+        Loss of the last epoch; 0 if no training node has a neighbour, where nothing is
+        trained.
+
+    Notes
+    -----
+    1. The paper sums Eq. (11) over all nodes of the graph; labels of validation and test
+       nodes are not known, and a node without neighbours has nothing to imitate.
+    2. Draws from torch's global generator.
+    """
+    x, around, labels = task.features()
+    width = task.graph.num_features
+    rows = max(task.graph.num_nodes, 2 * len(x))
+    at_once = max(1, min(networks, BUDGET // (rows * HIDDEN)))
+    optimizer = torch.optim.Adam(generator.parameters(), lr=lr, fused=True)
+    loss = torch.zeros(())
+    generator.train()
+    for _ in range(epochs if len(x) else 0):
+        optimizer.zero_grad(set_to_none=True)
+        prompts = generator(x)
+        # the networks come in groups: the gradient gathers at the prompts meanwhile
+        leaf = prompts.detach().requires_grad_()
+        loss = (leaf - around).square().sum(1).mean()  # Eq. (11)
+        slope = torch.autograd.grad(loss, leaf)[0]
+        for start in range(0, networks, at_once):
+            number = min(at_once, networks - start)
+            nets = RandomNets.draw(number, width, task.num_classes, x.device)
+            part = nets.mismatch(task, x, leaf, labels) / networks
+            slope = slope + torch.autograd.grad(part, leaf)[0]
+            loss = loss + part
+        prompts.backward(slope)
+        optimizer.step()
+        loss = loss.detach()
+    generator.eval()
+    return float(loss)

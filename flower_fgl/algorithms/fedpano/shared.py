@@ -1,0 +1,74 @@
+"""What FedPANO's clients share: graph network, generic classifier, node generator.
+
+Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
+68(1):112105, 2025.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from flower_fgl.algorithms.fedpano.generator import NodeGenerator
+from flower_fgl.algorithms.fedpano.model import build_encoder
+from flower_fgl.methods.fedpano import FedPANOSettings
+from flower_fgl.nn.backbone import Backbone
+
+__all__ = ["SharedParts"]
+
+
+class SharedParts(nn.Module):
+    """θ^g, θ^s and φ, those that a variant sends; the server draws them once.
+
+    Parameters
+    ----------
+    model : str
+        Backbone of θ^g.
+    in_channels : int
+        Feature width d.
+    hidden_channels : int
+        H, unless the backbone's name has one.
+    num_classes : int
+        C, of all clients together.
+    num_layers : int
+        L, unless the backbone's name has it.
+    dropout : float in [0, 1)
+        Rate between the layers.
+    hyper : FedPANOSettings
+        Says which parts there are.
+    initialise : bool
+        Draw the encoder's initial parameters; otherwise they are to be loaded.
+
+    Notes
+    -----
+    1. Parameters: P_g = 2dH + H + (L − 1)(2H² + H) for GraphSAGE, P_s = HC + C,
+       P_φ = 3H² + 2H.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        in_channels: int,
+        hidden_channels: int,
+        num_classes: int,
+        num_layers: int,
+        dropout: float,
+        hyper: FedPANOSettings,
+        initialise: bool = True,
+    ) -> None:
+        super().__init__()
+        self.encoder: Backbone = build_encoder(
+            model,
+            in_channels=in_channels,
+            hidden_channels=hidden_channels,
+            num_layers=num_layers,
+            dropout=dropout,
+            initialise=initialise,
+        )
+        width = self.encoder.hidden_channels
+        self.classifier: nn.Linear | None = None
+        self.generator: NodeGenerator | None = None
+        if hyper.use_shared_classifier:
+            self.classifier = nn.Linear(width, num_classes)
+        if hyper.sends_generator:
+            self.generator = NodeGenerator(width)

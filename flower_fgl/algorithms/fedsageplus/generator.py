@@ -1,0 +1,284 @@
+"""The generator of missing neighbours and what it is trained by.
+
+Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
+2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedsageplus.graph_mending import Impaired, MendedInput
+from flower_fgl.nn import GraphInput, GraphSAGE
+from flower_fgl.nn.conv import sage
+from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.pyg import SAGEConv
+from flower_fgl.nn.sparse import index_sum
+
+__all__ = ["FeatureGenerator", "NeighbourGenerator", "closest_rows"]
+__all__ += ["generator_loss", "match_loss", "noise_like"]
+
+CHUNK = 1 << 24
+"""Distances computed at a time: 64 MB."""
+
+
+class FeatureGenerator(nn.Sequential):
+    """fGen: three linear maps from an embedding to the features of all neighbours.
+
+    Parameters
+    ----------
+    in_channels : int
+        Embedding width p.
+    hidden : tuple of two int
+        Widths between the maps; 256 and 2048 in the paper.
+    most : int
+        Neighbours of a node at most.
+    num_features : int
+        Feature width d.
+
+    Notes
+    -----
+    1. The last activation is tanh, so features beyond [−1, 1] are never generated.
+    2. :meth:`generate` maps by the rows of the last weight that are wanted, a third of
+       them where nodes miss one or two neighbours of five.
+    """
+
+    def __init__(
+        self, in_channels: int, hidden: tuple[int, int], most: int, num_features: int
+    ) -> None:
+        first, second = hidden
+        super().__init__(
+            nn.Linear(in_channels, first),
+            nn.ReLU(),
+            nn.Linear(first, second),
+            nn.ReLU(),
+            nn.Linear(second, most * num_features),
+            nn.Tanh(),
+        )
+        self.most = most
+
+    def generate(self, inputs: Tensor, counts: Tensor) -> Tensor:
+        """Generate the first neighbours of each node.
+
+        Parameters
+        ----------
+        inputs : Tensor of shape (M, p), float32
+            Embeddings with noise.
+        counts : Tensor of shape (M,), int64
+            Neighbours wanted of each node, at most ``most``.
+
+        Returns
+        -------
+        Tensor of shape (Σ counts, d)
+            Node after node.
+        """
+        *first, last, _ = list[Any](self.children())
+        hidden = inputs
+        for layer in first:
+            hidden = layer(hidden)
+        number = torch.arange(self.most, device=counts.device)
+        nodes, place = (number < counts[:, None]).nonzero().unbind(1)
+        weights = last.weight.unflatten(0, (self.most, -1)).unbind(0)
+        biases = last.bias.unflatten(0, (self.most, -1)).unbind(0)
+        made = [
+            F.linear(hidden[nodes[place == number]], weight, bias)
+            for number, (weight, bias) in enumerate(zip(weights, biases, strict=True))
+        ]
+        order = torch.argsort(place, stable=True).argsort()
+        return torch.cat(made)[order].tanh()
+
+
+class NeighbourGenerator(nn.Module):
+    """NeighGen: an encoder, dGen, fGen, and the classifier of the mended graph.
+
+    Parameters
+    ----------
+    features : FeatureGenerator
+        fGen.
+    num_features, hidden_channels, num_classes : int
+        d, p and C.
+
+    Notes
+    -----
+    1. dGen's bias starts at 1, so that its ReLU lets a gradient through; where it starts
+       below 0 for all nodes it would stay there.
+    """
+
+    def __init__(
+        self,
+        features: FeatureGenerator,
+        *,
+        num_features: int,
+        hidden_channels: int,
+        num_classes: int,
+    ) -> None:
+        super().__init__()
+        widths = (num_features, hidden_channels)
+        self.encoder = nn.ModuleList(SAGEConv(w, hidden_channels) for w in widths)
+        self.counter = nn.Linear(hidden_channels, 1)
+        nn.init.ones_(self.counter.bias)
+        self.features = features
+        self.classifier = GraphSAGE(
+            in_channels=num_features,
+            hidden_channels=hidden_channels,
+            num_classes=num_classes,
+            num_layers=2,
+            dropout=0.0,
+        )
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return z, of shape (N, p)."""
+        first, second = self.encoder
+        hidden = sage(first, graph).relu()
+        return sage(second, graph, hidden).relu()
+
+    def count(self, z: Tensor) -> Tensor:
+        """Return ñ, of shape (N,): how many neighbours each node misses, at least 0."""
+        out: Tensor = self.counter(z).squeeze(1)
+        return out.relu()
+
+    @torch.no_grad()
+    def mend(
+        self, graph: GraphInput, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Generate what a graph's nodes miss.
+
+        Parameters
+        ----------
+        graph : GraphInput
+            With N nodes.
+        generator : torch.Generator
+            Draws the noise, on the CPU.
+
+        Returns
+        -------
+        owner : Tensor of shape (M,), int64
+            Node that each generated one is joined to, ascending.
+        x : Tensor of shape (M, d), float32
+        """
+        z = self.embed(graph)
+        counts = self.count(z).round().clamp(max=self.features.most).long()
+        nodes = counts.nonzero().squeeze(1)
+        inputs = z[nodes] + noise_like(z[nodes], generator)
+        owner = nodes.repeat_interleave(counts[nodes])
+        return owner, self.features.generate(inputs, counts[nodes])
+
+
+def noise_like(z: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw standard normal noise of the shape of ``z``, the same on every device."""
+    return torch.randn(z.shape, generator=generator).to(z.device)
+
+
+def closest_rows(
+    generated: Tensor, x: Tensor, allowed: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Find the nearest row of a matrix for each generated vector.
+
+    Parameters
+    ----------
+    generated : Tensor of shape (S, d), float
+        At least one vector, without gradient.
+    x : Tensor of shape (N, d), float
+        Strided or sparse CSR; N at least 1.
+    allowed : tuple of Tensor (M, N) sparse CSR and Tensor (S,) int64, optional
+        Rows that may be taken: the non-zeros of a row of the first, which the second
+        names for each vector; each has at least one.
+
+    Returns
+    -------
+    Tensor of shape (S,), int64
+        Row of ``x`` with the least Euclidean distance.
+    """
+    square = _row_squares(x)
+    found = []
+    step = max(1, CHUNK // len(square))
+    for start in range(0, len(generated), step):
+        part = generated[start : start + step]
+        distance = square - 2 * (x @ part.T).T  # the vector's own square cancels
+        if allowed is not None:
+            rows = select_rows(allowed[0], allowed[1][start : start + step])
+            distance = distance.masked_fill(rows.to_dense() == 0, torch.inf)
+        found.append(distance.argmin(dim=1))
+    return torch.cat(found)
+
+
+def _row_squares(x: Tensor) -> Tensor:
+    """Return the squared norm of each row."""
+    if x.layout != torch.sparse_csr:
+        return x.square().sum(dim=1)
+    number = torch.arange(x.shape[0], device=x.device)
+    row = number.repeat_interleave(x.crow_indices().diff())
+    return index_sum(x.values().square(), row, x.shape[0])
+
+
+def match_loss(
+    generated: Tensor, x: Tensor, allowed: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Compute the squared error of each generated vector to the nearest row, L^f.
+
+    Parameters
+    ----------
+    generated : Tensor of shape (S, d), float
+        With gradient.
+    x, allowed
+        As in :func:`closest_rows`.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Mean over vectors and features; zero without vectors.
+    """
+    if not len(generated):
+        return generated.sum()
+    target = select_rows(x, closest_rows(generated.detach(), x, allowed))
+    if target.layout == torch.sparse_csr:
+        target = target.to_dense()
+    return F.mse_loss(generated, target)
+
+
+def generator_loss(
+    network: NeighbourGenerator,
+    impaired: Impaired,
+    mended: MendedInput,
+    noise: Tensor,
+    index: Tensor,
+    labels: Tensor,
+) -> Tensor:
+    """Compute a client's own loss L_gen, Zhang et al. 2021, Eqs. (3), (4) and (6).
+
+    Parameters
+    ----------
+    network : NeighbourGenerator
+        In training.
+    impaired : Impaired
+        Graph with hidden nodes.
+    mended : MendedInput
+        Its nodes joined to as many generated ones as :attr:`Impaired.wanted` says; their
+        features are replaced here.
+    noise : Tensor of shape (M, p), float32
+        Added to the embeddings of the M centres.
+    index, labels : Tensor of shape (t,), int64
+        Training nodes among those left, and their classes.
+
+    Returns
+    -------
+    Tensor of shape ()
+        SmoothL1(ñ, n), the greedy feature loss, and the cross-entropy of the mended
+        graph; the last is left out without training nodes.
+    """
+    most = network.features.most
+    z = network.embed(impaired.inputs)
+    missing = impaired.counts.clamp(max=most).to(z.dtype)
+    loss = F.smooth_l1_loss(network.count(z), missing)
+    wanted = impaired.wanted(most)
+    made = network.features.generate(z[impaired.centres] + noise, wanted)
+    place = torch.arange(len(wanted), device=wanted.device).repeat_interleave(wanted)
+    loss = loss + match_loss(made, impaired.hidden, (impaired.lost, place))
+    if len(index):
+        logits = network.classifier(mended.with_generated(made))
+        loss = loss + F.cross_entropy(logits[index], labels)
+    return loss

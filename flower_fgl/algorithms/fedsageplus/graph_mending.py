@@ -1,0 +1,149 @@
+"""Graphs with hidden nodes, and graphs with generated ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.nn import GraphInput, Topology
+from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.sparse import csr_matrix
+
+__all__ = ["Impaired", "MendedInput", "impair"]
+
+
+@dataclass(frozen=True, eq=False)
+class Impaired:
+    """A graph some of whose nodes are hidden, so that what is missing is known.
+
+    Parameters
+    ----------
+    inputs : GraphInput
+        The n nodes that are left.
+    kept : Tensor of shape (n,), int64
+        Their numbers in the whole graph.
+    hidden : Tensor of shape (H, d), float32
+        Features of the hidden nodes that had a neighbour among those left.
+    centres : Tensor of shape (M,), int64
+        Nodes of ``inputs`` that lost a neighbour.
+    lost : Tensor of shape (M, H), sparse CSR
+        1 where a hidden node was a centre's neighbour.
+    counts : Tensor of shape (n,), int64
+        Hidden neighbours of every node that is left.
+    """
+
+    inputs: GraphInput
+    kept: Tensor
+    hidden: Tensor
+    centres: Tensor
+    lost: Tensor
+    counts: Tensor
+
+    def wanted(self, most: int) -> Tensor:
+        """Return how many neighbours to generate for each centre: (M,), int64."""
+        return self.counts[self.centres].clamp(max=most)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of edges and features, in bytes, roughly."""
+        x = self.inputs.x
+        size = x.values().numel() * 3 if x.layout == torch.sparse_csr else x.numel()
+        return 4 * size + 48 * self.inputs.edge_index.shape[1] + self.hidden.nbytes
+
+
+def impair(graph: GraphInput, is_hidden: Tensor) -> Impaired:
+    """Hide nodes and all their edges, Zhang et al. 2021, Sec. 3.2.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        Undirected, with N nodes.
+    is_hidden : Tensor of shape (N,), bool
+        What to hide; not all nodes.
+
+    Returns
+    -------
+    Impaired
+    """
+    kept = (~is_hidden).nonzero().squeeze(1)
+    number = torch.full_like(is_hidden, -1, dtype=torch.int64)
+    number[kept] = torch.arange(len(kept), device=kept.device)
+    source, target = graph.edge_index
+    inner = ~(is_hidden[source] | is_hidden[target])
+    cut = ~is_hidden[source] & is_hidden[target]
+    centre = number[source[cut]]
+    counts = torch.bincount(centre, minlength=len(kept))
+    centres, row = torch.unique(centre, return_inverse=True)
+    found, column = torch.unique(target[cut], return_inverse=True)
+    hidden = select_rows(graph.x, found)
+    return Impaired(
+        GraphInput(select_rows(graph.x, kept), number[graph.edge_index[:, inner]]),
+        kept,
+        hidden.to_dense() if hidden.layout == torch.sparse_csr else hidden,
+        centres,
+        csr_matrix(
+            row,
+            column,
+            torch.ones(len(row), device=row.device),
+            (len(centres), len(found)),
+        ),
+        counts,
+    )
+
+
+class MendedInput(GraphInput):
+    """A graph and generated nodes, each joined to one node of the graph.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        N nodes; its features stay as they are, sparse ones sparse.
+    owner : Tensor of shape (M,), int64
+        Node of the graph that each generated node is joined to.
+    generated : Tensor of shape (M, d), float32
+        Features of the generated nodes, numbers N to N + M − 1; may require grad.
+
+    Notes
+    -----
+    1. Both blocks of features are projected apart and joined then, so that no dense
+       matrix of N rows is made of sparse features; propagated features are not kept.
+    2. ``x`` holds the features of the graph's own nodes only.
+    """
+
+    def __init__(self, graph: GraphInput, owner: Tensor, generated: Tensor) -> None:
+        size = graph.num_nodes
+        number = torch.arange(size, size + len(owner), device=owner.device)
+        new = torch.stack([torch.cat([owner, number]), torch.cat([number, owner])])
+        edges = torch.cat([graph.edge_index, new], dim=1)
+        self.union = None
+        self.topology = Topology(edges, None, size + len(owner), graph.x.dtype)
+        self.generated = generated
+        self._set_features(graph.x)
+
+    def with_generated(self, generated: Tensor) -> MendedInput:
+        """Return the same graph under other features (M, d) of the generated nodes."""
+        out = object.__new__(MendedInput)
+        vars(out).update(vars(self))
+        out.generated = generated
+        return out
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is added to the graph, in bytes, operators estimated."""
+        return self.generated.nbytes + 48 * self.edge_index.shape[1]
+
+    @property
+    def _is_kept(self) -> bool:
+        return False
+
+    def linear(
+        self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Map node representations linearly, see :meth:`GraphInput.linear`."""
+        if h is not None:
+            return super().linear(h, weight, bias)
+        own = super().linear(None, weight, bias)
+        return torch.cat([own, F.linear(self.generated, weight, bias)])

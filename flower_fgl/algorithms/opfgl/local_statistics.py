@@ -1,0 +1,130 @@
+"""What an O-pFGL client works out of its own graph before anything is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.algorithms.opfgl.labels import (
+    distillation_factor,
+    homophily,
+    propagate_labels,
+)
+from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.sparse import SparseOperator
+
+__all__ = ["LocalKnowledge", "adjacency_operator", "pseudo_input", "study_labels"]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalKnowledge:
+    """What the labels of a client's graph say; it never leaves the client.
+
+    Parameters
+    ----------
+    soft : Tensor of shape (N, C), float32
+        ỹ, not normalised.
+    class_homophily : Tensor of shape (C,), float32
+        H of Eq. (3).
+    factor : Tensor of shape (C,), float32
+        w_dist of Eq. (4).
+    degree : Tensor of shape (N,), int64
+        Neighbours of each node.
+    labels : Tensor of shape (N,), int64
+        Class of training nodes, −1 elsewhere.
+    """
+
+    soft: Tensor
+    class_homophily: Tensor
+    factor: Tensor
+    degree: Tensor
+    labels: Tensor
+
+
+def adjacency_operator(edge_index: Tensor, num_nodes: int) -> SparseOperator:
+    """Build S = D^{-1/2} A D^{-1/2}, without self-loops.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, E), int64
+        Every undirected edge in both directions, no self-loops.
+    num_nodes : int
+        N.
+
+    Returns
+    -------
+    SparseOperator of shape (N, N)
+        Rows of isolated nodes are zero.
+    """
+    source, target = edge_index
+    degree = torch.bincount(target, minlength=num_nodes).clamp(min=1).float()
+    scale = degree.rsqrt()
+    value = scale[source] * scale[target]
+    return SparseOperator.from_entries(target, source, value, (num_nodes, num_nodes))
+
+
+def study_labels(
+    inputs: GraphInput,
+    index: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    *,
+    steps: int,
+    share: float,
+) -> LocalKnowledge:
+    """Propagate the training labels and weigh the classes, O-pFGL Eqs. (2)-(4).
+
+    Parameters
+    ----------
+    inputs : GraphInput
+        The client's training graph with N nodes.
+    index, labels : Tensor of shape (n,), int64
+        Training nodes and their classes.
+    num_classes : int
+        C.
+    steps : int, at least 0
+        n_lp.
+    share : float in [0, 1]
+        a.
+
+    Returns
+    -------
+    LocalKnowledge
+    """
+    size = inputs.num_nodes
+    known = torch.full((size,), -1, dtype=torch.int64, device=index.device)
+    known[index] = labels
+    start = torch.zeros((size, num_classes), device=index.device)
+    start[index] = F.one_hot(labels, num_classes).float()
+    operator = adjacency_operator(inputs.edge_index, size)
+    total = homophily(inputs.edge_index, known, num_classes)
+    return LocalKnowledge(
+        soft=propagate_labels(operator, start, steps=steps, share=share),
+        class_homophily=total,
+        factor=distillation_factor(total),
+        degree=torch.bincount(inputs.edge_index[1], minlength=size),
+        labels=known,
+    )
+
+
+def pseudo_input(graph: PseudoGraph) -> GraphInput:
+    """Turn a pseudo-graph into what backbones take.
+
+    Parameters
+    ----------
+    graph : PseudoGraph
+        With s nodes.
+
+    Returns
+    -------
+    GraphInput
+        Every link in both directions, with its weight.
+    """
+    row, column = graph.adjacency.nonzero(as_tuple=True)
+    return GraphInput(
+        graph.features, torch.stack([row, column]), graph.adjacency[row, column]
+    )

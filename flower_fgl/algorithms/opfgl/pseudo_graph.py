@@ -1,0 +1,324 @@
+"""The pseudo-graph that the server makes of class statistics: O-pFGL Eqs. (10)-(13).
+
+The generator follows Xiao et al., "Simple graph condensation", ECML-PKDD 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.opfgl.class_statistics import check_statistics
+from flower_fgl.algorithms.opfgl.objective import (
+    alignment_loss,
+    link_weights,
+    propagated,
+    smoothness_loss,
+)
+from flower_fgl.algorithms.opfgl.pairwise import EPSILON, pair_scores
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.seeds import seeded
+
+__all__ = [
+    "GeneratorSettings",
+    "LinkPredictor",
+    "PseudoGraph",
+    "PseudoGraphGenerator",
+    "generate",
+    "pseudo_counts",
+]
+
+PERIOD, LINK_STEPS = 50, 10
+"""Of 50 steps the first 10 train the link predictor, the others the features."""
+
+Progress = Callable[[int, int, float], None]
+"""Called with steps done, steps in all, and the loss."""
+
+
+@dataclass(frozen=True, eq=False)
+class PseudoGraph:
+    """A small weighted graph with labels.
+
+    Parameters
+    ----------
+    features : Tensor of shape (s, d), float32
+        X'.
+    labels : Tensor of shape (s,), int64
+        Y', non-decreasing.
+    adjacency : Tensor of shape (s, s), float32, in [0, 1]
+        A', symmetric, with a zero diagonal.
+    """
+
+    features: Tensor
+    labels: Tensor
+    adjacency: Tensor
+
+
+@dataclass(frozen=True)
+class GeneratorSettings:
+    """Hyper-parameters of the generator, O-pFGL Sec. V-A and its published commands.
+
+    Parameters
+    ----------
+    steps : int, at least 0
+        T_c.
+    lr_features, lr_links : float, positive
+        Adam's step for X' and for g_θ.
+    hidden_channels : int, positive
+        Width of g_θ.
+    threshold : float in [0, 1]
+        δ, below which an edge is left out.
+    is_hard : bool
+        Whether kept edges weigh 1, with the gradient of their weight.
+    alignment_weight, smoothness_weight : float, non-negative
+        Factors of the two losses.
+    smooth_sign : {1, -1}
+        +1 as the paper and its code, −1 as in graph condensation.
+    """
+
+    steps: int = 3000
+    lr_features: float = 5e-3
+    lr_links: float = 1e-3
+    hidden_channels: int = 128
+    threshold: float = 0.01
+    is_hard: bool = False
+    alignment_weight: float = 10.0
+    smoothness_weight: float = 0.1
+    smooth_sign: Literal[1, -1] = 1
+
+
+class LinkPredictor(nn.Module):
+    """Predict how strongly two nodes are connected, g_θ of O-pFGL Eq. (10).
+
+    An MLP 2d → h → h → 1 with batch normalisation over all s² pairs and ReLU after each
+    hidden layer, symmetrised: ``z_ij = (g([x_i ‖ x_j]) + g([x_j ‖ x_i])) / 2``.
+
+    Parameters
+    ----------
+    num_features : int
+        d.
+    hidden_channels : int
+        h.
+
+    Notes
+    -----
+    1. The first layer is a_i + b_j. Over all ordered pairs its mean and variance are the
+       sums of those of a and b, so its normalisation costs O(s·h), exactly.
+    2. Normalisation always uses the statistics of the batch, so the two layers before it
+       need no bias. With a single node there is one pair, normalised to the shift.
+    """
+
+    def __init__(self, num_features: int, hidden_channels: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(2 * num_features, hidden_channels, bias=False)
+        self.second = nn.Linear(hidden_channels, hidden_channels, bias=False)
+        self.last = nn.Linear(hidden_channels, 1)
+        self.scale = nn.Parameter(torch.ones(2, hidden_channels))
+        self.shift = nn.Parameter(torch.zeros(2, hidden_channels))
+        self._pool: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return z of shape (s, s), symmetric, for features of shape (s, d)."""
+        for_left, for_right = self.first.weight.chunk(2, dim=1)
+        left, right = x @ for_left.T, x @ for_right.T
+        left, right = left - left.mean(dim=0), right - right.mean(dim=0)
+        variance = left.square().mean(dim=0) + right.square().mean(dim=0)
+        slope = self.scale[0] / (variance + EPSILON).sqrt()
+        scores = pair_scores(
+            left * slope + self.shift[0],
+            right * slope,
+            self.second.weight,
+            self.scale[1],
+            self.shift[1],
+            self.last.weight[0],
+            pool=self._pool,
+        )
+        out: Tensor = (scores + scores.T) / 2 + self.last.bias
+        return out
+
+
+def pseudo_counts(counts: Tensor, *, share: float | None = None) -> Tensor:
+    """Say how many pseudo-nodes each class gets, O-pFGL Sec. IV-C.
+
+    Parameters
+    ----------
+    counts : Tensor of shape (C,), int64
+        Labelled nodes of each class, reliable nodes not counted.
+    share : float in (0, 1], optional
+        p; one node per class if left out.
+
+    Returns
+    -------
+    Tensor of shape (C,), int64
+        ``max(⌈p·N⌉, 1)``, 0 for a class that nobody holds.
+    """
+    present = (counts > 0).long()
+    if share is None:
+        return present
+    number = torch.ceil(share * counts.double() - 1e-9).long()
+    return torch.maximum(number, present)
+
+
+class PseudoGraphGenerator:
+    """Features and link predictor in training, O-pFGL Eq. (13).
+
+    Parameters
+    ----------
+    mean, variance : Tensor of shape (C, D), float32
+        μ and s² of propagated features, D = (h + 1)·d.
+    counts : Tensor of shape (C,), int64
+        N; classes with 0 are left out of the pseudo-graph.
+    num_nodes : Tensor of shape (C,), int64
+        Pseudo-nodes of each class, see :func:`pseudo_counts`.
+    num_features, depth : int
+        d and h.
+    settings : GeneratorSettings
+        Hyper-parameters.
+    generator : torch.Generator
+        Draws X' ~ N(0, 1) and the initial weights of g_θ.
+
+    Raises
+    ------
+    PayloadError
+        If the statistics are impossible, do not have width (h + 1)·d, or nobody holds
+        any class.
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        variance: Tensor,
+        counts: Tensor,
+        num_nodes: Tensor,
+        *,
+        num_features: int,
+        depth: int,
+        settings: GeneratorSettings,
+        generator: torch.Generator,
+    ) -> None:
+        check_statistics(mean, variance, counts)
+        if mean.shape[1] != (depth + 1) * num_features:
+            raise PayloadError(
+                f"Statistics must be {(depth + 1) * num_features} wide, {depth + 1} hops "
+                f"of {num_features} features, got {mean.shape[1]}: do clients and server "
+                "agree on the depth?"
+            )
+        number = num_nodes * (counts > 0)
+        if not int(number.sum()):
+            raise PayloadError(
+                "No client uploaded statistics of any class: every class has fewer "
+                "labelled nodes than the smallest count allowed."
+            )
+        self.settings, self.depth = settings, depth
+        held = (counts > 0)[:, None]
+        self.mean = mean.masked_fill(~held, 0.0)
+        self.deviation = variance.masked_fill(~held, 0.0).sqrt()
+        self.counts = counts
+        self.labels = torch.repeat_interleave(
+            torch.arange(len(number), device=number.device), number
+        )
+        shape = (len(self.labels), num_features)
+        start = torch.randn(shape, generator=generator).to(mean)
+        self.features = nn.Parameter(start)
+        with seeded(int(torch.randint(2**62, (), generator=generator))):
+            links = LinkPredictor(num_features, settings.hidden_channels)
+        self.links = links.to(mean)
+        self._for_links = torch.optim.Adam(links.parameters(), lr=settings.lr_links)
+        self._for_features = torch.optim.Adam([self.features], lr=settings.lr_features)
+
+    def adjacency(self) -> Tensor:
+        """Return A', of shape (s, s), see :func:`link_weights`."""
+        scores = self.links(self.features)
+        options = self.settings
+        return link_weights(
+            scores, threshold=options.threshold, is_hard=options.is_hard
+        )
+
+    def step(self, number: int) -> tuple[Tensor, Tensor]:
+        """Take one step: of g_θ if ``number`` mod 50 < 10, else of X'.
+
+        Parameters
+        ----------
+        number : int
+            Steps taken before.
+
+        Returns
+        -------
+        alignment, smoothness : Tensor of shape ()
+            Losses before the step, without weights and gradient.
+        """
+        is_link_step = number % PERIOD < LINK_STEPS
+        self.links.requires_grad_(is_link_step)
+        self.features.requires_grad_(not is_link_step)
+        optimizer = self._for_links if is_link_step else self._for_features
+        optimizer.zero_grad()
+        adjacency = self.adjacency()
+        hops = propagated(self.features, adjacency, self.depth)
+        align = alignment_loss(
+            hops, self.labels, self.mean, self.deviation, self.counts
+        )
+        smooth = smoothness_loss(self.features, adjacency)
+        options = self.settings
+        signed = options.smooth_sign * options.smoothness_weight * smooth
+        (options.alignment_weight * align + signed).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return align.detach(), smooth.detach()
+
+    @torch.no_grad()
+    def result(self) -> PseudoGraph:
+        """Return the pseudo-graph as it stands."""
+        return PseudoGraph(
+            self.features.detach().clone(), self.labels, self.adjacency()
+        )
+
+
+def generate(
+    mean: Tensor,
+    variance: Tensor,
+    counts: Tensor,
+    num_nodes: Tensor,
+    *,
+    num_features: int,
+    depth: int,
+    settings: GeneratorSettings,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> tuple[PseudoGraph, Tensor]:
+    """Make a pseudo-graph with given class statistics, O-pFGL Sec. IV-C.
+
+    Parameters
+    ----------
+    mean, variance, counts, num_nodes, num_features, depth, settings, generator
+        See :class:`PseudoGraphGenerator`.
+    progress : callable, optional
+        Called every 50 steps and after the last.
+
+    Returns
+    -------
+    graph : PseudoGraph
+    losses : Tensor of shape (steps, 2), float32
+        Alignment and smoothness before each step, without weights.
+
+    Raises
+    ------
+    PayloadError
+        See :class:`PseudoGraphGenerator`.
+    """
+    trainer = PseudoGraphGenerator(
+        mean, variance, counts, num_nodes, num_features=num_features, depth=depth,
+        settings=settings, generator=generator,
+    )  # fmt: skip
+    losses = mean.new_zeros((settings.steps, 2))
+    for number in range(settings.steps):
+        align, smooth = trainer.step(number)
+        losses[number, 0], losses[number, 1] = align, smooth
+        done = number + 1
+        if progress is not None and (done % PERIOD == 0 or done == settings.steps):
+            value = settings.alignment_weight * align
+            value += settings.smooth_sign * settings.smoothness_weight * smooth
+            progress(done, settings.steps, float(value))
+    return trainer.result(), losses

@@ -1,0 +1,171 @@
+"""Classification by the nearest class mean in an embedding space."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.normalize import bound
+
+__all__ = ["FixedMeans", "NearestMean", "distance_logits", "logits_to_means"]
+
+TAU = 0.1
+"""τ: distances of unit vectors, at most 2, tell classes apart after division by it."""
+
+
+def distance_logits(
+    embedding: Tensor, support: Tensor, labels: Tensor, num_classes: int
+) -> Tensor:
+    """Compute −‖h_u − μ_c‖ / τ, μ_c the mean of a class's support.
+
+    Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2)
+    with d the Euclidean distance, and the largest is the nearest mean.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (N, p), float32
+        h, what is classified.
+    support : Tensor of shape (n, p), float32
+        Embeddings with a known class, at least one.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (N, C)
+        −inf for classes without support.
+
+    Notes
+    -----
+    1. Snell et al. square the distance. The slope of a square vanishes where embeddings
+       lie close together, and grows where they lie far apart; that of a distance does
+       neither, and is 0 at distance 0, which has none.
+    """
+    return logits_to_means(embedding, *_means_of(support, labels, num_classes))
+
+
+def _means_of(
+    support: Tensor, labels: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Return μ (C, p), and which classes have one (C,)."""
+    classes = torch.bincount(labels, minlength=num_classes) > 0
+    return class_means(support, labels, num_classes), classes
+
+
+def logits_to_means(embedding: Tensor, means: Tensor, classes: Tensor) -> Tensor:
+    """Compute −‖h_u − μ_c‖ / τ.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (N, p), float32
+        h, what is classified.
+    means : Tensor of shape (C, p), float32
+        μ.
+    classes : Tensor of shape (C,), bool
+        Those that have a mean.
+
+    Returns
+    -------
+    Tensor of shape (N, C)
+        −inf for the other classes.
+    """
+    # products of vectors would cancel where a class has drawn together
+    direct = "donot_use_mm_for_euclid_dist"
+    distance = torch.cdist(embedding, means, compute_mode=direct) / TAU
+    return -distance.masked_fill(~classes, torch.inf)
+
+
+class NearestMean(Backbone):
+    """Wrap a network: its outputs, of unit length, embed; the nearest mean predicts.
+
+    The means are those of the training nodes (or graphs) under the present weights, with
+    gradient; of a selection of training graphs, such as a mini-batch, those of its own.
+
+    Parameters
+    ----------
+    network : Backbone
+        Its "classes" are the dimensions of the embedding.
+    inputs : GraphInput
+        The graph, or union of graphs, that holds the training items.
+    index : Tensor of shape (n,), int64
+        Training items, ascending.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    num_classes : int
+        C.
+
+    Notes
+    -----
+    1. Its state is the network's alone, under ``network.``.
+    2. Without unit length the loss vanishes as embeddings grow, however close classes
+       lie; that of squares diverges under plain SGD at a rate of 0.1. Of unit vectors
+       undivided, squared, the training loss does not fall in 50 rounds with few shots of
+       Computers; divided by τ = 0.1 it is below 0.01 after 20 rounds there and on CS.
+    """
+
+    def __init__(
+        self,
+        network: Backbone,
+        inputs: GraphInput,
+        index: Tensor,
+        labels: Tensor,
+        num_classes: int,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.network = network
+        self.inputs = inputs
+        self.index = index
+        self.labels = labels
+        self.num_classes = num_classes
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Return −‖h − μ_c‖ / τ of all nodes, or graphs: (N, C)."""
+        embedding = bound(self.network(graph), "l2")
+        labels = self.labels
+        if graph is self.inputs:
+            support = embedding[self.index]
+        elif graph.selected is not None:
+            support = embedding
+            labels = labels[torch.searchsorted(self.index, graph.selected)]
+        else:
+            support = bound(self.network(self.inputs)[self.index], "l2")
+        return distance_logits(embedding, support, labels, self.num_classes)
+
+    @torch.no_grad()
+    def fixed(self) -> FixedMeans:
+        """Return the network with the means under the present weights."""
+        embedding = bound(self.network(self.inputs)[self.index], "l2")
+        means = _means_of(embedding, self.labels, self.num_classes)
+        return FixedMeans(self.network, *means)
+
+
+class FixedMeans(Backbone):
+    """What :class:`NearestMean` predicts by, without the training nodes.
+
+    Parameters
+    ----------
+    network : Backbone
+        Embeds, as there.
+    means : Tensor of shape (C, p), float32
+        Of the training nodes' embeddings, by class.
+    classes : Tensor of shape (C,), bool
+        Those that have training nodes.
+    """
+
+    means: Tensor
+    classes: Tensor
+
+    def __init__(self, network: Backbone, means: Tensor, classes: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.network = network
+        self.register_buffer("means", means)
+        self.register_buffer("classes", classes)
+
+    def forward(self, graph: GraphInput) -> Tensor:
+        """Return −‖h − μ_c‖ / τ of all nodes, or graphs: (N, C)."""
+        embedding = bound(self.network(graph), "l2")
+        return logits_to_means(embedding, self.means, self.classes)

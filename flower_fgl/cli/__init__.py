@@ -1,0 +1,1 @@
+"""The flower-fgl command: one module per command."""

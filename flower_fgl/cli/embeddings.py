@@ -1,0 +1,161 @@
+"""What ``flower-fgl embeddings`` does: draw clients' training, test and made-up nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import ClientState, read_state
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
+from flower_fgl.datasets.store import open_store
+from flower_fgl.methods import METHODS
+from flower_fgl.runs import plots
+from flower_fgl.runs.checkpoints import Checkpoint, newest_checkpoint
+from flower_fgl.runs.files import flatten
+from flower_fgl.runs.run import Run
+
+__all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
+
+
+def principal_plane(points: Tensor) -> Tensor:
+    """Project points on their first two principal components.
+
+    Parameters
+    ----------
+    points : Tensor of shape (n, p), float32
+        Embeddings, at least one.
+
+    Returns
+    -------
+    Tensor of shape (n, 2), float32
+        Centred. Each axis points to where its farthest point is; a direction in which
+        nothing varies is 0.
+    """
+    centred = points - points.mean(dim=0)
+    u, s, _ = torch.linalg.svd(centred, full_matrices=False)
+    plane = centred.new_zeros(len(points), 2)
+    found = min(2, len(s))
+    plane[:, :found] = u[:, :found] * s[:found]
+    farthest = plane.abs().argmax(dim=0)
+    return plane * plane.gather(0, farthest[None]).sign()
+
+
+def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Path:
+    """Write a picture of :func:`embedding_figure`.
+
+    Parameters
+    ----------
+    folder, partition_ids
+        See :func:`embedding_figure`.
+    out : Path
+        PNG, SVG or PDF file to write.
+
+    Returns
+    -------
+    Path
+        ``out``.
+
+    Raises
+    ------
+    RunError
+        As :func:`embedding_figure`, or if the file cannot be written.
+    """
+    figure = embedding_figure(Run.load(folder), partition_ids)
+    try:
+        figure.savefig(out, dpi=150)
+    except (OSError, ValueError) as error:
+        raise RunError(f"Cannot write {out}: {error}.") from error
+    return out
+
+
+def embedding_figure(
+    run: Run, partition_ids: Sequence[int], *, limit: int = 2000
+) -> Figure:
+    """Draw nodes of some clients as the models of a run's checkpoint embed them.
+
+    Parameters
+    ----------
+    run : Run
+        With a checkpoint, as ``keep-checkpoint = true`` leaves it.
+    partition_ids : sequence of int
+        Clients, a panel each.
+    limit : int, positive
+        Nodes of a kind and client at most, the first ones.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Raises
+    ------
+    RunError
+        If there is no checkpoint with client states, no such client, a client without
+        nodes, or the method makes none.
+    """
+    folder = run.path
+    config = RunConfig.parse(dict(flatten(run.config)), METHODS)
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint is None:
+        raise RunError(
+            f"{folder} has no checkpoint, and with it no model of a client. Run it with "
+            "--set keep-checkpoint=true."
+        )
+    number = len(checkpoint.clients)
+    if bad := [pid for pid in partition_ids if not 0 <= pid < number]:
+        raise RunError(f"There are clients 0 to {number - 1}, got {bad}.")
+    app = METHODS[config.method].load_client_app()()
+    clouds = []
+    for pid in partition_ids:
+        kinds = app.embed_kinds(
+            _client(config, checkpoint, pid), checkpoint.snapshot.part("method").tensors
+        )
+        if kinds is None:
+            raise RunError(
+                f"{config.method} makes no synthetic nodes to draw; FedPANO's generator "
+                "does."
+            )
+        if not any(len(h) for h, _ in kinds.values()):
+            raise RunError(
+                f"Client {pid} takes no part in this run: it has no training and no test "
+                "nodes to draw. Name another one."
+            )
+        clouds.append(_cloud(f"client {pid}", kinds, limit))
+    return plots.node_clouds(clouds, run.summary.get("class_names"))
+
+
+def _client(config: RunConfig, checkpoint: Checkpoint, partition_id: int) -> Client:
+    """Open a client as the checkpoint left it."""
+    number = len(checkpoint.clients)
+    store = open_store(config, number)
+    path = checkpoint.client_folder / f"{partition_id:06d}.safetensors"
+    if not checkpoint.client_folder.is_dir():
+        raise RunError(
+            f"{checkpoint.folder} holds no client states: set state-dir under Ray, or "
+            "use --engine local."
+        )
+    device = torch.device("cpu")
+    data = ClientData.build(store.load(partition_id), device)
+    state = read_state(path) if path.exists() else ClientState()
+    return Client(config, partition_id, number, data, state, device)
+
+
+def _cloud(
+    label: str, kinds: Mapping[str, tuple[Tensor, Tensor]], limit: int
+) -> plots.Cloud:
+    """Project all kinds of nodes of a client together."""
+    parts = {kind: (h[:limit], y[:limit]) for kind, (h, y) in kinds.items()}
+    plane = principal_plane(torch.cat([h for h, _ in parts.values()]))
+    sizes = [len(h) for h, _ in parts.values()]
+    places = dict(zip(parts, torch.split(plane, sizes), strict=True))
+    return plots.Cloud(
+        label,
+        {kind: place.numpy() for kind, place in places.items()},
+        {kind: y.numpy() for kind, (_, y) in parts.items()},
+    )

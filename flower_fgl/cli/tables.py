@@ -1,0 +1,30 @@
+"""Tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Column, Table
+
+__all__ = ["make_table", "rows_table"]
+
+
+WIDE = 160
+"""Columns of output that goes to a file or another program."""
+
+
+def make_table(*names: str) -> Table:
+    """Return an empty table whose first column is never cut."""
+    first, *rest = names
+    return Table(
+        Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in rest)
+    )
+
+
+def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """Turn rows of equal or fewer keys into a table."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = make_table(*columns)
+    for row in rows:
+        table.add_row(*(row.get(column, "") for column in columns))
+    return table

@@ -1,0 +1,291 @@
+"""Local training of ADPFedGNN: blocks, actions, two branches, rewards."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.adpfedgnn.agent import NeighbourAgent
+from flower_fgl.algorithms.adpfedgnn.dqn import BRANCHES, feature_table
+from flower_fgl.algorithms.adpfedgnn.mutual_information import (
+    MIEstimator,
+    club_bound,
+    residual_loss,
+)
+from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
+    Block,
+    Candidates,
+    NeighbourLists,
+    sample_block,
+)
+from flower_fgl.algorithms.adpfedgnn.network import TwoBranchNet
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import (
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    train_and_check,
+)
+from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.vectorize import flatten, unflatten
+
+__all__ = ["LocalTraining"]
+
+log = logging.getLogger(__name__)
+
+
+class LocalTraining:
+    """One client's training in one round, ADPFedGNN Algorithm 1.
+
+    Parameters
+    ----------
+    client : Client
+        Graph, settings, and what it keeps: moments of the optimizers, the replay buffer,
+        former losses.
+    server_round : int
+        Seeds batches, neighbours, actions and dropout.
+    net : TwoBranchNet
+        Trained in place.
+    networks : torch.nn.ModuleDict
+        ``agent`` and ``estimator``, as far as the settings use them; trained in place.
+
+    Attributes
+    ----------
+    gradients : Tensor of shape (2, P), float
+        Sums of the gradients of Eq. (13), without its last term, with respect to the
+        effective weights of the global and the local branch.
+    seconds : dict of str to float
+        Of sampling, agent and forwards (with their backward passes).
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        server_round: int,
+        net: TwoBranchNet,
+        networks: nn.ModuleDict,
+    ) -> None:
+        self.client, self.server_round = client, server_round
+        self.net, self.networks = net, networks
+        self.hyper = client.config.hyper
+        self.optimizer = make_optimizer(net.backbone, client.config)
+        self.learners: torch.optim.Optimizer | None = None
+        if len(networks):
+            self.learners = torch.optim.Adam(
+                networks.parameters(), lr=self.hyper.network_lr, fused=True
+            )
+        if client.config.optimizer_state == "keep":
+            for group, module, optimizer in self._optimizers():
+                restore_optimizer(module, optimizer, client.state.group(group))
+        self.draws = self._generator("neighbours")
+        self.order = self._generator("batches")
+        self.agent: NeighbourAgent | None = None
+        if net.agent is not None:
+            self.agent = NeighbourAgent(
+                net.agent,
+                self.hyper,
+                client.data.training.inputs,
+                client.state.group("agent"),
+                draws=self.draws,
+                replay=self._generator("replay"),
+            )
+        self.gradients = torch.zeros(BRANCHES, len(net.weights()), device=client.device)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._bounds: list[float] = []
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        config, pid = self.client.config, self.client.partition_id
+        return torch_generator(config.seed, self.server_round, pid, purpose)
+
+    def _optimizers(
+        self,
+    ) -> Iterator[tuple[str, nn.Module, torch.optim.Optimizer]]:
+        yield "optimizer", self.net.backbone, self.optimizer
+        if self.learners is not None:
+            yield "network-optimizer", self.networks, self.learners
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds of a block to a part of the training."""
+        clock = time.perf_counter()
+        yield
+        self.seconds[part] += time.perf_counter() - clock
+
+    # ------------------------------------------------------------------- training
+    def train(self) -> float:
+        """Train ``local-epochs`` epochs; return the mean L_task of the last one.
+
+        With ``check-every`` the weights best on the validation nodes are kept.
+        """
+        client, config = self.client, self.client.config
+        memo, inputs = client.data.memo, client.data.training.inputs
+        key = ("neighbours",)
+        if key not in memo:
+            memo[key] = NeighbourLists.of(inputs.edge_index, inputs.num_nodes)
+        self.lists: NeighbourLists = memo[key]
+        with seeded(client.seed(self.server_round, "training"), client.device):
+            if config.check_every:
+                return train_and_check(
+                    self.net,
+                    self.run_epochs,
+                    lambda: client.validate(self.net),
+                    epochs=config.local_epochs,
+                    check_every=config.check_every,
+                    patience=config.patience,
+                )
+            return self.run_epochs(config.local_epochs)
+
+    def run_epochs(self, number: int) -> float:
+        """Pass over the training nodes in shuffled batches."""
+        data = self.client.data.training
+        size = len(data.index)
+        batch_size = self.client.config.batch_size or size
+        loss = float("nan")
+        self.net.train()
+        for _ in range(number):
+            order = torch.randperm(size, generator=self.order).to(data.index.device)
+            losses = [
+                self.step(data.index[part], data.labels[part])
+                for part in torch.split(order, batch_size)
+            ]
+            loss = sum(losses) / len(losses)
+        return loss
+
+    def step(self, index: Tensor, labels: Tensor) -> float:
+        """Sample, choose, train, learn; return L_task."""
+        inputs = self.client.data.training.inputs
+        with self.timed("sampling"):
+            block = sample_block(
+                self.lists,
+                index,
+                limit=self.hyper.k,
+                num_layers=self.depth,
+                generator=self.draws,
+            )
+            table = feature_table(inputs, block.nodes)
+            pairs = Candidates(*map(torch.cat, zip(*block.layers, strict=True)))
+        with self.timed("agent"):
+            if self.agent is not None:
+                kept = self.agent.choose(table, pairs)
+            else:
+                kept = torch.ones(BRANCHES, len(pairs.target), dtype=torch.bool)
+        with self.timed("forwards"):
+            task = self.descend(table, block, kept.to(index.device), labels)
+        with self.timed("agent"):
+            if self.agent is not None:
+                self.agent.learn(block, kept, task)
+            if self.learners is not None:
+                self.learners.step()
+        return task
+
+    @property
+    def depth(self) -> int:
+        """Layers of the backbone."""
+        return len(self.net.backbone.encoder)  # type: ignore[arg-type]
+
+    # -------------------------------------------------------------------- Eq. (13)
+    def descend(
+        self, table: GraphInput, block: Block, kept: Tensor, labels: Tensor
+    ) -> float:
+        """Take a step on θ, and prepare one on the estimator; return L_task."""
+        leaves, features, logits = [], [], []
+        sizes = [len(layer.target) for layer in block.layers]
+        for branch in range(BRANCHES):
+            chosen = torch.split(kept[branch], sizes)
+            graphs = [
+                table.with_edges(torch.stack([layer.neighbour, layer.target])[:, keep])
+                for layer, keep in zip(block.layers, chosen, strict=True)
+            ]
+            effective = self.net.effective(branch)
+            leaves.append([w.requires_grad_() for w in effective.values()])
+            h, z = self.net.run_branch(effective, graphs, len(labels))
+            features.append(h)
+            logits.append(z)
+        task = F.cross_entropy(self.net.fuse(logits), labels)
+        loss = task
+        if self.hyper.has_estimator:
+            loss = task + self.hyper.lambda_mi * self.mutual_information(*features)
+        found = torch.autograd.grad(loss, leaves[0] + leaves[1], materialize_grads=True)
+        names = list(self.net.shapes)
+        by_branch = torch.stack(
+            [
+                flatten(dict(zip(names, part, strict=True)))
+                for part in (found[: len(names)], found[len(names) :])
+            ]
+        )
+        self.gradients += by_branch
+        masks = torch.stack([self.net.global_mask, self.net.local_mask])
+        self.descend_weights((by_branch * masks).sum(dim=0))
+        return task.item()
+
+    def mutual_information(self, shared: Tensor, local: Tensor) -> Tensor:
+        """Return Eq. (6); the gradient of Eq. (8) stays at the estimator."""
+        estimator = cast(MIEstimator, self.networks["estimator"])
+        shared, local = F.normalize(shared, dim=1), F.normalize(local, dim=1)
+        mean, log_variance = estimator(shared)
+        bound = club_bound(mean, log_variance, local, norm=self.hyper.club_norm)
+        self._bounds.append(bound.item())
+        estimator.zero_grad()
+        mean, log_variance = estimator(shared.detach())
+        residual_loss(mean, log_variance, local.detach()).backward()  # type: ignore[no-untyped-call]
+        return bound
+
+    def descend_weights(self, gradient: Tensor) -> None:
+        """Step on θ by the gradient of the losses and of ``λ_reg ‖θ‖²``.
+
+        Notes
+        -----
+        1. A weight outside both masks has no gradient but that of the decay. Adam divides
+           by the gradient's own size: as a part of it, a decay of any λ_reg moves such
+           weights by the whole learning rate and erases them in a few steps.
+        """
+        parts = unflatten(gradient, self.net.shapes)
+        decay = 2 * self.hyper.lambda_reg
+        is_decoupled = self.hyper.reg_step == "decoupled"
+        for name, weight in self.net.backbone.named_parameters():
+            # in the weight's own layout, through which fused steps walk
+            weight.grad = torch.empty_like(weight).copy_(parts[name])
+            if name.endswith("bias"):
+                continue
+            if is_decoupled:
+                weight.detach().mul_(1 - self.client.config.lr * decay)
+            else:
+                weight.grad = weight.grad + decay * weight.detach()
+        self.optimizer.step()
+
+    # ---------------------------------------------------------------------- memory
+    def keep(self) -> None:
+        """Put into the client's state what outlives the round, and log how it went."""
+        state = self.client.state
+        if self.client.config.optimizer_state == "keep":
+            for group, module, optimizer in self._optimizers():
+                state.set_group(group, optimizer_tensors(module, optimizer))
+        if self.agent is not None:
+            state.set_group("agent", self.agent.memory())
+        numbers = {
+            "kept": mean_of(self.agent.rates if self.agent else []),
+            "mutual-information": mean_of(self._bounds),
+            "in-both-masks": share(self.net.global_mask & self.net.local_mask),
+            "in-no-mask": share(~(self.net.global_mask | self.net.local_mask)),
+        }
+        state.values |= numbers
+        log.info("Client %s: %s", self.client.partition_id, numbers)
+
+
+def mean_of(values: list[float]) -> float:
+    """Return the mean, 0 of nothing."""
+    return sum(values) / len(values) if values else 0.0
+
+
+def share(mask: Tensor) -> float:
+    """Return how many entries of a mask are 1, in [0, 1]."""
+    return float(mask.float().mean())

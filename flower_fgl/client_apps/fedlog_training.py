@@ -1,0 +1,168 @@
+"""A round of FedLoG's training: local fitting and local generalisation.
+
+Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.fedlog.losses import branch_loss, node_norm
+from flower_fgl.algorithms.fedlog.network import BRANCHES, BranchNet, self_loops
+from flower_fgl.algorithms.fedlog.prompts import apply_generators, prompt_pairs
+from flower_fgl.algorithms.fedlog.synthetic import scale_nodes, update_scaling
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.core.errors import PayloadError
+
+__all__ = ["LocalLearner"]
+
+
+class LocalLearner:
+    """One round of a client's training, FedLoG, local fitting and generalisation.
+
+    Parameters
+    ----------
+    client : Client
+        Its training nodes, settings, γ_k and prompt generators.
+    network : BranchNet
+        Trained in place.
+    nodes : Tensor of shape (C·s, d), float32, or None
+        X^g; ``None`` before there is one.
+
+    Raises
+    ------
+    PayloadError
+        If there are synthetic nodes, but no prompt generator ever came.
+    """
+
+    def __init__(
+        self, client: Client, network: BranchNet, nodes: Tensor | None
+    ) -> None:
+        self.client, self.network = client, network
+        self.hyper, self.data = client.config.hyper, client.data.training
+        classes, device = network.num_classes, client.device
+        kept = client.state.group("scaling").get("gamma", torch.zeros(classes))
+        self.gamma = kept.to(device)
+        self.nodes = None if nodes is None else nodes.to(device)
+        self.labels = torch.arange(classes, device=device).repeat_interleave(
+            self.hyper.nodes_per_class
+        )
+        self.prompts: Mapping[str, Tensor] = {}
+        if self.nodes is not None and self.hyper.pg:
+            group = client.state.group("prompts")
+            if not group:
+                raise PayloadError("no prompt generators came with synthetic nodes")
+            self.prompts = {name: group[name].to(device) for name in group}
+
+    def train(self, server_round: int) -> float:
+        """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps.
+
+        With ``check-every`` the weights and learnable nodes best on the validation nodes
+        are kept; γ stays as it is after the last step.
+
+        Returns
+        -------
+        float
+            Mean loss of the last epoch.
+        """
+
+        def run(
+            optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
+        ) -> float:
+            self.network.train()
+            return [self.epoch(optimizer, generator) for _ in range(number)][-1]
+
+        return self.client.train_by(run, self.network, server_round)
+
+    def epoch(
+        self, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> float:
+        """Pass over the training nodes once, whole batches only; return the mean loss."""
+        number = len(self.data.index)
+        size = min(self.client.config.batch_size or number, number)
+        order = torch.randperm(number, generator=generator).to(self.data.index.device)
+        whole = torch.split(order[: number - number % size], size)
+        batches: list[Tensor | None] = [*whole]
+        is_apart = self.nodes is not None and self.hyper.lg_mode == "sequential"
+        if is_apart:
+            batches += [None] * len(batches)
+        total = torch.zeros((), device=self.client.device)
+        for batch in batches:
+            optimizer.zero_grad(set_to_none=True)
+            prototypes = self.network.prototypes()
+            loss, hits = torch.zeros((), device=self.client.device), None
+            if batch is not None:
+                loss = self.fitting_loss(batch, prototypes)
+            if self.nodes is not None and (batch is None or not is_apart):
+                general, hits = self.general_loss(prototypes)
+                loss = loss + general
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if hits is not None and self.hyper.fs:
+                self.gamma = update_scaling(
+                    self.gamma,
+                    hits,
+                    step=self.hyper.gamma_step,
+                    threshold=self.hyper.gamma_threshold,
+                )
+            total += loss.detach()
+        return float(total) / len(batches)
+
+    def fitting_loss(self, batch: Tensor, prototypes: Mapping[str, Tensor]) -> Tensor:
+        """Return L_cls + β L_norm of some training nodes, local fitting."""
+        graph, index = self.data.inputs, self.data.index[batch]
+        h, around = self.embed_batch(index)
+        head, tail = self.network.branch_log_probs(h, around, prototypes)
+        alpha = self.network.head_weights(graph)[index]
+        labels, is_mixture = self.data.labels[batch], self.hyper.loss_mix == "mixture"
+        loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
+        nodes = [self.network.nodes[name] for name in BRANCHES]
+        beta: float = self.hyper.beta
+        return loss + beta * node_norm(nodes, kind=self.hyper.norm)
+
+    def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h_v and n_v of some training nodes, FedLoG Eqs. (1) and (7).
+
+        Few nodes take what they are computed from, not a pass over the whole graph.
+
+        Parameters
+        ----------
+        index : Tensor of shape (b,), int64
+            Training nodes, each once.
+
+        Returns
+        -------
+        h, around : Tensor of shape (b, E), float32
+        """
+        reach = self.network.encoder.reach
+        part = None if reach is None else self.data.field_of(reach + 1, index)
+        if part is None or reach is None:
+            graph = self.data.inputs
+            h = self.network.embed(graph)
+            return h[index], graph.propagate(h, "mean")[index]
+        h = self.network.embed(part)  # the nodes, then their neighbours
+        return h[: len(index)], part.level(reach).propagate(h, "mean")
+
+    def general_loss(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return L_g of the scaled synthetic nodes, and which were classified rightly.
+
+        Without prompt generators a synthetic node is its own neighbour.
+        """
+        assert self.nodes is not None
+        x = scale_nodes(self.nodes, self.gamma)
+        graph = (
+            prompt_pairs(x, apply_generators(self.prompts, x))
+            if self.hyper.pg
+            else self_loops(x)
+        )
+        h = self.network.embed(graph)
+        around = graph.propagate(h, "mean")
+        size = len(x)
+        head, tail = self.network.branch_log_probs(h[:size], around[:size], prototypes)
+        half = torch.full((size,), 0.5, device=x.device)
+        loss = branch_loss(head, tail, half, self.labels)
+        mixture = torch.logaddexp(head.detach(), tail.detach())
+        return loss, mixture.argmax(1) == self.labels

@@ -1,0 +1,96 @@
+"""A client's graphs with nodes hidden, and with generated nodes, as its memory has them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+
+from flower_fgl.algorithms.fedsageplus import (
+    Impaired,
+    MendedInput,
+    NeighbourGenerator,
+    impair,
+)
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.core.seeds import torch_generator
+
+__all__ = ["impaired_of", "keep_mended", "mended_data", "noise_of"]
+
+
+def noise_of(client: Client, step: int, purpose: str) -> torch.Generator:
+    """Return a generator of noise for a round of generator training."""
+    return torch_generator(client.config.seed, step, client.partition_id, purpose)
+
+
+def impaired_of(client: Client) -> Impaired:
+    """Return the client's graph with nodes hidden, the same in every round."""
+    data, config = client.data, client.config
+    key = ("impaired", config.seed, config.hyper.hide_share)
+    if key not in data.memo:
+        masks = data.graph.graph.masks
+        size = data.inputs[0].num_nodes
+        able = masks["val"].nonzero().squeeze(1)
+        able = able if len(able) else torch.arange(size)
+        generator = torch_generator(config.seed, 0, client.partition_id, "hide")
+        order = torch.randperm(len(able), generator=generator)
+        is_hidden = torch.zeros(size, dtype=torch.bool)
+        is_hidden[able[order[: int(config.hyper.hide_share * len(able))]]] = True
+        data.memo[key] = impair(data.inputs[0], is_hidden.to(client.device))
+    found: Impaired = data.memo[key]
+    return found
+
+
+def keep_mended(client: Client, network: NeighbourGenerator) -> None:
+    """Generate what each of the client's graphs misses, and keep that."""
+    kept = {}
+    for place, inputs in enumerate(client.data.inputs):
+        generator = noise_of(client, place, "mending")
+        owner, x = network.mend(inputs, generator)
+        kept[f"{place}/owner"], kept[f"{place}/x"] = owner, x
+    client.state.set_group("mended", kept)
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in kept.values():
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    client.state.values["mended"] = digest.hexdigest()
+
+
+def mended_data(client: Client) -> ClientData:
+    """Return the client's data with mended graphs; as it is before there are any.
+
+    Generated nodes have no label and stand in no column of scores.
+    """
+    data, token = client.data, client.state.values.get("mended")
+    if token is None:
+        return data
+    kept = data.memo.get(("mended",))
+    if kept is None or kept[0] != token:
+        found = client.state.group("mended")
+        made = [
+            MendedInput(
+                inputs,
+                found[f"{place}/owner"].to(client.device),
+                found[f"{place}/x"].to(client.device),
+            )
+            for place, inputs in enumerate(data.inputs)
+        ]
+        data.memo["mended",] = kept = (token, made)
+    inputs: list[MendedInput] = kept[1]
+    extra = [len(graph.generated) for graph in inputs]
+    training = data.training
+    return replace(
+        data,
+        inputs=list(inputs),
+        training=TrainingSet(inputs[0], training.index, training.labels),
+        labels=[
+            F.pad(y, (0, m), value=-1) for y, m in zip(data.labels, extra, strict=True)
+        ],
+        columns=[
+            {name: F.pad(mask, (0, m), value=False) for name, mask in masks.items()}
+            for masks, m in zip(data.columns, extra, strict=True)
+        ],
+    )

@@ -1,0 +1,1 @@
+"""A client's data, state, training and uploads, whatever its method."""

@@ -1,0 +1,292 @@
+"""One client while it handles one message: its graph, its settings, its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import ClientState
+from flower_fgl.client_apps.runtime.training import (
+    DataLoss,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    train_and_check,
+    train_epochs,
+)
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.nn import (
+    Backbone,
+    build_model,
+    deal_models,
+    state_shapes,
+)
+from flower_fgl.nn.sparse import lay_out_for_sparse
+
+__all__ = ["Client"]
+
+EMPTY = Scores(0, math.nan, math.nan, math.nan)
+MASKED = "test_masked"
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@dataclass(eq=False)
+class Client:
+    """What a method's hooks get: everything one client has.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Checked settings.
+    partition_id, num_partitions : int
+        The client's number and how many there are.
+    data : ClientData
+        Its graph.
+    state : ClientState
+        Its memory; what hooks change in it is kept after the message.
+    device : torch.device
+        Where it computes.
+    """
+
+    config: RunConfig
+    partition_id: int
+    num_partitions: int
+    data: ClientData
+    state: ClientState
+    device: torch.device
+
+    @property
+    def model_name(self) -> str:
+        """Backbone of this client: names in ``model`` are dealt in turn."""
+        return deal_models(self.config.model, self.num_partitions)[self.partition_id]
+
+    @property
+    def weight(self) -> float:
+        """What ``weight-by`` makes the client weigh, as the server would count it."""
+        weights = {
+            "train-nodes": self.data.training.index.numel(),
+            "nodes": self.data.graph.num_items,
+            "equal": 1,
+        }
+        return float(weights[self.config.weight_by])
+
+    def seed(self, server_round: int, purpose: str) -> int:
+        """Derive a seed of this client."""
+        return derive_seed(self.config.seed, server_round, self.partition_id, purpose)
+
+    def build_model(
+        self, *, initialise: bool = False, num_outputs: int | None = None
+    ) -> Backbone:
+        """Build the client's backbone.
+
+        Parameters
+        ----------
+        initialise : bool
+            Whether to draw initial weights, the same on all clients of one backbone;
+            else they are to be overwritten.
+        num_outputs : int, optional
+            Width of the output instead of the number of classes.
+        """
+        with seeded(derive_seed(self.config.seed, 0, SERVER, "init")):
+            model = build_model(
+                self.model_name,
+                in_channels=self.data.graph.num_features,
+                hidden_channels=self.config.hidden_channels,
+                num_classes=num_outputs or self.data.graph.num_classes,
+                num_layers=self.config.num_layers,
+                dropout=self.config.dropout,
+                readout=self.config.classifies_graphs,
+                initialise=initialise,
+            )
+        return self.settle(model)
+
+    def settle(self, model: Module) -> Module:
+        """Put a network on the client's device, laid out for the client's features."""
+        if self.data.graph.graph.x.layout == torch.sparse_csr:
+            lay_out_for_sparse(model, self.data.graph.num_features)
+        return model if self.device.type == "cpu" else model.to(self.device)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the state of the client's backbone."""
+        name = self.model_name
+        if name not in self.data.shapes:
+            self.data.shapes[name] = state_shapes(self.build_model())
+        return self.data.shapes[name]
+
+    def train(
+        self,
+        model: Backbone,
+        server_round: int,
+        *,
+        epochs: int | None = None,
+        data_loss: DataLoss | None = None,
+        penalty: Callable[[], Tensor] | None = None,
+        after_epoch: Callable[[], None] | None = None,
+        purpose: str = "training",
+    ) -> float:
+        """Train a model on the client's training nodes, keeping optimizer moments.
+
+        With ``check-every`` the weights best on the validation nodes are kept.
+
+        Parameters
+        ----------
+        model : Backbone
+            Trained in place.
+        server_round : int
+            Seeds dropout and batches.
+        epochs : int, optional
+            Instead of ``local-epochs``.
+        data_loss : DataLoss, optional
+            Instead of the cross-entropy of the training nodes.
+        penalty : callable, optional
+            Returns a term added to the loss.
+        after_epoch : callable, optional
+            Called after each epoch; nothing is checked then.
+        purpose : str
+            Tells the draws of several trainings in one round apart.
+
+        Returns
+        -------
+        float
+            Mean loss of the last epoch.
+        """
+
+        def run(
+            optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
+        ) -> float:
+            return train_epochs(
+                model,
+                self.data.training,
+                optimizer,
+                epochs=number,
+                batch_size=self.config.batch_size,
+                data_loss=data_loss,
+                penalty=penalty,
+                generator=generator,
+            )
+
+        return self.train_by(
+            run,
+            model,
+            server_round,
+            epochs=epochs,
+            after_epoch=after_epoch,
+            purpose=purpose,
+        )
+
+    def train_by(
+        self,
+        run: Callable[[torch.optim.Optimizer, torch.Generator, int], float],
+        model: Backbone,
+        server_round: int,
+        *,
+        epochs: int | None = None,
+        after_epoch: Callable[[], None] | None = None,
+        purpose: str = "training",
+    ) -> float:
+        """Train as :meth:`train`, with epochs of the caller's own.
+
+        Parameters
+        ----------
+        run : callable
+            Takes an optimizer of the model, a generator of batches and a number of
+            epochs, at least one; trains and returns the mean loss of the last of them.
+        model, server_round, epochs, after_epoch, purpose
+            As :meth:`train`.
+
+        Returns
+        -------
+        float
+            Mean loss of the last epoch.
+        """
+        optimizer = make_optimizer(model, self.config)
+        if self.config.optimizer_state == "keep":
+            restore_optimizer(model, optimizer, self.state.group("optimizer"))
+        batches = "batches" if purpose == "training" else f"batches of {purpose}"
+        generator = torch_generator(
+            self.config.seed, server_round, self.partition_id, batches
+        )
+        loss = float("nan")
+        epochs = self.config.local_epochs if epochs is None else epochs
+        check_every = self.config.check_every
+        with seeded(self.seed(server_round, purpose), self.device):
+            if after_epoch:
+                for _ in range(epochs):
+                    loss = run(optimizer, generator, 1)
+                    after_epoch()
+            elif check_every:
+                loss = train_and_check(
+                    model,
+                    lambda number: run(optimizer, generator, number),
+                    lambda: self.validate(model),
+                    epochs=epochs,
+                    check_every=check_every,
+                    patience=self.config.patience,
+                )
+            elif epochs:
+                loss = run(optimizer, generator, epochs)
+        if self.config.optimizer_state == "keep":
+            self.state.set_group("optimizer", optimizer_tensors(model, optimizer))
+        return loss
+
+    @torch.inference_mode()
+    def validate(self, model: Backbone) -> float:
+        """Return a model's accuracy on the validation nodes; NaN without any."""
+        model.eval()
+        data = self.data
+        hits = total = 0
+        for inputs, y, masks in zip(
+            data.inputs, data.labels, data.columns, strict=True
+        ):
+            if "val" in masks:
+                mask = masks["val"] & (y >= 0)
+                found = int(mask.sum())
+                if found:
+                    hits += int((model(inputs).argmax(dim=1) == y)[mask].sum())
+                    total += found
+        return hits / total if total else math.nan
+
+    @torch.inference_mode()
+    def evaluate(self, model: Backbone) -> dict[str, Scores]:
+        """Score a model on every column: ``val``, ``test`` and the setting's own.
+
+        Where graphs are classified, the area under the ROC curve is among the scores.
+        With few shots there is a column ``test_masked``: the test nodes once more, when
+        only the client's own classes may be predicted.
+        """
+        model.eval()
+        data = self.data
+        scores = dict.fromkeys(data.sizes, EMPTY)
+        is_few_shot = self.config.setting == "few-shot"
+        if is_few_shot:
+            scores[MASKED] = EMPTY
+        absent = cast(AbsentClasses, self.config.absent_classes)  # checked by choices
+        num_classes = data.graph.num_classes
+        for inputs, y, masks in zip(
+            data.inputs, data.labels, data.columns, strict=True
+        ):
+            names = [name for name in masks if data.sizes[name]]
+            if names:
+                wanted = torch.stack([masks[name] for name in names]).any(0)
+                logits = model.predict(inputs, wanted)
+            for name in names:
+                scores[name] = score(
+                    logits, y, masks[name], num_classes, absent_classes=absent
+                )
+                if inputs.batch is not None:
+                    area = auroc(logits, y, masks[name], num_classes)
+                    scores[name] = replace(scores[name], auroc=area)
+            if is_few_shot and "test" in names:
+                own = logits.masked_fill(~data.own_classes, -math.inf)
+                scores[MASKED] = score(
+                    own, y, masks["test"], num_classes, absent_classes=absent
+                )
+        return scores

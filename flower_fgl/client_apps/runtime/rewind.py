@@ -1,0 +1,45 @@
+"""How a client goes back to the round of a checkpoint, whatever its method."""
+
+from __future__ import annotations
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
+from flower_fgl.client_apps.runtime.model_store import take_over_model
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.protocols.base import CONFIG, INFO
+
+__all__ = ["go_back"]
+
+
+def go_back(workplace: Workplace, message: Message, context: Context) -> Message:
+    """Go back to the checkpoint's round; say which round the state is of.
+
+    Parameters
+    ----------
+    workplace : Workplace
+        What the process keeps.
+    message : Message
+        Where the run goes on.
+    context : Context
+        Flower's, of this client.
+
+    Returns
+    -------
+    Message
+        The round of the client's last training, 0 without a state.
+    """
+    point = message.content.config_records[CONFIG]
+    partition_id, _ = agreed_place(read_agreement(message), context)
+    place = workplace.states(workplace.config(context), context)
+    keys = place.load(context, partition_id).group("secure")
+    run_id, server_round = int(point["run-id"]), int(point["server-round"])  # type: ignore[arg-type]
+    if not point["is-restored"]:
+        place.go_back(context, partition_id, run_id, server_round)
+    take_over_model(context, partition_id, run_id, server_round)
+    state = place.load(context, partition_id)
+    if keys:  # drawn when the run went on, the server knows no others
+        state.set_group("secure", keys)
+        place.save(context, partition_id, state)
+    info = ConfigRecord({"round": int(state.values.get("round", 0))})
+    return Message(RecordDict({INFO: info}), reply_to=message)

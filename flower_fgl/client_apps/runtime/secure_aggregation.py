@@ -1,0 +1,107 @@
+"""How a client half takes part in secure aggregation, whatever its method."""
+
+from __future__ import annotations
+
+from flwr.app import Context, Message, RecordDict
+
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.state import StatePlace
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import CONFIG, Payload
+from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
+from flower_fgl.protocols.secure_aggregation.client import Member
+from flower_fgl.protocols.secure_aggregation.messages import (
+    KEYS,
+    Peers,
+    PublicKey,
+    Roster,
+    Survivors,
+)
+
+__all__ = ["answer", "join", "pack_upload"]
+
+
+def join(client: Client, place: StatePlace, context: Context) -> bytes:
+    """Draw and keep the client's key of this run, return its public part."""
+    member = Member(client.partition_id, client.config, {})
+    key = member.join()
+    client.state.set_group("secure", member.memory)
+    place.save(context, client.partition_id, client.state)
+    return key
+
+
+def answer(workplace: Workplace, message: Message, context: Context) -> Message:
+    """Take one step beside the training: send a key or shares, or reveal them.
+
+    Parameters
+    ----------
+    workplace : Workplace
+        What the process keeps.
+    message : Message
+        The roster of a round, its survivors, or an empty one that asks for the key.
+    context : Context
+        Flower's, of this client.
+
+    Returns
+    -------
+    Message
+        Its secrets are kept or forgotten before.
+
+    Raises
+    ------
+    PayloadError
+        If secure aggregation is off here, or the request is malformed or out of turn.
+    """
+    config = workplace.config(context)
+    if not config.secure_aggregation:
+        raise PayloadError("secure-aggregation is off here")
+    partition_id, _ = agreed_place(read_agreement(message), context)
+    place = workplace.states(config, context)
+    state = place.load(context, partition_id)
+    member = Member(partition_id, config, state.group("secure"))
+    content = message.content
+    server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
+    reply: Payload
+    if message.metadata.message_type.endswith(KEYS):
+        reply = PublicKey.of(member.join())
+    elif Roster.record in content:
+        reply = member.offer(server_round, Roster.from_record(content))
+    else:
+        reply = member.reveal(server_round, Survivors.from_record(content))
+    state.set_group("secure", member.memory)
+    place.save(context, partition_id, state)
+    return Message(reply.to_record(), reply_to=message)
+
+
+def pack_upload(
+    client: Client, server_round: int, content: RecordDict, upload: Payload
+) -> RecordDict:
+    """Pack what goes up: with secure aggregation masked or not at all.
+
+    Parameters
+    ----------
+    client : Client
+        Its memory is changed; to be kept before the reply is sent.
+    server_round : int
+        Round.
+    content : RecordDict
+        Content of the server's message; without peers in it nothing is uploaded.
+    upload : Payload
+        What the method wants to upload.
+
+    Raises
+    ------
+    PayloadError
+        If the upload cannot be masked.
+    """
+    if not client.config.secure_aggregation:
+        return upload.to_record()
+    if Peers.record not in content or not isinstance(upload, AdditivePayload):
+        return RecordDict()
+    member = Member(client.partition_id, client.config, client.state.group("secure"))
+    peers = Peers.from_record(content)
+    masked = member.mask(server_round, peers, upload.summands(client.weight))
+    client.state.set_group("secure", member.memory)
+    return masked.to_record()

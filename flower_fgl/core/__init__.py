@@ -1,0 +1,1 @@
+"""Settings, errors, seeds, metrics and locks: what every other package may import."""

@@ -1,0 +1,137 @@
+"""What the setting ``model`` takes: names of backbones, with sizes where they differ.
+
+::
+
+    gcn                     the general sizes num-layers and hidden-channels
+    gcn:3x512               3 layers, 512 wide
+    appnp:2x64:k2           and 2 steps of propagation, where they are counted apart
+    graphsage:linear        all layers embed, a linear map of the embedding classifies
+    gcn,gcn:2x128,sgc:4x64  dealt to the clients in turn
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import nearest
+
+__all__ = ["BACKBONES", "LAYERED", "SHALLOW", "STEPPED", "ModelName"]
+__all__ += ["read_model", "split_models"]
+
+BACKBONES = [
+    "appnp",
+    "gamlp",
+    "gat",
+    "gcn",
+    "gcnii",
+    "gin",
+    "graphsage",
+    "mlp",
+    "sgc",
+    "sign",
+    "ssgc",
+]
+"""Names in ``nn.MODELS`` (a test compares them)."""
+STEPPED = ("appnp", "gamlp")
+"""Those whose steps of propagation are counted apart from layers (a test compares)."""
+SHALLOW = ("gcnii", "sgc", "sign", "ssgc")
+"""Those that one layer is enough for; others need two (a test compares)."""
+LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
+"""Those whose last layer is the head unless it is to be linear (a test compares)."""
+
+SIZES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
+STEPS = re.compile(r"k([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """One backbone of the setting ``model``.
+
+    Parameters
+    ----------
+    name : str
+        One of ``BACKBONES``.
+    num_layers, hidden_channels : int or None
+        ``None`` stands for the general setting.
+    steps : int or None
+        Steps of propagation; ``None`` for the backbone's own number.
+    has_linear_head : bool
+        Whether the head of a row of equal layers is a linear map instead of the last of
+        them.
+    """
+
+    name: str
+    num_layers: int | None = None
+    hidden_channels: int | None = None
+    steps: int | None = None
+    has_linear_head: bool = False
+
+
+def split_models(models: str) -> list[str]:
+    """Split the setting ``model`` at its commas.
+
+    Returns
+    -------
+    list of str
+        At least one, each checked.
+
+    Raises
+    ------
+    ConfigError
+        See :func:`read_model`.
+    """
+    names = [part.strip() for part in models.split(",")]
+    for name in names:
+        read_model(name)
+    return names
+
+
+def read_model(text: str) -> ModelName:
+    """Read ``name`` or ``name:LAYERSxWIDTH``, with ``:kSTEPS`` or ``:linear`` after it.
+
+    Parameters
+    ----------
+    text : str
+        E.g. ``"gcn:3x512"``.
+
+    Returns
+    -------
+    ModelName
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown, a size is malformed or comes twice, the backbone has no
+        steps, or its head is linear in any case.
+    """
+    name, *parts = text.split(":")
+    if name not in BACKBONES:
+        raise ConfigError(f'Unknown model "{name}". {nearest(name, BACKBONES)}')
+    layers = hidden = steps = None
+    is_linear = parts[-1:] == ["linear"]
+    for part in parts[:-1] if is_linear else parts:
+        sizes, count = SIZES.fullmatch(part), STEPS.fullmatch(part)
+        if sizes and layers is None and steps is None:
+            layers, hidden = int(sizes[1]), int(sizes[2])
+        elif count and steps is None:
+            steps = int(count[1])
+        else:
+            raise ConfigError(
+                f'model "{text}" must be written {name}, {name}:LAYERSxWIDTH (e.g. '
+                f"{name}:2x128)"
+                + (f" or {name}:2x128:kSTEPS" if name in STEPPED else "")
+                + (", with :linear after it or not." if name in LAYERED else ".")
+            )
+    if steps is not None and name not in STEPPED:
+        raise ConfigError(
+            f'model "{text}": {name} does not count steps of propagation apart from '
+            f"layers. Only {' and '.join(STEPPED)} do."
+        )
+    if is_linear and name not in LAYERED:
+        raise ConfigError(
+            f'model "{text}": the head of {name} is linear in any case. Leave :linear '
+            f"out; {', '.join(LAYERED)} take it."
+        )
+    return ModelName(name, layers, hidden, steps, is_linear)

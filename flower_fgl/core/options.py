@@ -1,0 +1,156 @@
+"""Options: how one setting is declared, and how values are checked against it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import field, fields
+from typing import Any, get_type_hints
+
+from flower_fgl.core.errors import ConfigError
+
+__all__ = ["AUTO", "Scalar", "kebab", "nearest", "option", "read_settings"]
+
+Scalar = bool | int | float | str
+AUTO = "auto"
+
+
+def option(
+    default: Scalar,
+    text: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: str = "",
+    auto: bool = False,
+) -> Any:
+    """Declare one setting of a settings dataclass.
+
+    Parameters
+    ----------
+    default : bool, int, float or str
+        Value if nobody says otherwise.
+    text : str
+        What it is, with its unit and source.
+    ge, gt, le, lt : float, optional
+        Bounds of a number.
+    choices : str
+        Space-separated values a string may take; empty allows any.
+    auto : bool
+        Whether a method may bring its own default.
+
+    Returns
+    -------
+    dataclasses.Field
+    """
+    metadata = {
+        "text": text,
+        "ge": ge,
+        "gt": gt,
+        "le": le,
+        "lt": lt,
+        "choices": tuple(choices.split()),
+        "auto": auto,
+    }
+    return field(default=default, metadata=metadata)
+
+
+def kebab(name: str) -> str:
+    """Turn a Python name into a config key."""
+    return name.replace("_", "-")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Name what is known, and the nearest, for an error message.
+
+    Returns
+    -------
+    str
+        ``'Known: a, b. Did you mean "a"?'``
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f' Did you mean "{close[0]}"?' if close else ""
+    return f"Known: {', '.join(names)}.{hint}"
+
+
+def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
+    """Return ``value`` as ``kind``, or say what was expected."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        bool: isinstance(value, bool),
+        int: is_number and math.isfinite(value) and float(value).is_integer(),
+        float: is_number and math.isfinite(value),
+        str: isinstance(value, str),
+    }[kind]
+    if not fits:
+        hint = f' (or "{AUTO}")' if metadata["auto"] else ""
+        finite = "finite and " if is_number and not math.isfinite(value) else ""
+        raise ConfigError(
+            f"{key} must be {finite}of type {kind.__name__}{hint}, got {value!r} "
+            f"({type(value).__name__}). {key}: {metadata['text']}."
+        )
+    bounds = [
+        f"{sign} {metadata[name]:g}"
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+        if metadata[name] is not None
+    ]
+    ok = (
+        (metadata["ge"] is None or value >= metadata["ge"])
+        and (metadata["gt"] is None or value > metadata["gt"])
+        and (metadata["le"] is None or value <= metadata["le"])
+        and (metadata["lt"] is None or value < metadata["lt"])
+    )
+    if not ok:
+        raise ConfigError(f"{key} must be {' and '.join(bounds)}, got {value!r}.")
+    if metadata["choices"] and value not in metadata["choices"]:
+        raise ConfigError(
+            f'{key} = "{value}" is unknown. {nearest(str(value), metadata["choices"])}'
+        )
+    typed: Scalar = kind(value)
+    return typed
+
+
+def read_settings(
+    cls: type[Any], values: Mapping[str, Any], *, prefix: str = ""
+) -> Any:
+    """Make a settings dataclass from kebab-case values.
+
+    Parameters
+    ----------
+    cls : type
+        A dataclass whose fields are made by :func:`option`.
+    values : mapping of str to bool, int, float or str
+        Kebab-case keys without prefix; missing ones take their default.
+    prefix : str
+        Table name for messages, e.g. ``"fedprox"``.
+
+    Returns
+    -------
+    cls
+
+    Raises
+    ------
+    ConfigError
+        For an unknown key, a wrong type, or a value out of range.
+    """
+    dot = f"{prefix}." if prefix else ""
+    known = {kebab(f.name): f for f in fields(cls)}
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        names = [dot + name for name in known]
+        raise ConfigError(
+            f'Unknown setting "{dot}{unknown[0]}". {nearest(dot + unknown[0], names)}'
+        )
+    kinds = get_type_hints(cls)
+    return cls(
+        **{
+            known[key].name: _check(
+                dot + key, value, kinds[known[key].name], known[key].metadata
+            )
+            for key, value in values.items()
+        }
+    )

@@ -1,0 +1,74 @@
+"""Refuse settings from the command line that would do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
+
+__all__ = ["refuse_idle"]
+
+Rule = tuple[str, Callable[[RunConfig], Any]]
+
+_SECURE: Rule = (
+    "secure-aggregation = true",
+    lambda config: config.secure_aggregation,
+)
+NEEDED: Mapping[str, Rule] = {
+    "dirichlet-alpha": (
+        'partition = "dirichlet"',
+        lambda config: config.partition == "dirichlet",
+    ),
+    "expansion-hops": (
+        'setting = "closed-set" or "open-set"',
+        lambda config: config.setting in UNSEEN_SETTINGS,
+    ),
+    "shots": ('setting = "few-shot"', lambda config: config.setting == "few-shot"),
+    "patience": ("check-every above 0", lambda config: config.check_every),
+    "final-local-epochs": (
+        'eval-policy = "refresh"',
+        lambda config: config.eval_policy == "refresh",
+    ),
+    "upload-delta": ("upload-noise above 0", lambda config: config.upload_noise),
+    "secure-threshold": _SECURE,
+    "secure-fraction-bits": _SECURE,
+}
+"""Settings that mean nothing by themselves: what each needs, and if it is there."""
+
+
+def refuse_idle(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
+    """Refuse a key that does nothing in any of the runs.
+
+    Files may hold such keys, for cases or values of a grid that use them; who types one
+    means it.
+
+    Parameters
+    ----------
+    keys : iterable of str
+        Settings given on the command line.
+    configs : collection of RunConfig
+        Of all runs they are for.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key and what it needs.
+    """
+    names = {config.method for config in configs} | {c.dataset for c in configs}
+    for key in keys:
+        table, dot, _ = key.partition(".")
+        if dot and table not in names:
+            kind = "dataset" if table == "synthetic" else "method"
+            found = ", ".join(sorted({getattr(config, kind) for config in configs}))
+            raise ConfigError(
+                f"{key} belongs to {kind} = {table} and would do nothing with {kind} = "
+                f"{found}. Leave it out, or choose {table}."
+            )
+        if key in NEEDED and not any(map(NEEDED[key][1], configs)):
+            raise ConfigError(
+                f"{key} would do nothing: it needs {NEEDED[key][0]}. Set that too, or "
+                f"leave {key} out."
+            )

@@ -1,0 +1,1 @@
+"""Read, check and write a data owner's graph file."""

@@ -1,0 +1,319 @@
+"""A data owner's own graph: one ``.npz`` file, or a folder of CSV tables.
+
+The ``.npz`` holds plain arrays only; pickled objects are refused:
+
+``x``
+    (N, d) floats; or instead of it the CSR matrix ``x_indptr``, ``x_indices``,
+    ``x_data``, ``x_shape``.
+``edge_index`` or ``edges``
+    (2, M) or (M, 2) integers in [0, N); one direction of each edge is enough.
+``y``
+    (N,) integers in [-1, C), -1 where the class is unknown.
+``class_names``
+    (C,) text: what the numbers in ``y`` stand for. Owners may number classes
+    differently and lack some: the server agrees with them by name.
+``train_mask``, ``val_mask``, ``test_mask``
+    (N,) bool, optional: a split.
+``node_ids``
+    (N,) integers, ascending, optional.
+``feature_scale``
+    Text, optional: that the features were scaled by ``rows``, or by ``columns`` with
+    ``feature_mean`` and ``feature_std``, (d,) floats. What ``export`` writes.
+``evaluation_0_x``, …
+    Optional: further graphs to be scored on only, each with the keys above.
+
+The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_folder.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset, Scaling
+from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
+from flower_fgl.datasets.graph_files.npz import (
+    GRAPH_KEYS,
+    Array,
+    integers,
+    node_dataset,
+    read_arrays,
+    try_node_dataset,
+)
+from flower_fgl.datasets.graph_files.problems import Attempts
+from flower_fgl.datasets.graph_files.write import save_client_graph
+
+__all__ = [
+    "OwnedGraph",
+    "inspect_graph_file",
+    "load_graph_file",
+    "save_client_graph",
+]
+
+EVALUATION = re.compile(r"evaluation_(\d+)_(\w+)")
+SCALING = ("feature_scale", "feature_mean", "feature_std")
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedGraph:
+    """A graph read from its owner's file.
+
+    Parameters
+    ----------
+    dataset : NodeDataset
+        The graph; its ``masks`` hold the file's split, or nothing if it has none.
+    node_ids : Tensor of shape (N,), int64
+        The owner's numbers of the nodes, ascending; 0..N-1 if the file has none.
+    evaluation : tuple of Graph
+        Further graphs on which the owner's model is scored only.
+    names : tuple of str
+        Length N: the owner's ids of the nodes where they are text, else empty.
+    scaling : Scaling or None
+        How the features were scaled before they were written.
+    """
+
+    dataset: NodeDataset
+    node_ids: Tensor
+    evaluation: tuple[Graph, ...] = ()
+    names: tuple[str, ...] = ()
+    scaling: Scaling | None = None
+
+    def client_graph(
+        self, partition_id: int, masks: Mapping[str, Tensor] | None = None
+    ) -> ClientGraph:
+        """Return what a client works on.
+
+        Parameters
+        ----------
+        partition_id : int
+            Number of the client.
+        masks : mapping of str to Tensor of shape (N,), bool, optional
+            A split drawn for the graph; default: the one of the file.
+
+        Returns
+        -------
+        ClientGraph
+
+        Raises
+        ------
+        DataError
+            If neither the file nor ``masks`` says which nodes to train on.
+        """
+        masks = self.dataset.masks if masks is None else masks
+        if not {"train", "val", "test"} <= set(masks):
+            raise DataError(
+                f"{self.dataset.name} holds no split into train, val and test nodes. "
+                "Add train_mask, val_mask and test_mask (CSV: a column split), or set "
+                "split."
+            )
+        return ClientGraph(
+            partition_id=partition_id,
+            graph=Graph(
+                self.dataset.x, self.dataset.edge_index, self.dataset.y, dict(masks)
+            ),
+            class_names=self.dataset.class_names,
+            node_ids=self.node_ids,
+            evaluation=self.evaluation,
+            scaling=self.scaling,
+        )
+
+
+def load_graph_file(
+    path: str | os.PathLike[str], *, needs_labels: bool = True
+) -> OwnedGraph:
+    """Read a data owner's graph, checked.
+
+    Parameters
+    ----------
+    path : path-like
+        An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv``.
+    needs_labels : bool
+        Whether labels, classes and split are read. Else there need be none: every label
+        is -1, and there is one class without a name.
+
+    Returns
+    -------
+    OwnedGraph
+        Undirected and simple; self-loops and repeated edges are dropped and a log line
+        says how many. Features stay sparse or dense as the file has them.
+
+    Raises
+    ------
+    DataError
+        If the file is missing, damaged, holds pickled objects, or its arrays do not fit
+        together; the message says which, where, and what to do.
+    """
+    owned = _load(Path(path), Attempts(), needs_labels=needs_labels)
+    assert owned is not None  # a problem was raised
+    return owned
+
+
+def inspect_graph_file(
+    path: str | os.PathLike[str],
+) -> tuple[OwnedGraph | None, list[str]]:
+    """Read a data owner's graph and find all that is wrong with it.
+
+    Parameters
+    ----------
+    path : path-like
+        As in :func:`load_graph_file`.
+
+    Returns
+    -------
+    OwnedGraph or None
+        The graph, if nothing is wrong.
+    list of str
+        The problems, each with what to do.
+    """
+    attempts = Attempts(collect=True)
+    owned = attempts(_load, Path(path), attempts, needs_labels=True)
+    return (None if attempts.problems else owned), attempts.problems
+
+
+def _load(path: Path, attempt: Attempts, *, needs_labels: bool) -> OwnedGraph | None:
+    arrays: dict[str, Array]
+    if path.is_dir():
+        arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
+        if attempt.problems:
+            return None
+    else:
+        arrays = read_arrays(path, _is_known)
+        if not needs_labels:
+            arrays = _without_labels(arrays)
+    where = str(path)
+    class_names = attempt(_class_names, arrays, where) if needs_labels else ("",)
+    if class_names is None:  # labels cannot be judged then, everything else can
+        arrays = _without_labels(arrays)
+    if not needs_labels or class_names is None:
+        arrays["y"] = np.full(_num_rows(arrays), -1)
+    dataset = try_node_dataset(arrays, where, class_names or ("",), attempt)
+    if dataset is None:
+        return None
+    node_ids = attempt(_node_ids, arrays, dataset.num_nodes, where)
+    evaluation = attempt(
+        _evaluation_graphs, arrays, where, dataset.class_names, dataset.num_features
+    )
+    scaling = attempt(_scaling, arrays, dataset.num_features, where)
+    if node_ids is None or evaluation is None or attempt.problems:
+        return None
+    names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
+    return OwnedGraph(dataset, node_ids, evaluation, names, scaling)
+
+
+def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Leave away what speaks of labels."""
+    return {
+        key: array
+        for key, array in arrays.items()
+        if key not in ("y", "class_names")
+        and not key.endswith("_mask")
+        and not EVALUATION.fullmatch(key)
+    }
+
+
+def _num_rows(arrays: Mapping[str, Array]) -> int:
+    """Return the number of rows of the features, 0 if there are none to count."""
+    if "x" in arrays:
+        return len(arrays["x"]) if arrays["x"].ndim else 0
+    shape = arrays.get("x_shape", np.zeros(0, dtype=np.int64))
+    return int(shape[0]) if shape.ndim == 1 and shape.size else 0
+
+
+def _is_known(key: str) -> bool:
+    nested = EVALUATION.fullmatch(key)
+    return key in ("class_names", "node_ids", *SCALING) or (
+        (nested[2] if nested else key) in GRAPH_KEYS
+    )
+
+
+def _scaling(
+    arrays: Mapping[str, Array], num_features: int, where: str
+) -> Scaling | None:
+    scale, *statistics = (arrays.get(key) for key in SCALING)
+    if scale is None:
+        return None
+    kind = str(scale)
+    if kind == "rows":
+        return Scaling(kind)
+    if kind != "columns" or any(
+        a is None or a.shape != (num_features,) or a.dtype.kind != "f"
+        for a in statistics
+    ):
+        raise DataError(
+            f'{where}: feature_scale must be "rows", or "columns" with feature_mean and '
+            f"feature_std of {num_features} floats each, got {kind!r}. Leave all three "
+            "away if the features are as they were measured."
+        )
+    return Scaling(kind, *(torch.from_numpy(np.float64(a)) for a in statistics))
+
+
+def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
+    if "class_names" not in arrays:
+        raise DataError(
+            f"{where}: array class_names is missing: what the numbers 0, 1, … in y "
+            "stand for, named as the other owners name it."
+        )
+    names = arrays["class_names"]
+    if names.dtype.kind != "U" or names.ndim != 1 or not len(names):
+        raise DataError(
+            f"{where}: class_names must be a list of text, got {names.dtype} of shape "
+            f"{names.shape}."
+        )
+    if len(set(names.tolist())) < len(names):
+        raise DataError(f"{where}: class_names names a class twice.")
+    return tuple(names.tolist())
+
+
+def _node_ids(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
+    if "node_ids" not in arrays:
+        return torch.arange(num_nodes)
+    ids = integers(arrays, "node_ids", where)
+    if ids.shape != (num_nodes,):
+        raise DataError(
+            f"{where}: node_ids must have shape ({num_nodes},), got {ids.shape}."
+        )
+    values, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise DataError(
+            f"{where}: node id {values[counts > 1][0]} is given to "
+            f"{counts.max()} nodes; ids must differ."
+        )
+    if not np.array_equal(values, ids):
+        raise DataError(f"{where}: node_ids must ascend. Sort the nodes by id.")
+    return torch.from_numpy(ids)
+
+
+def _evaluation_graphs(
+    arrays: Mapping[str, Array],
+    where: str,
+    class_names: tuple[str, ...],
+    num_features: int,
+) -> tuple[Graph, ...]:
+    nested: dict[int, dict[str, Array]] = {}
+    for key, array in arrays.items():
+        if match := EVALUATION.fullmatch(key):
+            nested.setdefault(int(match[1]), {})[match[2]] = array
+    if sorted(nested) != list(range(len(nested))):
+        raise DataError(
+            f"{where}: evaluation graphs must be numbered 0, 1, …, got "
+            f"{sorted(nested)}."
+        )
+    graphs = []
+    for i in range(len(nested)):
+        part = f"{where}, evaluation_{i}"
+        dataset = node_dataset(nested[i], part, class_names)
+        if dataset.num_features != num_features:
+            raise DataError(
+                f"{part}: expected {num_features} features as in the graph itself, got "
+                f"{dataset.num_features}."
+            )
+        graphs.append(Graph(dataset.x, dataset.edge_index, dataset.y, dataset.masks))
+    return tuple(graphs)

@@ -1,0 +1,172 @@
+"""Check that a graph of any source keeps what the dataset classes promise."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
+from flower_fgl.datasets.graph_files.problems import Attempts
+
+__all__ = ["validate_graph_dataset", "validate_node_dataset"]
+
+
+def validate_node_dataset(
+    dataset: NodeDataset, attempts: Attempts | None = None
+) -> None:
+    """Check that a graph keeps the promises of :class:`NodeDataset`.
+
+    Parameters
+    ----------
+    dataset : NodeDataset
+        The graph, of any source.
+    attempts : Attempts, optional
+        Where problems are kept, if the first is not to be raised.
+
+    Raises
+    ------
+    DataError
+        If a shape or dtype is wrong, a feature is not finite, a label is outside
+        [-1, C), the edges are out of range, unsorted, doubled, self-loops or one-way,
+        or two masks share a node.
+    """
+    num_nodes, name = dataset.num_nodes, dataset.name
+    attempt = attempts or Attempts()
+    attempt(_check_features, dataset.x, num_nodes, name)
+    attempt(_check_labels, dataset.y, dataset.num_classes, name, lowest=-1)
+    attempt(_check_edges, dataset.edge_index, num_nodes, name)
+    shapes = [
+        attempt(_check_mask, mask, member, num_nodes, name)
+        for mask, member in dataset.masks.items()
+    ]
+    if None not in shapes:
+        attempt(_check_disjoint, dataset.masks, name)
+    network = dataset.network
+    if network is not None and network.shape != (num_nodes,):
+        raise DataError(
+            f"{name}: network must name one network per node, shape ({num_nodes},), "
+            f"got {tuple(network.shape)}."
+        )
+
+
+def _check_mask(mask: str, member: Tensor, num_nodes: int, name: str) -> bool:
+    if member.dtype != torch.bool or member.shape != (num_nodes,):
+        raise DataError(
+            f'{name}: mask "{mask}" must be bool of shape ({num_nodes},), got '
+            f"{member.dtype} of shape {tuple(member.shape)}."
+        )
+    return True
+
+
+def _check_disjoint(masks: Mapping[str, Tensor], name: str) -> None:
+    """Refuse a node that trains a model and also scores it."""
+    for (one, first), (other, second) in itertools.combinations(masks.items(), 2):
+        shared = int((first & second).sum())
+        if shared:
+            raise DataError(
+                f'{name}: {shared} nodes are in both masks "{one}" and "{other}". Give '
+                "each node to one of train, val and test at most."
+            )
+
+
+def validate_graph_dataset(dataset: GraphDataset) -> None:
+    """Check that a set of graphs keeps the promises of :class:`GraphDataset`.
+
+    Parameters
+    ----------
+    dataset : GraphDataset
+        The graphs as one disjoint union.
+
+    Raises
+    ------
+    DataError
+        As :func:`validate_node_dataset`, or if ``batch`` does not number the graphs in
+        ascending order, or an edge joins two graphs.
+    """
+    batch, name = dataset.batch, dataset.name
+    _check_features(dataset.x, batch.numel(), name)
+    _check_labels(dataset.y, dataset.num_classes, name, lowest=0)
+    _check_edges(dataset.edge_index, batch.numel(), name)
+    is_ascending = batch.numel() == 0 or bool((batch.diff() >= 0).all())
+    out_of_range = bool(((batch < 0) | (batch >= dataset.num_graphs)).any())
+    if not is_ascending or out_of_range:
+        raise DataError(
+            f"{name}: batch must give each node its graph, ascending and in "
+            f"[0, {dataset.num_graphs})."
+        )
+    row, col = dataset.edge_index
+    if bool((batch[row] != batch[col]).any()):
+        raise DataError(f"{name}: an edge joins nodes of two graphs.")
+
+
+def _check_features(x: Tensor, num_nodes: int, name: str) -> None:
+    if x.dtype != torch.float32 or x.dim() != 2 or x.shape[0] != num_nodes:
+        raise DataError(
+            f"{name}: features must be float32 of shape ({num_nodes}, d), got "
+            f"{x.dtype} of shape {tuple(x.shape)}."
+        )
+    values = x.values() if x.layout == torch.sparse_csr else x
+    if bool(values.isfinite().all()):
+        return
+    if x.layout == torch.sparse_csr:
+        entry = int((~values.isfinite()).nonzero()[0, 0])
+        node = int(torch.searchsorted(x.crow_indices(), entry, right=True)) - 1
+        column = int(x.col_indices()[entry])
+    else:
+        node, column = (int(i) for i in (~values.isfinite()).nonzero()[0])
+    bad = int((~values.isfinite()).sum())
+    raise DataError(
+        f"{name}: {bad:,} feature values are NaN or infinite, the first at node "
+        f"{node}, column {column}. Impute or drop them."
+    )
+
+
+def _check_labels(y: Tensor, num_classes: int, name: str, *, lowest: int) -> None:
+    if y.dtype != torch.int64 or y.dim() != 1:
+        raise DataError(
+            f"{name}: labels must be one int64 each, got {y.dtype} of shape "
+            f"{tuple(y.shape)}."
+        )
+    wrong = ((y < lowest) | (y >= num_classes)).nonzero()
+    if wrong.numel():
+        first = int(wrong[0, 0])
+        raise DataError(
+            f"{name}: {len(wrong):,} labels are outside [{lowest}, {num_classes}), the "
+            f"first is y[{first}] = {int(y[first])}. There are {num_classes} classes"
+            + (" and -1 means unknown." if lowest < 0 else ".")
+        )
+
+
+def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
+    if (
+        edge_index.dtype != torch.int64
+        or edge_index.dim() != 2
+        or edge_index.shape[0] != 2
+    ):
+        raise DataError(
+            f"{name}: edge_index must be int64 of shape (2, 2E), got "
+            f"{edge_index.dtype} of shape {tuple(edge_index.shape)}."
+        )
+    if edge_index.numel() == 0:
+        return
+    row, col = edge_index
+    if int(edge_index.min()) < 0 or int(edge_index.max()) >= num_nodes:
+        raise DataError(
+            f"{name}: edges name nodes {int(edge_index.min())} to "
+            f"{int(edge_index.max())}, but the nodes are 0 to {num_nodes - 1}."
+        )
+    is_sorted = bool(((row * num_nodes + col).diff() > 0).all())
+    is_two_way = torch.equal(
+        torch.bincount(row, minlength=num_nodes),
+        torch.bincount(col, minlength=num_nodes),
+    )
+    if not is_sorted or not is_two_way or bool((row == col).any()):
+        raise DataError(
+            f"{name}: edges must be undirected and simple: both directions, sorted by "
+            "(row, column), no self-loop, none twice. Pass them through "
+            "undirected_simple()."
+        )

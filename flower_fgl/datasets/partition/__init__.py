@@ -1,0 +1,1 @@
+"""Partition a graph, or a set of graphs, among clients."""

@@ -1,0 +1,295 @@
+"""Deals of nodes, graphs, networks or communities that never look at edges."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.seeds import SERVER, numpy_generator
+from flower_fgl.datasets.partition.communities import group_nodes
+
+__all__ = [
+    "MIN_CLIENT_SIZE",
+    "cluster_by_labels",
+    "count_classes",
+    "deal_evenly",
+    "deal_evenly_by_class",
+    "dirichlet_parts",
+    "draw_networks",
+]
+
+IntArray = NDArray[np.int64]
+
+MIN_CLIENT_SIZE = 5
+"""Fewest nodes (or graphs) of a client that the Dirichlet rule accepts."""
+
+DIRICHLET_TRIES = 100
+KMEANS_TRIES = 100
+
+
+def count_classes(
+    parts: Sequence[IntArray], labels: IntArray, num_classes: int
+) -> IntArray:
+    """Count the nodes (or graphs) of each class in each part.
+
+    Parameters
+    ----------
+    parts : sequence of ndarray of shape (n_i,), int64
+        Members of each part.
+    labels : ndarray of shape (N,), int64
+        Classes; -1, which counts for no class, where unknown.
+    num_classes : int
+        Number of classes C.
+
+    Returns
+    -------
+    ndarray of shape (len(parts), C), int64
+    """
+    members = np.concatenate([np.empty(0, np.int64), *parts])
+    part = np.repeat(np.arange(len(parts)), [len(nodes) for nodes in parts])
+    label = labels[members]
+    cell = (part * num_classes + label)[label >= 0]
+    counts = np.bincount(cell, minlength=len(parts) * num_classes)
+    return counts.reshape(len(parts), num_classes)
+
+
+def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray]:
+    """Deal nodes at random, one to each client in turn, whatever their labels.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Number of nodes N.
+    num_clients : int in [1, N]
+        Number of clients K.
+    seed : int
+        Partition seed.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Ascending nodes of each client; sizes differ by at most one.
+    """
+    return deal_evenly_by_class(np.zeros(num_nodes, np.int64), num_clients, seed=seed)
+
+
+def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[IntArray]:
+    """Give each client one network, drawn without replacement, FedPANO Sec. 4.1.
+
+    Parameters
+    ----------
+    network : ndarray of shape (N,), int64
+        Network of each node.
+    num_clients : int
+        Number of clients K.
+    seed : int
+        Partition seed.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Nodes of each client's network, ascending; other networks are nobody's.
+
+    Raises
+    ------
+    DataError
+        If there are fewer networks than clients.
+    """
+    names, place = np.unique(network, return_inverse=True)
+    if num_clients > len(names):
+        raise DataError(
+            f"The data hold {len(names)} networks, one for each client: use at most as "
+            f"many clients, got {num_clients}."
+        )
+    nodes = group_nodes(place, len(names))
+    order = numpy_generator(seed, 0, SERVER, "networks").permutation(len(names))
+    return [nodes[one] for one in order[:num_clients]]
+
+
+def deal_evenly_by_class(
+    labels: IntArray, num_clients: int, *, seed: int
+) -> list[IntArray]:
+    """Deal each class at random, one to each client in turn.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (G,), int64
+        Classes.
+    num_clients : int in [1, G]
+        Number of clients K.
+    seed : int
+        Partition seed.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Ascending members of each client. Clients differ by at most one member in each
+        class and, since a class starts at the client at which the last one stopped, by
+        at most one in all.
+    """
+    generator = numpy_generator(seed, 0, SERVER, "partition/uniform")
+    shuffled = generator.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    owner = np.empty(len(labels), dtype=np.int64)
+    owner[by_class] = np.arange(len(labels)) % num_clients
+    return group_nodes(owner, num_clients)
+
+
+def dirichlet_parts(
+    labels: IntArray,
+    num_clients: int,
+    *,
+    alpha: float,
+    seed: int,
+    min_size: int = MIN_CLIENT_SIZE,
+) -> list[IntArray]:
+    """Give each client shares of the classes drawn from a Dirichlet distribution.
+
+    A client that holds its even share N/K takes nothing of the classes that follow. The
+    draw is repeated until the smallest client holds ``min_size`` members.
+
+    Parameters
+    ----------
+    labels : ndarray of shape (N,), int64
+        Classes of nodes or graphs; those of unknown class (-1) are dealt as one more
+        class, the last.
+    num_clients : int
+        Number of clients K.
+    alpha : float, above 0
+        Concentration; small values give strong label skew.
+    seed : int
+        Partition seed; every try draws from a generator of its own.
+    min_size : int
+        Fewest members of a client.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Ascending members of each client.
+
+    Raises
+    ------
+    DataError
+        If the clients cannot all have, or in 100 tries do not all get, ``min_size``
+        members.
+
+    Notes
+    -----
+    1. Where rounding leaves no share to any client with room, those with room share the
+       class evenly.
+    """
+    if num_clients * min_size > len(labels):
+        raise DataError(
+            f"The Dirichlet rule gives each client at least {min_size} members: "
+            f"{num_clients} clients need {num_clients * min_size}, there are "
+            f"{len(labels)}. Use at most {len(labels) // min_size} clients."
+        )
+    for attempt in range(DIRICHLET_TRIES):
+        generator = numpy_generator(seed, 0, SERVER, f"partition/dirichlet/{attempt}")
+        owner = _dirichlet_owner(labels, num_clients, alpha, generator)
+        if np.bincount(owner, minlength=num_clients).min() >= min_size:
+            return group_nodes(owner, num_clients)
+    raise DataError(
+        f"The Dirichlet rule with alpha = {alpha:g} did not reach {min_size} members "
+        f"for each of {num_clients} clients in {DIRICHLET_TRIES} tries. Use a larger "
+        "alpha, fewer clients or another seed."
+    )
+
+
+def _dirichlet_owner(
+    labels: IntArray, num_clients: int, alpha: float, generator: np.random.Generator
+) -> IntArray:
+    """Draw the client of each member once, class by class."""
+    owner = np.empty(len(labels), dtype=np.int64)
+    sizes = np.zeros(num_clients, dtype=np.int64)
+    known = np.unique(labels)
+    for label in np.roll(known, -1) if known[0] < 0 else known:  # -1 comes last
+        members = generator.permutation(np.flatnonzero(labels == label))
+        shares = generator.dirichlet(np.full(num_clients, alpha))
+        has_room = sizes * num_clients < len(labels)
+        shares = np.where(has_room, shares, 0.0)
+        if shares.sum() == 0:
+            shares = has_room.astype(np.float64)
+        shares /= shares.sum()
+        # The last end is the length, which a rounded sum of shares may miss.
+        ends = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+        client = np.searchsorted(ends, np.arange(len(members)), side="right")
+        owner[members] = client
+        sizes += np.bincount(client, minlength=num_clients)
+    return owner
+
+
+def cluster_by_labels(
+    communities: Sequence[IntArray],
+    labels: IntArray,
+    num_classes: int,
+    num_clients: int,
+    *,
+    seed: int,
+) -> list[IntArray]:
+    """Unite communities of similar label shares to clients, by K-means.
+
+    Parameters
+    ----------
+    communities : sequence of ndarray of shape (n_i,), int64
+        Disjoint communities, none empty.
+    labels : ndarray of shape (N,), int64
+        Classes; -1, which counts towards no share, where unknown.
+    num_classes : int
+        Number of classes C.
+    num_clients : int
+        Number of clients K.
+    seed : int in [0, 2**32)
+        Seed of K-means (Euclidean, best of 10 starts); the next one is taken while a
+        cluster stays empty.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Nodes of each client. Sizes may differ by two orders of magnitude.
+
+    Raises
+    ------
+    DataError
+        If there are fewer communities, or fewer that differ in their label shares, than
+        clients, or if 100 seeds all leave a cluster empty.
+    """
+    sizes = np.array([len(nodes) for nodes in communities])
+    shares = count_classes(communities, labels, num_classes) / sizes[:, None]  # (M, C)
+    num_different = len(np.unique(shares, axis=0))
+    if num_different < num_clients:
+        raise DataError(
+            f"A client for each of {num_clients} kinds of community was asked for, but "
+            f"there are {len(sizes)} communities with {num_different} different label "
+            f"shares. Use at most {num_different} clients or another partition rule."
+        )
+    for attempt in range(KMEANS_TRIES):
+        cluster = _kmeans(shares, num_clients, seed=(seed + attempt) % 2**32)
+        if len(np.unique(cluster)) == num_clients:
+            owner = np.repeat(cluster, sizes)
+            nodes = np.concatenate(list(communities))
+            return [np.sort(nodes[owner == client]) for client in range(num_clients)]
+    raise DataError(
+        f"K-means left one of {num_clients} clusters of {len(sizes)} communities empty "
+        f"for {KMEANS_TRIES} seeds from {seed} on. Use fewer clients or another "
+        "partition rule."
+    )
+
+
+def _kmeans(points: NDArray[np.float64], num_clusters: int, *, seed: int) -> IntArray:
+    """Return the cluster of each point."""
+    # Most processes that import this module only open a partition made by another.
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    model = KMeans(num_clusters, n_init=10, random_state=seed)
+    # One thread: partial sums, hence ties, must not depend on the machine's cores.
+    with threadpool_limits(limits=1), warnings.catch_warnings():
+        # It warns of an empty cluster, which the caller meets with the next seed.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return np.asarray(model.fit_predict(points), dtype=np.int64)

@@ -1,0 +1,282 @@
+"""Partitions: which client holds which node, or which graph.
+
+``NODE_RULES``, ``NETWORK_RULES`` and ``GRAPH_RULES`` are the tables of rules. A rule is a
+pure function of the data, the number of clients K, the seed and its options; its result
+is a list of K ascending arrays which together hold every node (or graph) once, or K
+networks of many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.options import nearest
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.partition.communities import RECURSIVE_UP_TO
+from flower_fgl.datasets.partition.rules import (
+    GRAPH_RULES,
+    NETWORK_RULES,
+    NODE_RULES,
+    PartitionInput,
+    PartitionRule,
+)
+
+__all__ = [
+    "GRAPH_RULES",
+    "NETWORK_RULES",
+    "NODE_RULES",
+    "partition_graphs",
+    "partition_key",
+    "partition_nodes",
+    "partition_sha256",
+]
+
+IntArray = NDArray[np.int64]
+
+RULES_VERSION = 1
+"""Raised by a change to a rule's result, so that stored partitions are made anew."""
+
+SEED_END = 2**31  # METIS takes a signed, Louvain and K-means an unsigned 32-bit seed
+
+
+def partition_nodes(
+    dataset: NodeDataset,
+    rule: str,
+    num_clients: int,
+    *,
+    seed: int,
+    alpha: float = 0.5,
+) -> list[IntArray]:
+    """Share out the nodes of a graph.
+
+    Parameters
+    ----------
+    dataset : NodeDataset
+        Whole graph with N nodes.
+    rule : str
+        Name in ``NODE_RULES`` or ``NETWORK_RULES``.
+    num_clients : int in [1, N]
+        Number of clients K.
+    seed : int in [0, 2**31)
+        Partition seed.
+    alpha : float, above 0
+        Concentration of ``dirichlet``; other rules do not read it.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Ascending nodes of each of the K clients: disjoint, none empty; covering, but for
+        ``network``.
+
+    Raises
+    ------
+    ConfigError
+        If the rule is unknown, or the number of clients, the seed or ``alpha`` is out
+        of range, or ``network`` is asked for data of one network.
+    DataError
+        If the rule leaves a client without nodes on this graph, or cannot give each
+        client the nodes (or a network) it demands.
+    """
+    if rule in NETWORK_RULES:
+        return _partition_networks(dataset, rule, num_clients, seed=seed)
+    given = PartitionInput(
+        edge_index=dataset.edge_index.numpy(),
+        labels=dataset.y.numpy(),
+        num_classes=dataset.num_classes,
+        num_clients=num_clients,
+        seed=seed,
+        alpha=alpha,
+    )
+    return _partition(given, rule, NODE_RULES, "nodes")
+
+
+def _partition_networks(
+    dataset: NodeDataset, rule: str, num_clients: int, *, seed: int
+) -> list[IntArray]:
+    """Share out whole networks."""
+    if dataset.network is None:
+        raise ConfigError(
+            f'partition = "{rule}" gives each client a network of its own, but '
+            f'{dataset.name} is one graph: use partition = "metis".'
+        )
+    given = PartitionInput(
+        edge_index=dataset.edge_index.numpy(),
+        labels=dataset.network.numpy(),
+        num_classes=0,
+        num_clients=num_clients,
+        seed=seed,
+        alpha=0.0,
+    )
+    row = NETWORK_RULES[rule]
+    _check(given, row, rule, "nodes")
+    return row.assign(given)
+
+
+def partition_graphs(
+    labels: Tensor | IntArray,
+    rule: str,
+    num_clients: int,
+    *,
+    seed: int,
+    alpha: float = 0.5,
+) -> list[IntArray]:
+    """Share out whole graphs.
+
+    Parameters
+    ----------
+    labels : Tensor or ndarray of shape (G,), int64
+        Class of each graph.
+    rule : str
+        Name in ``GRAPH_RULES``.
+    num_clients : int in [1, G]
+        Number of clients K.
+    seed : int in [0, 2**31)
+        Partition seed.
+    alpha : float, above 0
+        Concentration of ``dirichlet``; ``uniform`` does not read it.
+
+    Returns
+    -------
+    list of ndarray of shape (n_i,), int64
+        Ascending graphs of each of the K clients: disjoint, covering, none empty.
+
+    Raises
+    ------
+    ConfigError
+        If the rule is unknown, or the number of clients, the seed or ``alpha`` is out
+        of range.
+    DataError
+        If the rule cannot give each client the graphs it demands.
+    """
+    classes = np.asarray(labels, dtype=np.int64)
+    given = PartitionInput(
+        edge_index=np.empty((2, 0), dtype=np.int64),
+        labels=classes,
+        num_classes=int(classes.max(initial=-1)) + 1,
+        num_clients=num_clients,
+        seed=seed,
+        alpha=alpha,
+    )
+    return _partition(given, rule, GRAPH_RULES, "graphs")
+
+
+def _partition(
+    given: PartitionInput, rule: str, rules: Mapping[str, PartitionRule], members: str
+) -> list[IntArray]:
+    """Check what is given, apply the rule and refuse an empty client."""
+    _check(given, _find(rule, rules), rule, members)
+    if given.num_clients == 1:
+        return [np.arange(given.num_nodes, dtype=np.int64)]
+    parts = rules[rule].assign(given)
+    empty = [client for client, nodes in enumerate(parts) if len(nodes) == 0]
+    if empty:
+        raise DataError(
+            f'The rule "{rule}" left {len(empty)} of {given.num_clients} clients '
+            f"without {members} (the first is client {empty[0]}): {given.num_nodes} "
+            f"{members} are too few for it. Use fewer clients or another rule."
+        )
+    return parts
+
+
+def _find(rule: str, rules: Mapping[str, PartitionRule]) -> PartitionRule:
+    """Look up a rule."""
+    if rule not in rules:
+        kind = "nodes" if rules is NODE_RULES else "graphs"
+        raise ConfigError(
+            f'Unknown partition rule "{rule}" for {kind}. {nearest(rule, rules)}'
+        )
+    return rules[rule]
+
+
+def _check(given: PartitionInput, row: PartitionRule, rule: str, members: str) -> None:
+    """Refuse settings out of range."""
+    if given.num_clients < 1:
+        raise ConfigError(f"clients must be at least 1, got {given.num_clients}.")
+    if given.num_clients > given.num_nodes:
+        raise ConfigError(
+            f"clients = {given.num_clients} is more than the {given.num_nodes} "
+            f"{members} of the data. Use at most {given.num_nodes} clients."
+        )
+    if not 0 <= given.seed < SEED_END:
+        raise ConfigError(
+            f"partition-seed must lie in [0, {SEED_END - 1}], got {given.seed}."
+        )
+    is_read = "alpha" in row.options
+    if is_read and not (math.isfinite(given.alpha) and given.alpha > 0):
+        raise ConfigError(
+            f'dirichlet-alpha must be finite and above 0 for partition = "{rule}", got '
+            f"{given.alpha}."
+        )
+
+
+def partition_sha256(parts: Sequence[IntArray]) -> str:
+    """Name a partition by the SHA-256 of its sizes and members.
+
+    Parameters
+    ----------
+    parts : sequence of ndarray of shape (n_i,), int64
+        Members of each client.
+
+    Returns
+    -------
+    str of 64 hexadecimal digits
+        Digest of K, the K sizes and the concatenated members as little-endian 64-bit
+        integers: the same on every machine, another one if a boundary moves.
+    """
+    header = np.array([len(parts), *map(len, parts)], dtype="<i8")
+    digest = hashlib.sha256(header.tobytes())
+    for nodes in parts:
+        digest.update(np.asarray(nodes, dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def partition_key(
+    rule: str,
+    num_clients: int,
+    *,
+    seed: int,
+    alpha: float = 0.5,
+    rules: Mapping[str, PartitionRule] = NODE_RULES,
+) -> str:
+    """Spell all that decides a partition apart from the data.
+
+    Parameters
+    ----------
+    rule : str
+        Name in ``rules``.
+    num_clients : int
+        Number of clients K.
+    seed : int
+        Partition seed.
+    alpha : float
+        Concentration of ``dirichlet``; part of the key where the rule reads it.
+    rules : mapping of str to PartitionRule
+        ``NODE_RULES``, ``NETWORK_RULES`` or ``GRAPH_RULES``.
+
+    Returns
+    -------
+    str
+        Key for a cache, e.g. ``"rules=1 metis clients=10 seed=42 recursive-up-to=8
+        pymetis=2025.2.2"``.
+
+    Raises
+    ------
+    ConfigError
+        If the rule is unknown.
+    """
+    row = _find(rule, rules)
+    words = [f"rules={RULES_VERSION}", rule, f"clients={num_clients}", f"seed={seed}"]
+    if "alpha" in row.options:
+        words.append(f"alpha={float(alpha)!r}")
+    if "pymetis" in row.libraries:
+        words.append(f"recursive-up-to={RECURSIVE_UP_TO}")
+    words += [f"{library}={version(library)}" for library in row.libraries]
+    return " ".join(words)

@@ -1,0 +1,213 @@
+"""The tables of partition rules: names, options and what each computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_fgl.datasets.partition.communities import (
+    NUM_COMMUNITIES,
+    louvain_communities,
+    merge_communities,
+    metis_communities,
+    metis_parts,
+)
+from flower_fgl.datasets.partition.label_skew import (
+    cluster_by_labels,
+    deal_evenly,
+    deal_evenly_by_class,
+    dirichlet_parts,
+    draw_networks,
+)
+
+__all__ = [
+    "GRAPH_RULES",
+    "NETWORK_RULES",
+    "NODE_RULES",
+    "PartitionInput",
+    "PartitionRule",
+]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionInput:
+    """All that a rule may read.
+
+    Parameters
+    ----------
+    edge_index : ndarray of shape (2, 2E), int64
+        Both directions of each edge; shape (2, 0) where graphs are dealt.
+    labels : ndarray of shape (N,), int64
+        Classes of the N nodes (or graphs), -1 where unknown.
+    num_classes : int
+        Number of classes C.
+    num_clients : int in [2, N]
+        Number of clients K.
+    seed : int in [0, 2**31)
+        Partition seed.
+    alpha : float, above 0
+        Concentration of the Dirichlet rule.
+    """
+
+    edge_index: IntArray
+    labels: IntArray
+    num_classes: int
+    num_clients: int
+    seed: int
+    alpha: float
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes (or graphs) N."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class PartitionRule:
+    """One row of a table of rules.
+
+    Parameters
+    ----------
+    description : str
+        What it does, in a line.
+    assign : callable
+        From a :class:`PartitionInput` to the list of K arrays.
+    options : tuple of str
+        Options it reads besides the number of clients and the seed (``alpha``).
+    libraries : tuple of str
+        Distributions whose release may change its result.
+    """
+
+    description: str
+    assign: Callable[[PartitionInput], list[IntArray]]
+    options: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+
+
+def _metis(given: PartitionInput) -> list[IntArray]:
+    return metis_parts(
+        given.edge_index, given.num_nodes, given.num_clients, seed=given.seed
+    )
+
+
+def _louvain_raw(given: PartitionInput) -> list[IntArray]:
+    return louvain_communities(given.edge_index, given.num_nodes, seed=given.seed)
+
+
+def _louvain(given: PartitionInput) -> list[IntArray]:
+    return merge_communities(_louvain_raw(given), given.num_clients).parts
+
+
+def _by_labels(communities: list[IntArray], given: PartitionInput) -> list[IntArray]:
+    return cluster_by_labels(
+        [nodes for nodes in communities if len(nodes)],
+        given.labels,
+        given.num_classes,
+        given.num_clients,
+        seed=given.seed,
+    )
+
+
+def _louvain_label(given: PartitionInput) -> list[IntArray]:
+    num_parts = min(NUM_COMMUNITIES, given.num_nodes)
+    return _by_labels(merge_communities(_louvain_raw(given), num_parts).parts, given)
+
+
+def _louvain_label_a(given: PartitionInput) -> list[IntArray]:
+    return _by_labels(_louvain_raw(given), given)
+
+
+def _metis_label(given: PartitionInput) -> list[IntArray]:
+    num_parts = min(NUM_COMMUNITIES, given.num_nodes)
+    communities = metis_communities(
+        given.edge_index, given.num_nodes, num_parts, seed=given.seed
+    )
+    return _by_labels(communities, given)
+
+
+def _dirichlet(given: PartitionInput) -> list[IntArray]:
+    return dirichlet_parts(
+        given.labels, given.num_clients, alpha=given.alpha, seed=given.seed
+    )
+
+
+def _uniform(given: PartitionInput) -> list[IntArray]:
+    return deal_evenly(given.num_nodes, given.num_clients, seed=given.seed)
+
+
+def _uniform_by_class(given: PartitionInput) -> list[IntArray]:
+    return deal_evenly_by_class(given.labels, given.num_clients, seed=given.seed)
+
+
+def _network(given: PartitionInput) -> list[IntArray]:
+    return draw_networks(given.labels, given.num_clients, seed=given.seed)
+
+
+NODE_RULES: dict[str, PartitionRule] = {
+    "metis": PartitionRule(
+        "METIS: parts of equal size with few edges between them",
+        _metis,
+        libraries=("pymetis",),
+    ),
+    "louvain": PartitionRule(
+        "Louvain communities, cut and merged to clients of about equal size",
+        _louvain,
+        libraries=("python-louvain", "networkx"),
+    ),
+    "louvain-label": PartitionRule(
+        "about 100 balanced Louvain communities, united by K-means on label shares",
+        _louvain_label,
+        libraries=("python-louvain", "networkx", "scikit-learn"),
+    ),
+    "louvain-label-a": PartitionRule(
+        "raw Louvain communities, united by K-means on label shares",
+        _louvain_label_a,
+        libraries=("python-louvain", "networkx", "scikit-learn"),
+    ),
+    "metis-label": PartitionRule(
+        "100 METIS parts, united by K-means on label shares",
+        _metis_label,
+        libraries=("pymetis", "scikit-learn"),
+    ),
+    "dirichlet": PartitionRule(
+        "each class shared out by a Dirichlet draw; small alpha, strong label skew",
+        _dirichlet,
+        options=("alpha",),
+        libraries=("numpy",),
+    ),
+    "uniform": PartitionRule(
+        "nodes dealt at random, evenly, whatever their labels and edges",
+        _uniform,
+        libraries=("numpy",),
+    ),
+}
+"""Rules for one graph whose nodes are shared out."""
+
+GRAPH_RULES: dict[str, PartitionRule] = {
+    "dirichlet": PartitionRule(
+        "each class shared out by a Dirichlet draw; small alpha, strong label skew",
+        _dirichlet,
+        options=("alpha",),
+        libraries=("numpy",),
+    ),
+    "uniform": PartitionRule(
+        "graphs of each class dealt at random, evenly: equal shares on every client",
+        _uniform_by_class,
+        libraries=("numpy",),
+    ),
+}
+"""Rules for many small graphs that are shared out whole."""
+
+NETWORK_RULES: dict[str, PartitionRule] = {
+    "network": PartitionRule(
+        "one network per client, drawn at random; the others are left out",
+        _network,
+        libraries=("numpy",),
+    ),
+}
+"""Rules for data sets of many networks, of which each client gets a whole one."""

@@ -1,0 +1,1 @@
+"""Load the named graphs and draw the synthetic one."""

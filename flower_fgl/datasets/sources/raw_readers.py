@@ -1,0 +1,285 @@
+"""Readers for published files that no stock loader reads; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.npz import (
+    GRAPH_KEYS,
+    integers,
+    node_dataset,
+    read_arrays,
+)
+from flower_fgl.datasets.transforms.canonical import (
+    compact_features,
+    csr_tensor,
+    undirected_simple,
+)
+
+__all__ = ["RawGraphs", "RawNodes", "collab_npz", "few_shot", "fold_ppi"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class RawNodes:
+    """One graph as its reader hands it over.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features, strided or sparse CSR.
+    edge_index : Tensor of shape (2, 2E), int64
+        Undirected, simple, sorted.
+    y : Tensor of shape (N,), int64
+        Classes, -1 where unknown.
+    entries : int
+        Columns of ``edge_index`` in the published files.
+    class_names : tuple of str, optional
+        Real names, where the files give them.
+    masks : mapping of str to Tensor of shape (N,), bool
+        Published split.
+    network : Tensor of shape (N,), int64, optional
+        Network of each node, where there are many.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    entries: int
+    class_names: tuple[str, ...] | None = None
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    network: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RawGraphs:
+    """Many graphs as their reader hands them over, as one disjoint union.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features of all nodes, ``d == 0`` where there are none.
+    edge_index : Tensor of shape (2, 2E), int64
+        Undirected, simple, sorted.
+    batch : Tensor of shape (N,), int64
+        Graph of each node, ascending.
+    y : Tensor of shape (G,), int64
+        Class of each graph.
+    """
+
+    x: Tensor
+    edge_index: Tensor
+    batch: Tensor
+    y: Tensor
+
+
+def few_shot(prefix: str, *, is_partial: bool = False) -> Callable[[Path], RawNodes]:
+    """Make the reader of a few-shot set in the layout of GPN (Ding et al., CIKM 2020).
+
+    ``PREFIX_network`` holds one edge per line, two node numbers apart by a tab;
+    ``PREFIX_train.mat`` and ``PREFIX_test.mat`` hold, for the nodes of the base and of
+    the novel classes, ``Index`` (node numbers), ``Attributes`` (sparse) and ``Label``.
+
+    Parameters
+    ----------
+    prefix : str
+        ``Amazon_clothing`` or ``dblp``.
+    is_partial : bool
+        Read a folder that lacks ``PREFIX_train.mat``.
+
+    Returns
+    -------
+    callable from Path to RawNodes
+        Takes the folder. Classes are numbered by ascending published label, which is
+        their name. A node in neither table keeps its edges, has zero features and no
+        class, and a warning says so; in a partial folder such nodes are left out with
+        their edges, and a warning says that too.
+    """
+
+    def read(folder: Path) -> RawNodes:
+        edges = np.loadtxt(folder / f"{prefix}_network", dtype=np.int64, ndmin=2)
+        index, label, attributes = _mat_tables(
+            [folder / f"{prefix}_{part}.mat" for part in ("train", "test")[is_partial:]]
+        )
+        num_nodes = 1 + int(max(edges.max(initial=-1), index.max(initial=-1)))
+        if len(edges) and edges.shape[1] != 2:
+            raise DataError(
+                f"{folder / prefix}_network: expected two numbers per line."
+            )
+        names, local = np.unique(label, return_inverse=True)
+        entries = len(edges)
+        if is_partial:
+            row = np.full(num_nodes, -1)
+            row[np.sort(index)] = np.arange(len(index))
+            index, edges = row[index], row[edges]
+            edges = edges[(edges >= 0).all(axis=1)]
+            log.warning(
+                "%s: %s_train.mat is absent. Kept the %d of %d nodes that have "
+                "features, and %d of %d edge entries: do not compare with a paper.",
+                folder,
+                prefix,
+                len(index),
+                num_nodes,
+                len(edges),
+                entries,
+            )
+            num_nodes = len(index)
+        elif len(index) < num_nodes:
+            log.warning(
+                "%s: %d of %d nodes are in neither table: no features, no class.",
+                folder,
+                num_nodes - len(index),
+                num_nodes,
+            )
+        y = np.full(num_nodes, -1)
+        y[index] = local
+        place = scipy.sparse.csr_matrix(
+            (np.ones(len(index)), (index, np.arange(len(index)))),
+            shape=(num_nodes, len(index)),
+        )
+        return RawNodes(
+            x=compact_features(csr_tensor((place @ attributes).tocsr())),
+            edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
+            y=torch.from_numpy(y),
+            entries=entries,
+            class_names=tuple(str(int(name)) for name in names),
+        )
+
+    return read
+
+
+def _mat_tables(paths: list[Path]) -> tuple[Array, Array, scipy.sparse.csr_matrix]:
+    """Join the tables of MATLAB files: node numbers, labels, attributes."""
+    import scipy.io  # half a second, and no worker needs it
+
+    tables = [scipy.io.loadmat(str(path)) for path in paths]
+    index = np.concatenate([t["Index"].ravel() for t in tables]).astype(np.int64)
+    label = np.concatenate([t["Label"].ravel() for t in tables])
+    attributes = scipy.sparse.vstack(
+        [scipy.sparse.csr_matrix(t["Attributes"]) for t in tables], format="csr"
+    )
+    where = " and ".join(path.name for path in paths)
+    if not len(index) == len(label) == attributes.shape[0]:
+        raise DataError(
+            f"{where}: Index, Label and Attributes have {len(index)}, {len(label)} and "
+            f"{attributes.shape[0]} rows; they must have as many."
+        )
+    if len(np.unique(index)) < len(index) or index.min(initial=0) < 0:
+        raise DataError(f"{where}: Index names a node twice, or a negative one.")
+    return index, label, attributes
+
+
+def fold_ppi(folder: Path) -> RawNodes:
+    """Read Fold-PPI (Huang and Zitnik, NeurIPS 2020) from ``fold_ppi.npz``.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder with ``fold_ppi.npz``: ``x``, ``edge_index``, ``y`` and ``class_names``
+        as in ``files.py``, and ``network``, (N,) integers, the network of each node.
+
+    Returns
+    -------
+    RawNodes
+        With ``network``; nodes in no fold category have class -1.
+
+    Raises
+    ------
+    DataError
+        If an array is missing or does not fit, or an edge joins two networks.
+
+    Notes
+    -----
+    1. The set is published as pickles (``graph_dgl.pkl``, ``features.npy``,
+       ``label.pkl`` in the folder ``fold_PPI`` of G-Meta's data). Unpickling runs any
+       program a file holds, so this package does not do it. Where you trust the files,
+       convert them once, with DGL installed::
+
+           graphs = pickle.loads(Path("graph_dgl.pkl").read_bytes())
+           features = np.load("features.npy", allow_pickle=True)
+           label = pickle.loads(Path("label.pkl").read_bytes())  # {"0_5": category}
+           sizes = [len(f) for f in features]
+           start = np.cumsum([0, *sizes])
+           names, category = np.unique(list(label.values()), return_inverse=True)
+           node = [start[int(g)] + int(v) for g, v in (k.split("_") for k in label)]
+           y = np.full(start[-1], -1)
+           y[node] = category
+           edges = [np.stack(g.edges()) + s for g, s in zip(graphs, start)]
+           np.savez(
+               "fold_ppi.npz",
+               x=np.concatenate(list(features)).astype("float32"),
+               edge_index=np.concatenate(edges, axis=1),
+               y=y,
+               class_names=names.astype(str),
+               network=np.repeat(np.arange(len(sizes)), sizes),
+           )
+    """
+    path = folder / "fold_ppi.npz"
+    known = GRAPH_KEYS | {"class_names", "network"}
+    arrays = read_arrays(path, known.__contains__)
+    network = torch.from_numpy(integers(arrays, "network", str(path)))
+    names = tuple(str(name) for name in arrays.get("class_names", ()))
+    dataset = node_dataset(arrays, str(path), names)
+    if network.shape != dataset.y.shape:
+        raise DataError(
+            f"{path}: network must have shape {tuple(dataset.y.shape)}, got "
+            f"{tuple(network.shape)}."
+        )
+    row, col = dataset.edge_index
+    if bool((network[row] != network[col]).any()):
+        raise DataError(f"{path}: an edge joins nodes of two networks.")
+    return RawNodes(
+        x=compact_features(dataset.x),
+        edge_index=dataset.edge_index,
+        y=dataset.y,
+        entries=arrays["edge_index" if "edge_index" in arrays else "edges"].size // 2,
+        class_names=names,
+        network=network,
+    )
+
+
+def collab_npz(folder: Path) -> RawGraphs:
+    """Read the TU set COLLAB from one ``COLLAB.npz`` instead of 300 MB of text.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder with ``COLLAB.npz``: ``num_nodes`` (G,), ``y`` (G,), ``edge_ptr`` (G+1,)
+        and ``edge_u``, ``edge_v``, the node numbers within each graph of each edge.
+
+    Returns
+    -------
+    RawGraphs
+
+    Raises
+    ------
+    DataError
+        If an array is missing, unknown or not of integers.
+    """
+    path = folder / "COLLAB.npz"
+    names = ("num_nodes", "y", "edge_ptr", "edge_u", "edge_v")
+    arrays = read_arrays(path, names.__contains__)
+    num_nodes, y, edge_ptr, u, v = (integers(arrays, n, str(path)) for n in names)
+    batch = np.repeat(np.arange(len(num_nodes)), num_nodes)
+    first_node = np.cumsum(num_nodes) - num_nodes
+    offset = np.repeat(first_node, np.diff(edge_ptr))
+    edges = torch.from_numpy(np.stack([u + offset, v + offset]))
+    return RawGraphs(
+        x=torch.empty((len(batch), 0)),
+        edge_index=undirected_simple(edges, len(batch)),
+        batch=torch.from_numpy(batch),
+        y=torch.from_numpy(y),
+    )

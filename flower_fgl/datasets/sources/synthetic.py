@@ -1,0 +1,234 @@
+"""A contextual stochastic block model: a graph to try things on without a download.
+
+After the contextual SBM of Deshpande et al. (NeurIPS 2018), with latent communities
+that each have their own classes, so that cutting the graph gives clients unlike each
+other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.settings import SyntheticSettings
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.transforms.canonical import (
+    compact_features,
+    sorted_distinct,
+    undirected_simple,
+)
+
+__all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset"]
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+BLOCK_SHARE = 0.9
+"""Share of edges inside one block, before duplicates are drawn again."""
+
+MAX_DENSITY = 0.5
+"""Largest share of a kind of node pairs (same or other class) that may be edges."""
+
+
+def synthetic_dataset(settings: SyntheticSettings, seed: int = 0) -> NodeDataset:
+    """Generate the data set ``synthetic``.
+
+    Parameters
+    ----------
+    settings : SyntheticSettings
+        What ``synthetic.…`` in the run config says.
+    seed : int
+        Seed of the graph; the same one on every machine of a federation.
+
+    Returns
+    -------
+    NodeDataset
+
+    Raises
+    ------
+    ConfigError
+        As :func:`contextual_sbm`.
+    """
+    return contextual_sbm(
+        settings.nodes,
+        settings.classes,
+        num_features=settings.features,
+        homophily=settings.homophily,
+        mean_degree=settings.degree,
+        feature_noise=settings.feature_noise,
+        seed=seed,
+        num_blocks=settings.blocks,
+        block_skew=settings.block_skew,
+    )
+
+
+def contextual_sbm(
+    num_nodes: int,
+    num_classes: int,
+    *,
+    num_features: int,
+    homophily: float,
+    mean_degree: float,
+    feature_noise: float,
+    seed: int,
+    num_blocks: int = 1,
+    block_skew: float = 0.0,
+) -> NodeDataset:
+    """Draw a graph with communities, classes and noisy features.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Number of nodes N.
+    num_classes : int
+        Number of classes C.
+    num_features : int
+        Feature width d.
+    homophily : float in [0, 1]
+        Share of the edges that join two nodes of one class.
+    mean_degree : float, at least 0
+        Mean number of neighbours.
+    feature_noise : float, at least 0
+        Standard deviation of each feature around the mean of its class; the class means
+        are standard normal themselves.
+    seed : int
+        Same seed, same graph.
+    num_blocks : int, at least 1
+        Latent communities B, of N/B nodes each.
+    block_skew : float in [0, 1]
+        How far a block prefers one class.
+
+    Returns
+    -------
+    NodeDataset
+        Named ``synthetic``, with E = round(N · mean_degree / 2) distinct edges of which
+        round(E · homophily) lie inside a class: both exact.
+
+    Raises
+    ------
+    ConfigError
+        If there are not twice as many pairs of nodes (of one class, of two classes) as
+        edges wanted among them.
+
+    Notes
+    -----
+    1. Node v has a uniform block b(v), and class c with probability
+       (1 - block_skew) / C + block_skew · [c = b(v) mod C].
+    2. An edge starts at a uniform node u and ends at a uniform node of the same class
+       (or of another one), in u's block with probability 0.9 and anywhere otherwise.
+       Self-loops and edges that exist are drawn again, so the counts are exact.
+    3. x_v = m_c + feature_noise · z with m_c, z standard normal.
+    """
+    rng = np.random.default_rng(seed)
+    block = rng.permutation(np.arange(num_nodes) % num_blocks)
+    y = rng.integers(num_classes, size=num_nodes)
+    is_favoured = rng.random(num_nodes) < block_skew
+    y[is_favoured] = block[is_favoured] % num_classes
+
+    num_edges = round(num_nodes * mean_degree / 2)
+    num_same = round(num_edges * homophily)
+    _check_room(y, num_classes, num_same, num_edges - num_same)
+    scopes = (_Scope(y, block, num_classes), _Scope(y, block * 0, num_classes))
+    keys = [
+        _draw_edges(rng, scopes, wanted, is_same=is_same)
+        for wanted, is_same in ((num_same, True), (num_edges - num_same, False))
+    ]
+    pairs = np.stack(np.divmod(np.concatenate(keys), num_nodes))
+    means = rng.standard_normal((num_classes, num_features), dtype=np.float32)
+    x = rng.standard_normal((num_nodes, num_features), dtype=np.float32)
+    x *= np.float32(feature_noise)
+    x += means[y]
+    return NodeDataset(
+        name="synthetic",
+        x=compact_features(torch.from_numpy(x)),
+        edge_index=undirected_simple(torch.from_numpy(pairs), num_nodes),
+        y=torch.from_numpy(y),
+        class_names=tuple(str(c) for c in range(num_classes)),
+    )
+
+
+class _Scope:
+    """Nodes sorted by (group, class), to draw partners inside a group.
+
+    Parameters
+    ----------
+    y : array of shape (N,), int64
+        Classes.
+    group : array of shape (N,), int64
+        Block of each node, or zeros for the whole graph.
+    num_classes : int
+        Number of classes C.
+    """
+
+    def __init__(self, y: Ints, group: Ints, num_classes: int) -> None:
+        cell = group * num_classes + y
+        self.order = np.argsort(cell, kind="stable")
+        num_groups = int(group.max(initial=0)) + 1
+        cells = np.bincount(cell, minlength=num_groups * num_classes)
+        cell_start = np.concatenate([[0], np.cumsum(cells)])
+        self.own_start, self.own_size = cell_start[cell], cells[cell]
+        self.start = cell_start[group * num_classes]
+        self.size = cell_start[(group + 1) * num_classes] - self.start
+
+    def partners(self, rng: np.random.Generator, u: Ints, *, is_same: bool) -> Ints:
+        """Draw one partner for each node of ``u``; ``u`` itself where there is none."""
+        own_start, own_size = self.own_start[u], self.own_size[u]
+        start = own_start if is_same else self.start[u]
+        size = own_size if is_same else self.size[u] - own_size
+        place = start + (rng.random(len(u)) * size).astype(np.int64)
+        if not is_same:
+            place += own_size * (place >= own_start)  # step over the node's own class
+        place = np.where(size > 0, place, 0)
+        return np.where(size > 0, self.order[place], u)
+
+
+def _draw_edges(
+    rng: np.random.Generator,
+    scopes: tuple[_Scope, _Scope],
+    wanted: int,
+    *,
+    is_same: bool,
+) -> Ints:
+    """Draw ``wanted`` distinct edges, as numbers ``lower · N + higher``."""
+    num_nodes = len(scopes[0].order)
+    found = np.empty(0, dtype=np.int64)
+    for block_share in _block_shares():
+        missing = wanted - len(found)
+        if missing == 0:
+            break
+        u = rng.integers(num_nodes, size=missing + missing // 8 + 16)
+        v = scopes[1].partners(rng, u, is_same=is_same)
+        is_inside = rng.random(len(u)) < block_share
+        v[is_inside] = scopes[0].partners(rng, u[is_inside], is_same=is_same)
+        keys = (np.minimum(u, v) * num_nodes + np.maximum(u, v))[u != v]
+        keys = sorted_distinct(keys)
+        keys = keys[~np.isin(keys, found, assume_unique=True, kind="sort")]
+        found = np.concatenate([found, rng.permutation(keys)[:missing]])
+    return found
+
+
+def _block_shares() -> Iterator[float]:
+    """Keep to the blocks for 20 draws; blocks that are full by then overflow."""
+    yield from [BLOCK_SHARE] * 20
+    while True:  # ends: at most half of the pairs are wanted, see _check_room
+        yield 0.0
+
+
+def _check_room(y: Ints, num_classes: int, num_same: int, num_other: int) -> None:
+    """Refuse a graph denser than rejection sampling can fill."""
+    sizes = np.bincount(y, minlength=num_classes)
+    same_pairs = int((sizes * (sizes - 1) // 2).sum())
+    other_pairs = len(y) * (len(y) - 1) // 2 - same_pairs
+    for kind, wanted, pairs in (
+        ("inside a class", num_same, same_pairs),
+        ("between classes", num_other, other_pairs),
+    ):
+        if wanted > MAX_DENSITY * pairs:
+            raise ConfigError(
+                f"synthetic: {wanted:,} edges {kind} are wanted, but {len(y):,} nodes "
+                f"have only {pairs:,} such pairs, of which at most half may be edges. "
+                "Lower synthetic.degree or raise synthetic.nodes."
+            )

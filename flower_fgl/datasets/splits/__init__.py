@@ -1,0 +1,1 @@
+"""Split a client's nodes or graphs into training, validation and test."""

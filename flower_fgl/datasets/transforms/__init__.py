@@ -1,0 +1,1 @@
+"""Change a graph before or after it is partitioned."""

@@ -1,0 +1,121 @@
+"""The scale of features: as given, by rows, or by each client's own statistics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
+from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
+
+__all__ = ["normalise_rows", "scale_client", "scale_features"]
+
+log = logging.getLogger(__name__)
+
+
+def scale_client(client: ClientGraph, how: str) -> ClientGraph:
+    """Bring the features of all of a client's graphs to one scale.
+
+    Parameters
+    ----------
+    client : ClientGraph
+        Features as they are given.
+    how : {"none", "rows", "columns"}
+        Not at all; each node by the sum of its absolute values; each feature to mean 0
+        and variance 1 over the client's training nodes (of graphs: their nodes), one
+        that is constant there only shifted. Without training nodes there are no
+        statistics: features stay as they are, and the log says so.
+
+    Returns
+    -------
+    ClientGraph
+        With ``scaling`` if features were changed.
+
+    Raises
+    ------
+    DataError
+        If sparse features are to be standardised, which would fill them in.
+    """
+    if how == "rows":
+        rows = _with_features(client, normalise_rows)
+        return replace(rows, scaling=Scaling("rows"))
+    if how == "none":
+        return client
+    scaling = _statistics(client.graph)
+    if scaling is None:
+        return client
+    scaled = _with_features(client, lambda x: scale_features(x, *scaling))
+    return replace(scaled, scaling=Scaling("columns", *scaling))
+
+
+def _with_features(
+    client: ClientGraph, change: Callable[[Tensor], Tensor]
+) -> ClientGraph:
+    graph, *others = (
+        replace(graph, x=change(graph.x))
+        for graph in (client.graph, *client.evaluation)
+    )
+    return replace(client, graph=graph, evaluation=tuple(others))
+
+
+def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
+    """Return mean and deviation of dense features over the training nodes."""
+    if graph.x.layout != torch.strided:
+        raise DataError(
+            "Sparse features cannot be standardised without filling them in. Give them "
+            'dense, or set feature-norm = "rows" or "none".'
+        )
+    is_seen = graph.masks["train"]
+    seen = graph.x[is_seen if graph.batch is None else is_seen[graph.batch]].double()
+    if len(seen) == 0:
+        log.info("A client without training nodes keeps its features unstandardised.")
+        return None
+    std, mean = torch.std_mean(seen, dim=0, correction=0)
+    is_constant = (seen == seen[0]).all(dim=0)
+    return mean, torch.where(is_constant, torch.ones_like(std), std)
+
+
+def scale_features(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Shift and scale every feature.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Dense features.
+    mean, std : Tensor of shape (d,), float64
+        Subtracted, then divided by.
+
+    Returns
+    -------
+    Tensor of shape (N, d), float32
+    """
+    return ((x.double() - mean) / std).to(x.dtype)
+
+
+def normalise_rows(x: Tensor) -> Tensor:
+    """Divide every node's features by the sum of their absolute values.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Strided or sparse CSR.
+
+    Returns
+    -------
+    Tensor of shape (N, d), float32
+        In the layout of ``x``; a node without features keeps its zeros.
+    """
+    if x.layout != torch.sparse_csr:
+        total = x.abs().sum(dim=1, keepdim=True)
+        return x / torch.where(total > 0, total, torch.ones_like(total))
+    matrix = scipy_csr(x).copy()
+    sums = np.asarray(abs(matrix).sum(axis=1)).ravel()
+    row = np.repeat(np.arange(len(sums)), np.diff(matrix.indptr))
+    matrix.data /= np.where(sums > 0, sums, 1)[row]
+    return csr_tensor(matrix)

@@ -1,0 +1,262 @@
+"""Sparsity: features, edges and training labels taken away from a client, FedPG IV-H.
+
+X. Wu et al., "Federated Prototype Graph Learning", Sec. IV-H and Fig. 7.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.seeds import numpy_generator
+from flower_fgl.datasets.client_graph import Graph
+from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
+
+__all__ = [
+    "Sparsity",
+    "remove_edges",
+    "remove_features",
+    "remove_labels",
+    "sparsify",
+    "sparsity_sha256",
+]
+
+BoolArray = NDArray[np.bool_]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """What is missing on every client, as shares in [0, 1).
+
+    Parameters
+    ----------
+    features : float
+        Share of the non-zero features of nodes that do not train.
+    edges : float
+        Share of the undirected edges.
+    labels : float
+        Share of the training labels of each class.
+    """
+
+    features: float = 0.0
+    edges: float = 0.0
+    labels: float = 0.0
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Sparsity:
+        """Read ``feature-sparsity``, ``edge-sparsity`` and ``label-sparsity``."""
+        return cls(config.feature_sparsity, config.edge_sparsity, config.label_sparsity)
+
+    def __bool__(self) -> bool:
+        """Say whether anything is missing."""
+        return any(asdict(self).values())
+
+
+def _part(total: int, share: float) -> int:
+    """Return ⌊share · total⌋ for the decimal fraction that ``share`` was written as."""
+    return int(total * Fraction(str(share)))
+
+
+def _lowest(scores: NDArray[np.float64], share: float) -> BoolArray:
+    """Mark the ⌊share · n⌋ lowest of n scores; more of a larger share are the same."""
+    chosen = np.zeros(len(scores), dtype=np.bool_)
+    chosen[np.argsort(scores, kind="stable")[: _part(len(scores), share)]] = True
+    return chosen
+
+
+def remove_edges(
+    edge_index: Tensor, num_nodes: int, share: float, *, generator: np.random.Generator
+) -> Tensor:
+    """Remove a share of the undirected edges at random, FedPG Sec. IV-H.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, 2E), int64
+        Both directions of each edge.
+    num_nodes : int
+        Number of nodes N.
+    share : float in [0, 1)
+        ⌊share · E⌋ edges go, both directions together.
+    generator : numpy.random.Generator
+        In the same state, a larger share removes the same edges and more.
+
+    Returns
+    -------
+    Tensor of shape (2, 2(E - ⌊share · E⌋)), int64
+        What is left, in the order of ``edge_index``.
+    """
+    source, target = edge_index.numpy()
+    pair = np.minimum(source, target) * num_nodes + np.maximum(source, target)
+    distinct, edge = np.unique(pair, return_inverse=True)
+    is_gone = _lowest(generator.random(len(distinct)), share)
+    return edge_index[:, torch.from_numpy(~is_gone[edge])]
+
+
+def remove_labels(
+    y: Tensor, is_train: Tensor, share: float, *, generator: np.random.Generator
+) -> Tensor:
+    """Choose training nodes whose labels are taken away, class by class.
+
+    Parameters
+    ----------
+    y : Tensor of shape (N,), int64
+        Classes.
+    is_train : Tensor of shape (N,), bool
+        Training nodes, all of known class.
+    share : float in [0, 1)
+        Of the n_c training nodes of a class ⌊share · n_c⌋ lose their label, so that
+        every class keeps at least one.
+    generator : numpy.random.Generator
+        In the same state, a larger share chooses the same nodes and more.
+
+    Returns
+    -------
+    Tensor of shape (N,), bool
+        Nodes to make unlabelled, a subset of ``is_train``.
+    """
+    score = generator.random(len(y))
+    label, train = y.numpy(), is_train.numpy()
+    chosen = np.zeros(len(y), dtype=np.bool_)
+    for c in np.unique(label[train]):
+        nodes = np.flatnonzero(train & (label == c))
+        chosen[nodes[_lowest(score[nodes], share)]] = True
+    return torch.from_numpy(chosen)
+
+
+def remove_features(
+    x: Tensor, nodes: Tensor, share: float, *, generator: np.random.Generator
+) -> Tensor:
+    """Set a share of the non-zero features of some nodes to zero, FedPG Sec. IV-H.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features, strided or sparse CSR.
+    nodes : Tensor of shape (N,), bool
+        Nodes that may lose features.
+    share : float in [0, 1)
+        ⌊share · M⌋ of the M non-zero entries of these nodes go.
+    generator : numpy.random.Generator
+        In the same state, a larger share removes the same entries and more.
+
+    Returns
+    -------
+    Tensor of shape (N, d), float32
+        A copy in the layout of ``x``; the same entries go in either layout.
+    """
+    is_sparse = x.layout == torch.sparse_csr
+    matrix = scipy_csr(x).copy() if is_sparse else None
+    values = x.numpy().copy().reshape(-1) if matrix is None else matrix.data
+    stored = np.flatnonzero(values)
+    if matrix is None:
+        row = stored // max(x.shape[1], 1)
+    else:
+        row = np.repeat(np.arange(len(nodes)), np.diff(matrix.indptr))[stored]
+    score = generator.random(len(stored))
+    eligible = np.flatnonzero(nodes.numpy()[row])
+    values[stored[eligible[_lowest(score[eligible], share)]]] = 0
+    if matrix is None:
+        return torch.from_numpy(values.reshape(x.shape))
+    matrix.eliminate_zeros()
+    return csr_tensor(matrix)
+
+
+def sparsify(
+    graph: Graph, sparsity: Sparsity, *, seed: int, partition_id: int
+) -> Graph:
+    """Take labels, edges and features away from one client's graph, FedPG Sec. IV-H.
+
+    Parameters
+    ----------
+    graph : Graph
+        All nodes of the client, with masks ``train``, ``val`` and ``test``.
+    sparsity : Sparsity
+        What is missing.
+    seed : int
+        Seed of partition and split.
+    partition_id : int
+        Number of the client.
+
+    Returns
+    -------
+    Graph
+        ``graph`` itself where nothing is missing.
+
+    Notes
+    -----
+    1. The paper says "partial absence of features for unlabeled nodes". Here every node
+       that does not train, validation and test nodes included, may lose single entries,
+       not whole rows: it is the features that are partly absent. Only non-zero entries
+       are counted, because a zero that goes missing changes nothing; so dense and
+       sparse storage lose the same.
+    2. The paper changes "the ratio of labeled nodes". Here training nodes become
+       unlabelled: class -1, in no mask, and then like any other unlabelled node also
+       without a share of their features. Validation and test nodes stay, so that the
+       numbers remain comparable. One training node of every class stays.
+    3. Draws are nested: what is missing at a share is missing at every larger one.
+    4. All shares are rounded down. As they are below 1, no client loses its last edge
+       or its last training node; one that had none behaves as it does otherwise.
+    """
+
+    def draw(purpose: str) -> np.random.Generator:
+        return numpy_generator(seed, 0, partition_id, f"{purpose}-sparsity")
+
+    if not sparsity:
+        return graph
+    train = graph.masks["train"]
+    lost = remove_labels(graph.y, train, sparsity.labels, generator=draw("label"))
+    is_train = train & ~lost
+    before = graph.edge_index.shape[1] // 2
+    edge_index, x = graph.edge_index, graph.x
+    if sparsity.edges:
+        edge_index = remove_edges(
+            edge_index, graph.num_nodes, sparsity.edges, generator=draw("edge")
+        )
+    if sparsity.features:
+        x = remove_features(x, ~is_train, sparsity.features, generator=draw("feature"))
+    log.info(
+        "Client %d keeps %d of %d training labels and %d of %d edges.",
+        partition_id,
+        int(is_train.sum()),
+        int(train.sum()),
+        edge_index.shape[1] // 2,
+        before,
+    )
+    return replace(
+        graph,
+        x=x,
+        edge_index=edge_index,
+        y=graph.y.masked_fill(lost, -1),
+        masks={**graph.masks, "train": is_train},
+    )
+
+
+def sparsity_sha256(partition_sha256: str, sparsity: Sparsity) -> str:
+    """Name a partition together with what is missing from it.
+
+    Parameters
+    ----------
+    partition_sha256 : str
+        Hash of the partition.
+    sparsity : Sparsity
+        What is missing.
+
+    Returns
+    -------
+    str of 64 hexadecimal digits
+        ``partition_sha256`` itself where nothing is missing.
+    """
+    if not sparsity:
+        return partition_sha256
+    shares = "/".join(f"{k}={float(v)!r}" for k, v in asdict(sparsity).items())
+    return hashlib.sha256(f"{partition_sha256}/{shares}".encode()).hexdigest()

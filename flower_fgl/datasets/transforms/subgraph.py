@@ -1,0 +1,188 @@
+"""Induced subgraphs: one client's, all clients' in one pass, and the inductive cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_fgl.datasets.client_graph import Graph
+from flower_fgl.nn.graph_union import select_rows
+
+__all__ = [
+    "InductiveGraphs",
+    "cut_clients",
+    "induced_subgraph",
+    "inductive_graphs",
+    "owner_of_nodes",
+    "select_rows",
+]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class InductiveGraphs:
+    """One client's graph, cut so that evaluation nodes are unseen in training.
+
+    Parameters
+    ----------
+    train : Graph
+        Training nodes and the edges among them; masks ``train`` (all True), ``val`` and
+        ``test`` (all False).
+    val, test : Graph
+        Validation (test) nodes and the edges among them, with the single mask ``val``
+        (``test``), all True.
+    train_nodes : Tensor of shape (n,), int64
+        Number of each node of ``train`` in the graph that was cut; ascending.
+    """
+
+    train: Graph
+    val: Graph
+    test: Graph
+    train_nodes: Tensor
+
+
+def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
+    """Tell which client holds each node.
+
+    Parameters
+    ----------
+    num_nodes : int
+        Number of nodes N.
+    parts : sequence of K ndarray of shape (n_i,), int64
+        Disjoint nodes of each client; they need not cover the graph.
+
+    Returns
+    -------
+    ndarray of shape (N,), int64
+        Client of each node, -1 where no client holds it.
+
+    Raises
+    ------
+    ValueError
+        If two parts share a node.
+    """
+    owner = np.full(num_nodes, -1, dtype=np.int64)
+    for client, nodes in enumerate(parts):
+        owner[nodes] = client
+    num_owned = int(np.count_nonzero(owner >= 0))
+    num_listed = sum(len(nodes) for nodes in parts)
+    if num_owned != num_listed:
+        raise ValueError(
+            f"parts must be disjoint, but list {num_listed} nodes of which only "
+            f"{num_owned} differ."
+        )
+    return owner
+
+
+def induced_subgraph(
+    edge_index: Tensor, num_nodes: int, node_ids: Tensor | IntArray
+) -> Tensor:
+    """Keep the edges among some nodes, renumbered to the place of the node in the list.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, 2E), int64
+        Edges of the whole graph.
+    num_nodes : int
+        Number of nodes N of the whole graph.
+    node_ids : Tensor or ndarray of shape (n,), int64
+        Nodes to keep, without repetition.
+
+    Returns
+    -------
+    Tensor of shape (2, 2e), int64
+        Edges in the order of ``edge_index``; shape (2, 0) where there is none.
+    """
+    nodes = torch.as_tensor(node_ids)
+    local = torch.full((num_nodes,), -1, dtype=torch.int64)
+    local[nodes] = torch.arange(len(nodes))
+    ends = local[edge_index]
+    return ends[:, (ends >= 0).all(dim=0)]
+
+
+def cut_clients(
+    edge_index: Tensor, num_nodes: int, parts: Sequence[IntArray]
+) -> list[Tensor]:
+    """Cut the induced subgraphs of all clients in one pass over the edges.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, 2E), int64
+        Edges of the whole graph.
+    num_nodes : int
+        Number of nodes N of the whole graph.
+    parts : sequence of K ndarray of shape (n_i,), int64
+        Disjoint nodes of each client; they need not cover the graph.
+
+    Returns
+    -------
+    list of K Tensor of shape (2, 2e_i), int64
+        What :func:`induced_subgraph` gives for each part, each in memory of its own.
+
+    Raises
+    ------
+    ValueError
+        If two parts share a node.
+    """
+    owner = owner_of_nodes(num_nodes, parts)
+    local = np.empty(num_nodes, dtype=np.int64)
+    for nodes in parts:
+        local[nodes] = np.arange(len(nodes))
+    source, target = edge_index.numpy()
+    client = owner[source]
+    inside = np.flatnonzero((client == owner[target]) & (client >= 0))
+    # NumPy sorts 16 bits by radix, in time linear in the number of edges.
+    narrow = np.int16 if len(parts) < 2**15 else np.int64
+    order = inside[np.argsort(client[inside].astype(narrow), kind="stable")]
+    sizes = np.bincount(client[inside], minlength=len(parts))
+    pieces = np.split(order, np.cumsum(sizes)[:-1])
+    return [
+        torch.from_numpy(np.stack([local[source[piece]], local[target[piece]]]))
+        for piece in pieces
+    ]
+
+
+def inductive_graphs(graph: Graph) -> InductiveGraphs:
+    """Cut a client's graph into training, validation and test graphs.
+
+    Parameters
+    ----------
+    graph : Graph
+        The client's graph with disjoint masks ``train``, ``val`` and ``test``. Nodes in
+        no mask are left out.
+
+    Returns
+    -------
+    InductiveGraphs
+    """
+    train_nodes = torch.nonzero(graph.masks["train"]).flatten()
+    train = _cut(graph, train_nodes)
+    everywhere = torch.ones(train.num_nodes, dtype=torch.bool)
+    masks = {"train": everywhere, "val": ~everywhere, "test": ~everywhere}
+    evaluation = []
+    for name in ("val", "test"):
+        part = _cut(graph, torch.nonzero(graph.masks[name]).flatten())
+        whole = torch.ones(part.num_nodes, dtype=torch.bool)
+        evaluation.append(Graph(part.x, part.edge_index, part.y, {name: whole}))
+    return InductiveGraphs(
+        train=Graph(train.x, train.edge_index, train.y, masks),
+        val=evaluation[0],
+        test=evaluation[1],
+        train_nodes=train_nodes,
+    )
+
+
+def _cut(graph: Graph, nodes: Tensor) -> Graph:
+    """Return the induced subgraph, without masks."""
+    return Graph(
+        x=select_rows(graph.x, nodes),
+        edge_index=induced_subgraph(graph.edge_index, graph.num_nodes, nodes),
+        y=graph.y[nodes],
+        masks={},
+    )

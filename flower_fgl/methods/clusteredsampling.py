@@ -1,0 +1,26 @@
+"""What both halves of clustered sampling agree on; its payload is FedAvg's.
+
+Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for
+Clients Selection in Federated Learning", ICML 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
+
+__all__ = ["ClusteredSamplingSettings"]
+
+
+@dataclass(frozen=True)
+class ClusteredSamplingSettings(FedAvgSettings):
+    """Settings of clustered sampling."""
+
+    clusters: str = option(
+        "similarity",
+        "what puts clients into one cluster: like updates (Algorithm 2), or their size "
+        "alone (Algorithm 1)",
+        choices="similarity size",
+    )

@@ -1,0 +1,30 @@
+"""What both halves of FedED agree on; its payload is FedAvg's.
+
+Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning" (FedVLS, first
+called FedED), 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+
+__all__ = ["FedEDSettings"]
+
+
+@dataclass(frozen=True)
+class FedEDSettings:
+    """Settings of FedED."""
+
+    distill_weight: float = option(
+        0.1, "weight λ of the distillation of classes that the client lacks", ge=0
+    )
+    suppress_weight: float = option(
+        0.005, "weight κ of the suppression of non-label logits", ge=0
+    )
+    finetune_epochs: int = option(
+        0,
+        "local epochs after the last round, the best by validation kept; 0: none",
+        ge=0,
+    )

@@ -1,0 +1,30 @@
+"""What both halves of FedNTD agree on; its payload is FedAvg's.
+
+Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
+Learning", NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+
+__all__ = ["FedNTDSettings"]
+
+
+@dataclass(frozen=True)
+class FedNTDSettings:
+    """Settings of FedNTD."""
+
+    beta: float = option(1.0, "weight of the not-true distillation", ge=0)
+    tau: float = option(
+        1.0,
+        "temperature of the distillation; a default of the published code is 3",
+        gt=0,
+    )
+    finetune_epochs: int = option(
+        0,
+        "local epochs after the last round, the best by validation kept; 0: none",
+        ge=0,
+    )

@@ -1,0 +1,27 @@
+"""Settings of FED-PUB.
+
+Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+
+__all__ = ["FedPubSettings"]
+
+
+@dataclass(frozen=True)
+class FedPubSettings:
+    """Settings of FED-PUB."""
+
+    tau: float = option(
+        10.0,
+        "sharpness of the attention among clients; the paper searches 3 to 10",
+        ge=0,
+    )
+    l1: float = option(
+        1e-3, "weight λ_1 of ‖ν‖_1; mask entries nearer to 0 than this are pruned", ge=0
+    )
+    l2: float = option(1e-3, "weight λ_2 of ‖θ − w‖_2", ge=0)

@@ -1,0 +1,41 @@
+"""Settings of FedSage+.
+
+Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
+2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+
+__all__ = ["FedSagePlusSettings"]
+
+
+@dataclass(frozen=True)
+class FedSagePlusSettings:
+    """Settings of FedSage+."""
+
+    gen_rounds: int = option(
+        10,
+        "rounds of generator training before round 1; 0: graphs stay as they are",
+        ge=0,
+    )
+    gen_epochs: int = option(5, "steps of Adam of a generator a round", ge=1)
+    gen_lr: float = option(1e-3, "learning rate of the generator", gt=0)
+    gen_channels: int = option(256, "first hidden width of fGen", ge=1)
+    gen_wide_channels: int = option(2048, "second hidden width of fGen", ge=1)
+    max_neighbours: int = option(5, "neighbours generated for a node at most", ge=1)
+    hide_share: float = option(
+        0.5, "share of the validation nodes hidden to train the generator", gt=0, lt=1
+    )
+    peers: int = option(
+        1, "other clients that judge a generator each round, in turn; 0: all", ge=0
+    )
+    peer_weight: float = option(1.0, "weight α of what other clients find", ge=0)
+    finetune_epochs: int = option(
+        0,
+        "local epochs after the last round, the best by validation kept; 0: none",
+        ge=0,
+    )

@@ -1,0 +1,30 @@
+"""Settings of FGGP.
+
+Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
+Prototypes", AAAI 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
+
+__all__ = ["FGGPSettings"]
+
+
+@dataclass(frozen=True)
+class FGGPSettings(FedAvgSettings):
+    """Settings of FGGP."""
+
+    neighbors: int = option(
+        3, "k, nearest nodes by cosine to which the second view links a node", ge=1
+    )
+    edge_tau: float = option(
+        0.5, "temperature at which edges of the second view are drawn", gt=0
+    )
+    tau: float = option(0.5, "temperature of the prototypes' contrast", gt=0)
+    view_weight: float = option(1.0, "weight of the second view's cross-entropy", ge=0)
+    edge_weight: float = option(1.0, "weight of the edge predictor's loss", ge=0)
+    contrast_weight: float = option(1.0, "weight of the prototypes' contrast", ge=0)

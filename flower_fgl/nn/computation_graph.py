@@ -1,0 +1,237 @@
+"""The part of a graph that a few nodes are computed from, layer by layer."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.graph_union import select_rows
+from flower_fgl.nn.sparse import Operator, SparseOperator
+from flower_fgl.nn.topology import OperatorKind
+
+__all__ = ["receptive_field"]
+
+SHARE, SHARE_IN_BATCH = 0.75, 0.5
+"""Of the nodes: a larger part is not worth being cut out, once or for every batch."""
+
+
+def receptive_field(
+    graph: GraphInput, targets: Tensor, reach: int, *, is_batch: bool = False
+) -> GraphInput | None:
+    """Cut out what layers must see of a graph to compute some of its nodes.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        One graph with N nodes.
+    targets : Tensor of shape (n,), int64
+        Nodes wanted, each once.
+    reach : int, positive
+        Layers in a row, each of which looks at the neighbours
+        (:attr:`~flower_fgl.nn.backbone.Backbone.reach`).
+    is_batch : bool
+        Whether this is one part of many: strided features are then propagated over the
+        whole graph, once, and rows taken of them.
+
+    Returns
+    -------
+    GraphInput or None
+        What the network takes in place of ``graph``, to give the rows of ``targets`` in
+        their order; each layer computes only the nodes that the next ones need. ``None``
+        if that is most of the graph, a gradient flows to its edges or features, or it
+        keeps its features in a form of its own.
+
+    Notes
+    -----
+    1. Rows are those of the whole graph, up to the order of sums: the entries of the
+       operators are the whole graph's, degrees included. Dropout draws for fewer nodes,
+       so with it a seed gives other masks than on the whole graph.
+    """
+    is_plain = type(graph) is GraphInput and graph.batch is None
+    if not is_plain or not graph.topology.is_constant or graph.x.requires_grad:
+        return None
+    most = int((SHARE_IN_BATCH if is_batch else SHARE) * graph.num_nodes)
+    found = _surroundings(graph.edge_index, targets, graph.num_nodes, reach, most)
+    if found is None:
+        return None
+    nodes, extents = found
+    place = torch.full((graph.num_nodes,), -1, device=nodes.device)
+    place[nodes] = torch.arange(len(nodes), device=nodes.device)
+    levels: list[_Level] = []
+    for size, inner in zip(extents[:0:-1], extents[-2::-1], strict=True):
+        level = _Level(graph, nodes[:size], inner, place, levels, is_batch)
+        levels.append(level)
+    return levels[0]
+
+
+def _surroundings(
+    edge_index: Tensor, targets: Tensor, num_nodes: int, steps: int, most: int
+) -> tuple[Tensor, list[int]] | None:
+    """Order nodes by distance: targets first, and how many are within each distance.
+
+    ``None`` if more than ``most`` are nearer than the last step reaches.
+    """
+    source, target = edge_index
+    reached = torch.zeros(num_nodes, dtype=torch.bool, device=targets.device)
+    reached[targets] = True
+    rings, extents = [targets], [len(targets)]
+    for _ in range(steps):
+        if extents[-1] > most:
+            return None
+        near = torch.zeros_like(reached)
+        near[source[reached[target]]] = True
+        ring = (near & ~reached).nonzero().squeeze(1)
+        reached |= near
+        rings.append(ring)
+        extents.append(extents[-1] + len(ring))
+    return torch.cat(rings), extents
+
+
+class _Level(GraphInput):
+    """What one layer sees: it takes the nodes within a distance, and gives fewer.
+
+    Parameters
+    ----------
+    whole : GraphInput
+        The graph.
+    nodes : Tensor of shape (m,), int64
+        Nodes whose representations come in, by distance.
+    inner : int
+        The first so many come out; all their neighbours are among ``nodes``.
+    place : Tensor of shape (N,), int64
+        Place of each node in ``nodes``.
+    levels : list of _Level
+        All levels, the first layer's first.
+    is_batch : bool
+        Whether propagated features are rows of the whole graph's.
+    """
+
+    def __init__(
+        self,
+        whole: GraphInput,
+        nodes: Tensor,
+        inner: int,
+        place: Tensor,
+        levels: list[_Level],
+        is_batch: bool,
+    ) -> None:
+        self.topology, self.union = whole.topology, None
+        self._whole, self._nodes, self._inner = whole, nodes, inner
+        self._is_batch = is_batch
+        self._place, self._levels = place, levels
+        self._rows: dict[int, Tensor | SparseOperator] = {}
+        self._operators: dict[OperatorKind, SparseOperator] = {}
+        self._filtered = {}
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes whose representations come in."""
+        return len(self._nodes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept of all levels, in bytes.
+
+        Of a matrix its entries, 8 bytes each and direction.
+        """
+        kept: list[Tensor | SparseOperator] = []
+        for level in self._levels:
+            for table in (level._rows, level._operators, level._filtered):
+                kept += table.values()
+        return self._place.nbytes + sum(
+            t.nbytes if isinstance(t, Tensor) else 2 * 8 * t.matrix.values().numel()
+            for t in kept
+        )
+
+    def operator(self, kind: OperatorKind) -> Operator:
+        """Refuse: layers must ask for :meth:`filtered_linear`."""
+        raise TypeError("A part of a graph has no square operator.")
+
+    def propagate(self, h: Tensor, kind: OperatorKind) -> Tensor:
+        """Propagate to the nodes that come out: (inner, p)."""
+        return self._operator(kind).matmul(h)
+
+    def level(self, number: int) -> GraphInput:
+        """Return what layer ``number`` sees."""
+        return self._levels[number]
+
+    def linear(
+        self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Map the representations of the nodes that come out."""
+        if h is None:
+            return _map(self._features(self._inner), weight, bias)
+        return F.linear(h[: self._inner], weight, bias)
+
+    def filtered_linear(
+        self,
+        h: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: OperatorKind,
+        coefficients: tuple[float, ...],
+    ) -> Tensor:
+        """Propagate by one step at most, and map linearly."""
+        if h is not None:
+            return self._propagate(F.linear(h, weight), kind, coefficients, bias)
+        if self._whole.x.layout == torch.sparse_csr:
+            z = _map(self._features(self.num_nodes), weight, None)
+            return self._propagate(z, kind, coefficients, bias)
+        key = (kind, coefficients)
+        if key not in self._filtered:
+            with torch.inference_mode(False), torch.no_grad():
+                if self._is_batch:
+                    rows = self._nodes[: self._inner]
+                    whole = self._whole.propagated(kind, coefficients)
+                    out = select_rows(whole, rows)
+                else:
+                    x = select_rows(self._whole.x, self._nodes)
+                    out = self._propagate(x, kind, coefficients)
+                self._filtered[key] = out
+        return F.linear(self._filtered[key], weight, bias)
+
+    def _propagate(
+        self,
+        z: Tensor,
+        kind: OperatorKind,
+        coefficients: tuple[float, ...],
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        own, around = coefficients
+        out = self._operator(kind).matmul(z if around == 1 else around * z, bias)
+        return out + own * z[: self._inner] if own else out
+
+    def _operator(self, kind: OperatorKind) -> SparseOperator:
+        """Return the rows of the nodes that come out, columns those that come in."""
+        if kind not in self._operators:
+            with torch.inference_mode(False), torch.no_grad():
+                whole = cast(SparseOperator, self._whole.operator(kind)).matrix
+                cut = select_rows(whole, self._nodes[: self._inner])
+                row = torch.repeat_interleave(cut.crow_indices().diff().long())
+                column = self._place[cut.col_indices().long()]
+                shape = (self._inner, self.num_nodes)
+                self._operators[kind] = SparseOperator.from_entries(
+                    row, column, cut.values(), shape
+                )
+        return self._operators[kind]
+
+    def _features(self, size: int) -> Tensor | SparseOperator:
+        if size not in self._rows:
+            with torch.inference_mode(False), torch.no_grad():
+                x = select_rows(self._whole.x, self._nodes[:size])
+                is_sparse = x.layout == torch.sparse_csr
+                self._rows[size] = SparseOperator(x) if is_sparse else x
+        return self._rows[size]
+
+
+def _map(
+    features: Tensor | SparseOperator, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    if isinstance(features, SparseOperator):
+        return features.matmul(weight.t(), bias)
+    return F.linear(features, weight, bias)

@@ -1,0 +1,243 @@
+"""Backbones that propagate in every layer, and the one that never does."""
+
+from __future__ import annotations
+
+from math import gcd
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from flower_fgl.nn import conv
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.pyg import GATConv, GCN2Conv, GCNConv, GINConv, SAGEConv
+
+__all__ = ["GAT", "GCN", "GCNII", "GIN", "MLP", "GraphSAGE", "LayeredNet"]
+
+
+class LayeredNet(Backbone):
+    """Equal layers with ReLU and dropout between them; the last one is the head.
+
+    ``num_layers``, at least 2, counts all of them. With a readout, or where a linear head
+    is asked for, all of them belong to the encoder, each followed by ReLU and dropout,
+    and the head is a linear map.
+    """
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make the layers."""
+        hidden = self.hidden_channels
+        widths = [in_channels] + [hidden] * (num_layers - 1)
+        if not self.has_linear_head:
+            widths.pop()
+        encoder = nn.ModuleList(self.make_layer(width, hidden) for width in widths)
+        if self.has_linear_head:
+            return encoder, nn.Linear(hidden, num_classes)
+        return encoder, self.make_layer(hidden, num_classes, is_last=True)
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a layer.
+
+        Parameters
+        ----------
+        width, out : int
+            Channels in and out.
+        is_last : bool
+            Whether it is the head.
+
+        Returns
+        -------
+        torch.nn.Module
+        """
+        raise NotImplementedError
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Run a layer, without activation.
+
+        Parameters
+        ----------
+        layer : torch.nn.Module
+            What :meth:`make_layer` returned.
+        graph : GraphInput
+            Graph with N nodes.
+        h : Tensor of shape (N, width), float, or None
+            Node representations; ``None`` for the graph's features.
+
+        Returns
+        -------
+        Tensor of shape (N, out)
+        """
+        raise NotImplementedError
+
+    def represent(self, graph: GraphInput) -> Tensor:
+        """Return what the encoder's last layer gives, linear: (N, hidden_channels)."""
+        encoder: Any = self.encoder
+        first, *rest = encoder
+        h = self.run_layer(first, graph.level(0), None)
+        for number, layer in enumerate(rest, start=1):
+            h = self.run_layer(layer, graph.level(number), self._relu_dropout(h))
+        return h
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return :meth:`represent` after ReLU and dropout: (N, hidden_channels)."""
+        return self._relu_dropout(self.represent(graph))
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Run the last layer: logits (N, C), for a readout (G, C)."""
+        if self.has_linear_head:
+            return super().head(h, graph)
+        encoder: Any = self.encoder
+        return self.run_layer(self.classifier, graph.level(len(encoder)), h)
+
+    @property
+    def reach(self) -> int | None:
+        """The number of layers, each of which may look at the neighbours."""
+        encoder: Any = self.encoder
+        return len(encoder) + (not self.has_linear_head)
+
+
+class GCN(LayeredNet):
+    """Graph convolutional network, Kipf & Welling, ICLR 2017.
+
+    Notes
+    -----
+    1. The paper also drops features; here only hidden representations are dropped, as
+       in the field's federated benchmark.
+    """
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.GCNConv`."""
+        return GCNConv(width, out)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by the normalised adjacency."""
+        return conv.gcn(layer, graph, h)
+
+
+class GraphSAGE(LayeredNet):
+    """GraphSAGE with the mean of all neighbours, Hamilton et al., NeurIPS 2017.
+
+    Notes
+    -----
+    1. Neighbours are not sampled, and representations not normalised to unit length:
+       the methods that want either do it themselves.
+    """
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.SAGEConv`."""
+        return SAGEConv(width, out)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by the mean of the neighbours."""
+        return conv.sage(layer, graph, h)
+
+
+class GAT(LayeredNet):
+    """Graph attention network, Veličković et al., ICLR 2018.
+
+    Notes
+    -----
+    1. Hidden layers have gcd(4, hidden_channels) heads that share the width, the last
+       layer has one; the paper has 8 heads of 8 channels.
+    2. The paper has ELU and drops attention and features too; here ReLU and dropout of
+       hidden representations, as in the other backbones.
+    """
+
+    reach = None
+    """Its edges are not cut out layer by layer."""
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.GATConv`."""
+        heads = 1 if is_last else gcd(4, out)
+        return GATConv(width, out // heads, heads=heads)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by attention."""
+        return conv.gat(layer, graph, h)
+
+
+class GIN(LayeredNet):
+    """Graph isomorphism network, Xu et al., ICLR 2019.
+
+    Notes
+    -----
+    1. ε is 0 (the paper's GIN-0) and no part of the state.
+    2. The layers' MLPs (two linear layers, ReLU) have no batch normalisation: its
+       statistics are undefined for a client with one node, and do not average.
+    3. A readout takes the embedding of the last layer alone, where the paper joins
+       those of all layers.
+    """
+
+    pooling = "sum"
+    """As in the paper: a sum tells multisets apart that a mean does not."""
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a :class:`~torch_geometric.nn.GINConv`."""
+        hidden = self.hidden_channels
+        mlp = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
+        conv = GINConv(mlp)
+        conv.register_buffer("eps", conv.eps, persistent=False)
+        return conv
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Propagate by the sum of the neighbours."""
+        return conv.gin(layer, graph, h)
+
+
+class MLP(LayeredNet):
+    """Multi-layer perceptron: the backbone that ignores the edges."""
+
+    def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
+        """Make a linear layer."""
+        return nn.Linear(width, out)
+
+    def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
+        """Map each node by itself."""
+        return graph.linear(h, layer.weight, layer.bias)
+
+
+class GCNII(Backbone):
+    """GCN with initial residual and identity mapping, Chen et al., ICML 2020.
+
+    ``num_layers``, at least 1, counts the propagating layers; a linear map comes before
+    and after them. Layer l maps by ``(1 − β) I + β W`` with β = log(theta / l + 1).
+
+    Notes
+    -----
+    1. Dropout precedes each layer, as in the paper, but for the first linear map:
+       features are never dropped.
+    """
+
+    min_layers = 1
+    alpha: ClassVar[float] = 0.1
+    """Weight of the initial representation, as in the paper."""
+    theta: ClassVar[float] = 0.5
+    """The paper's λ."""
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Make two linear maps and the layers between them."""
+        hidden = self.hidden_channels
+        convs = [
+            GCN2Conv(hidden, self.alpha, self.theta, layer=number)
+            for number in range(1, num_layers + 1)
+        ]
+        encoder = nn.ModuleDict(
+            {
+                "input": nn.Linear(in_channels, hidden),
+                "convs": nn.ModuleList(convs),
+            }
+        )
+        return encoder, nn.Linear(hidden, num_classes)
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the input (N, hidden_channels) of the last linear map."""
+        encoder: Any = self.encoder
+        first = encoder["input"]
+        start = graph.linear(None, first.weight, first.bias).relu()
+        h = self._dropout(start)
+        for conv in encoder["convs"]:
+            h = self._relu_dropout(conv.gcn2(conv, graph, h, start))
+        return h

@@ -1,0 +1,150 @@
+"""Keys, sealed shares and mask streams, on the primitives of ``cryptography``.
+
+X25519 (RFC 7748) agrees on a key, HKDF-SHA256 (RFC 5869) derives one key per round, pair
+and purpose from it, AES-256-GCM seals shares, AES-256 in counter mode is the mask stream.
+A stream's key is used once, so its counter may start at zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES256
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.secure_aggregation.quantization import Vector
+
+__all__ = [
+    "DIGEST_BYTES",
+    "KEY_BYTES",
+    "SEAL_BYTES",
+    "Agreement",
+    "add_masks",
+    "digest",
+    "draw_secret",
+    "mask_stream",
+    "public_key",
+    "seal",
+    "unseal",
+]
+
+KEY_BYTES = 32
+DIGEST_BYTES = 16
+NONCE_BYTES = 12
+SEAL_BYTES = NONCE_BYTES + 16
+"""What sealing adds: nonce and tag."""
+
+
+def draw_secret() -> bytes:
+    """Draw 32 bytes that nobody can guess."""
+    return os.urandom(KEY_BYTES)
+
+
+def public_key(secret: bytes) -> bytes:
+    """Return the X25519 public key, 32 bytes, of a private key of 32 bytes."""
+    private = X25519PrivateKey.from_private_bytes(secret)
+    return private.public_key().public_bytes_raw()
+
+
+class Agreement:
+    """Keys that one client shares with each other one, by Diffie and Hellman.
+
+    Parameters
+    ----------
+    secret : bytes of length 32
+        Its private key.
+    server_round : int
+        Goes into every key, as do purpose and pair.
+    """
+
+    def __init__(self, secret: bytes, server_round: int) -> None:
+        self._private = X25519PrivateKey.from_private_bytes(secret)
+        self._round = server_round
+
+    def key(self, public: bytes, purpose: str, first: int, second: int) -> bytes:
+        """Agree on a key of 32 bytes.
+
+        Parameters
+        ----------
+        public : bytes of length 32
+            The other client's public key.
+        purpose : str
+            What for; another purpose gives another key.
+        first, second : int
+            Partition-ids, in an order that both sides agree on.
+
+        Raises
+        ------
+        PayloadError
+            If the public key is none.
+        """
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError as error:
+            raise PayloadError(
+                f"A public key of clients {first} and {second} is no X25519 key."
+            ) from error
+        info = f"flower-fgl/{purpose}/{self._round}/{first}/{second}".encode()
+        return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(shared)
+
+
+def seal(key: bytes, plain: bytes) -> bytes:
+    """Encrypt and authenticate; 28 bytes longer than ``plain``."""
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, plain, None)
+
+
+def unseal(key: bytes, sealed: bytes) -> bytes | None:
+    """Undo :func:`seal`, ``None`` if the bytes are not what was sealed."""
+    try:
+        return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], None)
+    except InvalidTag:
+        return None
+
+
+def digest(secret: bytes) -> bytes:
+    """Return 16 bytes by which a random secret is recognised and not learnt."""
+    return hashlib.blake2b(secret, digest_size=DIGEST_BYTES).digest()
+
+
+def mask_stream(key: bytes, length: int) -> Vector:
+    """Return pseudo-random numbers modulo 2^64, uint64 of shape (length,)."""
+    stream = Cipher(AES256(key), CTR(bytes(16))).encryptor()
+    numbers: Vector = np.frombuffer(stream.update(bytes(8 * length)), dtype="<u8")
+    return numbers
+
+
+def add_masks(
+    vector: Vector, *, partition_id: int, pair_keys: Mapping[int, bytes]
+) -> None:
+    """Add a client's pairwise masks in place, Bonawitz et al. 2017, Section 4.
+
+    Parameters
+    ----------
+    vector : ndarray of shape (L,), uint64
+        Changed in place.
+    partition_id : int
+        u. The stream shared with v is added if u < v and subtracted if u > v, so that
+        it cancels in the sum of both.
+    pair_keys : mapping of int to bytes
+        Key of the stream shared with each v.
+    """
+    for other, key in pair_keys.items():
+        stream = mask_stream(key, len(vector))
+        if partition_id < other:
+            vector += stream
+        else:
+            vector -= stream

@@ -1,0 +1,194 @@
+"""The server half of secure aggregation: one round, without messages.
+
+Bonawitz et al. 2017, Fig. 4: U1 is :attr:`SecureRound.asked`, U2 the offers, U3 the
+uploads given to :meth:`SecureRound.survivors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import Shapes
+from flower_fgl.protocols.secure_aggregation.keys import (
+    Agreement,
+    add_masks,
+    digest,
+    draw_secret,
+    mask_stream,
+    public_key,
+)
+from flower_fgl.protocols.secure_aggregation.messages import (
+    Offer,
+    Peers,
+    Reveal,
+    Roster,
+    Survivors,
+    from_bytes,
+    to_bytes,
+)
+from flower_fgl.protocols.secure_aggregation.quantization import Vector, decode
+from flower_fgl.protocols.secure_aggregation.shamir import combine
+from flower_fgl.protocols.secure_aggregation.threshold import WITNESS, threshold
+
+__all__ = ["SecureRound"]
+
+
+class SecureRound:
+    """What the server knows of one round: public keys, sealed shares, digests.
+
+    Parameters
+    ----------
+    keys : mapping of int to bytes
+        Public key of each client asked, by partition-id.
+    server_round : int
+        Round.
+    share : float in (0.5, 1]
+        ``secure-threshold``.
+    """
+
+    def __init__(
+        self, keys: Mapping[int, bytes], *, server_round: int, share: float
+    ) -> None:
+        self.asked = sorted(keys)
+        self.threshold = threshold(len(keys), share)
+        self.offers: dict[int, Offer] = {}
+        self._keys = keys
+        self.number = server_round
+        self._in_sum: list[int] = []
+        self._revealed: dict[int, dict[int, bytes]] = {}
+
+    def roster(self) -> Roster:
+        """Return who is asked, the same for all."""
+        rows = [self._keys[pid] for pid in self.asked]
+        return Roster(torch.tensor(self.asked), from_bytes(rows))
+
+    def add(self, partition_id: int, offer: Offer) -> None:
+        """Take in a client's offer.
+
+        Raises
+        ------
+        PayloadError
+            If its mask key is none, which would stop all others.
+        """
+        mask_key = to_bytes(offer.mask_key)
+        Agreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
+        self.offers[partition_id] = offer
+
+    def peers(self) -> dict[int, Peers]:
+        """Return what each client that sent an offer gets with its training message."""
+        ids = sorted(self.offers)
+        rows = torch.tensor([self.asked.index(pid) for pid in ids])
+        mask_keys = torch.stack([self.offers[pid].mask_key for pid in ids])
+        # (from, to, bytes): what each sealed to each
+        sealed = torch.stack([self.offers[pid].sealed[rows] for pid in ids])
+        return {
+            pid: Peers(torch.tensor(ids), mask_keys, sealed[:, to].contiguous())
+            for to, pid in enumerate(ids)
+        }
+
+    def survivors(self, partition_ids: Iterable[int]) -> Survivors:
+        """Fix whose vectors are summed."""
+        self._in_sum = sorted(partition_ids)
+        self._revealed = {pid: {} for pid in self.offers}
+        return Survivors(torch.tensor(self._in_sum))
+
+    def take(self, partition_id: int, reveal: Reveal) -> None:
+        """Take in a client's shares, recognised by their owners' digests.
+
+        Raises
+        ------
+        PayloadError
+            If one is not the share that its owner made; none is taken then.
+        """
+        holder = self.asked.index(partition_id)
+        good = {}
+        for owner, row in zip(sorted(self.offers), reveal.shares, strict=True):
+            if (row == 255).all():  # the owner sealed it badly
+                continue
+            which = 0 if owner in self._in_sum else 1
+            expected = to_bytes(self.offers[owner].digests[holder, which])
+            good[owner] = to_bytes(row)
+            if digest(good[owner]) != expected:
+                raise PayloadError(
+                    f"its share of a secret of client {owner} is not the one it was given"
+                )
+        for owner, share in good.items():
+            self._revealed[owner][partition_id + 1] = share
+
+    def total(
+        self, vectors: Mapping[int, Vector], shapes: Shapes, *, fraction_bits: int
+    ) -> dict[str, Tensor]:
+        """Sum the vectors and take the masks out.
+
+        Parameters
+        ----------
+        vectors : mapping of int to ndarray of shape (L,), uint64
+            Masked vectors of the survivors.
+        shapes : mapping of str to tuple of int
+            Names and shapes of the summands.
+        fraction_bits : int
+            ``secure-fraction-bits``.
+
+        Returns
+        -------
+        dict of str to Tensor, float64
+            The sums.
+
+        Raises
+        ------
+        PayloadError
+            If too few shares came, a secret is not the one that was promised, or the
+            masks did not cancel.
+        """
+        total = np.zeros(len(next(iter(vectors.values()))), dtype=np.uint64)
+        for pid in self._in_sum:
+            total += vectors[pid]
+            total -= mask_stream(self._seed(pid), len(total))
+        for lost in sorted(set(self.offers) - set(self._in_sum)):
+            self._take_out(lost, total)
+        sums = decode(total, {WITNESS: (), **shapes}, fraction_bits=fraction_bits)
+        count = float(sums.pop(WITNESS))
+        if count != len(self._in_sum):
+            raise PayloadError(
+                f"The masks did not cancel: a check entry sums up to {count:g} instead "
+                f"of {len(self._in_sum)} clients. A client sent a vector that is not "
+                "masked as agreed; which one cannot be seen."
+            )
+        return sums
+
+    def _take_out(self, lost: int, total: Vector) -> None:
+        """Add the pairwise masks that a lost client would have added."""
+        agreement = Agreement(self._mask_secret(lost), self.number)
+        pair_keys = {
+            pid: agreement.key(
+                to_bytes(self.offers[pid].mask_key), "mask", *sorted((lost, pid))
+            )
+            for pid in self._in_sum
+        }
+        add_masks(total, partition_id=lost, pair_keys=pair_keys)
+
+    def _seed(self, pid: int) -> bytes:
+        seed = self._combine(pid)
+        if seed is None or digest(seed) != to_bytes(self.offers[pid].seed_digest):
+            raise PayloadError(f"The shares of client {pid} do not give back its seed.")
+        return seed
+
+    def _mask_secret(self, pid: int) -> bytes:
+        secret = self._combine(pid)
+        if secret is None or public_key(secret) != to_bytes(self.offers[pid].mask_key):
+            raise PayloadError(f"The shares of client {pid} do not give back its key.")
+        return secret
+
+    def _combine(self, owner: int) -> bytes | None:
+        shares = sorted(self._revealed[owner].items())
+        if len(shares) < self.threshold:
+            raise PayloadError(
+                f"{len(shares)} clients sent a share of client {owner}'s secret, "
+                f"{self.threshold} of {len(self.asked)} are needed."
+            )
+        return combine(dict(shares[: self.threshold]))

@@ -1,0 +1,1 @@
+"""The run folder: write, read, checkpoint, compare, plot and report."""

@@ -1,0 +1,199 @@
+"""The files of a run folder: their names, and how they are written and read.
+
+=================  ==================================================================
+``config.toml``    every setting, resolved, with where its value came from
+``rounds.jsonl``   one line per round: metrics, seconds, bytes, replies, failures
+``clients.jsonl``  one line per client (round 0, or that in which it joined: what it
+                   holds), then per round and client
+``releases.jsonl`` with ``upload-noise``: who was asked for an upload and when, also in
+                   rounds that a resumed run repeats
+``summary.json``   the result; there from the start, with status ``running``
+``model.safetensors``
+                   weights of the aggregated model, best validation round
+=================  ==================================================================
+
+Lines are flushed one round at a time and files are replaced whole, so that a run that
+was killed at any moment can be read. NaN (a metric without nodes) becomes ``null``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from flower_fgl.core.errors import RunError
+
+__all__ = [
+    "CLIENTS",
+    "CONFIG",
+    "HEADER",
+    "MODEL",
+    "RELEASES",
+    "ROUNDS",
+    "SUMMARY",
+    "Row",
+    "finite",
+    "flatten",
+    "parse_row",
+    "read_lines",
+    "read_sources",
+    "read_text",
+    "replace_file",
+    "settings_toml",
+    "write_lines",
+    "writing",
+]
+
+CONFIG, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
+ROUNDS, CLIENTS, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
+IN_RUN_FOLDER = {CONFIG, SUMMARY, MODEL, ROUNDS, CLIENTS, RELEASES}
+HEADER = ["method", "dataset", "clients", "seed", "engine"]
+HEADER += ["partition_sha256", "evaluate"]
+SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
+TABLE = re.compile(r"^\[(.+)\]$")
+
+Row = Mapping[str, Any]
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        File to make or replace.
+    data : bytes
+        Its content.
+
+    Raises
+    ------
+    RunError
+        If it cannot be written; a former file is left as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    way_out = "set output-dir to" if path.name in IN_RUN_FOLDER else "name a file in"
+    with writing(path, way_out):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: Path, way_out: str = "set output-dir to") -> Iterator[None]:
+    """Turn a failed write into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = f"Free some space there, or {way_out} a folder that can be written."
+        if isinstance(error, FileNotFoundError) and not path.parent.exists():
+            advice = f"The folder {path.parent} does not exist: make it first."
+        raise RunError(
+            f"Cannot write {path}: {error.strerror or error}. {advice}"
+        ) from error
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON does not have, by ``None``."""
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _dumps(row: Row) -> str:
+    return json.dumps(finite(row), allow_nan=False, separators=(",", ":"))
+
+
+def write_lines(rows: Iterable[Row]) -> bytes:
+    """Write rows as JSON lines; NaN and infinities become ``null``."""
+    return "".join(f"{_dumps(row)}\n" for row in rows).encode()
+
+
+def flatten(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting of nested tables with its dotted key."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def settings_toml(config: Row, sources: Mapping[str, str]) -> str:
+    """Write settings one a line, general ones first, with sources as comments."""
+    tables: dict[str, list[str]] = {"": []}
+    for key, value in flatten(config):
+        if value is None:
+            continue
+        table, name = key.split(".", 1) if "." in key else ("", key)
+        if (
+            table not in tables
+        ):  # the empty table's dump is its header, quoted if need be
+            tables[table] = [f"\n{tomli_w.dumps({table: {}}).strip()}"]
+        line = tomli_w.dumps({name: value}).rstrip("\n")
+        comment = f"  # {sources[key]}" if key in sources else ""
+        tables[table].append(line + comment)
+    head = "# All settings of this run; behind a value stands where it came from.\n"
+    return head + "\n".join(line for lines in tables.values() for line in lines) + "\n"
+
+
+def read_sources(text: str) -> dict[str, str]:
+    """Read the comments that :func:`settings_toml` wrote."""
+    sources, table = {}, ""
+    for line in text.split("\n"):  # splitlines also splits inside strings
+        if header := TABLE.match(line):
+            table = header[1].strip('"') + "."
+        elif setting := SETTING.match(line):
+            sources[table + setting[1].strip('"')] = setting[2]
+    return sources
+
+
+def read_text(path: Path) -> str:
+    """Read a file of a run folder, a :class:`RunError` if that cannot be."""
+    try:
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise RunError(
+            f"Cannot read {path}: {error.strerror}. Is this a run folder?"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path} is garbled: {error}.") from error
+
+
+def parse_row(text: str, where: str, key: str) -> dict[str, Any]:
+    """Read a JSON object that must hold ``key``."""
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RunError(f"{where} is garbled: {error}.") from error
+    if not isinstance(row, dict) or key not in row:
+        raise RunError(
+            f'{where} is garbled: expected an object with "{key}", got {text[:40]!r}.'
+        )
+    return row
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read JSON lines; a last line without its end of line was cut off by a kill."""
+    if not path.exists():
+        return []
+    *whole, _ = read_text(path).split("\n")
+    return [
+        parse_row(line, f"{path}, line {number}", "round")
+        for number, line in enumerate(whole, start=1)
+    ]

@@ -1,0 +1,307 @@
+"""Trained models on disk: weights, and what it takes to build the network again.
+
+``model.safetensors`` holds both, the description as JSON in its header, so that the two
+cannot fall apart when a write is cut off. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, cast
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
+from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
+from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
+from flower_fgl.core.errors import FglError, RunError
+from flower_fgl.core.options import Scalar, read_settings
+from flower_fgl.methods import METHODS
+from flower_fgl.nn import Backbone, build_model, state_shapes
+from flower_fgl.nn.normalize import RepNorm
+from flower_fgl.runs.files import MODEL
+from flower_fgl.runs.writer import RunWriter
+
+__all__ = ["ModelCard", "SavedModel", "load_model", "read_card", "save_model"]
+
+CARD = "flower-fgl"
+"""Entry of the header that holds the description."""
+SCALING = ("features/mean", "features/std")
+"""Entries beside the weights that hold an owner's feature statistics."""
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What a model file says about itself.
+
+    Parameters
+    ----------
+    method : str
+        Method that trained it.
+    model : str
+        Backbone.
+    num_features, hidden_channels, num_layers : int
+        Its sizes.
+    class_names : tuple of str
+        Length C: what its outputs stand for, in their order.
+    classifies_graphs : bool
+        Whether whole graphs are classified.
+    scaling : {"none", "rows", "kept", "lost"}
+        Whether features were as they are given, divided by the sum of each row,
+        standardised with statistics that the file holds, or standardised by each client
+        with its own.
+    round : int
+        Round after which the model was kept.
+    owner : str
+        Whose personalised model it is; empty for the aggregated one.
+    validation : float in [0, 1], or None
+        Accuracy on the owner's validation nodes, where it was scored.
+    rep_norm : {"", "l2", "tanh", "none"}
+        What bounds the representations under a linear classifier of some of the classes
+        (:class:`~flower_fgl.algorithms.fedpano.model.PersonalNet`); empty for a plain backbone.
+    settings : mapping of str to bool, int, float or str
+        The method's settings, by kebab-case key, where they shape a network of its own.
+    """
+
+    method: str
+    model: str
+    num_features: int
+    hidden_channels: int
+    num_layers: int
+    class_names: tuple[str, ...]
+    classifies_graphs: bool
+    scaling: str
+    round: int
+    owner: str = ""
+    validation: float | None = None
+    rep_norm: str = ""
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the description as a JSON object with kebab-case keys."""
+        return json.dumps({k.replace("_", "-"): v for k, v in asdict(self).items()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If an entry is missing or too many.
+        """
+        values: dict[str, Any] = json.loads(text)
+        read = {key.replace("-", "_"): value for key, value in values.items()}
+        later = {"rep_norm", "settings"}  # once there were none
+        needed = {f.name for f in fields(cls)} - later
+        absent = needed - read.keys()
+        if absent:
+            raise ValueError(f"{sorted(absent)} missing")
+        read["class_names"] = tuple(read["class_names"])
+        return cls(**read)
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A model file, read.
+
+    Parameters
+    ----------
+    model : Backbone
+        Ready to predict, in evaluation mode.
+    card : ModelCard
+        What it says about itself.
+    scaling : tuple of two Tensors of shape (d,), float64, or None
+        Mean and standard deviation to standardise features with.
+    """
+
+    model: Backbone
+    card: ModelCard
+    scaling: tuple[Tensor, Tensor] | None
+
+
+def save_model(
+    folder: Path,
+    state: Mapping[str, Tensor],
+    card: ModelCard,
+    scaling: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Write ``model.safetensors`` whole or not at all.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there.
+    state : mapping of str to Tensor
+        Weights by name, on any device.
+    card : ModelCard
+        What it takes to use them.
+    scaling : tuple of two Tensors of shape (d,), float64, optional
+        Feature statistics, if ``card.scaling`` is ``"kept"``.
+
+    Raises
+    ------
+    RunError
+        If it cannot be written; a former model is left as it was.
+    """
+    tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+    RunWriter(folder).write_model(tensors, {CARD: card.to_json()})
+
+
+def read_card(folder: Path) -> ModelCard | None:
+    """Return what a folder's model says about itself, ``None`` if there is none.
+
+    Raises
+    ------
+    RunError
+        If the file is damaged or holds no description.
+    """
+    path = folder / MODEL
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {})[CARD]
+        return ModelCard.from_json(text)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} is no model file, or damaged: {error}.") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunError(
+            f"{path} does not say what network its weights are of ({error}): it was "
+            "written by another program or an earlier version. Train the model again."
+        ) from error
+
+
+def load_model(folder: Path) -> SavedModel:
+    """Build the network of a model file again.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder that holds ``model.safetensors``, or that file.
+
+    Returns
+    -------
+    SavedModel
+
+    Raises
+    ------
+    RunError
+        If there is no model, the file is damaged, or its weights are not those of the
+        backbone it names.
+    """
+    folder = folder.parent if folder.name == MODEL else folder
+    if not folder.is_dir():
+        raise RunError(f"There is no folder {folder}.")
+    card = read_card(folder)
+    if card is None:
+        raise RunError(
+            f"{folder} holds no {MODEL}. Give the folder of a model that an owner's "
+            "SuperNode kept, or a run folder; a method that sends no weights leaves none "
+            "in the run folder."
+        )
+    tensors = safetensors.torch.load_file(folder / MODEL)
+    scaling = tuple(tensors.pop(name) for name in SCALING if name in tensors)
+    try:
+        model = _build(card, tensors)
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        expected = state_shapes(model)
+        if found != expected:
+            why = (
+                f": {card.method} predicts by a network of its own, which the file does "
+                "not describe"
+            )
+            is_own = found.keys() - expected.keys()
+            raise RunError(
+                f"its weights are not those of {card.model}{why if is_own else ''}"
+            )
+    except (FglError, TypeError) as error:
+        raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
+    model.load_state_dict(tensors)
+    pair = (scaling[0], scaling[1]) if len(scaling) == len(SCALING) else None
+    return SavedModel(model.eval(), card, pair)
+
+
+def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
+    """Build the network that a description is of, to be loaded."""
+    num_classes = len(card.class_names)
+    classes = torch.empty(num_classes, dtype=torch.bool)
+    if card.settings:
+        return _build_own(card)
+    if card.rep_norm:
+        return _build_personal(card, tensors)
+    if "means" in tensors:
+        width = card.hidden_channels
+        means = torch.empty(num_classes, width)
+        return FixedMeans(_build_backbone(card, num_outputs=width), means, classes)
+    backbone = _build_backbone(card, num_outputs=num_classes)
+    if "support" not in tensors:
+        return backbone
+    width = backbone.hidden_channels  # a client may have one of its own
+    module = Adaptation.blank(width, num_classes, torch.device("cpu"))
+    support = torch.empty(len(tensors["support"]), width)
+    return AdaptedModel(backbone, module, support, classes)
+
+
+def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
+    return build_model(
+        card.model,
+        in_channels=card.num_features,
+        hidden_channels=card.hidden_channels,
+        num_classes=num_outputs,
+        num_layers=card.num_layers,
+        dropout=0.0,
+        readout=card.classifies_graphs,
+        initialise=False,
+    )
+
+
+def _build_personal(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
+    """Build a classifier of some of the classes."""
+    encoder = build_encoder(
+        card.model,
+        in_channels=card.num_features,
+        hidden_channels=card.hidden_channels,
+        num_layers=card.num_layers,
+        dropout=0.0,
+        initialise=False,
+    )
+    weight, classes = tensors.get("classifier.weight"), tensors.get("classes")
+    if weight is None or classes is None:
+        raise RunError("it holds no classifier of the owner's classes")
+    classifier = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    norm, num_classes = cast(RepNorm, card.rep_norm), len(card.class_names)
+    return PersonalNet(
+        encoder, classifier.to_empty(device="cpu"), classes, num_classes, norm
+    )
+
+
+def _build_own(card: ModelCard) -> Backbone:
+    """Build a method's own network."""
+    method = METHODS.get(card.method)
+    if method is None or method.settings is None or not method.network:
+        raise RunError(
+            f'its network is that of the method "{card.method}", which is not known '
+            "here: it was written by a later version"
+        )
+    hyper = read_settings(method.settings, card.settings, prefix=card.method)
+    with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
+        return method.load_network()(
+            hyper,
+            model=card.model,
+            num_features=card.num_features,
+            num_classes=len(card.class_names),
+            width=card.hidden_channels,
+            num_layers=card.num_layers,
+            dropout=0.0,
+        )

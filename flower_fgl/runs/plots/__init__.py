@@ -1,0 +1,28 @@
+"""Pictures of a run: pure functions from numbers to a matplotlib Figure.
+
+No pyplot and no global state: they can be drawn in any process or thread.
+"""
+
+from flower_fgl.runs.plots.clients import client_bars, client_spread, label_heat_map
+from flower_fgl.runs.plots.clouds import Cloud, node_clouds
+from flower_fgl.runs.plots.costs import scale_bytes, stacked_bars
+from flower_fgl.runs.plots.rounds import Curve, by_round, column_curves, convergence
+from flower_fgl.runs.plots.style import PALETTE, to_svg
+from flower_fgl.runs.plots.sweeps import by_value
+
+__all__ = [
+    "PALETTE",
+    "Cloud",
+    "Curve",
+    "by_round",
+    "by_value",
+    "client_bars",
+    "client_spread",
+    "column_curves",
+    "convergence",
+    "label_heat_map",
+    "node_clouds",
+    "scale_bytes",
+    "stacked_bars",
+    "to_svg",
+]

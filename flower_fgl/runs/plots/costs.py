@@ -1,0 +1,96 @@
+"""Bars of what runs cost: bytes and seconds, by their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from flower_fgl.runs.plots.style import (
+    INK,
+    PALETTE,
+    add_legend,
+    dress,
+    name_rows,
+    new_figure,
+)
+
+__all__ = ["scale_bytes", "stacked_bars"]
+
+
+def stacked_bars(
+    rows: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str
+) -> Figure:
+    """Draw one horizontal bar per row, made of named parts.
+
+    Parameters
+    ----------
+    rows : sequence of str
+        Length R, names of the bars.
+    parts : mapping of str to sequence of float
+        R values per part.
+    unit : str
+        Unit of the values, for axis and totals.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    columns = min(5, max(1, len(parts)))
+    legend_rows = -(-len(parts) // columns)
+    figure = new_figure(0.75 + 0.36 * len(rows) + 0.22 * legend_rows)
+    panel = figure.subplots()
+    dress(panel, xlabel="seconds" if unit == "s" else unit, grid="x")
+    left = np.zeros(len(rows))
+    bars = []
+    for number, values in enumerate(parts.values()):
+        colour = PALETTE[number % len(PALETTE)]
+        hatch = "////" if number >= len(PALETTE) else None
+        bars.append(
+            panel.barh(
+                np.arange(len(rows)),
+                values,
+                left=left,
+                height=0.62,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.8,
+                zorder=2,
+            )
+        )
+        left = left + np.asarray(values, dtype=float)
+    for row, total in enumerate(left):
+        panel.annotate(
+            f"{total:.3g} {unit}",
+            (total, row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+            color=INK,
+        )
+    panel.set_xlim(0, 1.13 * max(left.max(initial=0), 1e-12))
+    name_rows(panel, rows)
+    add_legend(figure, bars, list(parts), "outside lower center", columns)
+    return figure
+
+
+def scale_bytes(largest: float) -> tuple[float, str]:
+    """Choose a decimal unit for a number of bytes.
+
+    Parameters
+    ----------
+    largest : float
+        The largest number of bytes to show.
+
+    Returns
+    -------
+    tuple of float and str
+        Bytes in the unit, and its name: B, kB, MB, GB or TB.
+    """
+    for factor, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if largest >= factor:
+            return factor, name
+    return 1.0, "B"

@@ -1,0 +1,64 @@
+"""Curves by the value of a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from flower_fgl.runs.plots.style import PALETTE, add_legend, dress, look_of, new_figure
+
+__all__ = ["by_value"]
+
+MARKERS = "os^D"
+"""Lines of one colour differ in these."""
+
+
+def by_value(
+    values: Sequence[float],
+    panels: Mapping[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]],
+    *,
+    xlabel: str,
+) -> Figure:
+    """Draw scores by the value of a setting, with bars of one standard deviation.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Length V, ascending; drawn at equal distances.
+    panels : mapping of str to sequence of (str, sequence of float, sequence of float)
+        By title: name of each line, and its V means and deviations in [0, 1]; NaN where
+        there is none. The same names in each panel.
+    xlabel : str
+        The setting.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+    """
+    names = [name for name, _, _ in next(iter(panels.values()))]
+    columns = min(3, len(names))
+    figure = new_figure(3.1 + 0.22 * -(-len(names) // columns))
+    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+    lines = []
+    for panel, (title, scores) in zip(drawn, panels.items(), strict=True):
+        dress(panel, xlabel=xlabel, title=title)
+        panel.set_xticks(range(len(values)), labels=[f"{value:g}" for value in values])
+        panel.yaxis.set_major_formatter(PercentFormatter(1))
+        lines = [
+            panel.errorbar(
+                range(len(values)),
+                means,
+                yerr=deviations,
+                marker=MARKERS[number // len(PALETTE) % len(MARKERS)],
+                markersize=3.5,
+                linewidth=1.6,
+                elinewidth=0.9,
+                capsize=2,
+                **look_of(number),
+            ).lines[0]
+            for number, (_, means, deviations) in enumerate(scores)
+        ]
+    add_legend(figure, lines, names, "outside lower center", columns)
+    return figure

@@ -1,0 +1,1 @@
+"""The HTML report of one run or of several."""

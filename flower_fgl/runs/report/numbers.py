@@ -1,0 +1,186 @@
+"""What the report says of runs in words and numbers, read from their folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.runs.run import Run
+
+__all__ = [
+    "about",
+    "client_accuracy",
+    "column_name",
+    "columns_of",
+    "dropped_replies",
+    "idle_clients",
+    "item_kind",
+    "metrics_of",
+    "own_columns_of",
+    "scope_of",
+    "score_rows",
+    "setting_of",
+    "settings_of",
+    "tell_apart",
+    "test_accuracy",
+]
+
+
+def about(run: Run) -> str:
+    """Name a run by its method and data set."""
+    return f"{run.summary['method']} on {run.summary['dataset']}"
+
+
+def tell_apart(
+    configs: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
+) -> list[str]:
+    """Name runs by their methods, and by what differs among those of one method.
+
+    Parameters
+    ----------
+    configs : sequence of mapping of str to str, bool, int or float
+        Flat settings of each run, without those that do not matter.
+    but : collection of str
+        Settings that are not named.
+
+    Returns
+    -------
+    list of str
+        As ``adpfedgnn · rl=false``, in the same order.
+    """
+    names = []
+    for config in configs:
+        method = str(config["method"])
+        same = [other for other in configs if other["method"] == method]
+        own = [
+            f"{key.removeprefix(f'{method}.')}="
+            f"{value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in config.items()
+            if key not in but and any(other.get(key) != value for other in same)
+        ]
+        names.append(" · ".join([method, *own]))
+    return names
+
+
+def item_kind(runs: Sequence[Run]) -> str:
+    """Name what the runs classify."""
+    kinds = {run.config.get("setting") == "graph" for run in runs}
+    if len(kinds) > 1:
+        return "nodes or graphs"
+    return "graphs" if True in kinds else "nodes"
+
+
+def scope_of(run: Run) -> str:
+    """Return the kind of evaluation that ``best`` and ``last`` are of."""
+    scopes = {scope for row in run.rounds for scope in row.get("metrics", {})}
+    return "global" if scopes == {"global"} else "local"
+
+
+def columns_of(runs: Sequence[Run]) -> list[str]:
+    """Name the node sets that were scored, in the order in which they are shown."""
+    scored = (run.best or {} for run in runs)
+    found = dict.fromkeys(key for entry in scored for key in entry if key != "round")
+    first = [name for name in ("val", "test", *SETTING_COLUMNS) if name in found]
+    return first + [name for name in found if name not in first]
+
+
+def own_columns_of(runs: Sequence[Run]) -> list[str]:
+    """Name the node sets that the settings of the runs score besides the usual."""
+    return [name for name in columns_of(runs) if name in SETTING_COLUMNS]
+
+
+def setting_of(run: Run) -> str:
+    """Return what a run's clients see and are scored on, by the setting's name."""
+    return str(run.config.get("setting", "transductive"))
+
+
+def settings_of(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Name the node sets of each setting that scores some besides the usual."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(setting_of(run), []).append(run)
+    found = {setting: own_columns_of(group) for setting, group in groups.items()}
+    return {setting: own for setting, own in found.items() if own}
+
+
+def column_name(column: str) -> str:
+    """Write a column for people."""
+    return {"val": "validation", **SETTING_COLUMNS}.get(column, column)
+
+
+def metrics_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Return keys and names of the scores to show; AUROC where a run has it."""
+    shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
+    shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
+    if any("auroc" in (run.best or {}).get("test", {}) for run in runs):
+        shown.append(("auroc", "AUROC"))
+    return shown
+
+
+def client_accuracy(run: Run) -> dict[int, float | None]:
+    """Return each client's test accuracy in the best round, by partition-id."""
+    if run.best is None:
+        return {}
+    found = {
+        int(row["partition_id"]): row["metrics"][scope_of(run)].get("test", {})
+        for row in run.clients
+        if row["round"] == run.best["round"]
+        and row.get("metrics", {}).get(scope_of(run))
+    }
+    return {pid: found[pid].get("accuracy") for pid in sorted(found)}
+
+
+def idle_clients(run: Run) -> tuple[int, str]:
+    """Return how many clients train nothing, and what is said of them."""
+    about = [row for row in run.clients if "trains" in row]
+    number = sum(not row["trains"] for row in about)
+    is_few_shot = run.config.get("setting") == "few-shot"
+    return number, "take no part" if is_few_shot else "are only scored"
+
+
+def test_accuracy(run: Run) -> float | None:
+    """Return the pooled test accuracy of the best round."""
+    value: float | None = (run.best or {}).get("test", {}).get("accuracy")
+    return value
+
+
+def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the rows of the table of results."""
+    both = run.summary.get("global", {})
+    chosen = (
+        "best validation round"
+        if run.summary["selection"] == "validation"
+        else f"last round (no validation {item_kind([run])})"
+    )
+    rows = [
+        (chosen, run.best),
+        ("last round", run.last),
+        ("best round, aggregated model", both.get("best")),
+        ("last round, aggregated model", both.get("last")),
+        ("after fine-tuning", run.summary.get("finetuned")),
+    ]
+    return [(name, entry) for name, entry in rows if entry]
+
+
+def dropped_replies(run: Run) -> list[dict[str, Any]]:
+    """Count dropped replies by reason, with the clients and rounds concerned."""
+    out: dict[str, dict[str, Any]] = {}
+    for row in run.rounds:
+        for failure in row.get("failures", ()):
+            reason = failure["reason"]
+            entry = out.setdefault(reason, {"count": 0, "clients": set(), "rounds": []})
+            entry["count"] += 1
+            entry["clients"].add(failure.get("partition_id"))
+            entry["rounds"].append(row["round"])
+    return [
+        {
+            "reason": reason,
+            "count": entry["count"],
+            "clients": ", ".join(str(pid) for pid in sorted(entry["clients"], key=str)),
+            "first": min(entry["rounds"]),
+            "last": max(entry["rounds"]),
+        }
+        for reason, entry in out.items()
+    ]

@@ -1,0 +1,305 @@
+"""Write the report: one HTML file of pictures and tables from one or more run folders.
+
+The page holds everything it shows (pictures are inline SVG images) and runs nothing: no
+script, no network. Whatever comes from a run is escaped. A run that was killed or
+failed is shown as far as it got, and says so on top.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.runs import plots
+from flower_fgl.runs.compare import without_seed
+from flower_fgl.runs.files import flatten, replace_file
+from flower_fgl.runs.report.figures import draw_nodes, draw_run, draw_runs, draw_sweeps
+from flower_fgl.runs.report.numbers import (
+    about,
+    client_accuracy,
+    column_name,
+    columns_of,
+    dropped_replies,
+    idle_clients,
+    item_kind,
+    metrics_of,
+    own_columns_of,
+    score_rows,
+    settings_of,
+)
+from flower_fgl.runs.report.seeds import mark_better, over_seeds
+from flower_fgl.runs.report.sweeps import SWEEP_METRICS, Sweep, find_sweeps
+from flower_fgl.runs.run import Run
+
+__all__ = ["write_report"]
+
+TEMPLATE = "report.html.j2"
+NBSP = "\u00a0"
+MANY = 8
+"""Runs above which those of several seeds are one line; there are as many colours."""
+
+
+def write_report(
+    runs: Sequence[Run],
+    out: Path | None = None,
+    *,
+    against: str = "",
+    pictures: Path | None = None,
+    clients: Sequence[int] = (),
+) -> Path:
+    """Write the report of one run, or a page that compares several.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least one.
+    out : Path or None
+        The file to write, or a folder to write it into. By default ``report.html`` in
+        the folder of the only run, ``comparison.html`` next to the first of several.
+    against : str
+        A method; in the table over seeds a mark says whose test accuracy is
+        significantly above its.
+    pictures : Path or None
+        A folder to write every picture of the page into as well, as SVG files.
+    clients : sequence of int
+        Clients whose training, test and synthetic nodes are drawn; of one run, which
+        kept its checkpoint.
+
+    Returns
+    -------
+    Path
+        The file.
+
+    Raises
+    ------
+    RunError
+        If there is no run, a file cannot be written, this copy of the package has no
+        template, ``against`` has no runs over several seeds, or of several settings, or
+        the nodes of ``clients`` cannot be drawn.
+    """
+    if not runs:
+        raise RunError("A report needs at least one run folder, got none.")
+    name = "report.html" if len(runs) == 1 else "comparison.html"
+    folder = runs[0].path if len(runs) == 1 else runs[0].path.resolve().parent
+    path = out or folder / name
+    if path.is_dir():
+        path = path / name
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "column_name": column_name,
+        "percent": percent,
+        "size": show_bytes,
+        "time": show_seconds,
+    }
+    try:
+        template = environment.get_template(TEMPLATE)
+    except jinja2.TemplateNotFound as error:
+        raise RunError(
+            "This copy of flower_fgl holds no report template (an app bundle carries "
+            f"no HTML). Use the installed command: flower-fgl report {runs[0].path}"
+        ) from error
+    context = _one(runs[0]) if len(runs) == 1 else _several(runs)
+    if clients:
+        if len(runs) > 1:
+            raise RunError(
+                f"Nodes of clients are drawn for one run, got {len(runs)} runs."
+            )
+        context["pictures"] |= draw_nodes(runs[0], clients)
+    context["against"] = against
+    if against:
+        mark_better(context["groups"], against)
+    page = template.render(
+        runs=runs,
+        columns=columns_of(runs),
+        own_columns=own_columns_of(runs),
+        own_by_setting=settings_of(runs),
+        metrics=metrics_of(runs),
+        items=item_kind(runs),
+        idle=idle_clients(runs[0]),
+        has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
+        **context,
+    )
+    replace_file(path, page.encode(errors="replace"))
+    if pictures is not None:
+        _keep_pictures(context["pictures"], pictures)
+    return path
+
+
+def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
+    """Write the pictures of a page, which are data URIs, into files of their own."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"Cannot write pictures into {folder}: {error}.") from error
+    for name, image in images.items():
+        content = base64.b64decode(image.partition(",")[2])
+        replace_file(folder / f"{name}.svg", content)
+
+
+def percent(value: float | None) -> str:
+    """Format a fraction for people: ``0.7931`` as ``79.3``, ``None`` as a dash."""
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def show_bytes(num_bytes: float) -> str:
+    """Format bytes for people, in decimal units."""
+    factor, unit = plots.scale_bytes(num_bytes)
+    digits = ".0f" if unit == "B" else ".3g"
+    return f"{num_bytes / factor:{digits}}{NBSP}{unit}"
+
+
+def show_seconds(value: float | None) -> str:
+    """Format seconds for people, in milliseconds below one."""
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{1000 * value:.3g}{NBSP}ms"
+    return f"{value:.3g}{NBSP}s" if value < 100 else f"{value:.0f}{NBSP}s"
+
+
+def _one(run: Run) -> dict[str, Any]:
+    """Collect what the template shows of one run."""
+    accuracy = client_accuracy(run)
+    held = sorted(
+        (
+            {**row, "test": accuracy.get(row["partition_id"])}
+            for row in run.clients
+            if "num_train" in row  # what it holds, of the round it joined in
+        ),
+        key=lambda row: int(row["partition_id"]),
+    )
+    return {
+        "title": about(run),
+        "labels": [about(run)],
+        "pictures": draw_run(run),
+        "has_means": False,
+        "scores": score_rows(run),
+        "held": held,
+        "groups": [],
+        "sweeps": [],
+        "differing": [],
+        "dropped": dropped_replies(run),
+        "settings": [
+            (key, _shown(value), run.sources.get(key, ""))
+            for key, value in flatten(run.config)
+        ],
+        "commands": [_command(run)],
+    }
+
+
+def _several(runs: Sequence[Run]) -> dict[str, Any]:
+    """Collect what the template shows of several runs side by side."""
+    labels = _labels(runs)
+    groups = over_seeds(runs)
+    lines = _lines(runs, labels, groups)
+    flat = [{k: _shown(v) for k, v in flatten(run.config)} for run in runs]
+    keys = list(dict.fromkeys(key for config in flat for key in config))
+    table = [(key, [config.get(key, "–") for config in flat]) for key in keys]
+    sweeps = find_sweeps(runs)
+    differing = [(key, values) for key, values in table if len(set(values)) > 1]
+    return {
+        "title": f"{len(runs)} runs compared",
+        "labels": labels,
+        "pictures": draw_runs(runs, labels, lines) | draw_sweeps(sweeps),
+        "has_means": len(lines) < len(runs),
+        "scores": [],
+        "held": [],
+        "groups": groups,
+        "sweeps": [(sweep, _sweep_rows(sweep)) for sweep in sweeps],
+        "dropped": [
+            {**entry, "run": label}
+            for run, label in zip(runs, labels, strict=True)
+            for entry in dropped_replies(run)
+        ],
+        "differing": differing,
+        "settings": [
+            (key, values[0], "")
+            for key, values in table
+            if (key, values) not in differing
+        ],
+        "commands": [_command(run) for run in runs],
+    }
+
+
+def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
+    """Write the lines of a sweep as table rows: test accuracy and macro-F1."""
+    return [
+        (
+            line.label,
+            [
+                " / ".join(line.show(value, metric) for metric in SWEEP_METRICS)
+                for value in sweep.values
+            ],
+        )
+        for line in sweep.lines
+    ]
+
+
+def _shown(value: Any) -> str:
+    """Write a setting as in TOML, but strings without quotes unless empty."""
+    return value if value and isinstance(value, str) else json.dumps(value)
+
+
+def _lines(
+    runs: Sequence[Run], labels: Sequence[str], groups: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, list[Run]]]:
+    """Say which runs curves show as one: those of several seeds, where they are many."""
+    alone = [(label, [run]) for label, run in zip(labels, runs, strict=True)]
+    if len(runs) <= MANY:
+        return alone
+    groups = [group for group in groups if not group["kind"]]
+    stems = [{without_seed(run.path.name) for run in g["runs"]} for g in groups]
+    short = [next(iter(names)) if len(names) == 1 else "" for names in stems]
+    means = [
+        (stem if stem and short.count(stem) == 1 else group["name"], group["runs"])
+        for stem, group in zip(short, groups, strict=True)
+    ]
+    averaged = {id(run) for _, members in means for run in members}
+    return means + [line for line in alone if id(line[1][0]) not in averaged]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Name runs by what tells them apart."""
+    facts = {
+        key: [str(run.summary[key]) for run in runs] for key in ("dataset", "seed")
+    }
+    labels = [str(run.summary["method"]) for run in runs]
+    for key, values in facts.items():
+        if len(set(values)) > 1:
+            shown = [f"seed {v}" if key == "seed" else v for v in values]
+            labels = [f"{a} · {b}" for a, b in zip(labels, shown, strict=True)]
+    # runs of an experiment's cases differ in their folders, which bear their names
+    twins = Counter(labels)
+    labels = [
+        f"{label} ({run.path.name})" if twins[label] > 1 else label
+        for label, run in zip(labels, runs, strict=True)
+    ]
+    twins = Counter(labels)
+    return [
+        f"{n}: {label}" if twins[label] > 1 else label
+        for n, label in enumerate(labels, 1)
+    ]
+
+
+def _command(run: Run) -> str:
+    """Return the command that gives the same numbers again."""
+    words = ["flower-fgl", "run", str(run.path / "config.toml")]
+    if run.summary["clients"] and not run.config.get("clients"):
+        words += ["--clients", str(run.summary["clients"])]
+    if run.summary["engine"] in ("local", "ray"):
+        words += ["--engine", run.summary["engine"]]
+    return shlex.join(words)

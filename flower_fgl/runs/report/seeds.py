@@ -1,0 +1,108 @@
+"""The report's table over seeds: means, deviations, and who is significantly better."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.metrics import METRICS, SETTING_COLUMNS
+from flower_fgl.runs.compare import PER_RUN, is_better
+from flower_fgl.runs.files import flatten
+from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
+from flower_fgl.runs.run import Run
+
+__all__ = ["mark_better", "over_seeds", "scored_runs"]
+
+KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
+    "": lambda run: run.best,
+    ", aggregated model": lambda run: run.summary.get("global", {}).get("best"),
+    ", after fine-tuning": lambda run: run.summary.get("finetuned"),
+}
+"""What of a run is averaged, by how its row is called."""
+
+
+def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
+    """Return the completed runs with a score, and their settings but the seeds."""
+    return [
+        (run, {k: v for k, v in flatten(run.config) if k not in PER_RUN})
+        for run in runs
+        if run.status == "completed" and test_accuracy(run) is not None
+    ]
+
+
+def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Average completed runs that differ in their seeds only.
+
+    Runs that scored the aggregated model as well, or were fine-tuned, have a row for each.
+    """
+    groups: dict[str, list[Run]] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    for run, config in scored_runs(runs):
+        key = json.dumps([about(run), run.summary["clients"], sorted(config.items())])
+        groups.setdefault(key, []).append(run)
+        configs[key] = {"method": run.summary["method"], **config}
+    several = {key: group for key, group in groups.items() if len(group) > 1}
+    labels = tell_apart([configs[key] for key in several], but={"dataset", "clients"})
+    return [
+        {
+            "name": f"{label} on {group[0].summary['dataset']}{kind}",
+            "runs": group,
+            "kind": kind,
+            "is_better": False,
+            "clients": group[0].summary["clients"],
+            "seeds": _seeds(group),
+            **{
+                f"{column}_{metric}": _mean_std(entries, column, metric)
+                for column in ("val", "test", *SETTING_COLUMNS)
+                for metric in (*METRICS, "auroc", "mean_accuracy")
+            },
+        }
+        for label, group in zip(labels, several.values(), strict=True)
+        for kind, entry_of in KINDS.items()
+        if any(entries := [entry_of(run) or {} for run in group])
+    ]
+
+
+def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
+    """Mark averaged runs that are significantly better than a method's."""
+    groups = [group for group in groups if not group["kind"]]
+    bases = [g for g in groups if g["runs"][0].summary["method"] == against]
+    places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
+    if not bases:
+        methods = sorted({group["runs"][0].summary["method"] for group in groups})
+        raise RunError(
+            f'"{against}" needs completed runs of at least two seeds. Methods that have '
+            f"them here: {', '.join(methods) or 'none'}."
+        )
+    if any(places.count(place) > 1 for place in places):
+        raise RunError(
+            f'"{against}" must have completed runs that differ in nothing but their '
+            f"seeds, one set for a data set and number of clients, got {len(bases)} "
+            "sets. Give only those to compare with."
+        )
+    for group in groups:
+        group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    """Return the seeds of runs; those of their partitions where these differ."""
+    seeds = ", ".join(str(run.summary["seed"]) for run in runs)
+    parts = [run.config.get("partition-seed") for run in runs]
+    if len(set(parts)) == 1:
+        return seeds
+    drawn = f"partitions {', '.join(map(str, parts))}"
+    is_one = len({run.summary["seed"] for run in runs}) == 1
+    return drawn if is_one else f"{seeds}; {drawn}"
+
+
+def _mean_std(
+    entries: Sequence[Mapping[str, Mapping[str, float]]], column: str, metric: str
+) -> str:
+    values = [entry.get(column, {}).get(metric) for entry in entries]
+    known = [100 * value for value in values if value is not None]
+    if len(known) < 2:
+        return "–"
+    return f"{statistics.mean(known):.1f} ± {statistics.stdev(known):.1f}"

@@ -1,0 +1,166 @@
+"""A run folder, read: settings, results, and the lines of its rounds and clients."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.runs.files import (
+    CLIENTS,
+    CONFIG,
+    HEADER,
+    ROUNDS,
+    SUMMARY,
+    Row,
+    parse_row,
+    read_lines,
+    read_sources,
+    read_text,
+)
+from flower_fgl.runs.summary import summarise
+
+__all__ = ["Run"]
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A run folder, read; its ``repr`` is a short table of the results.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    config : dict
+        Every setting; a method's are a table of its name.
+    sources : dict of str to str
+        Where settings came from, by dotted key.
+    summary : dict
+        As :func:`summarise` returns it; of a run that was killed, of what it left.
+    rounds, clients : list of dict
+        The lines of ``rounds.jsonl`` and ``clients.jsonl``.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    sources: dict[str, str]
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    clients: list[dict[str, Any]]
+
+    @classmethod
+    def load(cls, path: Path | str) -> Run:
+        """Read a run folder, finished or not.
+
+        Parameters
+        ----------
+        path : Path or str
+            The folder.
+
+        Returns
+        -------
+        Run
+
+        Raises
+        ------
+        RunError
+            If the folder or one of its files is missing or garbled; a last line cut off
+            by a kill is left out.
+        """
+        folder = Path(path)
+        if not (folder / CONFIG).is_file():
+            raise RunError(
+                f"{folder} is no run folder: it has no {CONFIG}. Give a folder that "
+                "`flower-fgl run` wrote."
+            )
+        text = read_text(folder / CONFIG)
+        try:
+            config = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise RunError(f"{folder / CONFIG} is garbled: {error}.") from error
+        summary = parse_row(
+            read_text(folder / SUMMARY), str(folder / SUMMARY), "status"
+        )
+        rounds = read_lines(folder / ROUNDS)
+        clients = read_lines(folder / CLIENTS)
+        if summary["status"] == "running":  # at work, or killed: the lines know more
+            header = {key: summary.get(key) for key in HEADER}
+            summary |= summarise(rounds, status="running", **header)
+        return cls(folder, config, read_sources(text), summary, rounds, clients)
+
+    @property
+    def status(self) -> str:
+        """``running`` (or killed), ``completed``, ``failed`` or ``interrupted``."""
+        return str(self.summary["status"])
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """Scores of the round with the best validation accuracy."""
+        return self.summary["best"]  # type: ignore[no-any-return]  # JSON
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """Scores of the last round with an evaluation."""
+        return self.summary["last"]  # type: ignore[no-any-return]  # JSON
+
+    def __repr__(self) -> str:
+        return self.table()
+
+    def table(self) -> str:
+        """Return the results as a few lines of text, scores in percent."""
+        about = self.summary
+        scored = [
+            (
+                "last round" if about["selection"] == "last" else "best validation",
+                self.best,
+            )
+        ]
+        if about["selection"] == "validation":
+            scored.append(("last round", self.last))
+        both = about.get("global", {})
+        scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
+        scored.append(("finetuned", about.get("finetuned")))
+        lines = [f"{'':<20}{'round':>6}{'val acc':>9}{'test acc':>10}{'test F1':>9}"]
+        is_ranked = any("auroc" in (e or {}).get("test", {}) for _, e in scored)
+        lines[0] += f"{'test AUROC':>12}" if is_ranked else ""
+        own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
+        lines[0] += "".join(f"{title:>13}" for title in own.values())
+        for name, entry in scored:
+            if entry:
+                val = _percent(entry, "val", "accuracy")
+                test = _percent(entry, "test", "accuracy")
+                f1 = _percent(entry, "test", "macro_f1")
+                line = f"{name:<20}{entry['round']:>6}{val:>9}{test:>10}{f1:>9}"
+                area = _percent(entry, "test", "auroc")
+                line += f"{area:>12}" if is_ranked else ""
+                more = (_percent(entry, column, "accuracy") for column in own)
+                lines.append(line + "".join(f"{value:>13}" for value in more))
+        head = (
+            f"{about['method']} on {about['dataset']}, "
+            f"{about['clients'] or '?'} clients, "
+            f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
+        )
+        why = [f"error: {about['error']}"] if "error" in about else []
+        lost = self._lost()
+        end = f"Run folder: {self.path}"
+        return "\n".join([head, *why, *(lines if lines[1:] else []), *lost, end])
+
+    def _lost(self) -> list[str]:
+        """Say in a line what failed on the way, if anything did."""
+        failed = sum(row.get("status") == "failed" for row in self.rounds)
+        reasons: dict[str, int] = self.summary.get("failures") or {}
+        parts = [f"{failed} of {len(self.rounds)} rounds"] if failed else []
+        if reasons:
+            often = max(reasons, key=reasons.__getitem__)
+            parts.append(
+                f"{sum(reasons.values())} messages to clients (most often: {often})"
+            )
+        return [f"Failed: {'; '.join(parts)}. See rounds.jsonl."] if parts else []
+
+
+def _percent(entry: Row, column: str, metric: str) -> str:
+    value = entry.get(column, {}).get(metric)
+    return "-" if value is None else f"{100 * value:.2f}"

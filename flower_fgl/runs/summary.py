@@ -1,0 +1,151 @@
+"""Select the rounds that count and sum a run up in one record."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["Row", "is_scored", "summarise"]
+
+
+Row = Mapping[str, Any]
+
+
+def summarise(
+    rounds: Sequence[Row],
+    *,
+    method: str | None,
+    dataset: str | None,
+    clients: int | None,
+    seed: int | None,
+    engine: str | None,
+    partition_sha256: str | None,
+    evaluate: str | None,
+    status: str,
+    class_names: Sequence[str] | None = None,
+    error: str | None = None,
+) -> dict[str, Any]:
+    """Sum up a run; ``summary.json`` holds this.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        The rows of ``rounds.jsonl`` so far.
+    method, dataset, clients, seed, engine, partition_sha256, evaluate
+        Taken over as they are; ``None`` where it is not known (yet).
+    status : {"running", "completed", "failed", "interrupted"}
+        How the run stands.
+    class_names : sequence of str, optional
+        Length C, for the report.
+    error : str, optional
+        Why the run failed.
+
+    Returns
+    -------
+    dict
+        The header, ``status``, ``rounds`` (the last one tried), ``selection``,
+        ``best``, ``last`` (``None`` before the first evaluation), ``bytes``,
+        ``seconds`` and ``failures``; ``global`` where both kinds of evaluation were
+        asked for, and ``finetuned`` after fine-tuning.
+
+    Notes
+    -----
+    1. ``best`` is the round with the highest pooled validation accuracy, the later one
+       of equals, and never looks at test scores. Failed rounds and fine-tuning do not
+       count, nor rounds that scored fewer validation nodes than others, because replies
+       were lost. Without any validation node it is the last round, and ``selection`` is
+       ``"last"``.
+    """
+    train = [row for row in rounds if row.get("phase") == "train"]
+    scored = [row for row in rounds if is_scored(row)]
+    scopes = {scope for row in scored for scope in row["metrics"]}
+    main = "global" if scopes == {"global"} else "local"
+    out: dict[str, Any] = {
+        "method": method,
+        "dataset": dataset,
+        "clients": clients,
+        "seed": seed,
+        "rounds": max((int(row["round"]) for row in train), default=0),
+        "engine": engine,
+        "partition_sha256": partition_sha256,
+        "evaluate": evaluate,
+        "status": status,
+        **_select(scored, main),
+        **_totals(rounds, train),
+    }
+    if {"local", "global"} <= scopes:
+        out["global"] = _select(scored, "global")
+    for row in rounds:
+        if row.get("phase") == "finetune" and row.get("metrics", {}).get("local"):
+            out["finetuned"] = {"round": row["round"], **row["metrics"]["local"]}
+    if class_names is not None:
+        out["class_names"] = list(class_names)
+    return out if error is None else {**out, "error": error}
+
+
+def is_scored(row: Row) -> bool:
+    """Say whether a line of ``rounds.jsonl`` has scores that count.
+
+    Those of failed rounds and of fine-tuning do not.
+    """
+    is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
+    return is_good_round and bool(row.get("metrics"))
+
+
+def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
+    """Return the best round, the last, and by what the best was chosen."""
+    rows = [row for row in scored if row["metrics"].get(scope)]
+    if not rows:
+        return {"selection": "validation", "best": None, "last": None}
+    validated = [
+        (val.get("num_nodes", 0), val["accuracy"], int(row["round"]), row)
+        for row in rows
+        if (val := row["metrics"][scope].get("val", {})).get("accuracy") is not None
+        and math.isfinite(val["accuracy"])
+    ]
+    last = max(rows, key=lambda row: int(row["round"]))
+    best = max(validated, key=lambda entry: entry[:3])[3] if validated else last
+    return {
+        "selection": "validation" if validated else "last",
+        "best": {"round": best["round"], **best["metrics"][scope]},
+        "last": {"round": last["round"], **last["metrics"][scope]},
+    }
+
+
+def _totals(rounds: Sequence[Row], train: Sequence[Row]) -> dict[str, Any]:
+    """Return bytes, seconds and failures over all rounds."""
+    sent = [row.get("bytes", {}) for row in rounds]
+    payloads = {
+        way: _sum(entry.get(way, {}) for entry in sent) for way in ("up", "down")
+    }
+    phases = _sum(row.get("seconds", {}) for row in rounds)
+    total = phases.pop("total", 0.0)
+    each = [
+        row["seconds"]["total"] for row in train if "total" in row.get("seconds", {})
+    ]
+    reasons = (entry["reason"] for row in rounds for entry in row.get("failures", ()))
+    return {
+        "bytes": {
+            "up": sum(payloads["up"].values()),
+            "down": sum(payloads["down"].values()),
+            "by_payload": payloads,
+        },
+        "seconds": {
+            "total": total,
+            "round_median": statistics.median(each) if each else None,
+            "by_phase": phases,
+        },
+        "failures": dict(Counter(reasons)),
+    }
+
+
+def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add mappings key by key, in the order in which keys appear."""
+    out: dict[str, float] = {}
+    for part in parts:
+        for key, value in part.items():
+            out[key] = out.get(key, 0) + value
+    return out

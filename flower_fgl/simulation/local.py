@@ -1,0 +1,173 @@
+"""The local engine: all clients in this process, messages serialised for real."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.state import MemoryStates
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.datasets.store import open_store
+from flower_fgl.methods import METHODS
+from flower_fgl.runs.run import Run
+from flower_fgl.server_app import OnRound, run_server
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+
+__all__ = [
+    "check_run",
+    "run_config_of",
+    "run_local",
+    "simulate",
+]
+
+
+def run_config_of(
+    *, method: str, dataset: str, clients: int, seed: int, settings: Mapping[str, Any]
+) -> dict[str, Scalar]:
+    """Turn Python keywords into a flat run config.
+
+    Parameters
+    ----------
+    method, dataset, clients, seed
+        The four everybody names.
+    settings : mapping
+        Other settings: ``local_epochs=1``, ``{"fedprox.mu": 0.1}``, or a mapping under a
+        table's name, ``fedprox={"mu": 0.1}``.
+
+    Returns
+    -------
+    dict
+        Kebab-case keys.
+    """
+    flat: dict[str, Scalar] = {
+        "method": method,
+        "dataset": dataset,
+        "clients": clients,
+        "seed": seed,
+    }
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{kebab(key)}.{kebab(k)}": v for k, v in value.items()}
+        else:
+            flat[kebab(key)] = value
+    return flat
+
+
+def check_run(values: Mapping[str, Scalar]) -> RunConfig:
+    """Check settings and make the clients' graphs before anything starts.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config; ``clients`` must be at least 1.
+
+    Returns
+    -------
+    RunConfig
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong.
+    DataError
+        If the data are missing or cannot be cut into so many clients.
+    """
+    config = RunConfig.parse(values, METHODS)
+    if config.clients < 1:
+        raise ConfigError(f"clients must be at least 1, got {config.clients}.")
+    open_store(config, config.clients)
+    return config
+
+
+def simulate(
+    method: str = "fedavg",
+    dataset: str = "synthetic",
+    *,
+    clients: int = 10,
+    seed: int = 0,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Run:
+    """Run a method over the clients of a partitioned data set, in this process.
+
+    Parameters
+    ----------
+    method : str
+        A name in ``METHODS``.
+    dataset : str
+        A data set, ``tu:NAME``, or the path of a graph file.
+    clients : int
+        Number of clients K, at least 1.
+    seed : int
+        Seed of the run; the partition has its own (``partition_seed``).
+    on_round : callable, optional
+        Called with each round's line, e.g. to draw progress.
+    **settings
+        Any other setting with ``_`` for ``-``, and a mapping for a method's own:
+        ``simulate("fedprox", fedprox={"mu": 0.1}, local_epochs=1)``.
+
+    Returns
+    -------
+    Run
+        The run folder, read.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is unknown, of the wrong type or out of range.
+    DataError
+        If the data are missing or cannot be cut into so many clients.
+    RunError
+        If the run cannot go on, e.g. because no client replied.
+    """
+    values = run_config_of(
+        method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
+    )
+    return run_local(values, on_round=on_round)
+
+
+def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) -> Run:
+    """Run a flat run config in this process; see :func:`simulate`.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config; ``clients`` must be at least 1.
+    on_round : callable, optional
+        Called with each round's line.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    FglError
+        As :func:`simulate`.
+    """
+    config = check_run(values)
+    run_id = secrets.randbits(62) + 1
+    threads = torch.get_num_threads()
+    workplace = Workplace(memory=MemoryStates())
+    try:
+        with task_identity(run_id):
+            grid = LocalGrid(
+                DispatchingClientApp(workplace), config.clients, values, run_id=run_id
+            )
+            folder = run_server(
+                grid,
+                values,
+                engine="local",
+                states=workplace.memory,
+                on_round=on_round,
+            )
+    finally:
+        torch.set_num_threads(threads)
+    return Run.load(folder)

@@ -1,0 +1,113 @@
+"""Averages that server halves take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import PayloadError
+
+__all__ = ["mean_of_sums", "mean_pairwise_distance", "weighted_mean"]
+
+PIECE = 1 << 15
+"""Numbers of each state that are compared at a time: 128 KiB."""
+
+
+def weighted_mean(
+    states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
+) -> dict[str, Tensor]:
+    """Average model states, ``Σ_i (n_i/n) θ_i``, McMahan et al. 2017, Algorithm 1.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        One state per client, with equal names and shapes.
+    weights : sequence of float
+        n_i, not negative, not all zero.
+
+    Returns
+    -------
+    dict of str to Tensor, float32
+
+    Raises
+    ------
+    ValueError
+        If no weight is positive.
+    """
+    total = float(sum(weights))
+    if not total > 0:
+        raise ValueError(f"At least one weight must be positive, got {list(weights)}.")
+    mean = {name: torch.zeros_like(tensor) for name, tensor in states[0].items()}
+    for state, weight in zip(states, weights, strict=True):
+        for name, tensor in state.items():
+            mean[name].add_(tensor, alpha=weight / total)
+    return mean
+
+
+def mean_of_sums(
+    sums: Mapping[str, Tensor], expected: float, names: Iterable[str]
+) -> dict[str, Tensor]:
+    """Divide the sums of secure aggregation, ``Σ_i n_i θ_i / Σ_i n_i``.
+
+    Parameters
+    ----------
+    sums : mapping of str to Tensor, float64
+        Σ n_i as ``weight``, Σ n_i θ_i as ``weights/<name>``.
+    expected : float
+        Σ n_i by the clients' own descriptions.
+    names : iterable of str
+        Names of the weights.
+
+    Returns
+    -------
+    dict of str to Tensor, float32
+
+    Raises
+    ------
+    PayloadError
+        If Σ n_i is not ``expected``: a client weighed itself otherwise.
+    """
+    total = float(sums["weight"])
+    if total != expected or not total > 0:
+        raise PayloadError(
+            f"The weights of the clients sum up to {total:g}, but by their descriptions to "
+            f"{expected:g}."
+        )
+    return {name: (sums[f"weights/{name}"] / total).float() for name in names}
+
+
+def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
+    """Return the mean Euclidean distance of two clients' parameters, FedPANO Fig. 4.
+
+    ``2/(n(n−1)) Σ_{i<j} ‖θ_i − θ_j‖``.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        At least two, one per client, with equal names and shapes.
+
+    Returns
+    -------
+    float
+
+    Notes
+    -----
+    1. Distances come of products of the differences to the mean, n² numbers a tensor:
+       the differences of all pairs would not fit in memory.
+    2. Long tensors are taken in pieces that fit into a processor's cache: nine times as
+       fast for five matrices of 128 x 6,805.
+    """
+    size = len(states)
+    product = torch.zeros(size, size, dtype=torch.float64)
+    for name in states[0]:
+        pieces = (torch.split(state[name].flatten(), PIECE) for state in states)
+        for piece in zip(*pieces, strict=True):
+            rows = torch.stack(piece)
+            rows -= rows.mean(dim=0)
+            product += (rows @ rows.T).double()
+    square = product.diagonal()
+    first, second = torch.triu_indices(size, size, offset=1)
+    squares = square[first] + square[second] - 2 * product[first, second]
+    return float(squares.clamp(min=0).sqrt().mean())

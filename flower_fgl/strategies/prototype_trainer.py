@@ -1,0 +1,103 @@
+"""Training of prototypes on the server, which FedPG and FedTGP share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.prototypes.universal import PrototypeGenerator
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.runs.checkpoints import Snapshot
+
+__all__ = ["PrototypeTrainer"]
+
+
+class PrototypeTrainer:
+    """A generator of prototypes with its optimizer, which outlive the round.
+
+    Parameters
+    ----------
+    table : (int, int, int)
+        Classes C, hops H, width p.
+    seed : int
+        The run's seed.
+    is_normalised : bool
+        Whether prototypes have unit length.
+    lr, weight_decay : float
+        Of Adam.
+    """
+
+    def __init__(
+        self,
+        table: tuple[int, int, int],
+        *,
+        seed: int,
+        is_normalised: bool,
+        lr: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        with seeded(derive_seed(seed, 0, SERVER, "prototypes")):
+            self.generator = PrototypeGenerator(*table, is_normalised=is_normalised)
+        self.optimizer = torch.optim.Adam(
+            self.generator.parameters(), lr=lr, weight_decay=weight_decay
+        )
+        self.losses: list[float] = []
+
+    def train(self, epochs: int, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """Minimise a loss of the generated prototypes, one step an epoch.
+
+        Parameters
+        ----------
+        epochs : int
+            Steps.
+        loss : callable
+            Takes the prototypes (C, H, p); its values are kept in ``losses``.
+
+        Returns
+        -------
+        Tensor of shape (C, H, p), float32
+            Prototypes after the last step, without gradient.
+        """
+        self.losses = []
+        for _ in range(epochs):
+            self.optimizer.zero_grad()
+            value = loss(self.generator())
+            value.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.losses.append(float(value.detach()))
+        with torch.no_grad():
+            out: Tensor = self.generator()
+        return out
+
+    def state(self) -> Snapshot:
+        """Return the weights and Adam's moments.
+
+        Returns
+        -------
+        Snapshot
+            Tensors ``weights/<name>`` and ``adam/<moment>/<name>``.
+        """
+        tensors = {
+            f"weights/{name}": tensor
+            for name, tensor in self.generator.state_dict().items()
+        }
+        for name, parameter in self.generator.named_parameters():
+            for moment, tensor in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"adam/{moment}/{name}"] = tensor
+        return Snapshot(tensors)
+
+    def load_state(self, state: Snapshot) -> None:
+        """Take back what :meth:`state` returned.
+
+        Raises
+        ------
+        RuntimeError, KeyError
+            If a name or a shape is not the generator's.
+        """
+        self.generator.load_state_dict(state.part("weights").tensors)
+        parameters = dict(self.generator.named_parameters())
+        for path, tensor in state.part("adam").tensors.items():
+            moment, _, name = path.partition("/")
+            self.optimizer.state[parameters[name]][moment] = tensor.clone()

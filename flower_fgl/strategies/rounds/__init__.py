@@ -1,0 +1,1 @@
+"""The machinery of a round that all strategies share."""

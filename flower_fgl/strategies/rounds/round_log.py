@@ -1,0 +1,273 @@
+"""What happened in one round: scores, seconds, bytes, failures."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flwr.app import Message, MetricRecord, RecordDict
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.protocols.base import METRICS, read_loss, read_scores, record_bytes
+from flower_fgl.strategies.rounds.send_receive import Exchange, Failure
+
+__all__ = ["RoundLog"]
+
+log = logging.getLogger(__name__)
+
+ModeScores = dict[str, dict[str, Any]]
+
+
+class RoundLog:
+    """Collect a round's numbers and turn them into the lines of the run folder.
+
+    Parameters
+    ----------
+    number : int
+        The round, from 1.
+    is_scored : bool
+        Whether models are evaluated in this round.
+    phase : str
+        ``"train"``, or the name of a method's extra exchange.
+    """
+
+    def __init__(
+        self, number: int, *, is_scored: bool = True, phase: str = "train"
+    ) -> None:
+        self.number = number
+        self.is_scored = is_scored
+        self.phase = phase
+        self.failures: list[Failure] = []
+        self.reason = ""
+        self.seconds: dict[str, float] = {}
+        self.numbers: dict[str, float] = {}  # what else a method says of the round
+        self._started = time.perf_counter()
+        self._clients: dict[int, dict[str, Any]] = {}
+        self._scores: dict[int, dict[str, dict[str, Scores]]] = {}
+        self._bytes: dict[str, Counter[str]] = {"up": Counter(), "down": Counter()}
+        self._client_bytes: dict[int, dict[str, int]] = defaultdict(
+            lambda: {"up": 0, "down": 0}
+        )
+        self._is_ok = True
+        self._need = 0
+        self._asked = 0
+
+    # ---------------------------------------------------------------- collecting
+    def add_download(self, messages: Mapping[int, Message]) -> None:
+        """Count the bytes sent."""
+        counted: dict[int, int] = {}
+        for pid, message in messages.items():
+            for name, record in message.content.items():
+                if id(record) not in counted:  # one record may go to all clients
+                    counted[id(record)] = record.count_bytes()
+                size = counted[id(record)]
+                self._bytes["down"][name] += size
+                self._client_bytes[pid]["down"] += size
+
+    def add_exchange(self, exchange: Exchange) -> None:
+        """Keep failures and seconds of a training exchange."""
+        self._asked = len(exchange.replies) + len(exchange.failures)
+        self.failures += exchange.failures
+        busiest = _busiest_worker(exchange.replies)
+        for name, seconds in (
+            ("send", exchange.seconds_send),
+            ("clients", busiest),
+            ("wait", max(0.0, exchange.seconds_wait - busiest)),
+        ):
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def forget_replies(self) -> None:
+        """Let only the replies of the exchange that follows count.
+
+        For a round of several exchanges of which the last one trains; bytes, seconds
+        and failures of the earlier ones are kept.
+        """
+        self._clients.clear()
+
+    def add_reply(self, pid: int, metrics: MetricRecord, num_examples: float) -> None:
+        """Keep loss and scores of one usable training reply.
+
+        Raises
+        ------
+        PayloadError
+            If its numbers cannot be; nothing of it is kept then.
+        """
+        loss = read_loss(metrics)
+        self.add_scores(pid, metrics)
+        self._clients[pid] = {
+            "loss": loss,
+            "num_examples": num_examples,
+            "seconds": _entries(metrics, "seconds"),
+        }
+        terms = _entries(metrics, "terms")
+        if terms:
+            self._clients[pid]["terms"] = terms
+
+    def add_evaluation(self, pid: int, reply: Message) -> None:
+        """Keep the scores of an evaluation reply, or why they cannot be used."""
+        self.count_up(pid, reply.content)
+        metrics = reply.content.metric_records.get(METRICS)
+        try:
+            if metrics is None:
+                raise PayloadError("the evaluation reply has no metrics")
+            self.add_scores(pid, metrics)
+        except PayloadError as error:
+            self.failures.append(Failure(pid, str(error)))
+
+    def add_scores(self, pid: int, metrics: MetricRecord) -> None:
+        """Keep the scores found in a reply's metrics."""
+        for mode, columns in read_scores(metrics).items():
+            mine = self._scores.setdefault(pid, {}).setdefault(mode, {})
+            for column, values in columns.items():
+                mine[column] = Scores(
+                    num_nodes=int(values["num_nodes"]),
+                    accuracy=values["accuracy"],
+                    macro_f1=values["macro_f1"],
+                    macro_recall=values["macro_recall"],
+                    auroc=values.get("auroc", math.nan),
+                )
+
+    def count_up(self, pid: int, content: RecordDict) -> None:
+        """Count the bytes of a reply, whether it can be used or not."""
+        for name, size in record_bytes(content).items():
+            self._bytes["up"][name] += size
+            self._client_bytes[pid]["up"] += size
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Turn a payload error, as of secure aggregation, into a round that failed."""
+        try:
+            yield
+        except PayloadError as error:
+            log.warning("Round %s: %s", self.number, error)
+            self.reason = str(error)
+
+    def has_scores(self, pid: int) -> bool:
+        """Say whether a client's own model was scored already."""
+        return "local" in self._scores.get(pid, {})
+
+    def close(self, *, is_ok: bool, min_replies: int) -> None:
+        """Stop the clock and say whether the round counts."""
+        self._is_ok = is_ok
+        self._need = min_replies
+        self.seconds["total"] = time.perf_counter() - self._started
+
+    # ------------------------------------------------------------------- results
+    @property
+    def loss(self) -> float:
+        """Training loss, weighted as the models are; NaN without a reply."""
+        pairs = [(c["loss"], c["num_examples"]) for c in self._clients.values()]
+        total = sum(weight for _, weight in pairs)
+        return sum(x * w for x, w in pairs) / total if total else math.nan
+
+    def pooled(self) -> dict[str, ModeScores]:
+        """Pool the scores over clients, ``{mode: {column: {metric: value}}}``."""
+        grouped: dict[str, dict[str, list[Scores]]] = {}
+        for pid in sorted(self._scores):
+            for mode, columns in self._scores[pid].items():
+                for column, scores in columns.items():
+                    grouped.setdefault(mode, {}).setdefault(column, []).append(scores)
+        return {
+            mode: {column: pool(scores) for column, scores in columns.items()}
+            for mode, columns in grouped.items()
+        }
+
+    def validation(self) -> tuple[int, float] | None:
+        """Nodes and accuracy of the pooled validation score, what rounds compete by.
+
+        Of the aggregated model where it was scored, else of the clients' own; ``None``
+        without validation nodes.
+        """
+        pooled = self.pooled()
+        columns = pooled.get("global") or pooled.get("local") or {}
+        column = columns.get("val", {})
+        if not column.get("num_nodes"):
+            return None
+        return int(column["num_nodes"]), float(column["accuracy"])
+
+    def lost(self) -> dict[str, set[int]]:
+        """Return who failed, in training or in scoring, by the reason."""
+        who: dict[str, set[int]] = {}
+        for failure in self.failures:
+            who.setdefault(failure.reason, set()).add(failure.partition_id)
+        return who
+
+    def why_failed(self) -> str:
+        """Describe the failures for an error message."""
+        text = "; ".join(
+            f"{reason} ({len(ids)} client{'s' * (len(ids) > 1)})"
+            for reason, ids in self.lost().items()
+        )
+        return (
+            f"Round {self.number}: {len(self._clients)} usable replies of {self._asked} "
+            f"clients asked, min-replies is {self._need}. {self.reason} {text}".rstrip()
+        )
+
+    def row(self) -> dict[str, Any]:
+        """Return the line of ``rounds.jsonl``."""
+        row: dict[str, Any] = {
+            "round": self.number,
+            "phase": self.phase,
+            "status": "ok" if self._is_ok else "failed",
+            "replies": len(self._clients),
+            "failures": [
+                {"partition_id": f.partition_id, "reason": f.reason}
+                for f in self.failures
+            ],
+            "loss": self.loss,
+            "seconds": dict(self.seconds),
+            "bytes": {way: dict(counts) for way, counts in self._bytes.items()},
+        }
+        if self.numbers:
+            row["numbers"] = dict(self.numbers)
+        if self.reason:
+            row["reason"] = self.reason
+        pooled = self.pooled()
+        if pooled:
+            row["metrics"] = pooled
+        return row
+
+    def client_rows(self) -> list[dict[str, Any]]:
+        """Return the lines of ``clients.jsonl``, by partition-id."""
+        rows = []
+        for pid in sorted(self._clients.keys() | self._scores.keys()):
+            row: dict[str, Any] = {"round": self.number, "partition_id": pid}
+            row |= self._clients.get(pid, {})
+            if pid in self._scores:
+                row["metrics"] = {
+                    mode: {column: s.as_dict() for column, s in columns.items()}
+                    for mode, columns in self._scores[pid].items()
+                }
+            row["bytes"] = dict(self._client_bytes[pid])
+            rows.append(row)
+        return rows
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _entries(metrics: MetricRecord, prefix: str) -> dict[str, float]:
+    """Return the entries ``<prefix>/<name>`` of a reply."""
+    return {
+        key.partition("/")[2]: _number(value)
+        for key, value in metrics.items()
+        if key.startswith(f"{prefix}/")
+    }
+
+
+def _busiest_worker(replies: Mapping[int, Message]) -> float:
+    """Add up the clients' arithmetic per worker process, return the largest sum."""
+    sums: dict[Any, float] = defaultdict(float)
+    for reply in replies.values():
+        metrics = reply.content.metric_records.get(METRICS)
+        if metrics is not None:
+            worker = metrics.get("worker", 0)
+            sums[worker] += sum(_entries(metrics, "seconds").values())
+    return max(sums.values(), default=0.0)

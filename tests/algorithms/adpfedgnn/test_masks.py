@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_fgl.algorithms.adpfedgnn.masks import (
+    global_mask,
+    local_mask,
+    masked_mean,
+    pack_bits,
+    per_tensor,
+    personalise,
+    unpack_bits,
+)
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.nn.vectorize import flatten, unflatten
+
+SHAPES = {"weight": (4, 5), "bias": (4,)}
+
+
+@pytest.mark.parametrize(
+    ("share", "ones"), [(0.0, 0), (0.3, 6), (0.5, 10), (0.99, 19), (1.0, 20)]
+)
+def test_a_mask_has_as_many_ones_as_its_share_allows(
+    share: float, ones: int, generator: torch.Generator
+) -> None:
+    gradient, direction = torch.randn(2, 4, 5, generator=generator)
+    for mask in (
+        local_mask(gradient, share=share),
+        global_mask(gradient, direction, share=share),
+        global_mask(gradient, direction, share=share, score="neg-abs-diff"),
+    ):
+        assert mask.shape == (4, 5)
+        assert int(mask.sum()) == ones
+
+
+def test_the_local_mask_marks_the_largest_gradients() -> None:
+    gradient = torch.tensor([0.1, -3.0, 0.0, 2.0, -0.2])
+    assert local_mask(gradient, share=0.4).tolist() == [False, True, False, True, False]
+    # 0 is no gradient: four of five are marked, not five
+    assert local_mask(gradient, share=1.0).tolist() == [True, True, False, True, True]
+
+
+def test_the_global_mask_marks_weights_that_descend_with_the_federation() -> None:
+    gradient = torch.tensor([-2.0, 2.0, -1.0, -1.0, 0.0])
+    direction = torch.tensor([1.0, 1.0, 1.0, -3.0, 9.0])
+    # −g·Δ: 2, −2, 1, −3, and the last has no gradient
+    assert global_mask(gradient, direction, share=0.4).tolist() == [
+        True, False, True, False, False,
+    ]  # fmt: skip
+
+
+def test_the_global_mask_is_filled_by_gradients_where_the_federation_stood_still() -> (
+    None
+):
+    gradient = torch.tensor([-0.1, 5.0, -7.0, 1.0, 0.0])
+    direction = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0])
+    assert global_mask(gradient, direction, share=0.6).tolist() == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+
+
+def test_the_distance_score_prefers_what_is_tiny_in_both() -> None:
+    gradient = torch.tensor([-3.0, -1e-3])
+    direction = torch.tensor([1.0, 1e-3])
+    assert global_mask(gradient, direction, share=0.5).tolist() == [True, False]
+    far = torch.tensor([0.1, 1e-3])
+    mask = global_mask(gradient, -far, share=0.5, score="neg-abs-diff")
+    assert mask.tolist() == [False, True]
+
+
+def test_masks_are_made_tensor_by_tensor(generator: torch.Generator) -> None:
+    flat = torch.randn(24, generator=generator)
+    flat[20:] *= 1e-6  # a threshold over all tensors would leave the bias out
+    mask = per_tensor(lambda g: local_mask(g, share=0.5), SHAPES, flat)
+    parts = unflatten(mask, SHAPES)
+    assert {name: int(part.sum()) for name, part in parts.items()} == {
+        "weight": 10,
+        "bias": 2,
+    }
+
+
+def test_flattening_comes_back(generator: torch.Generator) -> None:
+    flat = torch.randn(24, generator=generator)
+    assert torch.equal(flatten(unflatten(flat, SHAPES)), flat)
+
+
+def masked_mean_of(literal: bool) -> list[float]:
+    return masked_mean(
+        torch.tensor([7.0, 7.0]),
+        torch.tensor([[2.0, 1.0], [4.0, 1.0]]),
+        torch.tensor([[True, False], [False, False]]),
+        torch.tensor([100.0, 300.0], dtype=torch.float64),
+        is_literal=literal,
+    ).tolist()
+
+
+def test_each_weight_is_averaged_over_those_who_share_it() -> None:
+    # only the first client shares the first weight, nobody the second
+    assert masked_mean_of(literal=False) == [2.0, 7.0]
+    # printed: 100 · 2 / 400, and 0
+    assert masked_mean_of(literal=True) == [0.5, 0.0]
+
+
+def test_full_masks_give_the_weighted_mean(generator: torch.Generator) -> None:
+    values = torch.randn(3, 6, generator=generator)
+    weights = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+    mean = masked_mean(
+        torch.zeros(6), values, torch.ones(3, 6, dtype=torch.bool), weights
+    )
+    expected = (weights[:, None] * values).sum(0) / 8
+    torch.testing.assert_close(mean, expected.float())
+
+
+def test_local_masks_keep_the_own_weights_and_let_in_the_global_ones() -> None:
+    own, shared = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, -2.0, -3.0])
+    ones = torch.ones(3, dtype=torch.bool)
+    assert torch.equal(personalise(own, shared, ones), own)
+    assert torch.equal(personalise(own, shared, ~ones), shared)
+    mixed = personalise(own, shared, torch.tensor([True, False, True]))
+    assert mixed.tolist() == [1.0, -2.0, 3.0]
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_a_mask_travels_as_bits(entries: list[bool]) -> None:
+    mask = torch.tensor(entries)
+    bits = pack_bits(mask)
+    assert bits.dtype == torch.uint8
+    assert bits.numel() == -(-len(entries) // 8)
+    assert torch.equal(unpack_bits(bits, len(entries)), mask)
+
+
+def test_bits_of_another_length_are_refused() -> None:
+    bits = pack_bits(torch.ones(20, dtype=torch.bool))
+    with pytest.raises(PayloadError, match="over 30 weights takes 4 bytes, got 3"):
+        unpack_bits(bits, 30)
+    with pytest.raises(PayloadError, match="beyond the 18"):
+        unpack_bits(bits, 18)

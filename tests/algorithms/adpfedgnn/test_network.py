@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.algorithms.adpfedgnn.dqn import (
+    QNetwork,
+    feature_table,
+    keep_probabilities,
+)
+from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
+    Candidates,
+    NeighbourLists,
+    sample_block,
+)
+from flower_fgl.algorithms.adpfedgnn.network import (
+    TwoBranchNet,
+    build_backbone,
+    build_networks,
+)
+from flower_fgl.core.config import RunConfig
+from flower_fgl.methods import METHODS
+from flower_fgl.nn import GraphInput
+
+N, D, C, H = 20, 6, 3, 8
+
+
+def net_of(model: str = "graphsage", *, agent: QNetwork | None = None) -> TwoBranchNet:
+    config = RunConfig.parse({"method": "adpfedgnn", "hidden-channels": H}, METHODS)
+    backbone = build_backbone(config, model, num_features=D, num_classes=C)
+    return TwoBranchNet(backbone, agent, beta=0.5, fanout=50).eval()
+
+
+@pytest.fixture
+def graph(generator: torch.Generator) -> GraphInput:
+    upper = torch.rand(N, N, generator=generator).triu(1) > 0.7
+    upper[:, -1] = False  # the last node is alone
+    edges = (upper | upper.T).nonzero().T.contiguous()
+    return GraphInput(torch.randn(N, D, generator=generator), edges)
+
+
+def plain_sage(net: TwoBranchNet, x: Tensor, adjacency: list[Tensor]) -> Tensor:
+    """Two layers of mean(H) W_l + b + H W_r with ReLU, then the linear classifier."""
+    state, h = net.backbone.state_dict(), x
+    for number, a in enumerate(adjacency):
+        mean = a @ h / a.sum(1, keepdim=True).clamp(min=1)
+        left, right, bias = (
+            state[f"encoder.{number}.{name}"]
+            for name in ("lin_l.weight", "lin_r.weight", "lin_l.bias")
+        )
+        h = F.relu(mean @ left.T + bias + h @ right.T)
+    return h @ state["classifier.weight"].T + state["classifier.bias"]
+
+
+def adjacency_of(source: Tensor, target: Tensor, size: int) -> Tensor:
+    a = torch.zeros(size, size)
+    a[target, source] = 1
+    return a
+
+
+def agent_that(keeps: bool) -> QNetwork:
+    agent = QNetwork(D, 4)
+    with torch.no_grad():
+        agent.rest[-1].weight.zero_()
+        agent.rest[-1].bias.copy_(torch.tensor([0.0, 1.0 if keeps else -1.0]))
+    return agent
+
+
+def test_the_classifier_is_linear_after_all_layers() -> None:
+    state = net_of().backbone.state_dict()
+    assert state["encoder.0.lin_l.weight"].shape == (H, D)
+    assert state["encoder.1.lin_l.weight"].shape == (H, H)
+    assert state["classifier.weight"].shape == (C, H)
+
+
+def test_keeping_all_neighbours_is_plain_graphsage_on_the_block(
+    graph: GraphInput, generator: torch.Generator
+) -> None:
+    net = net_of()
+    lists = NeighbourLists.of(graph.edge_index, N)
+    batch = torch.tensor([4, 0, N - 1])
+    block = sample_block(lists, batch, limit=3, num_layers=2, generator=generator)
+    table = feature_table(graph, block.nodes)
+    graphs = [
+        table.with_edges(torch.stack([layer.neighbour, layer.target]))
+        for layer in block.layers
+    ]
+    h, z = net.run_branch(net.effective(0), graphs, 3)
+    assert h.shape == (3, H)
+    adjacency = [
+        adjacency_of(layer.neighbour, layer.target, len(block.nodes))
+        for layer in block.layers
+    ]
+    torch.testing.assert_close(z, plain_sage(net, table.x, adjacency)[:3])
+
+
+def test_an_agent_that_keeps_all_predicts_as_plain_graphsage(
+    graph: GraphInput,
+) -> None:
+    a = adjacency_of(*graph.edge_index, N)
+    for agent in (None, agent_that(keeps=True)):
+        net = net_of(agent=agent)
+        net.is_greedy = True
+        with torch.inference_mode():
+            found = net(graph)
+        torch.testing.assert_close(found, plain_sage(net, graph.x, [a, a]))
+        sparse = GraphInput(graph.x.to_sparse_csr(), graph.edge_index)
+        torch.testing.assert_close(net(sparse).detach(), found)
+
+
+@pytest.mark.parametrize("model", ["graphsage", "gat"])
+def test_an_agent_that_drops_all_leaves_a_network_of_each_node_alone(
+    model: str, graph: GraphInput
+) -> None:
+    net = net_of(model, agent=agent_that(keeps=False))
+    net.is_greedy = True
+    found = net(graph)
+    assert bool(found.isfinite().all())
+    nobody = torch.empty(2, 0, dtype=torch.int64)
+    for node in (0, N - 1):
+        alone = GraphInput(graph.x[node : node + 1], nobody)
+        torch.testing.assert_close(net(alone), found[node : node + 1])
+    if model == "graphsage":
+        zeros = torch.zeros(N, N)
+        torch.testing.assert_close(found, plain_sage(net, graph.x, [zeros, zeros]))
+
+
+@pytest.mark.parametrize("is_greedy", [False, True])
+def test_a_neighbour_counts_by_its_probability_or_by_the_better_action(
+    is_greedy: bool, graph: GraphInput
+) -> None:
+    agent = QNetwork(D, 4)
+    net = net_of(agent=agent)
+    net.is_greedy = is_greedy
+    source, target = graph.edge_index
+    pairs = Candidates(target, source)
+    with torch.no_grad():  # half of the candidates are rather kept than dropped
+        agent.rest[-1].bias[1] -= keep_probabilities(agent, graph, pairs).logit().mean()
+        agent.rest[-1].weight *= 20
+        agent.rest[-1].bias *= 20
+    chance = keep_probabilities(agent, graph, pairs)
+    weight = (chance >= 0.5).float() if is_greedy else chance
+    assert 0 < int((chance < 0.5).sum()) < chance.numel()
+    means = []
+    for row in weight:
+        a = torch.zeros(N, N)
+        a[target, source] = row
+        means.append(a / a.sum(1, keepdim=True).clamp(min=1e-9))
+    shared, local = (plain_sage(net, graph.x, [a, a]) for a in means)
+    torch.testing.assert_close(net(graph).detach(), (shared + local) / 2)
+
+
+def test_logits_are_fused_by_beta_and_masks_are_applied(graph: GraphInput) -> None:
+    net = net_of()
+    size = len(net.weights())
+    net.global_mask = torch.arange(size) % 2 == 0
+    net.local_mask = torch.arange(size) % 3 == 0
+    views = [graph.with_edges(graph.edge_index)] * 2
+    shared, local = (
+        net.run_branch(net.effective(b), views, N)[1].detach() for b in (0, 1)
+    )
+    assert not torch.equal(shared, local)
+    for beta in (0.0, 0.3, 1.0):
+        net.beta = beta
+        torch.testing.assert_close(
+            net(graph).detach(), beta * shared + (1 - beta) * local
+        )
+
+
+def test_masks_of_zeros_give_the_same_logits_for_every_class(
+    graph: GraphInput,
+) -> None:
+    net = net_of()
+    net.global_mask = net.local_mask = torch.zeros_like(net.local_mask)
+    assert net(graph).detach().abs().max() == 0
+
+
+def test_more_neighbours_than_the_fanout_are_drawn_the_same_every_time(
+    graph: GraphInput,
+) -> None:
+    net = net_of()
+    everyone = net(graph).detach()
+    net.fanout = 2
+    first, second = net(graph).detach(), net(graph).detach()
+    assert torch.equal(first, second)
+    assert not torch.equal(first, everyone)
+
+
+def test_weights_come_back_from_their_vector() -> None:
+    net = net_of("gat")
+    flat = torch.arange(len(net.weights()), dtype=torch.float32)
+    net.load_weights(flat)
+    assert torch.equal(net.weights(), flat)
+
+
+def test_networks_are_those_that_the_settings_use() -> None:
+    def names(**settings: object) -> set[str]:
+        values = {f"adpfedgnn.{key}": value for key, value in settings.items()}
+        config = RunConfig.parse({"method": "adpfedgnn", **values}, METHODS)
+        return set(build_networks(config, D, H))
+
+    assert names() == {"agent", "estimator"}
+    assert names(rl=False) == {"estimator"}
+    assert names(selection="all") == {"estimator"}
+    assert names(selection="random-drop") == {"agent", "estimator"}
+    assert names(mi=False) == names(decouple=False) == {"agent"}
+    assert names(decouple=False, rl=False) == set()
+
+
+def test_initial_weights_are_those_of_the_seed() -> None:
+    assert torch.equal(net_of().weights(), net_of().weights())

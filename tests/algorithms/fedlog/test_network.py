@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.fedlog.network import BranchNet, self_loops, start_nodes
+from flower_fgl.methods.fedlog import FedLogSettings
+from flower_fgl.nn import GraphInput, num_parameters
+from flower_fgl.protocols.fedlog import build_network
+
+D, C, S, E = 5, 3, 4, 6
+
+
+def make_network(model: str = "graphsage", **settings: Any) -> BranchNet:
+    hyper = FedLogSettings(encoder_channels=8, nodes_per_class=S, **settings)
+    torch.manual_seed(0)
+    network = build_network(
+        hyper,
+        model=model,
+        num_features=D,
+        num_classes=C,
+        width=E,
+        num_layers=2,
+        dropout=0.5,
+    )
+    nodes = start_nodes(C * S, D)
+    network.load_state_dict(
+        {**network.state_dict(), **{f"nodes.{n}": x for n, x in nodes.items()}}
+    )
+    for layer in network.modules():
+        if hasattr(layer, "scale"):  # messages that move nodes visibly
+            torch.nn.init.normal_(layer.scale.weight)
+    return network.eval()
+
+
+def make_graph() -> GraphInput:
+    """A star of eight leaves, and one node alone."""
+    x = torch.randn(10, D, generator=torch.Generator().manual_seed(2))
+    star = [(0, leaf) for leaf in range(1, 9)]
+    return GraphInput(x, torch.tensor(star + [(v, u) for u, v in star]).T)
+
+
+def slow_prediction(network: BranchNet, graph: GraphInput) -> Tensor:
+    """Eqs. (1)-(3), node by node."""
+    h = network.encoder(graph)
+    rows = []
+    for v in range(graph.num_nodes):
+        neighbours = graph.edge_index[0][graph.edge_index[1] == v]
+        around = h[neighbours].mean(0) if len(neighbours) else torch.zeros(E)
+        alpha = torch.sigmoid(torch.tensor(len(neighbours) - 4.0))
+        mixed = torch.zeros(C)
+        for name, weight in (("head", alpha), ("tail", 1 - alpha)):
+            prototypes = network.encoder(self_loops(network.nodes[name]))
+            branch = network.classifier[name]
+            moved = branch.norm(h[v])[None]
+            for layer in branch.layers:
+                moved = layer(moved, around[None], prototypes)
+            means = torch.stack([part.mean(0) for part in prototypes.split(S)])
+            mixed += weight * (-(moved - means).square().sum(1)).softmax(0)
+        rows.append(mixed)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("pairs", [1 << 14, 1])
+def test_prediction_equals_a_loop_over_nodes(
+    pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flower_fgl.algorithms.fedlog.network.PAIRS", pairs)
+    network, graph = make_network(), make_graph()
+    with torch.no_grad():
+        p = network(graph).exp()
+        torch.testing.assert_close(p, slow_prediction(network, graph))
+    torch.testing.assert_close(p.sum(1), torch.ones(10), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pairs", [1 << 14, 1])
+def test_some_nodes_are_predicted_as_among_all(
+    pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flower_fgl.algorithms.fedlog.network.PAIRS", pairs)
+    network, graph = make_network(), make_graph()
+    wanted = torch.zeros(10, dtype=torch.bool)
+    assert not network.predict(graph, wanted).any()
+    wanted[[0, 3, 9]] = True
+    with torch.inference_mode():
+        some, all_of_them = network.predict(graph, wanted), network(graph)
+    torch.testing.assert_close(some[wanted], all_of_them[wanted])
+    assert not some[~wanted].any()
+
+
+def test_a_learnable_node_is_its_own_neighbour() -> None:
+    network = make_network()
+    first, second = network.encoder.encoder[0], network.encoder.classifier
+    x = network.nodes["tail"]
+    h = (x @ (first.lin_l.weight + first.lin_r.weight).T + first.lin_l.bias).relu()
+    h = h @ (second.lin_l.weight + second.lin_r.weight).T + second.lin_l.bias
+    torch.testing.assert_close(network.prototypes()["tail"], h)
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "gin", "mlp", "appnp"])
+def test_any_backbone_can_be_the_encoder(model: str) -> None:
+    log_p = make_network(model)(make_graph())
+    torch.testing.assert_close(log_p.exp().sum(1), torch.ones(10))
+
+
+def test_relabelling_the_slots_of_a_class_changes_no_prediction() -> None:
+    network, graph = make_network(), make_graph()
+    with torch.no_grad():
+        before = network(graph)
+        for name in ("head", "tail"):
+            nodes = network.nodes[name].view(C, S, D)
+            network.nodes[name].copy_(nodes[:, [2, 0, 3, 1]].reshape(C * S, D))
+        torch.testing.assert_close(network(graph), before)
+
+
+def test_alpha_can_be_fixed() -> None:
+    network, graph = make_network(alpha_fixed=0.5), make_graph()
+    assert network.head_weights(graph).tolist() == [0.5] * 10
+    by_degree = make_network().head_weights(graph)
+    assert by_degree[0] > 0.98  # eight neighbours
+    assert by_degree[9] < 0.05
+
+
+def test_coras_network_has_the_size_of_the_specification() -> None:
+    network = build_network(
+        FedLogSettings(),
+        model="graphsage",
+        num_features=1433,
+        num_classes=7,
+        width=64,
+        num_layers=2,
+        dropout=0.5,
+    )
+    assert num_parameters(network.encoder) == 383_424
+    assert num_parameters(network.classifier) == 83_712
+    assert network.nodes["head"].numel() == 200_620
+    assert sum(t.numel() for t in network.shared_state().values()) == 467_136

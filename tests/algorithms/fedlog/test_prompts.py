@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.algorithms.fedlog.matching import HIDDEN, OUT, PromptTask, RandomNets
+from flower_fgl.algorithms.fedlog.prompts import (
+    apply_generators,
+    blend_generators,
+    make_generator,
+    prompt_pairs,
+    train_generator,
+)
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.pyg import SAGEConv
+
+D, C = 5, 3
+
+
+def random_task(*, is_sparse: bool = False) -> PromptTask:
+    """A path of five nodes and one node alone."""
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(6, D, generator=draw)
+    path = [(0, 1), (1, 2), (2, 3), (3, 4)]
+    edges = torch.tensor(path + [(v, u) for u, v in path]).T
+    graph = GraphInput(x.to_sparse_csr() if is_sparse else x, edges)
+    return PromptTask(graph, torch.tensor([0, 2, 5]), torch.tensor([0, 1, 2]), C)
+
+
+def one_network(nets: RandomNets, number: int) -> tuple[list[SAGEConv], Tensor, Tensor]:
+    """Take one of the networks out as PyG's layers and a linear classifier."""
+    rows = slice(number * HIDDEN, (number + 1) * HIDDEN)
+    first, second = SAGEConv(D, HIDDEN), SAGEConv(HIDDEN, OUT)
+    with torch.no_grad():
+        first.lin_r.weight.copy_(nets.own[rows])
+        first.lin_l.weight.copy_(nets.around[rows])
+        first.lin_l.bias.copy_(nets.bias[rows])
+        second.lin_r.weight.copy_(nets.own_2[number].T)
+        second.lin_l.weight.copy_(nets.around_2[number].T)
+        second.lin_l.bias.copy_(nets.bias_2[number])
+    return [first, second], nets.classifier[number], nets.classifier_bias[number]
+
+
+def slow_loss(
+    nets: RandomNets, number: int, graph: GraphInput, index: Tensor, labels: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    (first, second), weight, bias = one_network(nets, number)
+    h = second(first(graph.x, graph.edge_index).relu(), graph.edge_index)
+    loss = F.cross_entropy(h[index] @ weight + bias, labels)
+    weights = [first.lin_r.weight, first.lin_l.weight, first.lin_l.bias]
+    weights += [second.lin_r.weight, second.lin_l.weight, second.lin_l.bias]
+    return loss, list(torch.autograd.grad(loss, weights, create_graph=True))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_networks_at_once_equal_networks_one_by_one(is_sparse: bool) -> None:
+    torch.manual_seed(0)
+    task, dense = random_task(is_sparse=is_sparse), random_task()
+    nets = RandomNets.draw(3, D, C)
+    x, _, labels = task.features()
+    prompts = torch.randn(len(x), D, requires_grad=True)
+    pairs = prompt_pairs(x, prompts)
+    losses, total = torch.zeros(2), torch.zeros(())
+    for number in range(3):
+        true, target = slow_loss(nets, number, dense.graph, task.index, task.labels)
+        made, found = slow_loss(nets, number, pairs, torch.arange(len(x)), labels)
+        losses += torch.stack([true, made]).detach()
+        parts = zip(found, target, strict=True)
+        total = total + sum(F.mse_loss(a, b.detach()) for a, b in parts)
+    assert nets.true_loss(task).item() == pytest.approx(losses[0].item(), rel=1e-5)
+    plus, minus = nets.own + nets.around, nets.own - nets.around
+    pair_loss = nets.pair_loss(x, prompts, labels, plus, minus)
+    assert pair_loss.item() == pytest.approx(losses[1].item(), rel=1e-5)
+    mismatch = nets.mismatch(task, x, prompts, labels)
+    assert mismatch.item() == pytest.approx(total.item(), rel=1e-4)
+    slope, slow_slope = (
+        torch.autograd.grad(loss, prompts)[0] for loss in (mismatch, total)
+    )
+    assert slow_slope.norm() > 0
+    torch.testing.assert_close(slope, slow_slope, rtol=1e-3, atol=1e-7)
+
+
+def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
+    torch.manual_seed(0)
+    x, neighbours = torch.randn(4, D), torch.randn(4, D)
+    index, labels = torch.arange(4), torch.tensor([0, 1, 2, 0])
+    task = PromptTask(prompt_pairs(x, neighbours), index, labels, C)
+    nets = RandomNets.draw(2, D, C)
+    assert nets.mismatch(task, x, neighbours, labels).item() < 1e-12
+    assert nets.mismatch(task, x, neighbours + 1, labels).item() > 1e-6
+
+
+def test_a_node_without_neighbours_is_not_imitated() -> None:
+    task = random_task()
+    x, around, labels = task.features()
+    raw = task.graph.x
+    assert labels.tolist() == [0, 1]
+    assert torch.equal(x, raw[[0, 2]])
+    torch.testing.assert_close(around, torch.stack([raw[1], (raw[1] + raw[3]) / 2]))
+
+
+def test_the_first_loss_is_equation_11_and_training_lowers_it() -> None:
+    torch.manual_seed(0)
+    task, generator = random_task(), make_generator(D)
+    with torch.no_grad():
+        for p in generator.parameters():
+            p.zero_()  # prompts are 0, whatever dropout does
+    _, around, _ = task.features()
+    start = around.square().sum(1).mean().item()
+    loss = train_generator(generator, task, epochs=1, networks=1, lr=1e-9)
+    assert loss == pytest.approx(start, abs=0.05)  # the gradients' part is small
+    generator = make_generator(D)
+    first = train_generator(generator, task, epochs=1, networks=2, lr=0.01)
+    last = train_generator(generator, task, epochs=60, networks=2, lr=0.01)
+    assert last < first / 2
+    assert not generator.training
+
+
+def test_networks_in_groups_give_the_same_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, out = random_task(), []
+    for budget in (1 << 24, 1):  # all at once; one by one
+        monkeypatch.setattr("flower_fgl.algorithms.fedlog.prompts.BUDGET", budget)
+        monkeypatch.setattr(RandomNets, "draw", _constant_nets)
+        torch.manual_seed(0)
+        generator = make_generator(D)
+        out.append(train_generator(generator, task, epochs=3, networks=4, lr=0.01))
+    assert out[0] == pytest.approx(out[1], rel=1e-5)
+
+
+def _constant_nets(
+    number: int, num_features: int, num_classes: int, device: torch.device
+) -> RandomNets:
+    draw = torch.Generator().manual_seed(7)
+    shapes = [(HIDDEN, num_features), (HIDDEN, num_features), (HIDDEN,)]
+    first = [torch.randn(s, generator=draw) / 3 for s in shapes]
+    deep = [(HIDDEN, OUT), (HIDDEN, OUT), (OUT,), (OUT, num_classes), (num_classes,)]
+    rest = [torch.randn(s, generator=draw) / 9 for s in deep]
+    parts = [t.repeat(number, *[1] * (t.dim() - 1)) for t in first]
+    parts += [t.expand(number, *t.shape).clone() for t in rest]
+    return RandomNets(number, *(t.requires_grad_() for t in parts))
+
+
+def test_without_a_node_that_has_neighbours_nothing_is_trained() -> None:
+    graph = GraphInput(torch.randn(3, D), torch.zeros((2, 0), dtype=torch.int64))
+    task = PromptTask(graph, torch.tensor([0, 1]), torch.tensor([0, 1]), C)
+    generator = make_generator(D)
+    before = generator[0].weight.clone()
+    assert train_generator(generator, task, epochs=2, networks=1, lr=0.1) == 0
+    assert torch.equal(generator[0].weight, before)
+
+
+def test_stacked_generators_work_class_by_class() -> None:
+    torch.manual_seed(0)
+    generators = [make_generator(D).eval() for _ in range(2)]
+    states = [g.state_dict() for g in generators]
+    # class 0 is client 0's alone, class 1 client 1's, class 2 half and half
+    weights = torch.tensor([[1.0, 0.0, 0.5], [0.0, 1.0, 0.5]])
+    stacked = blend_generators(states, weights)
+    half = make_generator(D).eval()
+    half.load_state_dict({n: (states[0][n] + states[1][n]) / 2 for n in states[0]})
+    x = torch.randn(3 * 4, D)
+    made = apply_generators(stacked, x)
+    with torch.no_grad():
+        for c, generator in enumerate([*generators, half]):
+            rows = slice(4 * c, 4 * c + 4)
+            torch.testing.assert_close(made[rows], generator(x[rows]))
+
+
+def test_a_pair_is_a_node_and_its_prompt() -> None:
+    x, prompts = torch.randn(2, D), torch.randn(2, D)
+    graph = prompt_pairs(x, prompts)
+    around = graph.operator("mean").matmul(graph.x)
+    torch.testing.assert_close(around, torch.cat([prompts, x]))

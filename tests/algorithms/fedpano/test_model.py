@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
+from flower_fgl.algorithms.fedpano.shared import SharedParts
+from flower_fgl.core.metrics import auroc, score
+from flower_fgl.methods.fedpano import FedPANOSettings
+from flower_fgl.nn import GraphInput, num_parameters
+from flower_fgl.nn.normalize import bound
+
+EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])  # node 3 is isolated
+SIZES = {"in_channels": 6, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}
+
+
+def graph() -> GraphInput:
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    return GraphInput(x, EDGES)
+
+
+def net(model: str = "graphsage", classes: tuple[int, ...] = (1, 3)) -> PersonalNet:
+    encoder = build_encoder(model, **SIZES)  # type: ignore[arg-type]
+    own = nn.Linear(8, len(classes))
+    return PersonalNet(encoder, own, torch.tensor(classes), 5, "l2")
+
+
+def test_representations_are_bounded_as_asked() -> None:
+    h = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    torch.testing.assert_close(bound(h, "l2"), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
+    torch.testing.assert_close(bound(h, "tanh"), h.tanh())
+    assert bound(h, "none") is h
+
+
+def test_a_row_of_zeros_has_a_moderate_gradient() -> None:
+    h = torch.zeros(1, 3, requires_grad=True)
+    bound(h, "l2").sum().backward()
+    assert h.grad is not None
+    assert h.grad.tolist() == [[1.0, 1.0, 1.0]]
+
+
+@pytest.mark.parametrize("model", ["graphsage", "gcn", "gat", "gin", "sgc", "appnp"])
+def test_only_own_classes_are_predicted(model: str) -> None:
+    logits = net(model).eval()(graph())
+    assert logits.shape == (4, 5)
+    assert bool(logits[:, [0, 2, 4]].isneginf().all())
+    assert bool(logits[:, [1, 3]].isfinite().all())
+    assert set(logits.argmax(dim=1).tolist()) <= {1, 3}
+    chances = logits.softmax(dim=1)
+    torch.testing.assert_close(chances.sum(dim=1), torch.ones(4))
+
+
+def test_scores_take_logits_without_some_classes() -> None:
+    logits = net().eval()(graph())
+    y, mask = torch.tensor([1, 3, 0, 1]), torch.ones(4, dtype=torch.bool)
+    found = score(logits, y, mask, 5)
+    assert found.num_nodes == 4
+    assert 0 <= found.accuracy <= 0.75  # class 0 cannot be met
+    assert 0 <= auroc(logits, y, mask, 5) <= 1
+
+
+def test_a_classifier_of_all_classes_may_be_masked() -> None:
+    encoder = build_encoder("graphsage", **SIZES)  # type: ignore[arg-type]
+    classifier = nn.Linear(8, 5)
+    every = PersonalNet(encoder, classifier, torch.arange(5), 5, "none").eval()(graph())
+    some = PersonalNet(encoder, classifier, torch.tensor([0, 4]), 5, "none").eval()
+    logits = some(graph())
+    torch.testing.assert_close(logits[:, [0, 4]], every[:, [0, 4]])
+    assert bool(logits[:, [1, 2, 3]].isneginf().all())
+
+
+@pytest.mark.parametrize("model", ["graphsage", "gcn", "gat"])
+def test_a_representation_is_linear_in_the_last_layer(model: str) -> None:
+    encoder = build_encoder(model, **SIZES).eval()  # type: ignore[arg-type]
+    h = encoder.represent(graph())
+    assert h.shape == (4, 8)
+    assert bool((h < 0).any())
+    torch.testing.assert_close(encoder.embed_nodes(graph()), h.relu())
+
+
+def test_the_shared_parts_have_the_stated_numbers_of_parameters() -> None:
+    d, h, c = 6, 8, 5
+    sizes = {**SIZES, "num_classes": c, "model": "graphsage"}
+    network = (2 * d * h + h) + (2 * h * h + h)
+    generic, generator = h * c + c, 3 * h * h + 2 * h
+    for settings, expected in [
+        ({}, network + generic + generator),
+        ({"use_client_classifier": False}, network + generic + generator),
+        ({"use_shared_classifier": False}, network + generator),
+        ({"use_generator": False}, network + generic),
+        ({"aggregate_generator": False}, network + generic),
+        ({"augment": "gaussian"}, network + generic),
+    ]:
+        parts = SharedParts(hyper=FedPANOSettings(**settings), **sizes)  # type: ignore[arg-type]
+        assert num_parameters(parts) == expected, settings

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.fedsageplus import MendedInput, impair
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.nn import MODELS, GraphInput, build_model
+from flower_fgl.nn.sparse import csr_matrix
+
+
+def sparse(x: Tensor) -> Tensor:
+    row, column = x.nonzero().unbind(1)
+    return csr_matrix(row, column, x[row, column], (x.shape[0], x.shape[1]))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_hiding_a_node_tells_who_lost_it(toy: NodeDataset, is_sparse: bool) -> None:
+    # node 2 is a neighbour of 0, 1 and 3; of the seven edges three go
+    x = sparse(toy.x) if is_sparse else toy.x
+    found = impair(GraphInput(x, toy.edge_index), torch.arange(6) == 2)
+    assert found.kept.tolist() == [0, 1, 3, 4, 5]
+    assert found.counts.tolist() == [1, 1, 1, 0, 0]
+    assert found.centres.tolist() == [0, 1, 2]
+    assert found.lost.to_dense().tolist() == [[1], [1], [1]]
+    assert torch.equal(found.hidden, toy.x[2:3])
+    edges = {(0, 1), (2, 3), (2, 4), (3, 4)}
+    both = edges | {(v, u) for u, v in edges}
+    assert set(map(tuple, found.inputs.edge_index.T.tolist())) == both
+    kept = found.inputs.x.to_dense() if is_sparse else found.inputs.x
+    assert torch.equal(kept, toy.x[found.kept])
+
+
+def test_a_node_may_lose_several_neighbours(toy: NodeDataset) -> None:
+    is_hidden = (torch.arange(6) == 4) | (torch.arange(6) == 5)
+    found = impair(GraphInput(toy.x, toy.edge_index), is_hidden)
+    assert found.counts.tolist() == [0, 0, 0, 2]
+    assert found.lost.to_dense().tolist() == [[1, 1]]
+    assert found.wanted(5).tolist() == [2]
+    assert found.wanted(1).tolist() == [1]
+
+
+def test_without_edges_nobody_loses_anything(toy: NodeDataset) -> None:
+    graph = GraphInput(sparse(toy.x), torch.zeros((2, 0), dtype=torch.int64))
+    found = impair(graph, torch.arange(6) < 2)
+    assert found.counts.tolist() == [0, 0, 0, 0]
+    assert found.centres.numel() == 0
+    assert found.hidden.shape == (0, 6)
+    assert found.wanted(5).numel() == 0
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_backbones_take_a_mended_graph_as_one_with_more_nodes(
+    toy: NodeDataset, name: str, is_sparse: bool
+) -> None:
+    torch.manual_seed(0)
+    model = build_model(
+        name,
+        in_channels=6,
+        hidden_channels=4,
+        num_classes=2,
+        num_layers=2,
+        dropout=0.0,
+    ).eval()
+    owner = torch.tensor([0, 0, 5])
+    generated = torch.randn(3, 6)
+    new = torch.tensor([[0, 0, 5, 6, 7, 8], [6, 7, 8, 0, 0, 5]])
+    edges = torch.cat([toy.edge_index, new], dim=1)
+    plain = model(GraphInput(torch.cat([toy.x, generated]), edges))
+    x = sparse(toy.x) if is_sparse else toy.x
+    mended = MendedInput(GraphInput(x, toy.edge_index), owner, generated)
+    torch.testing.assert_close(model(mended), plain)
+
+
+def test_a_gradient_reaches_the_generated_nodes(toy: NodeDataset) -> None:
+    model = build_model(
+        "graphsage",
+        in_channels=6,
+        hidden_channels=4,
+        num_classes=2,
+        num_layers=2,
+        dropout=0.0,
+    )
+    graph = GraphInput(sparse(toy.x), toy.edge_index)
+    mended = MendedInput(graph, torch.tensor([3]), torch.zeros(1, 0))
+    generated = torch.ones(1, 6, requires_grad=True)
+    model(mended.with_generated(generated))[3].sum().backward()
+    assert generated.grad is not None
+    assert generated.grad.abs().sum() > 0
+
+
+def test_nothing_generated_leaves_the_graph_as_it_is(toy: NodeDataset) -> None:
+    model = build_model(
+        "graphsage",
+        in_channels=6,
+        hidden_channels=4,
+        num_classes=2,
+        num_layers=2,
+        dropout=0.0,
+    ).eval()
+    graph = GraphInput(toy.x, toy.edge_index)
+    nobody = torch.zeros(0, dtype=torch.int64)
+    mended = MendedInput(graph, nobody, torch.zeros(0, 6))
+    torch.testing.assert_close(model(mended), model(graph))

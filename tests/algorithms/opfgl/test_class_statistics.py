@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.opfgl import statistics
+from flower_fgl.algorithms.opfgl.class_statistics import (
+    ClassStatistics,
+    additive_sums,
+    class_statistics,
+    merge_statistics,
+    propagated_features,
+    statistics_of_sums,
+)
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.nn.sparse import SparseOperator
+
+C, D = 4, 6
+
+
+def of_list(*values: float) -> ClassStatistics:
+    """Statistics of one class of one feature."""
+    x = torch.tensor(values)[:, None]
+    return class_statistics(x, torch.zeros(len(values), dtype=torch.int64), 1)
+
+
+def merged(parts: list[ClassStatistics], denominator: str = "n-1") -> ClassStatistics:
+    return merge_statistics(
+        [p.mean for p in parts],
+        [p.variance for p in parts],
+        [p.count for p in parts],
+        denominator=denominator,  # type: ignore[arg-type]
+        labelled_counts=[p.labelled_count for p in parts],
+    )
+
+
+def summed(parts: list[ClassStatistics], denominator: str = "n-1") -> ClassStatistics:
+    sums = [additive_sums(p) for p in parts]
+    total = [torch.stack(column).sum(dim=0) for column in zip(*sums, strict=True)]
+    return statistics_of_sums(*total, denominator=denominator)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def samples(generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    """Features and classes of five clients; client 4 has no class 2, class 3 is rare."""
+    made = []
+    for client in range(5):
+        classes = torch.randint(-1, 3, (60,), generator=generator)
+        if client == 4:
+            classes[classes == 2] = 1
+        x = torch.randn(60, D, generator=generator) * 3 + client
+        made.append((x, classes))
+    made[0][1][:2] = 3
+    return made
+
+
+@pytest.fixture
+def parts(samples: list[tuple[Tensor, Tensor]]) -> list[ClassStatistics]:
+    return [class_statistics(x, c, C) for x, c in samples]
+
+
+@pytest.mark.parametrize(
+    # N = 5, μ = (1+2+3+10+12)/5 = 5.6; SS = 21.16+12.96+6.76+19.36+40.96 = 101.2
+    ("denominator", "variance"),
+    [("n-1", 101.2 / 4), ("n-mc", 101.2 / 3)],  # 25.3 and 33.73
+)
+@pytest.mark.parametrize("pool", [merged, summed])
+def test_merging_two_clients_gives_the_hand_numbers(pool, denominator, variance):
+    out = pool([of_list(1, 2, 3), of_list(10, 12)], denominator)
+    assert int(out.count) == 5
+    assert float(out.mean) == pytest.approx(5.6)
+    assert float(out.variance) == pytest.approx(variance)
+
+
+@pytest.mark.parametrize("pool", [merged, summed])
+def test_the_merged_variance_is_that_of_the_pooled_sample(pool, samples, parts):
+    out = pool(parts)
+    x = torch.cat([x for x, _ in samples])
+    classes = torch.cat([c for _, c in samples])
+    for c in range(C):
+        pooled = x[classes == c]
+        assert int(out.count[c]) == len(pooled)
+        torch.testing.assert_close(out.mean[c], pooled.mean(dim=0))
+        torch.testing.assert_close(out.variance[c], pooled.var(dim=0))
+
+
+@pytest.mark.parametrize("denominator", ["n-1", "n-mc"])
+def test_sums_give_what_merging_gives_in_any_order(denominator, parts):
+    plain, secure = merged(parts, denominator), summed(parts[::-1], denominator)
+    torch.testing.assert_close(secure.mean, plain.mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(secure.variance, plain.variance, rtol=1e-6, atol=1e-6)
+    assert torch.equal(secure.count, plain.count)
+
+
+@pytest.mark.parametrize("pool", [merged, summed])
+@pytest.mark.parametrize("denominator", ["n-1", "n-mc"])
+def test_a_client_without_a_class_changes_nothing_for_it(pool, denominator, parts):
+    with_it, without = pool(parts, denominator), pool(parts[:4], denominator)
+    assert int(parts[4].count[2]) == 0
+    torch.testing.assert_close(with_it.mean[2], without.mean[2])
+    torch.testing.assert_close(with_it.variance[2], without.variance[2])
+    assert not torch.equal(with_it.mean[1], without.mean[1])
+
+
+def test_a_large_mean_does_not_cancel_a_small_variance(generator):
+    x = torch.randn(400, 3, generator=generator) * 0.1 + 1000
+    halves = [class_statistics(h, h.new_zeros(200).long(), 1) for h in x.split(200)]
+    # the means are rounded to 1000·2⁻²⁴ = 6e-5, which moves S2 − S1²/S0 consistently
+    want = x.double().var(dim=0).float()
+    torch.testing.assert_close(summed(halves).variance[0], want, rtol=1e-3, atol=0)
+
+
+def test_class_statistics_are_those_of_a_slow_loop(samples, monkeypatch):
+    monkeypatch.setattr(statistics, "ROWS", 7)
+    x, classes = samples[0]
+    out = class_statistics(x, classes, C)
+    for c in range(C):
+        rows = [x[i].tolist() for i in range(len(x)) if classes[i] == c]
+        for j in range(D):
+            mean = math.fsum(r[j] for r in rows) / len(rows)
+            square = math.fsum((r[j] - mean) ** 2 for r in rows)
+            assert float(out.mean[c, j]) == pytest.approx(mean, rel=1e-5, abs=1e-6)
+            variance = square / (len(rows) - 1)
+            assert float(out.variance[c, j]) == pytest.approx(variance, rel=1e-5)
+
+
+def test_a_class_with_one_node_is_not_told(generator):
+    x = torch.randn(4, 3, generator=generator)
+    out = class_statistics(x, torch.tensor([0, 0, 1, -1]), 3)
+    assert out.count.tolist() == out.labelled_count.tolist() == [2, 0, 0]
+    assert not out.mean[1:].any()
+    assert not out.variance[1:].any()
+
+
+def test_reliable_nodes_count_but_are_not_labelled(generator):
+    x = torch.randn(4, 3, generator=generator)
+    own = torch.tensor([True, False, True, False])
+    out = class_statistics(x, torch.tensor([0, 0, 0, -1]), 2, is_labelled=own)
+    assert out.count.tolist() == [3, 0]
+    assert out.labelled_count.tolist() == [2, 0]
+
+
+def test_a_min_count_below_two_is_refused():
+    with pytest.raises(ValueError, match="at least 2, got 1"):
+        class_statistics(torch.ones(1, 1), torch.zeros(1).long(), 1, min_count=1)
+
+
+def test_classes_that_do_not_fit_the_features_are_refused():
+    with pytest.raises(ValueError, match="each of the 3 nodes"):
+        class_statistics(torch.ones(3, 1), torch.zeros(2).long(), 1)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_propagated_features_stand_side_by_side(
+    toy: NodeDataset, generator: torch.Generator, is_sparse: bool
+) -> None:
+    a = torch.rand(6, 6, generator=generator)
+    row, column = a.nonzero().T
+    operator = SparseOperator.from_entries(row, column, a[row, column], (6, 6))
+    x = torch.rand(6, 3, generator=generator)
+    given = SparseOperator.from_entries(
+        *x.nonzero().T, x[tuple(x.nonzero().T)], (6, 3)
+    ).matrix
+    out = propagated_features(operator, given if is_sparse else x, 2)
+    torch.testing.assert_close(out, torch.cat([x, a @ x, a @ a @ x], dim=1))
+
+
+def test_no_hops_leave_the_features():
+    eye = SparseOperator.from_entries(
+        torch.arange(2), torch.arange(2), torch.ones(2), (2, 2)
+    )
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert torch.equal(propagated_features(eye, x, 0), x)
+
+
+@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
+@pytest.mark.parametrize("pool", [merged, summed])
+def test_an_impossible_variance_is_refused(pool, value, parts):
+    parts[1].variance[2, 3] = value
+    with pytest.raises(PayloadError, match=r"variances must be finite.*for class 2"):
+        pool(parts)
+
+
+def test_a_mean_that_is_not_a_number_is_refused(parts):
+    parts[0].mean[1, 0] = math.nan
+    with pytest.raises(PayloadError, match=r"means must be finite.*nan for class 1"):
+        merged(parts)
+
+
+def test_what_stands_for_a_missing_class_is_not_read(parts):
+    want = merged(parts)
+    parts[4].variance[2] = math.nan
+    torch.testing.assert_close(merged(parts).variance, want.variance)
+
+
+def test_a_negative_count_is_refused(parts):
+    parts[0].count[0] = -3
+    with pytest.raises(PayloadError, match="Counts must not be negative, got -3"):
+        merged(parts)
+
+
+def test_clients_of_different_width_are_refused(parts):
+    short = ClassStatistics(
+        parts[1].mean[:, :3], parts[1].variance[:, :3], parts[1].count, parts[1].count
+    )
+    with pytest.raises(PayloadError, match=r"means of one shape.*features"):
+        merged([parts[0], short])
+
+
+def test_sums_that_are_not_finite_or_negative_are_refused(parts):
+    s0, s1, s2, owners = additive_sums(parts[0])
+    with pytest.raises(PayloadError, match="finite"):
+        statistics_of_sums(s0, s1 * math.inf, s2, owners)
+    with pytest.raises(PayloadError, match="S2 must not be negative"):
+        statistics_of_sums(s0, s1, -s2, owners)
+    with pytest.raises(PayloadError, match="Sums must be S0"):
+        statistics_of_sums(s0, s1[:, :2], s2, owners)
+
+
+def test_an_unknown_denominator_is_refused(parts):
+    with pytest.raises(ValueError, match='"n-1" or "n-mc", got "n"'):
+        merged(parts, "n")
+
+
+def test_a_class_nobody_holds_is_zero_in_both_forms():
+    part = class_statistics(torch.rand(3, 2), torch.zeros(3).long(), 2)
+    for out in (merged([part, part]), summed([part, part])):
+        assert out.count.tolist() == [6, 0]
+        assert not out.mean[1].any()
+        assert not out.variance[1].any()

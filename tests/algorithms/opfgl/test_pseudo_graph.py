@@ -1,0 +1,311 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.opfgl.objective import (
+    alignment_loss,
+    link_weights,
+    propagated,
+    smoothness_loss,
+)
+from flower_fgl.algorithms.opfgl.pseudo_graph import (
+    GeneratorSettings,
+    LinkPredictor,
+    PseudoGraphGenerator,
+    generate,
+    pseudo_counts,
+)
+from flower_fgl.core.errors import PayloadError
+
+C, D = 3, 5
+COUNTS = torch.tensor([40, 10, 50])
+QUICK = GeneratorSettings(steps=60, lr_features=0.05, lr_links=0.01, hidden_channels=8)
+
+
+@pytest.fixture
+def target(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    mean = torch.randn(C, 2 * D, generator=generator)
+    return mean, torch.rand(C, 2 * D, generator=generator)
+
+
+def make(
+    target: tuple[Tensor, Tensor],
+    num_nodes: list[int],
+    settings: GeneratorSettings = QUICK,
+    counts: Tensor = COUNTS,
+) -> PseudoGraphGenerator:
+    return PseudoGraphGenerator(
+        *target, counts, torch.tensor(num_nodes), num_features=D, depth=1,
+        settings=settings, generator=torch.Generator().manual_seed(3),
+    )  # fmt: skip
+
+
+def all_finite(trainer: PseudoGraphGenerator) -> bool:
+    values = [trainer.features, *trainer.links.parameters()]
+    return all(bool(v.isfinite().all()) for v in values)
+
+
+def test_the_link_predictor_is_the_mlp_with_batch_norm_over_all_pairs(
+    generator: torch.Generator,
+) -> None:
+    links = LinkPredictor(D, 8)
+    with torch.no_grad():
+        for value in links.parameters():
+            value.normal_(generator=generator)
+    mlp = nn.Sequential(
+        nn.Linear(2 * D, 8), nn.BatchNorm1d(8), nn.ReLU(),
+        nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1),
+    )  # fmt: skip
+    state = {
+        "0.weight": links.first.weight, "1.weight": links.scale[0],
+        "1.bias": links.shift[0], "3.weight": links.second.weight,
+        "4.weight": links.scale[1], "4.bias": links.shift[1],
+        "6.weight": links.last.weight, "6.bias": links.last.bias,
+    }  # fmt: skip
+    mlp.load_state_dict(state, strict=False)
+    x = torch.randn(6, D, generator=generator, requires_grad=True)
+    both = torch.cat([x.repeat_interleave(6, dim=0), x.repeat(6, 1)], dim=1)
+    g = mlp(both).view(6, 6)
+    want = (g + g.T) / 2
+    got = links(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    pull = torch.randn(6, 6, generator=generator)
+    (mine,), (theirs,) = (torch.autograd.grad(z, x, pull) for z in (got, want))
+    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_the_adjacency_is_symmetric_thresholded_and_without_loops(
+    generator: torch.Generator,
+) -> None:
+    raw = torch.randn(12, 12, generator=generator) * 3
+    scores = (raw + raw.T).requires_grad_()
+    weight = link_weights(scores, threshold=0.2)
+    assert torch.equal(weight, weight.T)
+    assert not weight.diagonal().any()
+    kept = weight > 0
+    off = ~torch.eye(12, dtype=torch.bool)
+    assert torch.equal(kept, (torch.sigmoid(scores) >= 0.2) & off)
+    assert (weight[kept] <= 1).all()
+    (to_scores,) = torch.autograd.grad(weight.sum(), scores)
+    a = weight.detach()
+    torch.testing.assert_close(to_scores, a * (1 - a))  # zero where no edge is kept
+
+
+def test_a_hard_adjacency_is_zero_or_one_with_the_gradient_of_the_weight(
+    generator: torch.Generator,
+) -> None:
+    raw = torch.randn(8, 8, generator=generator) * 3
+    scores = (raw + raw.T).requires_grad_()
+    soft, hard = (link_weights(scores, threshold=0.3, is_hard=h) for h in (False, True))
+    torch.testing.assert_close(hard.detach(), (soft > 0).float())
+    to_soft, to_hard = (torch.autograd.grad(a.sum(), scores)[0] for a in (soft, hard))
+    assert torch.equal(to_soft, to_hard)
+    assert to_hard.any()
+
+
+def test_propagation_normalises_the_graph_with_its_loops(generator):
+    raw = torch.rand(4, 4, generator=generator).triu(1)
+    a = raw + raw.T
+    x = torch.randn(4, 3, generator=generator)
+    looped = a + torch.eye(4)
+    root = torch.diag(looped.sum(dim=1).rsqrt())
+    hop = root @ looped @ root
+    want = torch.cat([x, hop @ x, hop @ hop @ x], dim=1)
+    torch.testing.assert_close(propagated(x, a, 2), want)
+
+
+def test_the_alignment_loss_is_that_of_a_slow_loop(generator, target):
+    labels = torch.tensor([0, 0, 0, 1, 2, 2])
+    x = torch.randn(6, 2 * D, generator=generator)
+    mean, deviation = target
+    want = 0.0
+    for c in range(C):
+        own = x[labels == c]
+        term = F.mse_loss(own.mean(dim=0), mean[c])
+        if len(own) > 1:
+            term = term + F.mse_loss(own.std(dim=0), deviation[c])
+        want += float(COUNTS[c]) / 100 * float(term)
+    got = alignment_loss(x, labels, mean, deviation, COUNTS)
+    assert float(got) == pytest.approx(want, rel=1e-5)
+
+
+def test_equal_nodes_of_a_class_leave_the_alignment_gradient_finite(target):
+    x = torch.ones(4, 2 * D, requires_grad=True)
+    loss = alignment_loss(x, torch.tensor([0, 0, 1, 2]), *target, COUNTS)
+    (to_x,) = torch.autograd.grad(loss, x)
+    assert to_x.isfinite().all()
+    assert to_x.any()
+
+
+def test_smoothness_has_the_value_of_the_hand_example():
+    # x = (0, 0), (0, 2): κ = (1 + e^{−2})/2 for the one edge, whatever its weight
+    x = torch.tensor([[0.0, 0.0], [0.0, 2.0]])
+    a = torch.tensor([[0.0, 0.3], [0.3, 0.0]])
+    want = (1 + math.exp(-2)) / 2
+    assert float(smoothness_loss(x, a)) == pytest.approx(want)
+    assert float(smoothness_loss(x, a * 0)) == 0
+
+
+def test_node_counts_are_shares_rounded_up_and_leave_empty_classes_out():
+    counts = torch.tensor([0, 3, 400, 401, 2000])
+    assert pseudo_counts(counts).tolist() == [0, 1, 1, 1, 1]
+    # .0025·400 = 1 exactly, although not in binary
+    assert pseudo_counts(counts, share=0.0025).tolist() == [0, 1, 1, 2, 5]
+
+
+@pytest.mark.parametrize("number", [0, 9, 50, 109])
+def test_the_first_ten_of_fifty_steps_train_the_links_alone(target, number):
+    trainer = make(target, [2, 1, 3])
+    features = trainer.features.detach().clone()
+    before = [p.detach().clone() for p in trainer.links.parameters()]
+    trainer.step(number)
+    assert torch.equal(trainer.features, features)
+    for old, new in zip(before, trainer.links.parameters(), strict=True):
+        assert new.grad is not None
+        assert new.grad.any()
+        assert not torch.equal(old, new)
+
+
+@pytest.mark.parametrize("number", [10, 49, 60])
+def test_the_other_forty_steps_train_the_features_alone(target, number):
+    trainer = make(target, [2, 1, 3])
+    features = trainer.features.detach().clone()
+    before = [p.detach().clone() for p in trainer.links.parameters()]
+    trainer.step(number)
+    assert (trainer.features != features).all()
+    for old, new in zip(before, trainer.links.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_the_gradient_of_the_features_goes_through_the_adjacency(target):
+    trainer = make(target, [2, 2, 2])
+    trainer.step(10)
+    assert trainer.features.grad is not None
+    whole = trainer.features.grad.clone()
+    x = trainer.result().features.requires_grad_()
+    fixed = trainer.adjacency().detach()
+    loss = alignment_loss(
+        propagated(x, fixed, 1), trainer.labels, trainer.mean, trainer.deviation, COUNTS
+    )
+    (without,) = torch.autograd.grad(loss, x)
+    assert not torch.allclose(whole, 10 * without, rtol=0.01)
+
+
+def test_the_generated_graph_is_well_formed_and_fits_its_target(target):
+    calls: list[tuple[int, int, float]] = []
+    settings = GeneratorSettings(
+        steps=400, lr_features=0.05, lr_links=0.01, hidden_channels=8
+    )
+    graph, losses = generate(
+        *target, COUNTS, torch.tensor([4, 2, 5]), num_features=D, depth=1,
+        settings=settings, generator=torch.Generator().manual_seed(0),
+        progress=lambda *call: calls.append(call),
+    )  # fmt: skip
+    assert graph.labels.tolist() == [0] * 4 + [1] * 2 + [2] * 5
+    assert graph.features.shape == (11, D)
+    a = graph.adjacency
+    assert torch.equal(a, a.T)
+    assert not a.diagonal().any()
+    assert ((a == 0) | (a >= settings.threshold)).all()
+    assert (a <= 1).all()
+    assert not any(t.requires_grad for t in (graph.features, a, losses))
+    assert losses.shape == (400, 2)
+    assert losses[-1, 0] < 0.6 * losses[0, 0]
+    assert [done for done, *_ in calls] == [50, 100, 150, 200, 250, 300, 350, 400]
+    want = 10 * losses[-1, 0] + 0.1 * losses[-1, 1]
+    assert calls[-1][1:] == (400, pytest.approx(float(want), rel=1e-5))
+
+
+def test_one_node_per_class_gives_no_nan(target):
+    trainer = make(target, [1, 1, 1])
+    for number in range(60):
+        align, smooth = trainer.step(number)
+        assert math.isfinite(float(align))
+        assert math.isfinite(float(smooth))
+    assert all_finite(trainer)
+
+
+def test_a_class_nobody_holds_is_left_out(target):
+    target[1][1] = math.nan  # nothing of it may be read
+    trainer = make(target, [2, 2, 2], counts=torch.tensor([40, 0, 60]))
+    trainer.step(0)
+    trainer.step(10)
+    assert all_finite(trainer)
+    assert trainer.result().labels.tolist() == [0, 0, 2, 2]
+
+
+def test_a_pseudo_graph_of_one_node_is_that_node(target):
+    settings = GeneratorSettings(steps=400, lr_features=0.05, hidden_channels=8)
+    mean = target[0][:, :D].repeat(1, 2)  # without neighbours both hops are the node
+    counts = torch.tensor([0, 12, 0])
+    graph, losses = generate(
+        mean, target[1], counts, pseudo_counts(counts), num_features=D, depth=1,
+        settings=settings, generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert graph.adjacency.tolist() == [[0.0]]
+    assert graph.labels.tolist() == [1]
+    torch.testing.assert_close(graph.features[0], mean[1, :D], rtol=0, atol=0.01)
+    assert not losses[:, 1].any()
+
+
+def test_the_sign_of_the_smoothness_turns_its_gradient(target):
+    base = {"hidden_channels": 8, "alignment_weight": 0.0, "smoothness_weight": 1.0}
+    apart, together = (
+        make(target, [2, 2, 2], GeneratorSettings(smooth_sign=s, **base))
+        for s in (1, -1)
+    )
+    for trainer in (apart, together):
+        trainer.step(10)
+    assert apart.features.grad is not None
+    assert together.features.grad is not None
+    assert apart.features.grad.any()
+    torch.testing.assert_close(apart.features.grad, -together.features.grad)
+
+
+def test_the_same_generator_gives_the_same_graph(target):
+    torch.manual_seed(5)
+    first = make(target, [2, 1, 3])
+    state = torch.random.get_rng_state()
+    torch.manual_seed(6)
+    second = make(target, [2, 1, 3])
+    for trainer in (first, second):
+        for number in range(12):
+            trainer.step(number)
+    assert torch.equal(first.result().adjacency, second.result().adjacency)
+    assert torch.equal(first.result().features, second.result().features)
+    torch.manual_seed(5)
+    assert torch.equal(torch.random.get_rng_state(), state)  # nothing was drawn from it
+
+
+def test_no_steps_give_the_initial_graph(target):
+    graph, losses = generate(
+        *target, COUNTS, torch.tensor([1, 1, 1]), num_features=D, depth=1,
+        settings=GeneratorSettings(steps=0, hidden_channels=8),
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert losses.shape == (0, 2)
+    want = torch.randn(3, D, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(graph.features, want)
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan])
+def test_an_impossible_variance_is_refused(target, value):
+    target[1][0, 0] = value
+    with pytest.raises(PayloadError, match="variances must be finite"):
+        make(target, [1, 1, 1])
+
+
+def test_statistics_of_another_depth_are_refused(target):
+    narrow = (target[0][:, :D], target[1][:, :D])
+    with pytest.raises(PayloadError, match="10 wide, 2 hops of 5 features, got 5"):
+        make(narrow, [1, 1, 1])
+
+
+def test_a_federation_without_any_class_is_refused(target):
+    with pytest.raises(PayloadError, match="No client uploaded statistics"):
+        make(target, [0, 0, 0], counts=torch.zeros(C, dtype=torch.int64))

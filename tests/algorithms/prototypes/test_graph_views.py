@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.algorithms.prototypes import views
+from flower_fgl.algorithms.prototypes.graph_views import (
+    confidence_means,
+    confident_labels,
+    edge_loss,
+    edge_scores,
+    nearest_neighbours,
+    resample_edges,
+    union_pairs,
+    view_contrast,
+)
+
+
+def dense_loss(embedding: Tensor, pairs: Tensor) -> Tensor:
+    """The weighted cross-entropy as it is printed, on the dense matrix."""
+    number = len(embedding)
+    adjacency = torch.zeros(number, number)
+    adjacency[pairs[0], pairs[1]] = 1
+    adjacency[pairs[1], pairs[0]] = 1
+    pair = ~torch.eye(number, dtype=torch.bool)
+    total, edges = int(pair.sum()), float(adjacency.sum())
+    return (
+        total
+        / (2 * (total - edges))
+        * F.binary_cross_entropy_with_logits(
+            (embedding @ embedding.T)[pair],
+            adjacency[pair],
+            pos_weight=torch.tensor((total - edges) / edges),
+        )
+    )
+
+
+def test_training_nodes_keep_their_class_with_confidence_one() -> None:
+    logits = torch.log(torch.tensor([[0.2, 0.8], [0.9, 0.1], [0.6, 0.4]]))
+    classes, confidence = confident_labels(logits, torch.tensor([0]), torch.tensor([0]))
+    assert classes.tolist() == [0, 0, 0]
+    torch.testing.assert_close(confidence, torch.tensor([1.0, 0.9, 0.6]))
+
+
+def test_prototypes_by_hand() -> None:
+    h = torch.tensor([[1.0, 0.0], [3.0, 4.0], [5.0, 5.0]])
+    out = confidence_means(
+        h, torch.tensor([0, 0, 2]), torch.tensor([1.0, 0.25, 0.3]), 4
+    )
+    # (1·(1, 0) + 0.25·(3, 4)) / 1.25 = (1.4, 0.8); classes 1 and 3 have no node
+    expected = torch.tensor([[1.4, 0.8], [0, 0], [5, 5], [0, 0]])
+    torch.testing.assert_close(out, expected)
+
+
+def test_the_contrast_of_the_views_by_hand() -> None:
+    first = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    second = torch.tensor([[3.0, 0.0], [3.0, 4.0]])
+    # cosines 1, 0 | 0.6, 0.8: log(1 + e^−2) = 0.126928, log(1 + e^−0.4) = 0.513015
+    value = view_contrast(first, second, tau=0.5)
+    assert float(value) == pytest.approx((0.126928 + 0.513015) / 2, abs=1e-6)
+
+
+def test_one_class_has_nothing_to_contrast() -> None:
+    first = torch.randn(1, 3, requires_grad=True)
+    loss = view_contrast(first, torch.randn(1, 3), tau=0.5)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == 0
+
+
+def test_the_edge_loss_by_hand() -> None:
+    # scores 0-1: log 3, 0-2: 0, 1-2: 0; edge 0-1: −log(3/4); others: −log(1/2) each
+    h = torch.tensor(
+        [[math.sqrt(math.log(3)), 0.0], [math.sqrt(math.log(3)), 0.0], [0, 0]]
+    )
+    expected = 0.5 * (math.log(4 / 3) + math.log(2))
+    value = edge_loss(h, torch.tensor([[0], [1]]))
+    assert float(value) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 40, 1 << 22])
+def test_the_edge_loss_and_its_gradient_are_those_of_the_dense_matrix(
+    block: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setattr(views, "BLOCK", block)
+    pairs = union_pairs(11, torch.randint(0, 11, (2, 20), generator=generator))
+    ours = torch.randn(11, 3, generator=generator).requires_grad_()
+    dense = ours.detach().clone().requires_grad_()
+    one, other = edge_loss(ours, pairs), dense_loss(dense, pairs)
+    torch.testing.assert_close(one, other)
+    one.backward()  # type: ignore[no-untyped-call]
+    other.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(ours.grad, dense.grad)
+    assert ours.grad is not None
+    assert float(ours.grad.abs().sum()) > 0
+
+
+@pytest.mark.parametrize(
+    ("number", "pairs"), [(1, []), (3, []), (3, [(0, 1), (0, 2), (1, 2)])]
+)
+def test_no_edges_or_no_others_leave_the_edge_loss_finite(
+    number: int, pairs: list[tuple[int, int]]
+) -> None:
+    h = torch.ones(number, 2, requires_grad=True)
+    loss = edge_loss(h, torch.tensor(pairs, dtype=torch.int64).view(-1, 2).T)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert h.grad is not None
+    assert bool(h.grad.isfinite().all())
+    # softplus(2) = 2.126928, softplus(−2) = 0.126928
+    expected = 0 if number == 1 else 0.126928 if pairs else 2.126928
+    assert float(loss.detach()) == pytest.approx(expected / 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("block", [1, 50, 1 << 22])
+def test_nearest_neighbours_are_those_of_a_slow_loop(
+    block: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    monkeypatch.setattr(views, "BLOCK", block)
+    h = torch.randn(15, 4, generator=generator)
+    h[3] = 0  # no neighbour, and nobody's
+    found = {tuple(edge) for edge in nearest_neighbours(h, 3).T.tolist()}
+    expected = set()
+    for u in range(15):
+        cosine = {
+            v: float(F.cosine_similarity(h[u], h[v], dim=0))
+            for v in range(15)
+            if v != u
+        }
+        best = sorted(cosine, key=lambda v, c=cosine: -c[v])[:3]  # type: ignore[misc]
+        expected |= {(u, v) for v in best if cosine[v] > 0}
+    assert found == expected
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_more_neighbours_than_nodes_are_all_others(number: int) -> None:
+    edges = nearest_neighbours(torch.ones(number, 2), 3)
+    assert edges.shape[1] == number * (number - 1)
+
+
+def test_a_union_holds_each_pair_once() -> None:
+    graph = torch.tensor([[0, 1, 2, 2], [1, 0, 2, 3]])
+    more = torch.tensor([[3, 1, 4], [2, 0, 0]])
+    assert union_pairs(5, graph, more).T.tolist() == [[0, 1], [0, 4], [2, 3]]
+    nothing = torch.empty(2, 0, dtype=torch.int64)
+    assert union_pairs(5, nothing, nothing).shape == (2, 0)
+
+
+def test_edges_are_drawn_with_the_predicted_probability(
+    generator: torch.Generator,
+) -> None:
+    logits = torch.full((20000,), math.log(3.0))
+    drawn = resample_edges(logits, torch.rand(20000, generator=generator), tau=0.1)
+    # P(weight > 1/2) = σ(log 3) = 3/4, standard deviation 0.003
+    assert float((drawn > 0.5).float().mean()) == pytest.approx(0.75, abs=0.02)
+    # noise 1/2 has logit 0: σ(log 3 / 0.5) = 9/10
+    by_hand = resample_edges(logits[:1], torch.tensor([0.5]), tau=0.5)
+    assert by_hand.item() == pytest.approx(0.9, abs=1e-6)
+    edge = torch.tensor([0.0, 1.0])
+    assert bool(resample_edges(logits[:2], edge, tau=0.5).isfinite().all())
+
+
+def test_scores_of_edges_are_products(generator: torch.Generator) -> None:
+    h = torch.randn(5, 3, generator=generator)
+    pairs = torch.tensor([[0, 2], [1, 4]])
+    expected = torch.stack([h[0] @ h[1], h[2] @ h[4]])
+    torch.testing.assert_close(edge_scores(h, pairs), expected)

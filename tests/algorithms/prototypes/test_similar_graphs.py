@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from flower_fgl.algorithms.prototypes import similar
+from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
+from flower_fgl.algorithms.prototypes.hop_prototypes import HopAverage
+from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
+
+
+def listed(pairs: Pairs) -> list[tuple[int, int]]:
+    return list(zip(pairs.centre.tolist(), pairs.neighbour.tolist(), strict=True))
+
+
+def at_degrees(*degrees: float) -> Tensor:
+    """Vectors in the plane, of lengths that must not matter."""
+    turns = torch.tensor(degrees) * math.pi / 180
+    length = torch.arange(1.0, len(degrees) + 1)[:, None]
+    return length * torch.stack([turns.cos(), turns.sin()], dim=1)
+
+
+def slow(
+    embedding: Tensor, annotation: Tensor, hops: int, limit: int, **options: object
+) -> list[list[tuple[int, int]]]:
+    """The definition, graph by graph."""
+    out: list[list[tuple[int, int]]] = [
+        [(v, v) for v in range(len(annotation)) if annotation[v] >= 0]
+    ]
+    for h in range(1, hops + 1):
+        low = 0.9 * 0.8 ** (h - 1)
+        top = 0.9 * 0.8 ** (h - 2) if h > 1 and options["mode"] == "ring" else math.inf
+        pairs = []
+        for v in range(len(annotation)):
+            near = []
+            for u in range(len(annotation)):
+                cos = float(torch.cosine_similarity(embedding[v], embedding[u], dim=0))
+                kin = not options["same_class"] or annotation[u] == annotation[v]
+                if u != v and annotation[v] >= 0 and kin and low <= cos < top:
+                    near.append((-cos, u))
+            pairs += [(v, u) for _, u in sorted(near)[:limit]]
+        out.append(pairs)
+    return out
+
+
+def test_thresholds_decay_from_hop_to_hop() -> None:
+    # cosines with graph 0: cos 20° = 0.940, cos 30° = 0.866, cos 40° = 0.766;
+    # ρ_1 = 0.9, ρ_2 = 0.81, ρ_3 = 0.729
+    f = at_degrees(0, 20, 30, 40)
+    hops = similar_pairs(f, torch.zeros(4, dtype=torch.int64), hops=3, rho=0.9)
+    assert listed(hops[0]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    # 20° and 10° apart are hop 1, 30° hop 2, 40° hop 3
+    assert listed(hops[1]) == [
+        *[(0, 1), (1, 2), (1, 0), (1, 3)],
+        *[(2, 1), (2, 3), (3, 2), (3, 1)],
+    ]
+    assert listed(hops[2]) == [(0, 2), (2, 0)]
+    assert listed(hops[3]) == [(0, 3), (3, 0)]
+
+
+def test_within_takes_the_nearer_hops_in() -> None:
+    f = at_degrees(0, 20, 30, 40)
+    everybody = torch.zeros(4, dtype=torch.int64)
+    hops = similar_pairs(f, everybody, hops=3, rho=0.9, mode="within")
+    assert [u for v, u in listed(hops[2]) if v == 0] == [1, 2]
+    assert [u for v, u in listed(hops[3]) if v == 0] == [1, 2, 3]
+
+
+def test_a_hop_keeps_the_most_similar_and_of_equals_the_first() -> None:
+    f = torch.tensor([[1.0, 0.0], [1.0, 0.9], *[[1.0, 0.5]] * 3])
+    everybody = torch.zeros(5, dtype=torch.int64)
+    hops = similar_pairs(f, everybody, hops=1, rho=0.5, limit=2)
+    assert [u for v, u in listed(hops[1]) if v == 0] == [2, 3]
+
+
+def test_graphs_of_another_class_are_neighbours_only_on_demand() -> None:
+    f, annotation = at_degrees(0, 1, 2), torch.tensor([0, 1, -1])
+    own = similar_pairs(f, annotation, hops=1, rho=0.9)
+    assert listed(own[0]) == [(0, 0), (1, 1)]
+    assert listed(own[1]) == []
+    anybody = similar_pairs(f, annotation, hops=1, rho=0.9, same_class=False)
+    assert set(listed(anybody[1])) == {(0, 1), (0, 2), (1, 0), (1, 2)}
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    limit=st.sampled_from([1, 3, 32]),
+    same_class=st.booleans(),
+    mode=st.sampled_from(["ring", "within"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_it_is_what_a_slow_loop_finds(
+    seed: int, limit: int, same_class: bool, mode: str
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    f = torch.rand(11, 3, generator=draw)
+    annotation = torch.randint(-1, 2, (11,), generator=draw)
+    options = {"same_class": same_class, "mode": mode}
+    found = similar_pairs(
+        f, annotation, hops=3, rho=0.9, decay=0.8, limit=limit, **options
+    )
+    want = slow(f, annotation, 3, limit, **options)
+    assert [listed(pairs) for pairs in found] == want
+
+
+def test_blocks_of_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(0)
+    f = torch.rand(20, 4, generator=draw)
+    annotation = torch.randint(-1, 3, (20,), generator=draw)
+    whole = similar_pairs(f, annotation, hops=2, rho=0.95)
+    monkeypatch.setattr(similar, "BLOCK", 50)
+    parts = similar_pairs(f, annotation, hops=2, rho=0.95)
+    assert [listed(p) for p in whole] == [listed(p) for p in parts]
+    assert len(whole[1].centre) > 0
+
+
+def test_no_gradient_flows_and_nothing_is_changed() -> None:
+    f = at_degrees(0, 20, 30).requires_grad_()
+    before = f.detach().clone()
+    similar_pairs(f, torch.zeros(3, dtype=torch.int64), hops=2, rho=0.9)
+    assert torch.equal(f, before)
+    assert f.grad is None
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_graph_or_a_single_one_has_no_neighbours(count: int) -> None:
+    annotation = torch.zeros(count, dtype=torch.int64)
+    hops = similar_pairs(torch.ones(count, 3), annotation, hops=2, rho=0.9)
+    assert [len(pairs.centre) for pairs in hops] == [count, 0, 0]
+
+
+def test_a_graph_whose_embedding_is_zero_has_no_neighbours() -> None:
+    f = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.1]])
+    hops = similar_pairs(f, torch.zeros(3, dtype=torch.int64), hops=4, rho=0.9)
+    assert all(0 not in (v, u) for pairs in hops[1:] for v, u in listed(pairs))
+
+
+def test_numbering_graphs_anew_leaves_prototypes_as_they_are() -> None:
+    draw = torch.Generator().manual_seed(4)
+    f = torch.rand(30, 6, generator=draw)
+    annotation = torch.randint(0, 2, (30,), generator=draw)
+    order = torch.randperm(30, generator=draw)
+    made = []
+    for g, classes in ((f, annotation), (f[order], annotation[order])):
+        pairs = similar_pairs(g, classes, hops=2, rho=0.95, limit=4)
+        made.append(HopAverage(pairs, classes, 2)(g))
+    torch.testing.assert_close(made[0], made[1])

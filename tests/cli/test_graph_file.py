@@ -1,0 +1,203 @@
+"""``flower-fgl check-graph`` and ``flower-fgl predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner, Result
+
+from flower_fgl.cli.check_graph import check_graph, told
+from flower_fgl.cli.main import app
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.runs.model_file import save_model
+
+from .owners import owner_graphs, run_owners
+from .test_model_files import CARD, a_model
+from .test_owners import saved
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    save_client_graph(tmp_path / "ash.npz", owner_graphs()[0])
+    return tmp_path / "ash.npz"
+
+
+def test_the_check_prints_exactly_what_the_server_gets(
+    graph: Path, tmp_path: Path
+) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs())
+    for share in (True, False):
+        run = run_owners(nodes, tmp_path / f"run-{share}", share_class_counts=share)
+        got = next(c for c in run.clients if c["name"] == "ash")
+        report = check_graph(graph, {})
+        assert report.problems == []
+        assert report.description is not None
+        said = told(report.description, with_counts=share)
+        for key, value in said.items():
+            # numbers and backbone are the server's, the key is no one's to read
+            if key not in ("partition-id", "num-partitions", "model", "public-key"):
+                assert got[key.replace("-", "_")] == value
+
+
+def test_a_good_file_is_said_to_be_good(graph: Path) -> None:
+    result = invoke("check-graph", graph)
+    assert result.exit_code == 0
+    assert "can be used" in result.output
+    assert "class-counts = []   (share-class-counts = false)" in result.output
+    assert "name = ash" in result.output
+
+
+def test_all_problems_of_an_npz_file_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "bad.npz"
+    np.savez(
+        path,
+        x=np.array([[1.0, np.nan], [1, 1]]),
+        y=np.array([0, 7]),
+        edges=np.array([[0, 5]]),
+        class_names=np.array(["a", "b"]),
+        train_mask=np.array([1, 0]),
+        node_ids=np.array([2, 1]),
+    )
+    report = check_graph(path, {})
+    words = ["NaN", "outside [-1, 2)", "edges name nodes", "train_mask must be bool"]
+    assert len(report.problems) == len(words)
+    for word in words:
+        assert sum(word in problem for problem in report.problems) == 1
+    assert report.description is None
+    result = invoke("check-graph", path)
+    assert result.exit_code == 1
+    assert "4 problems" in result.output
+
+
+def test_all_problems_of_a_csv_folder_are_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "nodes.csv").write_text(
+        "id,label,split,age,size\nn1,flu,train,old,1\nn2,pox,tset,3,inf\n"
+    )
+    (tmp_path / "edges.csv").write_text("source,target\nn1,n9\n")
+    (tmp_path / "classes.csv").write_text("name\nflu\n")
+    words = ['class "pox"', 'got "old"', "finite number", '"n9"', 'split "tset"']
+    problems = check_graph(tmp_path, {}).problems
+    assert len(problems) == len(words)
+    for word in words:
+        assert sum(word in problem for problem in problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"class_names": None}, "class_names is missing"),
+        ({"x": None}, "expected features"),
+        ({"y": None}, "y is missing"),
+        ({"edges": None}, "expected either edge_index"),
+        ({"node_ids": np.array([1, 1, 2])}, "node id 1"),
+        ({"val_mask": np.array([True, True])}, 'mask "val"'),
+        ({"train_mask": np.ones(3, bool), "val_mask": np.ones(3, bool)}, "both masks"),
+        ({"evaluation_1_x": np.ones((1, 2))}, "numbered 0"),
+        ({"odd": np.ones(1)}, 'unknown array "odd"'),
+        ({"train_mask": np.ones(3, bool)}, "holds no split"),
+    ],
+)
+def test_one_problem_is_named_once(
+    change: dict[str, np.ndarray | None], word: str, tmp_path: Path
+) -> None:
+    arrays: dict[str, np.ndarray | None] = {
+        "x": np.ones((3, 2)), "y": np.array([0, 1, -1]),
+        "edges": np.array([[0, 1]]), "class_names": np.array(["a", "b"]),
+    }  # fmt: skip
+    kept = {k: v for k, v in {**arrays, **change}.items() if v is not None}
+    np.savez(tmp_path / "g.npz", **kept)
+    (problem,) = check_graph(tmp_path / "g.npz", {}).problems
+    assert word in problem
+
+
+def test_what_is_worth_a_look_is_noted(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.full((3, 2), 5000.0), y=np.array([0, 1, -1]),
+        edges=np.array([[0, 1]]), class_names=np.array(["a", "b"]),
+        train_mask=np.array([True, False, False]),
+        val_mask=np.zeros(3, bool), test_mask=np.zeros(3, bool),
+    )  # fmt: skip
+    notes = " ".join(check_graph(tmp_path / "g.npz", {}).notes)
+    assert "no labelled validation nodes" in notes
+    assert "a (1), b (0)" in notes
+    assert "1 of 3 nodes have no neighbour" in notes
+    assert "5e+03" in notes
+
+
+@pytest.mark.parametrize("is_scored", [True, False])
+def test_an_owner_without_training_nodes_is_told_so(
+    is_scored: bool, tmp_path: Path
+) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.ones((3, 2)), y=np.array([0, 1, -1]),
+        edges=np.array([[0, 1]]), class_names=np.array(["a", "b"]),
+        train_mask=np.zeros(3, bool), val_mask=np.zeros(3, bool),
+        test_mask=np.array([is_scored, False, False]),
+    )  # fmt: skip
+    result = invoke("check-graph", tmp_path / "g.npz")
+    assert result.exit_code == 0
+    can = "cannot train, only be scored." if is_scored else "can neither train nor be"
+    assert f"no labelled training nodes: this owner {can}" in result.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({}, " With share-class-counts the server learns these numbers."),
+        ({"share-class-counts": False}, ""),
+        ({"min-class-count": 5}, ""),
+        (
+            {"min-class-count": 3},
+            " With share-class-counts the server learns those of at least "
+            "min-class-count = 3.",
+        ),
+    ],
+)
+def test_small_counts_are_said_to_be_told_only_where_they_are(
+    settings: dict[str, bool | int], sentence: str, tmp_path: Path
+) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.ones((6, 2)), y=np.array([0, 1, 1, 1, 0, 1]),
+        edges=np.array([[0, 1]]), class_names=np.array(["a", "b"]),
+        train_mask=np.array([True, True, True, True, False, False]),
+        val_mask=np.arange(6) == 4, test_mask=np.arange(6) == 5,
+    )  # fmt: skip
+    notes = check_graph(tmp_path / "g.npz", settings).notes
+    listed = "Classes with fewer than 5 training nodes: a (1), b (3)."
+    assert listed + sentence in notes
+
+
+def test_a_file_without_a_split_says_that_one_is_drawn(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.ones((40, 2)), y=np.arange(40) % 2,
+        edges=np.array([[0, 1]]), class_names=np.array(["a", "b"]),
+    )  # fmt: skip
+    report = check_graph(tmp_path / "g.npz", {})
+    assert "20/40/40" in " ".join(report.notes)
+    assert report.description is not None
+    assert report.description.num_train == 8
+
+
+def test_predict_writes_the_table_and_says_which_model_it_was(
+    graph: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    save_model(tmp_path / "m", a_model().state_dict(), CARD)
+    out = tmp_path / "p.csv"
+    result = invoke(
+        "predict", "--model", tmp_path / "m", "--graph", graph, "--output", out
+    )
+    assert result.exit_code == 0, result.output
+    assert "fedavg, gcn, round 4, of ash" in result.output
+    assert out.read_text().startswith("node,predicted,p:flu,p:cold,p:well\n")

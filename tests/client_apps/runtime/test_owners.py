@@ -1,0 +1,322 @@
+"""Owners who bring their own graphs: numbers, classes by name, and who does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+
+from flower_fgl import METHODS, simulate
+from flower_fgl.cli.partition import export_clients
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.runtime.data import file_stamps
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import DataError, RunError
+from flower_fgl.datasets.client_graph import ClientGraph
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.protocols.base import INFO
+from flower_fgl.protocols.describe import Description
+from flower_fgl.simulation.local import run_config_of
+from flower_fgl.simulation.local_grid import task_identity
+from flower_fgl.strategies.rounds.schema_agreement import (
+    agree_classes,
+    agree_width,
+    in_agreed_order,
+    number_owners,
+)
+
+from .conftest import SMALL
+from .owners import CLASSES, in_own_order, owner_graphs, run_owners
+from .test_methods import comparable, shortened
+
+NAMES = ("ash", "birch", "cedar")
+
+
+def saved(folder: Path, graphs: list[ClientGraph]) -> list[dict[str, Any]]:
+    """Write graph files and return the node configs of their owners."""
+    folder.mkdir()
+    nodes = []
+    for name, graph in zip(NAMES, graphs, strict=True):
+        save_client_graph(folder / f"{name}.npz", graph)
+        nodes.append({"graph": str(folder / f"{name}.npz")})
+    return nodes
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[dict[str, Any]]:
+    return saved(tmp_path / "graphs", owner_graphs())
+
+
+def without_names(run: Any) -> str:
+    return comparable(replace_clients(run))
+
+
+def replace_clients(run: Any) -> Any:
+    """Leave away what each owner calls its classes and itself."""
+    return replace(run, clients=[row for row in run.clients if row["round"] > 0])
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_owners_who_number_classes_differently_get_the_same_run(
+    method: str, tmp_path: Path
+) -> None:
+    graphs = owner_graphs()
+    own = [
+        graphs[0],
+        in_own_order(graphs[1], ("cold", "flu")),
+        in_own_order(graphs[2], ("well", "flu", "cold")),
+    ]
+    settings = shortened(method, {"method": method})
+    same = run_owners(saved(tmp_path / "same", graphs), tmp_path / "a", **settings)
+    mixed = run_owners(saved(tmp_path / "own", own), tmp_path / "b", **settings)
+    assert mixed.status == "completed"
+    assert mixed.summary["class_names"] == list(CLASSES)
+    assert without_names(mixed) == without_names(same)
+    counts = {c["name"]: c["class_counts"] for c in mixed.clients[:3]}
+    assert counts["birch"][2] == 0
+    assert counts == {c["name"]: c["class_counts"] for c in same.clients[:3]}
+
+
+def test_owners_give_the_numbers_of_the_partitions_they_rehearse(
+    tmp_path: Path,
+) -> None:
+    graphs = owner_graphs()
+    numbered = [
+        {**node, "partition-id": i, "num-partitions": 3}
+        for i, node in enumerate(saved(tmp_path / "graphs", graphs))
+    ]
+    told = run_owners(numbered, tmp_path / "a", clients=0)
+    unnumbered = [{"graph": node["graph"]} for node in reversed(numbered)]
+    settled = run_owners(unnumbered, tmp_path / "b")
+    assert comparable(settled) == comparable(told)
+
+
+@pytest.mark.parametrize("setting", ["closed-set", "open-set", "few-shot"])
+def test_owners_of_exported_graphs_give_the_numbers_of_the_partitions(
+    setting: str, small: dict[str, Any], tmp_path: Path
+) -> None:
+    synthetic = {"nodes": 400, "classes": 3, "features": 8, "block_skew": 0.3}
+    settings = {**small, "synthetic": synthetic, "setting": setting}
+    del settings["clients"]
+    cut = simulate("fedavg", clients=3, **settings)
+    data = {"synthetic.nodes": 400, "synthetic.classes": 3, "synthetic.features": 8}
+    values = {**data, "synthetic.block-skew": 0.3, "setting": setting, "clients": 3}
+    paths = export_clients(RunConfig.parse(values, METHODS), tmp_path / "graphs")
+    owned = run_owners(
+        [{"graph": str(path)} for path in paths],
+        tmp_path / "owned",
+        synthetic=synthetic,
+        setting=setting,
+    )
+    assert owned.best == cut.best
+
+
+def test_owners_may_sum_in_secret(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+    plain = run_owners(nodes, tmp_path / "plain")
+    secure = run_owners(nodes, tmp_path / "secure", secure_aggregation=True)
+    for one, other in zip(plain.rounds, secure.rounds, strict=True):
+        assert one["metrics"] == other["metrics"]
+        assert other["failures"] == []
+
+
+def test_numbers_of_owners_that_are_refused_stay_free(tmp_path: Path) -> None:
+    nodes = [
+        {**node, "partition-id": i, "num-partitions": 3}
+        for i, node in enumerate(saved(tmp_path / "graphs", owner_graphs()))
+    ]
+    Path(nodes[1]["graph"]).write_bytes(b"PK")
+    # its downloads have a place for every number
+    run = run_owners(nodes, tmp_path / "run", method="fggp")
+    assert [row["replies"] for row in run.rounds] == [2, 2]
+
+
+def test_an_owner_that_does_not_fit_is_refused_by_name(
+    nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = owner_graphs()
+    wide = torch.cat([graphs[1].graph.x, graphs[1].graph.x], dim=1)
+    graph = replace(graphs[1], graph=replace(graphs[1].graph, x=wide))
+    save_client_graph(Path(nodes[1]["graph"]), graph)
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(b"no archive")
+    all_nodes = [*nodes, {"graph": str(damaged), "name": "oak"}]
+    run = run_owners(all_nodes, tmp_path / "run")
+    assert run.status == "completed"
+    assert run.summary["dataset"] == "own graphs"
+    assert [c["name"] for c in run.clients if c["round"] == 0] == ["ash", "cedar"]
+    refused = {one["name"]: one["reason"] for one in run.summary["refused"]}
+    assert "16 features, the others' have 8" in refused["birch"]
+    assert "check-graph" in refused["oak"]
+    assert str(damaged) not in str(refused)
+    assert "damaged.npz is no .npz file" in caplog.text
+
+
+def test_a_node_that_fails_without_a_word_is_waited_for_then_left(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = DispatchingClientApp.__call__
+
+    def call(app: Any, message: Any, context: Any) -> Any:
+        if context.node_config.get("name") == "gone":
+            raise MemoryError
+        return original(app, message, context)
+
+    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    gone = {"graph": "gone.npz", "name": "gone"}
+    run = run_owners([*nodes, gone], tmp_path / "run", join_timeout=0.2)
+    assert run.status == "completed"
+    assert len(run.clients) == 3 * 3
+    assert "MemoryError" in run.summary["refused"][0]["reason"]
+
+
+def test_what_is_wrong_in_a_file_is_not_told_to_the_server(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "secret"
+    folder.mkdir()
+    (folder / "nodes.csv").write_text("id,label,age\nn1,flu,John Doe\n")
+    (folder / "edges.csv").write_text("source,target\n")
+    run = run_owners([*nodes, {"graph": str(folder)}], tmp_path / "run")
+    (refused,) = run.summary["refused"]
+    assert refused["name"] == "secret"
+    assert "John" not in refused["reason"]
+
+
+def test_too_few_owners_that_fit_end_the_run(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    for node in nodes[:2]:
+        Path(node["graph"]).write_bytes(b"")
+    with pytest.raises(RunError, match="1 owners can take part, but min-replies = 2"):
+        run_owners(nodes, tmp_path / "run", min_replies=2)
+    Path(nodes[2]["graph"]).write_bytes(b"")
+    with pytest.raises(RunError, match=r"No client can take part.*ash.*cedar"):
+        run_owners(nodes, tmp_path / "again")
+
+
+def test_owners_and_partitions_do_not_mix(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    partition = {"partition-id": 2, "num-partitions": 3}
+    with pytest.raises(RunError, match="2 nodes bring their own graphs and 1"):
+        run_owners([*nodes[:2], partition], tmp_path / "run")
+
+
+def test_the_number_of_owners_must_be_told(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match="set clients"):
+        run_owners(nodes, tmp_path / "run", clients=0)
+
+
+def test_owners_may_have_different_backbones(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    run = run_owners(nodes, tmp_path / "run", method="fedproto", model="gcn,gin,mlp")
+    assert [c["model"] for c in run.clients[:3]] == ["gcn", "gin", "mlp"]
+    assert run.status == "completed"
+
+
+def test_a_graph_that_is_replaced_is_read_again(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=1, seed=0, settings=SMALL
+    )
+    context = Context(1, 1, nodes[0], RecordDict(), values)
+    app = DispatchingClientApp(Workplace())
+
+    def described() -> tuple[Any, ...]:
+        with task_identity(1):
+            message = Message(RecordDict(), 1, "query.describe")
+        info = app(message, context).content.config_records[INFO]
+        return info["num-nodes"], info["num-edges"]
+
+    before = described()
+    assert described() == before
+    Path(nodes[1]["graph"]).replace(nodes[0]["graph"])
+    assert described() != before
+    assert file_stamps({}) == file_stamps({"graph": str(tmp_path / "none")}) == ()
+    (tmp_path / "a.csv").write_text("x")
+    (stamp, *_) = file_stamps({"graph": str(tmp_path)})
+    assert stamp[:2] == ("a.csv", 1)
+
+
+def test_the_split_of_a_file_without_one_ignores_who_else_takes_part(
+    tmp_path: Path,
+) -> None:
+    graphs = [replace(g, graph=replace(g.graph, masks={})) for g in owner_graphs()]
+    nodes = saved(tmp_path / "graphs", graphs)
+    first = run_owners(nodes, tmp_path / "a", method="local")
+    numbered = [{**n, "partition-id": 2 - i, "num-partitions": 3}
+                for i, n in enumerate(nodes)]  # fmt: skip
+    second = run_owners(numbered, tmp_path / "b", method="local")
+    sizes = [{c["name"]: (c["num_train"], c["num_val"], c["class_counts"])
+              for c in run.clients[:3]} for run in (first, second)]  # fmt: skip
+    assert sizes[0] == sizes[1]
+
+
+# ------------------------------------------------------------------ pure functions
+def description(name: str, **changes: Any) -> Description:
+    values: dict[str, Any] = {
+        "partition_id": -1, "num_partitions": 0, "num_nodes": 10, "num_edges": 9,
+        "num_train": 2, "num_val": 4, "num_test": 4, "num_features": 5,
+        "class_names": ("a", "b"), "class_counts": (3, 1), "model": "", "name": name,
+    }  # fmt: skip
+    return Description(**{**values, **changes})
+
+
+def test_numbers_follow_the_names_and_fill_what_is_free() -> None:
+    described = {
+        90: description("oak"),
+        7: description("ash"),
+        55: description("elm", partition_id=1, num_partitions=4),
+        8: description("ash"),
+    }
+    assert number_owners(described) == {55: 1, 7: 0, 8: 2, 90: 3}
+
+
+def test_the_width_of_most_owners_counts() -> None:
+    assert agree_width({"a": 5, "b": 7, "c": 5}) == 5
+    with pytest.raises(RunError, match="a: 5, b: 7"):
+        agree_width({"a": 5, "b": 7})
+
+
+@pytest.mark.parametrize(
+    ("lists", "agreed"),
+    [
+        ([("b", "a"), ("a", "b")], ("b", "a")),
+        ([("b",), ("c", "b", "a"), ("a", "b", "c")], ("c", "b", "a")),
+        ([("b", "c"), ("b", "a")], ("a", "b", "c")),
+        ([("10", "9"), ("2",)], ("2", "9", "10")),
+    ],
+)
+def test_classes_are_agreed_by_name(
+    lists: list[tuple[str, ...]], agreed: tuple[str, ...]
+) -> None:
+    assert agree_classes(lists) == agreed
+
+
+def test_counts_move_with_their_classes() -> None:
+    told = in_agreed_order(description("ash"), ("c", "b", "a"))
+    assert told.class_names == ("c", "b", "a")
+    assert told.class_counts == (0, 1, 3)
+    hidden = in_agreed_order(description("ash", class_counts=()), ("c", "b", "a"))
+    assert hidden.class_counts == ()
+
+
+def test_labels_are_renumbered_by_name() -> None:
+    graph = in_own_order(owner_graphs()[2], ("well", "flu", "cold"))
+    told = graph.renumbered(5, CLASSES)
+    names = ["?" if k < 0 else graph.class_names[k] for k in graph.graph.y.tolist()]
+    assert [CLASSES.index(n) if n != "?" else -1 for n in names] == (
+        told.graph.y.tolist()
+    )
+    assert told.partition_id == 5
+    with pytest.raises(DataError, match="not agreed on: well"):
+        graph.renumbered(5, ("flu", "cold"))

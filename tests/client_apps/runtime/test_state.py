@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from flower_fgl.client_apps.runtime.state import (
+    ClientState,
+    ContextStates,
+    FileStates,
+    MemoryStates,
+    StatePlace,
+)
+from flower_fgl.core.errors import RunError
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context(
+        run_id=7, node_id=1, node_config={}, state=RecordDict(), run_config={}
+    )
+
+
+@pytest.fixture(params=["memory", "file", "context"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StatePlace:
+    return {
+        "memory": MemoryStates(),
+        "file": FileStates(tmp_path / "states"),
+        "context": ContextStates(),
+    }[request.param]
+
+
+def test_a_state_comes_back_whole(place: StatePlace, context: Context) -> None:
+    assert place.load(context, 0) == ClientState()
+    sent = ClientState(
+        {"model/w": torch.randn(3, 2), "optimizer/step/w": torch.tensor(4.0)},
+        {"round": 3, "name": "gcn", "is_new": True, "lr": 0.1},
+    )
+    place.save(context, 0, sent)
+    back = place.load(context, 0)
+    assert back.values == sent.values
+    assert back.tensors.keys() == sent.tensors.keys()
+    for name, tensor in sent.tensors.items():
+        assert torch.equal(back.tensors[name], tensor)
+
+
+def test_changing_what_was_loaded_changes_nothing_until_it_is_saved(
+    place: StatePlace, context: Context
+) -> None:
+    place.save(context, 0, ClientState({"model/w": torch.zeros(2)}))
+    place.load(context, 0).group("model")["w"] += 1
+    assert torch.equal(place.load(context, 0).tensors["model/w"], torch.zeros(2))
+
+
+def test_groups_are_replaced_whole() -> None:
+    state = ClientState({"a/x": torch.zeros(1), "ab/x": torch.ones(1)})
+    state.set_group("a", {"y": torch.ones(2)})
+    assert set(state.tensors) == {"a/y", "ab/x"}
+    assert set(state.group("a")) == {"y"}
+
+
+def test_a_group_is_a_copy_in_order_of_names_wherever_it_is_kept(
+    place: StatePlace, context: Context
+) -> None:
+    layer = torch.nn.Linear(2, 2)
+    state = ClientState()
+    # two groups of one model's weights, which training goes on changing
+    for name in ("model", "last"):
+        state.set_group(name, {n: p.detach() for n, p in layer.named_parameters()})
+    before = layer.weight.detach().clone()
+    with torch.no_grad():
+        layer.weight += 1
+    place.save(context, 0, state)
+    for name in ("model", "last"):
+        back = place.load(context, 0).group(name)
+        assert list(back) == ["bias", "weight"]
+        assert torch.equal(back["weight"], before)
+
+
+@pytest.mark.parametrize("value", [0.5, np.ones(2), torch.eye(2).to_sparse()])
+def test_what_is_no_dense_tensor_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match="client state mine/x must be a dense tensor"):
+        ClientState().set_group("mine", {"x": value})
+
+
+@pytest.mark.parametrize("value", [[1, 2], torch.ones(1), np.float32(1), None])
+def test_values_that_not_every_place_keeps_are_refused_by_name(
+    place: StatePlace, context: Context, value: Any
+) -> None:
+    with pytest.raises(TypeError, match="client state value seen must be a bool"):
+        place.save(context, 0, ClientState({}, {"seen": value}))
+    assert place.load(context, 0) == ClientState()
+
+
+def test_states_in_files_are_kept_apart_by_run_and_client(
+    tmp_path: Path, context: Context
+) -> None:
+    place = FileStates(tmp_path)
+    place.save(context, 0, ClientState(values={"n": 0}))
+    place.save(context, 1, ClientState(values={"n": 1}))
+    other = Context(
+        run_id=8, node_id=1, node_config={}, state=RecordDict(), run_config={}
+    )
+    assert place.load(context, 1).values == {"n": 1}
+    assert place.load(other, 1) == ClientState()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_damaged_file_is_named(tmp_path: Path, context: Context) -> None:
+    place = FileStates(tmp_path)
+    place.save(context, 0, ClientState({"w": torch.zeros(9)}))
+    (path,) = tmp_path.glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(RunError, match=path.name):
+        place.load(context, 0)
+
+
+def test_a_folder_that_cannot_be_made_is_named(
+    tmp_path: Path, context: Context
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match="state-dir"):
+        FileStates(tmp_path / "file" / "states").save(context, 0, ClientState())
+
+
+def test_a_late_worker_does_not_overwrite_newer_state(
+    tmp_path: Path, context: Context
+) -> None:
+    place = FileStates(tmp_path)
+    place.save(context, 0, ClientState({"w": torch.ones(1)}, {"round": 3}))
+    place.save(context, 0, ClientState({"w": torch.zeros(1)}, {"round": 2}))
+    assert place.load(context, 0).values == {"round": 3}
+    place.save(context, 0, ClientState({"w": torch.zeros(1)}, {"round": 3}))
+    assert torch.equal(place.load(context, 0).tensors["w"], torch.zeros(1))
+
+
+def test_a_state_may_hold_what_no_payload_may(
+    place: StatePlace, context: Context
+) -> None:
+    sent = {"nan": torch.tensor([float("nan")]), "count": torch.tensor([1, 2])}
+    place.save(context, 0, ClientState(dict(sent)))
+    back = place.load(context, 0).tensors
+    assert torch.equal(back["count"], sent["count"])
+    assert back["nan"].isnan().all()
+
+
+def train(place: FileStates, context: Context, *rounds: int) -> None:
+    for number in rounds:
+        state = ClientState({"model/w": torch.full((2,), number)}, {"round": number})
+        place.save(context, 0, state)
+
+
+def next_run(run_id: int) -> Context:
+    return Context(
+        run_id=run_id, node_id=1, node_config={}, state=RecordDict(), run_config={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounds", "point", "expected"),
+    [
+        ((1, 2, 3, 4, 5), 4, 4),
+        ((1, 2, 3, 4, 5), 2, 2),  # the checkpoint before, if the newest is damaged
+        ((1, 2, 3, 4), 4, 4),  # killed before the client trained again
+        ((1, 7), 6, 1),  # it sat out for long
+        ((1, 7), 4, 1),
+        ((1, 2, 5, 6, 7), 4, 2),
+        ((5,), 4, 0),  # it had not trained by then
+        ((), 4, 0),
+    ],
+)
+def test_a_client_goes_back_to_the_state_it_had_at_a_checkpoint(
+    context: Context, tmp_path: Path, rounds: tuple[int, ...], point: int, expected: int
+) -> None:
+    place = FileStates(tmp_path, keep_every=2)
+    train(place, context, *rounds)
+    resumed = next_run(8)
+    place.go_back(resumed, 0, context.run_id, point)
+    state = place.load(resumed, 0)
+    assert state.values.get("round", 0) == expected
+    if expected:
+        assert torch.equal(state.tensors["model/w"], torch.full((2,), expected))
+    place.go_back(resumed, 0, context.run_id, point)  # asked twice
+    assert place.load(resumed, 0).values.get("round", 0) == expected
+
+
+def test_states_of_two_checkpoints_are_kept_and_no_more(
+    context: Context, tmp_path: Path
+) -> None:
+    place = FileStates(tmp_path, keep_every=2)
+    train(place, context, *range(1, 10))
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert names == [
+        "7-000000.at-000006.safetensors",
+        "7-000000.at-000008.safetensors",
+        "7-000000.safetensors",
+    ]
+
+
+def test_a_state_saved_twice_in_a_round_is_that_of_its_end(
+    context: Context, tmp_path: Path
+) -> None:
+    place = FileStates(tmp_path, keep_every=2)
+    train(place, context, 1, 2)
+    place.save(context, 0, ClientState({"model/w": torch.ones(1)}, {"round": 2}))
+    train(place, context, 3)
+    place.go_back(next_run(8), 0, context.run_id, 2)
+    assert torch.equal(place.load(next_run(8), 0).tensors["model/w"], torch.ones(1))
+
+
+def test_states_in_memory_go_through_files_bit_for_bit(
+    context: Context, tmp_path: Path
+) -> None:
+    place = MemoryStates()
+    sent = ClientState({"model/w": torch.randn(3)}, {"round": 2, "name": "gcn"})
+    place.save(context, 4, sent)
+    place.save(next_run(9), 0, ClientState(values={"of": "another run"}))
+    place.save_states(context.run_id, tmp_path / "kept")
+    place.save(context, 5, ClientState(values={"round": 3}))
+    place.load_states(context.run_id, tmp_path / "kept")
+    back = place.load(context, 4)
+    assert back.values == sent.values
+    assert torch.equal(back.tensors["model/w"], sent.tensors["model/w"])
+    assert place.load(context, 5) == ClientState()
+    assert place.load(next_run(9), 0).values == {"of": "another run"}

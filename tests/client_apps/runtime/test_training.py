@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.client_apps.fedprox import proximal_term
+from flower_fgl.client_apps.runtime.training import (
+    TrainingSet,
+    load_state,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    train_and_check,
+    train_epochs,
+)
+from flower_fgl.core.config import RunConfig
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.methods import METHODS
+from flower_fgl.nn import Backbone, GraphInput, build_model
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return RunConfig.parse({}, METHODS)
+
+
+@pytest.fixture
+def data(toy: NodeDataset) -> TrainingSet:
+    index = torch.tensor([0, 1, 4, 5])
+    return TrainingSet(GraphInput(toy.x, toy.edge_index), index, toy.y[index])
+
+
+def model_of(dropout: float = 0.0) -> Backbone:
+    torch.manual_seed(0)
+    return build_model(
+        "gcn",
+        in_channels=6,
+        hidden_channels=4,
+        num_classes=2,
+        num_layers=2,
+        dropout=dropout,
+    )
+
+
+def test_training_is_plain_cross_entropy_descent(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    ours, plain = model_of(), model_of()
+    train_epochs(ours, data, make_optimizer(ours, config), epochs=3)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.01, weight_decay=5e-4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(plain(data.inputs)[data.index], data.labels).backward()
+        optimizer.step()
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_loss_is_that_of_the_last_epoch(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    model = model_of()
+    assert model.training
+    first = F.cross_entropy(model(data.inputs)[data.index], data.labels).item()
+    loss = train_epochs(model, data, make_optimizer(model, config), epochs=1)
+    assert loss == pytest.approx(first)
+
+
+def test_another_loss_takes_the_place_of_the_cross_entropy(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    seen = []
+
+    def halved(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
+        seen.append((labels.tolist(), index.tolist()))
+        return 0.5 * F.cross_entropy(logits, labels)
+
+    plain = train_epochs(model_of(), data, make_optimizer(model_of(), config), epochs=1)
+    model = model_of()
+    optimizer = make_optimizer(model, config)
+    loss = train_epochs(model, data, optimizer, epochs=1, data_loss=halved)
+    assert loss == pytest.approx(plain / 2)
+    assert seen == [(data.labels.tolist(), data.index.tolist())]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_restored_moments_continue_as_if_nothing_had_happened(
+    data: TrainingSet, config: RunConfig, name: str
+) -> None:
+    config = dataclasses.replace(config, optimizer=name)
+    straight = model_of()
+    train_epochs(straight, data, make_optimizer(straight, config), epochs=6)
+    broken = model_of()
+    optimizer = make_optimizer(broken, config)
+    train_epochs(broken, data, optimizer, epochs=3)
+    kept = {k: v.clone() for k, v in optimizer_tensors(broken, optimizer).items()}
+    fresh = model_of()
+    load_state(fresh, broken.state_dict())
+    optimizer = make_optimizer(fresh, config)
+    restore_optimizer(fresh, optimizer, kept)
+    train_epochs(fresh, data, optimizer, epochs=3)
+    for a, b in zip(straight.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_moments_of_another_architecture_are_left_out(config: RunConfig) -> None:
+    model = model_of()
+    optimizer = make_optimizer(model, config)
+    name = next(name for name, p in model.named_parameters() if p.dim() == 2)
+    tensors = {f"exp_avg/{name}": torch.zeros(9, 9), "exp_avg/gone": torch.zeros(1)}
+    restore_optimizer(model, optimizer, tensors)
+    assert optimizer_tensors(model, optimizer) == {}
+
+
+def test_batches_cover_each_training_node_once_an_epoch(
+    data: TrainingSet, config: RunConfig, generator: torch.Generator
+) -> None:
+    seen: list[Tensor] = []
+    model = model_of()
+    original = F.cross_entropy
+
+    def spy(logits: Tensor, labels: Tensor) -> Tensor:
+        seen.append(labels)
+        return original(logits, labels)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "cross_entropy", spy)
+        train_epochs(
+            model,
+            data,
+            make_optimizer(model, config),
+            epochs=2,
+            batch_size=3,
+            generator=generator,
+        )
+    assert [len(labels) for labels in seen] == [3, 1, 3, 1]
+    assert sorted(torch.cat(seen[:2]).tolist()) == sorted(data.labels.tolist())
+
+
+def test_without_training_nodes_nothing_changes(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    none = TrainingSet(data.inputs, data.index[:0], data.labels[:0])
+    model = model_of()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    loss = train_epochs(model, none, make_optimizer(model, config), epochs=2)
+    assert loss != loss
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+def test_the_proximal_term_by_hand() -> None:
+    # (0.5 / 2) · ((3−1)² + (0−2)²) = 0.25 · 8 = 2
+    theta = [torch.tensor([3.0, 0.0], requires_grad=True)]
+    term = proximal_term(theta, [torch.tensor([1.0, 2.0])], mu=0.5)
+    assert term.item() == pytest.approx(2.0)
+    (gradient,) = torch.autograd.grad(term, theta)
+    torch.testing.assert_close(gradient, torch.tensor([1.0, -1.0]))  # μ(θ − w)
+
+
+def checked(
+    scores: list[float], *, epochs: int, patience: int = 0
+) -> tuple[float, list[int], float]:
+    """Train a counter two epochs at a time; check ``i`` scores ``scores[i]``."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    trained: list[int] = []
+    left = iter(scores)
+
+    def train(number: int) -> float:
+        trained.append(number)
+        with torch.no_grad():
+            model.weight.fill_(sum(trained))
+        return 1 / sum(trained)
+
+    loss = train_and_check(
+        model,
+        train,
+        lambda: next(left),
+        epochs=epochs,
+        check_every=2,
+        patience=patience,
+    )
+    return model.weight.item(), trained, loss
+
+
+def test_the_best_check_is_kept_the_earliest_of_equals() -> None:
+    weight, trained, loss = checked([0.5, 0.7, 0.7, 0.6], epochs=7)
+    assert weight == 4
+    assert trained == [2, 2, 2, 1]
+    assert loss == 1 / 7
+
+
+def test_training_ends_after_patience_checks_without_a_better_one() -> None:
+    weight, trained, _ = checked([0.5, 0.4, 0.6, 0.6, 0.5, 0.9], epochs=12, patience=2)
+    assert weight == 6
+    assert len(trained) == 5
+
+
+def test_without_a_check_above_zero_the_last_weights_are_kept() -> None:
+    assert checked([0.0, 0.0], epochs=4)[0] == 4
+
+
+def test_without_validation_nodes_training_goes_on_to_the_end() -> None:
+    weight, trained, _ = checked([math.nan] * 4, epochs=8, patience=1)
+    assert weight == 8
+    assert len(trained) == 4
+
+
+def test_no_epochs_train_nothing() -> None:
+    weight_changes = checked([], epochs=0)
+    assert weight_changes[1] == []
+    assert math.isnan(weight_changes[2])

@@ -1,0 +1,56 @@
+"""A SuperNode that is none, and a short folder for sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flower_fgl.client_apps.worker import asking
+from flower_fgl.client_apps.worker.socket_path import Master
+from tests.support.flower_deployment import wait_until, workers_of
+
+
+class Home:
+    """Where one test's workers are, and the process that they must not outlive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)"]
+        )
+        started = psutil.Process(self.process.pid).create_time()
+        self.master = Master(self.process.pid, started)
+
+    def workers(self) -> list[psutil.Process]:
+        """Return the living workers of this test."""
+        return workers_of(self.master.pid)
+
+    def end_master(self) -> None:
+        """End the SuperNode, as a power cut would."""
+        self.process.kill()
+        self.process.wait(timeout=20)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    folder = Path(tempfile.mkdtemp(prefix="fgl", dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    made = Home(folder)
+    monkeypatch.setattr(asking, "find_master", lambda: made.master)
+    try:
+        yield made
+    finally:
+        made.end_master()
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not made.workers(), 10)
+        for process in made.workers():
+            process.kill()
+        shutil.rmtree(folder)

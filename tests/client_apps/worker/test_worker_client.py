@@ -1,0 +1,283 @@
+"""A message's process, and the worker that it asks."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from flower_fgl import Run, simulate
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.worker import asking
+from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
+from flower_fgl.client_apps.worker.socket_path import worker_socket
+from flower_fgl.client_apps.worker.wire import TAKEN, pack_reply, receive_request
+from flower_fgl.core.errors import RunError
+from flower_fgl.protocols.base import INFO
+from flower_fgl.server_app import run_server
+from flower_fgl.simulation.local import run_config_of
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from tests.conftest import SMALL
+from tests.engines.test_run import numbers
+from tests.support.flower_deployment import wait_until
+
+from .conftest import Home
+
+
+def test_the_process_of_a_message_imports_no_torch() -> None:
+    code = (
+        "import flower_fgl.client_app, sys;"
+        "print(sorted({'torch', 'torch_geometric', 'pandas', 'ray'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+@pytest.mark.parametrize("idle", [-1, math.nan, "600", True])
+def test_a_worker_idle_that_is_no_time_is_an_error(idle: Any) -> None:
+    context = Context(1, 1, {"worker-idle": idle}, RecordDict(), {})
+    with task_identity(1):
+        message = Message(RecordDict(), 1, "train")
+    with pytest.raises(RunError, match=r"worker-idle must be a number of seconds.*got"):
+        DispatchingClientApp()(message, context)
+
+
+def test_without_worker_idle_there_is_no_worker(home: Home) -> None:
+    assert idle_seconds({}) == idle_seconds({"worker-idle": 0}) == 0
+    values = {"method": "no such method"}
+    for node in ({}, {"worker-idle": 0}):
+        context = Context(1, 1, node, RecordDict(), values)
+        with task_identity(1):
+            message = Message(RecordDict(), 1, "train")
+        with pytest.raises(ValueError, match="no such method"):
+            DispatchingClientApp()(message, context)
+    kept = DispatchingClientApp(Workplace())
+    context = Context(1, 1, {"worker-idle": 60}, RecordDict(), values)
+    with pytest.raises(ValueError, match="no such method"):
+        kept(message, context)
+    assert not list(home.folder.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_workers_give_the_numbers_of_one_process_though_they_are_killed(
+    home: Home, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {**SMALL, "evaluate": "both", "rounds": 3}
+    settings |= {"optimizer_state": "keep"}
+    expected = simulate("fedprox", clients=2, output_dir=str(tmp_path), **settings)
+    settings["run_dir"] = str(tmp_path / "resident")
+    values = run_config_of(
+        method="fedprox", dataset="synthetic", clients=2, seed=0, settings=settings
+    )
+    seen: list[set[int]] = []
+
+    def kill_one(line: Any) -> None:
+        seen.append({process.pid for process in home.workers()})
+        if len(seen) == 1:
+            os.kill(min(seen[0]), 9)
+            wait_until(lambda: len(home.workers()) == 1)
+
+    run_id = secrets.randbits(40) + 1
+    with task_identity(run_id):
+        grid = LocalGrid(DispatchingClientApp(), 2, values, run_id)
+        for number, context in enumerate(grid.contexts.values()):
+            context.node_config["worker-idle"] = 60
+            if number:
+                context.node_config["state-dir"] = str(tmp_path / "state")
+        run_server(grid, values, engine="local", on_round=kill_one)
+    assert numbers(Run.load(tmp_path / "resident")) == numbers(expected)
+    assert [len(pids) for pids in seen[:2]] == [2, 2]
+    assert len(seen[0] & seen[1]) == 1
+    assert seen[1] == seen[-1]
+
+
+def asked(
+    kind: str,
+    node: dict[str, Any],
+    values: dict[str, Any],
+    app: DispatchingClientApp | None = None,
+) -> Any:
+    """Return a reply's description, or the error."""
+    context = Context(1, 1, node, RecordDict(), values)
+    with task_identity(1):
+        message = Message(RecordDict(), 1, kind)
+    try:
+        reply = (app or DispatchingClientApp())(message, context)
+    except Exception as error:
+        return error
+    return dict(reply.content.config_records[INFO])
+
+
+def test_replies_and_errors_are_those_of_a_message_handled_here(home: Home) -> None:
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=2, seed=0, settings=SMALL
+    )
+    node = {"partition-id": 0, "num-partitions": 2}
+    by_worker = {**node, "worker-idle": 60}
+    assert asked("query.describe", node, values) == asked(
+        "query.describe", by_worker, values
+    )
+    (worker,) = home.workers()
+    for kind, run in (("train", values), ("query.describe", {"method": "fedagv"})):
+        here, there = (asked(kind, config, run) for config in (node, by_worker))
+        assert str(type(here)) == str(type(there))
+        assert str(here) == str(there)
+        assert not hasattr(here, "__notes__")
+        assert "Traceback" in there.__notes__[0]
+    assert home.workers() == [worker]
+
+    class Changing(DispatchingClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            reply = super().__call__(message, context)
+            reply.content[INFO] = ConfigRecord({"changed": os.getpid()})
+            return reply
+
+    changed = asked("query.describe", by_worker, values, Changing())
+    assert changed == {"changed": os.getpid()}
+    assert home.workers() == [worker]
+
+
+Behaviour = Callable[[Connection], object]
+
+
+@contextmanager
+def pretend_worker(address: Path, behave: Behaviour) -> Iterator[None]:
+    """Have a thread behave like a worker, or not quite."""
+
+    def work() -> None:
+        with listener.accept() as connection:
+            behave(connection)
+
+    with Listener(str(address), family="AF_UNIX") as listener:
+        thread = threading.Thread(target=work)
+        thread.start()
+        yield
+        thread.join(timeout=20)
+
+
+class Case:
+    """One message for a worker that fails."""
+
+    def __init__(self, home: Home, state: Path) -> None:
+        node = {"worker-idle": 60, "graph": "a.npz", "state-dir": str(state)}
+        self.context = Context(3, 1, node, RecordDict(), {})
+        with task_identity(3):
+            self.message = Message(RecordDict(), 1, "train")
+        self.address = worker_socket(node, home.master)
+        self.here = 0
+
+    def ask(self, behave: Behaviour) -> Message:
+        def instead(message: Message, context: Context) -> Message:
+            self.here += 1
+            return Message(RecordDict(), reply_to=message)
+
+        with pretend_worker(self.address, behave):
+            return ask_worker(self.message, self.context, idle=60.0, instead=instead)
+
+
+@pytest.fixture
+def case(home: Home, tmp_path: Path) -> Case:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "3-000000.safetensors").write_bytes(b"before")
+    (state / "4-000000.safetensors").write_bytes(b"another run")
+    return Case(home, state)
+
+
+def dies(connection: Connection) -> None:
+    connection.send_bytes(TAKEN)
+    receive_request(connection)
+
+
+def babbles(connection: Connection) -> None:
+    dies(connection)
+    connection.send_bytes(b"\x80\x04K\x01.")
+
+
+def is_none(connection: Connection) -> None:
+    connection.send_bytes(b"good day")
+    connection.poll(20)
+
+
+def keeps_silent(connection: Connection) -> None:
+    connection.poll(20)
+
+
+@pytest.mark.parametrize("behave", [dies, babbles, is_none, keeps_silent])
+def test_what_a_worker_fails_to_answer_is_handled_here_and_said(
+    case: Case,
+    behave: Behaviour,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "BUSY_SECONDS", 1.0)
+    with caplog.at_level(logging.WARNING, asking.__name__):
+        case.ask(behave)
+    assert case.here == 1
+    (line,) = caplog.messages
+    assert line.startswith("The message is handled without a worker: ")
+
+
+@pytest.mark.parametrize("changed", [3, 4])
+def test_a_message_whose_state_was_kept_is_not_handled_again(
+    case: Case, tmp_path: Path, changed: int
+) -> None:
+    path = tmp_path / "state" / f"{changed}-000000.safetensors"
+
+    def saves_and_dies(connection: Connection) -> None:
+        dies(connection)
+        scratch = path.with_suffix(".tmp")
+        scratch.write_bytes(b"after")
+        os.replace(scratch, path)
+
+    if changed == 4:  # of another run
+        case.ask(saves_and_dies)
+        assert case.here == 1
+        return
+    with pytest.raises(RunError, match="after it had kept the client's state"):
+        case.ask(saves_and_dies)
+    assert case.here == 0
+
+
+def test_the_state_that_a_worker_leaves_is_that_of_the_context(case: Case) -> None:
+    def answers(connection: Connection) -> None:
+        connection.send_bytes(TAKEN)
+        message, context = receive_request(connection)
+        context.state["more"] = message.content["x"]
+        for frame in pack_reply(Message(RecordDict(), reply_to=message), context):
+            connection.send_bytes(frame)
+
+    case.message.content["x"] = ConfigRecord({"a": 1})
+    case.ask(answers)
+    assert case.here == 0
+    assert case.context.state["more"] == ConfigRecord({"a": 1})
+
+
+def test_packages_that_are_installed_anew_leave_no_place_for_a_worker(
+    case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["flwr-clientapp", asking.INSTALLING])
+    reply = ask_worker(
+        case.message,
+        case.context,
+        idle=60.0,
+        instead=lambda message, _: Message(RecordDict(), reply_to=message),
+    )
+    assert reply.has_content()
+    assert "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in caplog.text

@@ -1,0 +1,166 @@
+"""What passes through the socket."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+
+import flower_fgl.client_apps.worker
+from flower_fgl.client_apps.worker.wire import (
+    UnreadableError,
+    pack_error,
+    pack_reply,
+    read_answer,
+    receive_request,
+    send_request,
+)
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.simulation.local_grid import task_identity
+
+Ends = tuple[Connection, Connection]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    one, other = Pipe()
+    with one, other:
+        yield one, other
+
+
+def records(number: float) -> RecordDict:
+    array = Array(np.array([[number, np.nan]], dtype=np.float32))
+    return RecordDict(
+        {
+            "arrays": ArrayRecord({"w": array}),
+            "numbers": MetricRecord({"x": number, "n": [1, 2]}),
+            "settings": ConfigRecord({"a": b"\x00", "b": True, "c": ["p", "q"]}),
+        }
+    )
+
+
+def a_message() -> Message:
+    with task_identity(7):
+        message = Message(records(0.1), 12, "query.describe", group_id="3", ttl=60.0)
+    message.metadata.__dict__["_message_id"] = "abc"
+    return message
+
+
+def a_context() -> Context:
+    return Context(7, 12, {"worker-idle": 600}, records(1 / 3), {"rounds": 2}, 5)
+
+
+def same(one: RecordDict, other: RecordDict) -> bool:
+    arrays = one["arrays"]["w"].data == other["arrays"]["w"].data
+    plain = [k for k in one if k != "arrays"]
+    return (
+        arrays and list(one) == list(other) and all(one[k] == other[k] for k in plain)
+    )
+
+
+def send(connection: Connection, frames: list[bytes]) -> None:
+    for frame in frames:
+        connection.send_bytes(frame)
+
+
+def test_requests_and_replies_arrive_as_they_were(ends: Ends) -> None:
+    send_request(ends[0], a_message(), a_context())
+    message, context = receive_request(ends[1])
+    sent = a_message().metadata
+    for name in ("run_id", "dst_node_id", "message_type", "ttl", "src_task_id"):
+        assert getattr(message.metadata, name) == getattr(sent, name)
+    assert message.metadata.message_id == "abc"
+    assert message.metadata.group_id == "3"
+    assert same(message.content, records(0.1))
+    assert same(context.state, records(1 / 3))
+    plain = ("run_id", "node_id", "node_config", "run_config", "series_id")
+    for name in plain:
+        assert getattr(context, name) == getattr(a_context(), name)
+    context.state["settings"] = ConfigRecord({"new": 1})
+    send(ends[1], pack_reply(Message(records(2.5), reply_to=message), context))
+    asked = a_context()
+    reply = read_answer(ends[0], asked)
+    assert isinstance(reply, Message)
+    assert same(reply.content, records(2.5))
+    assert reply.metadata.reply_to_message_id == "abc"
+    assert asked.state["settings"] == ConfigRecord({"new": 1})
+
+
+class OddError(Exception):
+    """An error of which the other side knows nothing."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PayloadError("it lacks x"),
+        ValueError("no"),
+        KeyError("x"),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "odd"),
+        OddError("a", 2),
+    ],
+)
+def test_an_error_has_the_class_and_text_that_it_had(
+    ends: Ends, error: Exception
+) -> None:
+    try:
+        raise error
+    except Exception as caught:
+        send(ends[1], pack_error(caught))
+    answer = read_answer(ends[0], a_context())
+    assert isinstance(answer, Exception)
+    assert str(type(answer)) == str(type(error))  # what Flower tells the server
+    assert str(answer) == str(error)
+    assert "raise error" in answer.__notes__[0]
+    known = isinstance(error, PayloadError)
+    assert isinstance(answer, PayloadError) == known
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [b"\x80\x04K\x01."],
+        [b"reply", b"garbage", b"garbage"],
+        [b"error", b"{}"],
+        [b"error", b"\xff"],
+    ],
+)
+def test_an_answer_that_is_none_changes_nothing(
+    ends: Ends, frames: list[bytes]
+) -> None:
+    send(ends[1], frames)
+    context = a_context()
+    with pytest.raises(UnreadableError, match="answer"):
+        read_answer(ends[0], context)
+    assert same(context.state, records(1 / 3))
+
+
+def test_a_request_that_is_none_is_refused(ends: Ends) -> None:
+    send(ends[0], [b"garbage", b"garbage"])
+    with pytest.raises(UnreadableError, match="no message"):
+        receive_request(ends[1])
+
+
+def test_only_bytes_pass_through_connections() -> None:
+    folder = Path(flower_fgl.client_apps.worker.__file__).parent
+    calls = set()
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                calls.add(node.func.attr)
+    assert {"send_bytes", "recv_bytes"} <= calls
+    assert not {"send", "recv"} & calls  # those pickle

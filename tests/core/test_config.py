@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flower_fgl.core.config import RunConfig, pyproject_table
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import kebab
+from flower_fgl.core.settings import DATASETS, GeneralSettings
+from flower_fgl.core.settings_validation import number_asked
+from flower_fgl.methods import METHODS, Method
+
+ROOT = Path(__file__).parents[2]
+
+
+def parse(**values: object) -> RunConfig:
+    return RunConfig.parse({kebab(k): v for k, v in values.items()}, METHODS)  # type: ignore[misc]
+
+
+def test_defaults_are_those_of_the_field() -> None:
+    config = parse(dataset="cora")
+    assert (config.model, config.num_layers, config.hidden_channels) == ("gcn", 2, 64)
+    assert (config.rounds, config.local_epochs, config.participation) == (100, 3, 1.0)
+    assert (config.optimizer, config.lr, config.weight_decay) == ("adam", 0.01, 5e-4)
+    assert (config.partition, config.evaluate) == ("metis", "local")
+    assert config.optimizer_state == "keep"
+
+
+def test_a_number_of_participants_and_a_share_take_each_others_place() -> None:
+    assert parse(method="fedpano").participants == 5
+    shared = parse(method="fedpano", participation=0.5)
+    assert (shared.participation, shared.participants) == (0.5, 0)
+    with pytest.raises(ConfigError, match=r"participants = 5 and participation = 0\.5"):
+        parse(participants=5, participation=0.5)
+    assert [number_asked(parse(participants=5), able) for able in (3, 5, 30)] == [
+        3,
+        5,
+        5,
+    ]
+    assert number_asked(parse(participation=0.25), 30) == 8
+
+
+def test_a_methods_setting_without_its_name_is_pointed_to() -> None:
+    with pytest.raises(ConfigError, match=r'"mu"\. Did you mean "fedprox\.mu"'):
+        parse(method="fedprox", mu=0.1)
+
+
+def test_a_row_may_have_defaults_for_auto_settings_only() -> None:
+    row = METHODS["fedavg"]
+    with pytest.raises(ConfigError, match=r'"eval_policy".*Did you mean "eval-policy"'):
+        replace(row, defaults={"eval_policy": "refresh"})
+    with pytest.raises(ConfigError, match='default for "partition"'):
+        replace(row, defaults={"partition": "louvain"})
+
+
+def test_a_setting_of_a_method_is_declared_as_one() -> None:
+    @dataclass(frozen=True)
+    class Settings:
+        mu: float = 0.1
+
+    with pytest.raises(TypeError, match=r"Settings.*\.mu is no setting"):
+        replace(METHODS["fedavg"], settings=Settings)
+
+
+def test_pyproject_holds_every_setting_with_its_default() -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert table["tool"]["flwr"]["app"]["config"] == pyproject_table(METHODS)
+
+
+def test_what_pyproject_holds_parses_to_the_defaults() -> None:
+    table = pyproject_table(METHODS)
+    flat = {k: v for k, v in table.items() if not isinstance(v, dict)}
+    for name in METHODS:
+        flat |= {f"{name}.{k}": v for k, v in table.get(name, {}).items()}
+    assert vars(RunConfig.parse(flat, METHODS)) == vars(parse())
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
+    config = parse(method=name, lr=0.3, seed=3)
+    again = RunConfig.parse(config.flat(), METHODS)
+    assert again.flat() == config.flat()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"method": "fedpox"}, ["Unknown method", "fedavg", '"fedprox"']),
+        ({"dataset": "corra"}, ["Unknown data set", '"cora"', "path"]),
+        # longer than any file's name may be
+        ({"dataset": "c" * 300}, ["Unknown data set", "path"]),
+        ({"roundz": 3}, ['"roundz"', 'Did you mean "rounds"']),
+        ({"rounds": "many"}, ["rounds", "'many'", "int", "auto"]),
+        ({"rounds": 2.5}, ["rounds", "2.5", "int"]),
+        ({"rounds": True}, ["rounds", "True"]),
+        ({"rounds": 0}, ["rounds", ">= 1", "0"]),
+        ({"dropout": 1.5}, ["dropout", "< 1", "1.5"]),
+        ({"lr": float("nan")}, ["lr", "finite", "nan"]),
+        ({"lr": 0}, ["lr", "> 0"]),
+        ({"lr": float("inf")}, ["lr", "finite", "got inf"]),
+        ({"rounds": float("inf")}, ["rounds", "finite", "got inf"]),
+        ({"threads": 100_000}, ["threads", ">= 1 and <= 1024", "100000"]),
+        ({"model": "graphsag"}, ['"graphsag"', 'Did you mean "graphsage"']),
+        ({"model": ""}, ["Unknown model"]),
+        ({"optimizer": "adm"}, ["optimizer", '"adam"']),
+        ({"partition": "metiss"}, ["partition", '"metis"']),
+        ({"fedprox.nu": 1.0}, ["fedprox.nu", "fedprox.mu"]),
+        ({"fedprx.mu": 1.0}, ["fedprx", '"fedprox"']),
+        ({"fedprox.mu": "x"}, ["fedprox.mu", "float", "'x'"]),
+        ({"fedprox.mu": -1.0}, ["fedprox.mu", ">= 0"]),
+        ({"model": "gcn,gin"}, ["fedavg", "different backbones"]),
+        ({"model": "graphsag:2x64"}, ['"graphsag"', 'Did you mean "graphsage"']),
+        ({"model": "gcn:2"}, ['"gcn:2"', "gcn:LAYERSxWIDTH", "gcn:2x128"]),
+        ({"model": "gcn:2x0"}, ['"gcn:2x0"', "gcn:LAYERSxWIDTH"]),
+        ({"model": "gcn:2x64:3x64"}, ["gcn:LAYERSxWIDTH"]),
+        ({"model": "appnp:k2:k3"}, ["appnp:2x128:kSTEPS"]),
+        ({"model": "gcn:2x64:k2"}, ["gcn", "steps", "appnp and gamlp"]),
+        ({"model": "gcn:linear:2x64"}, ["gcn:LAYERSxWIDTH", ":linear after it"]),
+        ({"model": "sgc:linear"}, ["head of sgc is linear", "gat, gcn, gin"]),
+        (
+            {"method": "fedproto", "model": "gcn,gcn:2x128"},
+            ["fedproto", '"gcn:2x128"', "hidden-channels = 64", "128"],
+        ),
+        ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
+        ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
+        ({"num-layers": 1}, ['"gcn" needs at least 2', "1 by num-layers", "sgc"]),
+        ({"model": "sgc,gin:1x8", "method": "local"}, ['"gin:1x8"', "1 by its name"]),
+        ({"method": "opfgl", "batch-size": 3}, ["as a whole", "must be 0, got 3"]),
+        ({"method": "fedpano", "batch-size": 8}, ["fedpano", "batch-size", "0", "8"]),
+        ({"method": "fedpano", "check-every": 2}, ["fedpano", "check-every", "0", "2"]),
+        ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
+        ({"clients": 3, "min-clients": 4}, ["min-clients", "clients = 3", "got 4"]),
+        ({"min-clients": -1}, ["min-clients", ">= 0"]),
+        ({"min-clients": 2, "min-replies": 3}, ["min-replies = 3", "to 2 or less"]),
+        (
+            {"min-clients": 3, "secure-aggregation": True},
+            ["secure-aggregation", "min-clients = 3", "Leave one"],
+        ),
+        (
+            {"method": "fedsage+", "min-clients": 2},
+            ["fedsage+", "min-clients = 2", "join later: adpfedgnn, "],
+        ),
+        ({"synthetic.homophily": 2.0}, ["synthetic.homophily", "<= 1"]),
+        (
+            {"setting": "closed-set", "partition": "louvain"},
+            ['"closed-set"', "METIS", 'partition = "metis"', '"louvain"'],
+        ),
+        (
+            {"setting": "open-set", "edge-sparsity": 0.5},
+            ["edge-sparsity", '"open-set"', "edge-sparsity = 0", "0.5"],
+        ),
+        ({"setting": "closed-set", "expansion-hops": -1}, ["expansion-hops", ">= 0"]),
+        ({"shots": 0}, ["shots", ">= 1"]),
+        (
+            {"setting": "few-shot", "shots": 12},
+            ["more than 25 nodes", "15", "at most 11", "got 12"],
+        ),
+        (
+            {"setting": "few-shot", "split": "20/40/40"},
+            ['"few-shot"', '"20/40/40"', '"default"'],
+        ),
+        (
+            {"setting": "few-shot", "label-sparsity": 0.5},
+            ["label-sparsity", '"few-shot"', "fewer shots"],
+        ),
+    ],
+)
+def test_a_bad_setting_is_named_with_what_was_expected(
+    values: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        RunConfig.parse(values, METHODS)  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_auto_takes_the_methods_default_then_the_data_sets() -> None:
+    methods = {
+        **METHODS,
+        "slow": Method("", "", "", defaults={"lr": 0.001, "rounds": 7}),
+    }
+    config = RunConfig.parse({"method": "slow", "lr": "auto"}, methods)
+    assert (config.lr, config.sources["lr"]) == (0.001, "method")
+    assert (config.rounds, config.sources["rounds"]) == (7, "method")
+    assert config.sources["dropout"] == "default"
+    assert parse().sources["rounds"] == "data set"
+
+
+def test_a_users_value_wins_even_if_it_equals_the_general_default() -> None:
+    methods = {**METHODS, "slow": Method("", "", "", defaults={"lr": 0.001})}
+    config = RunConfig.parse({"method": "slow", "lr": 0.01}, methods)
+    assert (config.lr, config.sources["lr"]) == (0.01, "user")
+
+
+def test_every_setting_is_explained() -> None:
+    for cls in [GeneralSettings, *(m.settings for m in METHODS.values() if m.settings)]:
+        for f in fields(cls):
+            assert len(f.metadata["text"]) > 3
+
+
+def test_names_of_data_sets_are_those_of_the_sources() -> None:
+    from flower_fgl.datasets.sources.load import SOURCES
+
+    assert set(DATASETS) == set(SOURCES)
+
+
+def test_names_of_models_are_those_of_the_backbones() -> None:
+    from flower_fgl import nn
+    from flower_fgl.core.model_spec import BACKBONES, LAYERED, SHALLOW, STEPPED
+    from flower_fgl.nn.message_passing import LayeredNet
+
+    assert set(BACKBONES) == set(nn.MODELS)
+    assert set(SHALLOW) == {n for n, model in nn.MODELS.items() if model.min_layers < 2}
+    assert set(STEPPED) == {name for name, model in nn.MODELS.items() if model.steps}
+    rows = {n for n, model in nn.MODELS.items() if issubclass(model, LayeredNet)}
+    assert set(LAYERED) == rows
+
+
+def test_names_of_partition_rules_are_those_of_the_rules() -> None:
+    from flower_fgl.core.settings import GRAPH_PARTITIONS, PARTITIONS
+    from flower_fgl.datasets.partition.partition import (
+        GRAPH_RULES,
+        NETWORK_RULES,
+        NODE_RULES,
+    )
+
+    rules = NODE_RULES | NETWORK_RULES | GRAPH_RULES
+    assert set(PARTITIONS.split()) == set(rules)
+    assert set(GRAPH_PARTITIONS) == set(GRAPH_RULES)
+
+
+def test_a_method_for_nodes_only_names_those_that_classify_graphs() -> None:
+    methods = {
+        "of-nodes": Method("", "", "", graphs=False),
+        "of-both": Method("", "", ""),
+    }
+    values = {"method": "of-nodes", "dataset": "mutag", "partition": "uniform"}
+    assert not RunConfig.parse(values, methods).classifies_graphs
+    with pytest.raises(ConfigError, match=r"of-nodes classifies nodes only.*of-both\."):
+        RunConfig.parse({**values, "setting": "graph"}, methods)
+
+
+@given(st.text(min_size=1, max_size=20))
+def test_any_unknown_key_gives_one_clear_error(key: str) -> None:
+    known = {kebab(f.name) for f in fields(GeneralSettings)}
+    if key in known or "." in key:
+        return
+    with pytest.raises(ConfigError, match="Unknown setting"):
+        RunConfig.parse({key: 1}, METHODS)

@@ -1,0 +1,42 @@
+"""Settings that do nothing are refused, with what they need."""
+
+import pytest
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import Scalar
+from flower_fgl.core.unused_settings import NEEDED, refuse_idle
+from flower_fgl.datasets.partition.rules import GRAPH_RULES, NETWORK_RULES, NODE_RULES
+from flower_fgl.methods import METHODS
+
+WITH: dict[str, dict[str, Scalar]] = {
+    "dirichlet-alpha": {"partition": "dirichlet"},
+    "expansion-hops": {"setting": "open-set"},
+    "shots": {"setting": "few-shot"},
+    "patience": {"check-every": 1},
+    "final-local-epochs": {"eval-policy": "refresh"},
+    "upload-delta": {"upload-clip": 1.0, "upload-noise": 1.0},
+    "secure-threshold": {"secure-aggregation": True},
+    "secure-fraction-bits": {"secure-aggregation": True},
+}
+
+
+def parsed(**values: Scalar) -> RunConfig:
+    return RunConfig.parse({"method": "fedavg", "clients": 3, **values}, METHODS)
+
+
+@pytest.mark.parametrize("key", NEEDED)
+def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
+    idle, busy = parsed(), parsed(**WITH[key])
+    with pytest.raises(ConfigError, match=f"{key} would do nothing: it needs"):
+        refuse_idle([key], [idle])
+    refuse_idle([key], [idle, busy])
+
+
+def test_a_methods_default_is_enough() -> None:
+    refuse_idle(["final-local-epochs"], [parsed(method="fedrep")])
+
+
+def test_the_rules_that_read_alpha_are_those_that_are_named() -> None:
+    rules = {**NODE_RULES, **NETWORK_RULES, **GRAPH_RULES}
+    assert [n for n, r in rules.items() if "alpha" in r.options] == ["dirichlet"]

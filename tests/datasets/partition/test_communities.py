@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.partition.communities import (
+    group_nodes,
+    louvain_communities,
+    merge_communities,
+    metis_communities,
+    metis_parts,
+)
+
+
+def both_ways(pairs):
+    pairs = np.array(sorted({*pairs, *((v, u) for u, v in pairs)}), dtype=np.int64)
+    return np.ascontiguousarray(pairs.reshape(-1, 2).T)
+
+
+def star(num_nodes):
+    return both_ways([(0, leaf) for leaf in range(1, num_nodes)])
+
+
+def cliques(*sizes):
+    """Disjoint cliques, joined in a chain by one edge each."""
+    pairs, first = [], 0
+    for size in sizes:
+        members = range(first, first + size)
+        pairs += [(u, v) for u in members for v in members if u < v]
+        if first:
+            pairs.append((first - 1, first))
+        first += size
+    return both_ways(pairs)
+
+
+def consecutive(sizes):
+    return np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+
+
+def merge_by_the_letter(communities, num_clients, delta):
+    """Follow the rule step by step: an independent, slow version of the merge."""
+    total = sum(map(len, communities))
+    target = total // num_clients
+    cap = target - delta
+    chunks = []
+    for community in communities:
+        rest = list(community)
+        while rest:
+            chunks.append(rest[:cap])
+            rest = rest[cap:]
+    chunks.sort(key=lambda chunk: -len(chunk))
+    clients = [[] for _ in range(num_clients)]
+    active, p = list(clients), 0
+    for chunk in chunks:
+        while len(active) > 1 and len(active[p]) >= target:
+            active.pop(p)
+            p = p % len(active)
+        steps = 0
+        while len(active[p]) + len(chunk) >= target + delta:
+            p = (p + 1) % len(active)
+            steps += 1
+            if steps == len(active):
+                p = [len(client) for client in active].index(min(map(len, active)))
+                break
+        active[p].extend(chunk)
+    return [sorted(client) for client in clients]
+
+
+def test_the_hand_case_of_twelve_nodes_ends_in_five_and_seven(caplog):
+    # cap = 12 // 2 - 1 = 5: communities of 8 and 4 give chunks 5, 3, 4, sorted 5, 4, 3.
+    # Client 0 takes 5; 4 does not fit there (9 >= 7) and goes to client 1; 3 fits
+    # neither (8 >= 7, 7 >= 7) and falls back to client 1, the smaller.
+    with caplog.at_level(logging.INFO):
+        merged = merge_communities(consecutive([8, 4]), 2, max_size_difference=1)
+    assert [part.tolist() for part in merged.parts] == [
+        [0, 1, 2, 3, 4],
+        [5, 6, 7, 8, 9, 10, 11],
+    ]
+    assert merged.num_fallbacks == 1
+    assert "1 of 3 chunks fitted nowhere" in caplog.text
+
+
+def test_a_merge_in_which_every_chunk_fits_logs_no_fallback(caplog):
+    with caplog.at_level(logging.INFO):
+        merged = merge_communities(consecutive([5, 5]), 2, max_size_difference=1)
+    assert merged.num_fallbacks == 0
+    assert [len(part) for part in merged.parts] == [5, 5]
+    assert caplog.text == ""
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    num_clients=st.integers(1, 8),
+    delta=st.integers(0, 10),
+)
+def test_the_merge_follows_the_rule_to_the_letter(sizes, num_clients, delta):
+    num_clients = min(num_clients, sum(sizes))
+    communities = consecutive(sizes)
+    merged = merge_communities(communities, num_clients, max_size_difference=delta)
+    used = merged.max_size_difference
+    expected = merge_by_the_letter(communities, num_clients, used)
+    assert [part.tolist() for part in merged.parts] == expected
+    target = sum(sizes) // num_clients
+    assert used == (delta if delta < target else target // 2)
+    if not merged.num_fallbacks:
+        assert max(map(len, merged.parts)) < target + used
+
+
+def test_a_tiny_graph_lowers_the_size_difference_and_says_so(caplog):
+    with caplog.at_level(logging.INFO):
+        merged = merge_communities(consecutive([10, 10]), 2)
+    assert merged.max_size_difference == 5
+    assert "too few for a size difference of 20; using 5" in caplog.text
+
+
+def test_groups_list_their_nodes_in_ascending_order_and_may_be_empty():
+    groups = group_nodes(np.array([2, 0, 2, 0, 0]), 4)
+    assert [group.tolist() for group in groups] == [[1, 3, 4], [], [0, 2], []]
+
+
+@pytest.mark.parametrize("num_parts", [2, 4, 9, 12])
+def test_metis_finds_cliques_by_bisection_and_k_way(num_parts):
+    size = 12
+    parts = metis_parts(
+        cliques(*[size] * num_parts), size * num_parts, num_parts, seed=42
+    )
+    found = {tuple(part) for part in parts}
+    assert found == {tuple(nodes) for nodes in consecutive([size] * num_parts)}
+
+
+def test_metis_cuts_recursively_up_to_eight_parts_and_k_way_above(monkeypatch):
+    import pymetis
+
+    asked = []
+    original = pymetis.part_graph
+
+    def spy(num_parts, adjacency, **options):
+        asked.append((num_parts, options["recursive"], options["options"].seed))
+        return original(num_parts, adjacency, **options)
+
+    monkeypatch.setattr(pymetis, "part_graph", spy)
+    for num_parts in (2, 8, 9):
+        metis_communities(cliques(30, 30), 60, num_parts, seed=7)
+    assert asked == [(2, True, 7), (8, True, 7), (9, False, 7)]
+
+
+def test_metis_does_not_depend_on_the_order_of_edges_or_on_duplicates():
+    edges = cliques(7, 9, 8)
+    shuffled = np.random.default_rng(0).permutation(edges.T).T
+    doubled = np.concatenate([shuffled, edges], axis=1)
+    expected = metis_parts(edges, 24, 3, seed=1)
+    for variant in (shuffled, doubled):
+        found = metis_parts(variant, 24, 3, seed=1)
+        assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_an_empty_metis_part_is_an_error_that_says_what_to_do():
+    assert any(len(part) == 0 for part in metis_communities(star(12), 12, 10, seed=42))
+    with pytest.raises(DataError, match=r"12 nodes and 11 edges empty. Use fewer"):
+        metis_parts(star(12), 12, 10, seed=42)
+
+
+def test_louvain_finds_cliques_in_the_order_of_their_first_node():
+    communities = louvain_communities(cliques(6, 8, 7), 21, seed=3)
+    expected = consecutive([6, 8, 7])
+    assert [found.tolist() for found in communities] == [e.tolist() for e in expected]
+
+
+def test_louvain_makes_an_isolated_node_a_community_by_itself():
+    communities = louvain_communities(cliques(4, 4), 10, seed=0)
+    assert [found.tolist() for found in communities][-2:] == [[8], [9]]
+
+
+def test_louvain_without_edges_leaves_every_node_alone():
+    communities = louvain_communities(np.empty((2, 0), np.int64), 3, seed=0)
+    assert [found.tolist() for found in communities] == [[0], [1], [2]]

@@ -1,0 +1,439 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.datasets.partition.communities import (
+    MAX_SIZE_DIFFERENCE,
+    louvain_communities,
+    merge_communities,
+)
+from flower_fgl.datasets.partition.partition import (
+    GRAPH_RULES,
+    NODE_RULES,
+    partition_graphs,
+    partition_key,
+    partition_nodes,
+    partition_sha256,
+)
+from flower_fgl.datasets.partition.summary import describe_partition
+from flower_fgl.datasets.transforms.subgraph import cut_clients
+
+KMEANS_RULES = ("louvain-label", "louvain-label-a", "metis-label")
+
+# min, median, max client size; share of edges kept; mean number of classes of a client;
+# mean exp of its label entropy; measured with other seeds, hence the tolerance
+REFERENCE = {
+    ("Cora", "metis", 10): (262, 273, 277, 0.89, 6.0, 3.1),
+    ("Cora", "metis", 20): (131, 135, 139, 0.85, 5.4, 2.6),
+    ("Cora", "louvain", 5): (530, 542, 551, 0.91, 7.0, 3.9),
+    ("Cora", "louvain", 10): (250, 271, 289, 0.83, 6.0, 3.3),
+    ("Cora", "louvain", 20): (82, 139, 154, 0.60, 5.7, 3.2),
+    ("Cora", "louvain-label-a", 10): (44, 260, 544, 0.91, 5.0, 2.2),
+    ("Cora", "louvain-label-a", 20): (2, 132, 398, 0.89, 3.8, 2.1),
+    ("Cora", "louvain-label", 10): (112, 252, 469, 0.77, 6.1, 2.8),
+    ("Cora", "louvain-label", 20): (28, 126, 364, 0.65, 5.4, 3.0),
+    ("Cora", "metis-label", 10): (108, 230, 568, 0.73, 6.3, 2.9),
+    ("Cora", "metis-label", 20): (55, 122, 297, 0.66, 5.3, 2.7),
+    ("CiteSeer", "metis", 10): (322, 331, 342, 0.96, 6.0, 4.1),
+    ("CiteSeer", "metis", 20): (162, 166, 171, 0.93, 5.9, 3.9),
+    ("CiteSeer", "louvain", 5): (656, 665, 684, 0.95, 6.0, 5.2),
+    ("CiteSeer", "louvain", 10): (315, 332, 345, 0.94, 6.0, 4.8),
+    ("CiteSeer", "louvain", 20): (114, 167, 185, 0.84, 6.0, 4.2),
+    ("CiteSeer", "louvain-label-a", 10): (70, 321, 559, 0.96, 5.2, 2.5),
+    ("CiteSeer", "louvain-label-a", 20): (17, 108, 509, 0.95, 4.6, 2.5),
+    ("CiteSeer", "louvain-label", 10): (156, 274, 831, 0.74, 5.8, 3.7),
+    ("CiteSeer", "louvain-label", 20): (33, 156, 277, 0.72, 5.9, 3.9),
+    ("CiteSeer", "metis-label", 10): (129, 317, 496, 0.90, 6.0, 3.4),
+    ("CiteSeer", "metis-label", 20): (65, 165, 363, 0.84, 5.9, 3.6),
+    ("PubMed", "metis", 10): (1914, 1978, 2028, 0.85, 3.0, 2.1),
+    ("PubMed", "metis", 20): (959, 984, 1015, 0.82, 3.0, 2.1),
+    ("PubMed", "louvain", 5): (3923, 3949, 3954, 0.88, 3.0, 2.6),
+    ("PubMed", "louvain", 10): (1956, 1971, 1984, 0.75, 3.0, 2.4),
+    ("PubMed", "louvain", 20): (965, 987, 1010, 0.55, 3.0, 2.3),
+    ("PubMed", "louvain-label-a", 10): (390, 1331, 5587, 0.90, 3.0, 2.2),
+    ("PubMed", "louvain-label-a", 20): (57, 789, 3934, 0.87, 2.9, 2.1),
+    ("PubMed", "louvain-label", 10): (531, 1637, 4823, 0.65, 3.0, 2.3),
+    ("PubMed", "louvain-label", 20): (177, 839, 3672, 0.54, 3.0, 2.3),
+    ("PubMed", "metis-label", 10): (992, 1475, 5337, 0.82, 3.0, 2.1),
+    ("PubMed", "metis-label", 20): (195, 985, 3166, 0.77, 3.0, 2.1),
+}
+
+
+@pytest.fixture(scope="session")
+def planetoid(real_data, tmp_path_factory):
+    """Load Cora, CiteSeer or PubMed with the loader of PyG, once a session."""
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates torch.jit.script, which PyG calls when it is imported
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
+        from torch_geometric.datasets import Planetoid
+        from torch_geometric.utils import remove_self_loops, to_undirected
+
+    if not (real_data / "Planetoid").is_dir():
+        pytest.skip("FLOWER_FGL_DATA holds no Planetoid folder")
+    root = tmp_path_factory.mktemp("data") / "Planetoid"
+    shutil.copytree(real_data / "Planetoid", root)
+    loaded = {}
+
+    def load(name):
+        if name not in loaded:
+            data = Planetoid(str(root), name)[0]
+            edge_index = to_undirected(remove_self_loops(data.edge_index)[0])
+            num_classes = int(data.y.max()) + 1
+            names = tuple(str(label) for label in range(num_classes))
+            loaded[name] = NodeDataset(name, data.x, edge_index, data.y, names)
+        return loaded[name]
+
+    return load
+
+
+def blocks(num_nodes=600, num_edges=1800, num_classes=6, seed=0):
+    """Draw a graph of noisy blocks of labels, with a few isolated nodes."""
+    rng = np.random.default_rng(seed)
+    label = np.sort(rng.integers(0, num_classes, num_nodes))
+    source = rng.integers(0, num_nodes - 3, num_edges)
+    near = np.clip(source + rng.integers(-15, 16, num_edges), 0, num_nodes - 4)
+    target = np.where(rng.random(num_edges) < 0.8, near, rng.permutation(source))
+    return dataset_of(source, target, label, num_classes)
+
+
+def dataset_of(source, target, label, num_classes):
+    differs = source != target
+    source, target = source[differs], target[differs]
+    pairs = np.concatenate([[source, target], [target, source]], axis=1)
+    edge_index = torch.from_numpy(np.unique(pairs, axis=1).astype(np.int64))
+    return NodeDataset(
+        name="generated",
+        x=torch.zeros(len(label), 1),
+        edge_index=edge_index,
+        y=torch.as_tensor(np.asarray(label, dtype=np.int64)),
+        class_names=tuple(str(c) for c in range(num_classes)),
+    )
+
+
+@st.composite
+def graphs(draw):
+    num_nodes = draw(st.integers(1, 80))
+    num_edges = draw(st.integers(0, 4 * num_nodes))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    source, target = rng.integers(0, num_nodes, (2, num_edges))
+    return dataset_of(source, target, rng.integers(-1, 4, num_nodes), 4)
+
+
+def assert_is_partition(parts, num_members, num_clients):
+    assert len(parts) == num_clients
+    for part in parts:
+        assert part.dtype == np.int64
+        assert len(part) > 0
+        assert np.all(np.diff(part) > 0)
+    everyone = np.concatenate(parts)
+    assert np.array_equal(np.sort(everyone), np.arange(num_members))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "num_clients"),
+    [
+        pytest.param(*key, marks=[pytest.mark.slow] if key[0] == "PubMed" else [])
+        for key in REFERENCE
+    ],
+)
+def test_a_rule_reproduces_its_reference_statistics(planetoid, name, rule, num_clients):
+    dataset = planetoid(name)
+    parts = partition_nodes(dataset, rule, num_clients, seed=42)
+    assert_is_partition(parts, dataset.num_nodes, num_clients)
+    summary = describe_partition(dataset, parts)
+    sizes = summary.sizes
+    measured = np.array(
+        [
+            sizes.min(),
+            np.median(sizes),
+            sizes.max(),
+            summary.share_edges_kept,
+            summary.mean_classes_present,
+            summary.mean_exp_label_entropy,
+        ]
+    )
+    compared = {
+        "metis": [0, 1, 2, 3, 4, 5],
+        "louvain": [1, 2, 3, 4, 5],  # the last client to fill takes what is left
+    }.get(rule, [3, 5])  # K-means: sizes vary strongly with the seed
+    expected = np.array(REFERENCE[name, rule, num_clients])
+    np.testing.assert_allclose(measured[compared], expected[compared], rtol=0.15)
+
+
+@pytest.mark.parametrize("name", ["Cora", "CiteSeer"])
+@pytest.mark.parametrize("num_clients", [5, 10, 20])
+def test_louvain_clients_stay_below_the_limit_unless_the_fallback_fired(
+    planetoid, name, num_clients
+):
+    dataset = planetoid(name)
+    edge_index = dataset.edge_index.numpy()
+    communities = louvain_communities(edge_index, dataset.num_nodes, seed=42)
+    merged = merge_communities(communities, num_clients)
+    target = dataset.num_nodes // num_clients
+    assert merged.max_size_difference == MAX_SIZE_DIFFERENCE
+    if not merged.num_fallbacks:
+        assert max(map(len, merged.parts)) < target + MAX_SIZE_DIFFERENCE
+    parts = partition_nodes(dataset, "louvain", num_clients, seed=42)
+    assert partition_sha256(parts) == partition_sha256(merged.parts)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_dirichlet_gives_each_of_five_cora_clients_five_nodes(planetoid, alpha):
+    dataset = planetoid("Cora")
+    parts = partition_nodes(dataset, "dirichlet", 5, seed=42, alpha=alpha)
+    assert_is_partition(parts, dataset.num_nodes, 5)
+    assert min(map(len, parts)) >= 5
+
+
+def test_dirichlet_on_cora_skews_labels_more_with_small_alpha(planetoid):
+    dataset = planetoid("Cora")
+    skewed, even = (
+        describe_partition(
+            dataset, partition_nodes(dataset, "dirichlet", 5, seed=42, alpha=alpha)
+        ).mean_exp_label_entropy
+        for alpha in (0.1, 0.9)
+    )
+    assert skewed < 0.75 * even
+
+
+@pytest.mark.parametrize("rule", NODE_RULES)
+@settings(
+    deadline=None,
+    max_examples=40,
+    # METIS leaves parts empty and label shares coincide on many tiny graphs
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
+@given(dataset=graphs(), num_clients=st.integers(1, 6), seed=st.integers(0, 99))
+def test_clients_cover_every_node_once_and_gain_no_edge(
+    rule, dataset, num_clients, seed
+):
+    try:
+        parts = partition_nodes(dataset, rule, num_clients, seed=seed)
+    except (ConfigError, DataError):  # said, not returned half done
+        reject()
+    assert_is_partition(parts, dataset.num_nodes, num_clients)
+    again = partition_nodes(dataset, rule, num_clients, seed=seed)
+    assert partition_sha256(parts) == partition_sha256(again)
+    known = set(map(tuple, dataset.edge_index.T.tolist()))
+    degree = torch.bincount(dataset.edge_index[0], minlength=dataset.num_nodes)
+    pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
+    for part, edge_index in zip(parts, pieces, strict=True):
+        assert edge_index.shape[0] == 2
+        assert known.issuperset(map(tuple, part[edge_index.numpy()].T.tolist()))
+        local = torch.bincount(edge_index[0], minlength=len(part))
+        assert (local <= degree[part]).all()
+
+
+@pytest.mark.parametrize("rule", NODE_RULES)
+def test_every_rule_cuts_a_graph_of_blocks_into_four(rule):
+    dataset = blocks()
+    parts = partition_nodes(dataset, rule, 4, seed=42)
+    assert_is_partition(parts, dataset.num_nodes, 4)
+
+
+@pytest.mark.parametrize("rule", NODE_RULES)
+def test_a_single_client_gets_the_whole_graph(toy, rule):
+    (part,) = partition_nodes(toy, rule, 1, seed=0)
+    assert part.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("rule", NODE_RULES)
+def test_no_rule_draws_from_a_global_generator(rule):
+    def states():
+        kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - the state in question
+        return (
+            random.getstate(),
+            (kind, keys.tolist(), rest),
+            torch.get_rng_state().tolist(),
+        )
+
+    before = states()
+    partition_nodes(blocks(), rule, 3, seed=1)
+    assert states() == before
+
+
+def test_another_process_with_other_string_hashes_makes_the_same_partitions():
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from test_partition import *\n"
+        "for rule in NODE_RULES:\n"
+        "    print(partition_sha256(partition_nodes(blocks(), rule, 4, seed=42)))\n"
+    )
+    folder = str(__file__).rpartition("test_partition")[0]
+    child = subprocess.run(
+        [sys.executable, "-c", script, folder],
+        env={**os.environ, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    here = [
+        partition_sha256(partition_nodes(blocks(), rule, 4, seed=42))
+        for rule in NODE_RULES
+    ]
+    assert child.stdout.split() == here
+
+
+@pytest.mark.parametrize("rule", NODE_RULES)
+def test_the_seed_matters_and_the_graph_is_not_changed(rule):
+    dataset = blocks()
+    before = dataset.edge_index.clone(), dataset.y.clone()
+    hashes = {
+        partition_sha256(partition_nodes(dataset, rule, 4, seed=seed))
+        for seed in (1, 2, 3, 4)
+    }
+    assert len(hashes) > 1
+    assert torch.equal(dataset.edge_index, before[0])
+    assert torch.equal(dataset.y, before[1])
+
+
+def test_uniform_ignores_labels_and_deals_sizes_within_one():
+    dataset = blocks()
+    parts = partition_nodes(dataset, "uniform", 7, seed=42)
+    assert np.ptp([len(part) for part in parts]) <= 1
+
+
+@pytest.mark.parametrize("rule", GRAPH_RULES)
+@pytest.mark.parametrize("num_clients", [1, 4, 10])
+def test_graph_rules_cover_every_graph_once(rule, num_clients):
+    labels = torch.tensor([0] * 63 + [1] * 125)  # the classes of MUTAG
+    parts = partition_graphs(labels, rule, num_clients, seed=42)
+    assert_is_partition(parts, 188, num_clients)
+    again = partition_graphs(labels.numpy(), rule, num_clients, seed=42)
+    assert partition_sha256(parts) == partition_sha256(again)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 0.5, 1])
+def test_dirichlet_gives_each_of_ten_mutag_clients_five_graphs(alpha):
+    labels = torch.tensor([0] * 63 + [1] * 125)
+    parts = partition_graphs(labels, "dirichlet", 10, seed=42, alpha=alpha)
+    assert min(map(len, parts)) >= 5
+
+
+def test_an_unknown_rule_names_the_known_ones_and_the_nearest(toy):
+    with pytest.raises(ConfigError, match=r'"metiss" for nodes.*mean "metis"'):
+        partition_nodes(toy, "metiss", 2, seed=0)
+    with pytest.raises(ConfigError, match=r'"metis" for graphs. Known: dirichlet, uni'):
+        partition_graphs(toy.y, "metis", 2, seed=0)
+
+
+def test_more_clients_than_nodes_is_an_error_that_names_both_numbers(toy):
+    with pytest.raises(ConfigError, match=r"clients = 7 is more than the 6 nodes"):
+        partition_nodes(toy, "metis", 7, seed=0)
+    with pytest.raises(ConfigError, match=r"clients = 7 is more than the 6 graphs"):
+        partition_graphs(toy.y, "uniform", 7, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_clients": 0}, "clients must be at least 1, got 0"),
+        ({"seed": -1}, r"partition-seed must lie in \[0, 2147483647\], got -1"),
+        ({"seed": 2**31}, r"partition-seed must lie in"),
+        ({"alpha": 0.0}, r"dirichlet-alpha must be finite and above 0 .* got 0\.0"),
+        ({"alpha": float("nan")}, "dirichlet-alpha must be finite"),
+        ({"alpha": float("inf")}, "dirichlet-alpha must be finite"),
+    ],
+)
+def test_settings_out_of_range_are_refused(toy, change, message):
+    asked = {"rule": "dirichlet", "num_clients": 1, "seed": 0, **change}
+    with pytest.raises(ConfigError, match=message):
+        partition_nodes(toy, **asked)
+
+
+def test_alpha_is_checked_and_keyed_only_where_it_is_read(toy):
+    assert len(partition_nodes(toy, "metis", 2, seed=0, alpha=-1)) == 2
+    readers = {rule for rule, row in NODE_RULES.items() if "alpha" in row.options}
+    assert readers == {"dirichlet"}
+    for rule in NODE_RULES:
+        keys = {partition_key(rule, 5, seed=1, alpha=alpha) for alpha in (0.1, 0.9)}
+        assert len(keys) == (2 if rule in readers else 1)
+
+
+def test_a_rule_that_leaves_a_client_empty_is_refused_by_name():
+    # 41 cliques of 19 nodes at a target of 39: the cap is 19, and every client takes a
+    # third clique, since 57 < 59; the last six of twenty clients get nothing.
+    first = 19 * np.arange(41).repeat(19 * 19)
+    member = np.tile(np.arange(19 * 19), 41)
+    dataset = dataset_of(
+        first + member // 19, first + member % 19, np.zeros(779 + 1, np.int64), 1
+    )
+    with pytest.raises(
+        DataError, match=r'"louvain" left 6 of 20 clients without nodes'
+    ):
+        partition_nodes(dataset, "louvain", 20, seed=0)
+
+
+def test_more_label_clients_than_communities_is_an_error(toy):
+    with pytest.raises(DataError, match="2 communities with 2 different label shares"):
+        partition_nodes(toy, "louvain-label-a", 3, seed=0)
+
+
+def test_the_hash_is_that_of_count_sizes_and_members():
+    parts = [np.array([0, 3]), np.array([1, 2, 4])]
+    packed = struct.pack("<8q", 2, 2, 3, 0, 3, 1, 2, 4)
+    assert partition_sha256(parts) == hashlib.sha256(packed).hexdigest()
+    narrow = [part.astype(np.int32) for part in parts]
+    assert partition_sha256(narrow) == partition_sha256(parts)
+
+
+def test_the_hash_changes_when_a_boundary_or_the_order_of_clients_moves():
+    a, b, c = np.array([0, 1]), np.array([2]), np.array([3])
+    ways = [[a, b, c], [np.array([0]), np.array([1, 2]), c], [b, a, c], [a, [2, 3]]]
+    assert len({partition_sha256(parts) for parts in ways}) == len(ways)
+
+
+def test_the_key_spells_what_decides_a_partition():
+    words = partition_key("metis", 10, seed=42).split()
+    assert words[:5] == [
+        "rules=1",
+        "metis",
+        "clients=10",
+        "seed=42",
+        "recursive-up-to=8",
+    ]
+    assert words[5].startswith("pymetis=")
+    keys = {
+        partition_key(rule, clients, seed=seed)
+        for rule in NODE_RULES
+        for clients in (2, 3)
+        for seed in (0, 1)
+    }
+    assert len(keys) == 4 * len(NODE_RULES)
+
+
+def test_the_key_of_an_unknown_rule_is_an_error():
+    with pytest.raises(ConfigError, match="Unknown partition rule"):
+        partition_key("metis", 2, seed=0, rules=GRAPH_RULES)
+
+
+def test_every_rule_describes_itself_in_a_line():
+    for row in (*NODE_RULES.values(), *GRAPH_RULES.values()):
+        assert 20 < len(row.description) < 80
+
+
+@pytest.mark.slow
+def test_metis_cuts_a_graph_of_the_size_of_ogbn_arxiv_in_seconds():
+    rng = np.random.default_rng(0)
+    source, target = rng.integers(0, 169_343, (2, 1_170_000))
+    dataset = dataset_of(source, target, rng.integers(0, 40, 169_343), 40)
+    start = time.perf_counter()
+    parts = partition_nodes(dataset, "metis", 10, seed=42)
+    assert time.perf_counter() - start < 10
+    assert_is_partition(parts, 169_343, 10)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
+from flower_fgl.datasets.partition.summary import describe_partition
+
+
+def test_the_summary_of_two_triangles_agrees_with_a_count_by_hand(toy):
+    summary = describe_partition(toy, [np.array([0, 1, 2, 3]), np.array([4, 5])])
+    assert summary.sizes.tolist() == [4, 2]
+    assert summary.class_counts.tolist() == [[3, 1], [0, 2]]
+    # edges 0-1, 0-2, 1-2, 2-3 and 4-5 of seven stay; 3-4 and 3-5 are cut
+    assert summary.share_edges_kept == pytest.approx(5 / 7)
+    assert summary.num_classes_present.tolist() == [2, 1]
+    assert summary.mean_classes_present == 1.5
+    entropy = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
+    np.testing.assert_allclose(summary.exp_label_entropy, [math.exp(entropy), 1.0])
+    assert summary.mean_exp_label_entropy == pytest.approx((math.exp(entropy) + 1) / 2)
+
+
+def test_nodes_of_unknown_class_count_for_size_only(toy):
+    hidden = NodeDataset(
+        toy.name,
+        toy.x,
+        toy.edge_index,
+        torch.tensor([-1, -1, -1, 1, 0, 1]),
+        toy.class_names,
+    )
+    summary = describe_partition(hidden, [np.array([0, 1, 2]), np.array([3, 4, 5])])
+    assert summary.sizes.tolist() == [3, 3]
+    assert summary.class_counts.tolist() == [[0, 0], [1, 2]]
+    assert summary.exp_label_entropy[0] == 0
+
+
+def test_edges_of_nodes_that_no_client_holds_are_not_kept(toy):
+    summary = describe_partition(toy, [np.array([0, 1])])
+    assert summary.share_edges_kept == pytest.approx(1 / 7)
+
+
+def test_a_graph_without_edges_loses_none(toy):
+    bare = NodeDataset(toy.name, toy.x, toy.edge_index[:, :0], toy.y, toy.class_names)
+    summary = describe_partition(bare, [np.arange(3), np.arange(3, 6)])
+    assert summary.share_edges_kept == 1
+
+
+def test_graphs_dealt_whole_keep_all_their_edges():
+    dataset = GraphDataset(
+        name="pairs",
+        x=torch.zeros(6, 0),
+        edge_index=torch.tensor([[0, 1, 2, 3, 4, 5], [1, 0, 3, 2, 5, 4]]),
+        batch=torch.tensor([0, 0, 1, 1, 2, 2]),
+        y=torch.tensor([0, 1, 1]),
+        class_names=("a", "b"),
+    )
+    summary = describe_partition(dataset, [np.array([0, 2]), np.array([1])])
+    assert summary.share_edges_kept == 1
+    assert summary.class_counts.tolist() == [[1, 1], [0, 1]]

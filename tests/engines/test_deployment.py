@@ -1,0 +1,169 @@
+"""Real SuperNodes on a real SuperLink."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+)
+
+from flower_fgl import Run, simulate
+from flower_fgl.runs.model_file import read_card
+
+from .conftest import SMALL
+from .flower_deployment import deployment, wait_until, workers_of
+from .owners import CLASSES, in_own_order, owner_graphs, run_owners
+from .test_owners import NAMES, saved
+from .test_run import numbers
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("idle", [0, pytest.param(600, marks=pytest.mark.slow)])
+def test_two_supernodes_give_the_numbers_of_the_local_engine(
+    tmp_path: Path, idle: int
+) -> None:
+    # without a worker every message starts a process: fewer of them
+    settings: dict[str, Any] = {**SMALL, "evaluate": "both" if idle else "global"}
+    expected = simulate("fedprox", clients=2, output_dir=str(tmp_path), **settings)
+    values = {k: v for k, v in expected.config.items() if not isinstance(v, dict)}
+    values |= {f"synthetic.{k}": v for k, v in expected.config["synthetic"].items()}
+    values |= {f"fedprox.{k}": v for k, v in expected.config["fedprox"].items()}
+    folder = tmp_path / "deployed"
+    values["run-dir"] = str(folder)
+    node = f"num-partitions=2 worker-idle={idle}"
+    nodes = [f"partition-id={i} {node}" for i in range(2)]
+    with deployment(tmp_path / "deployment", nodes) as stage:
+        status = stage.run(values)
+        assert status == "finished:completed", stage.logs()
+        supernodes = [process.pid for process in stage.nodes]
+        workers = [len(workers_of(pid)) for pid in supernodes]
+        assert workers == ([1, 1] if idle else [0, 0])
+    wait_until(lambda: not [one for pid in supernodes for one in workers_of(pid)], 10)
+    assert "handled without a worker" not in stage.logs()
+    run = Run.load(folder)
+    assert run.status == "completed"
+    assert run.summary["engine"] == "deployment"
+    assert numbers(run) == numbers(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_killed_deployment_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "rounds": 3, "checkpoint_every": 1}
+    expected = simulate("fedavg", clients=2, output_dir=str(tmp_path), **settings)
+    values = {k: v for k, v in expected.config.items() if not isinstance(v, dict)}
+    values |= {f"synthetic.{k}": v for k, v in expected.config["synthetic"].items()}
+    folder = tmp_path / "deployed"
+    values["run-dir"] = str(folder)
+    nodes = [
+        f'partition-id={i} num-partitions=2 state-dir="{tmp_path}/owner-{i}"'
+        for i in range(2)
+    ]
+    with deployment(tmp_path / "first", nodes) as stage:
+        stage.submit(values)
+        end = time.monotonic() + 150
+        lines = folder / "rounds.jsonl"
+        while not lines.exists() or lines.read_bytes().count(b"\n") < 2:
+            assert time.monotonic() < end, stage.logs()
+            time.sleep(0.1)
+        time.sleep(1)  # into round 3
+    assert Run.load(folder).status == "running"  # all killed
+    with deployment(tmp_path / "second", nodes) as stage:
+        status = stage.run({**values, "resume": True}, seconds=270)
+        assert status == "finished:completed", stage.logs()
+    run = Run.load(folder)
+    assert run.status == "completed"
+    assert numbers(run) == numbers(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_owners_on_supernodes_agree_on_classes_and_leave_one_out_that_does_not_fit(
+    tmp_path: Path,
+) -> None:
+    graphs = owner_graphs()
+    own = [
+        graphs[0],
+        in_own_order(graphs[1], ("cold", "flu")),
+        in_own_order(graphs[2], ("well", "flu", "cold")),
+    ]
+    nodes = saved(tmp_path / "graphs", own)
+    expected = run_owners(nodes, tmp_path / "expected")
+    (tmp_path / "graphs" / "oak.npz").write_bytes(b"no archive")
+    values = {k: v for k, v in expected.config.items() if not isinstance(v, dict)}
+    values |= {f"fedavg.{k}": v for k, v in expected.config["fedavg"].items()}
+    values |= {"run-dir": str(tmp_path / "deployed"), "clients": 4}
+    values["join-timeout"] = 120.0
+    files = [node["graph"] for node in nodes] + [str(tmp_path / "graphs" / "oak.npz")]
+    configs = [f'graph="{file}"' for file in files]
+    with deployment(tmp_path / "deployment", configs) as stage:
+        status = stage.run(values, seconds=400)
+        assert status == "finished:completed", stage.logs()
+        stopped = {**values, "rounds": 50, "run-dir": str(tmp_path / "stopped")}
+        assert stage.stop_run_in_round(stopped) == "finished:stopped"
+    assert Run.load(tmp_path / "stopped").rounds
+    run = Run.load(tmp_path / "deployed")
+    assert run.summary["class_names"] == list(CLASSES)
+    assert [one["name"] for one in run.summary["refused"]] == ["oak"]
+    assert numbers(run) == numbers(expected)
+    # without model-dir, models are where the SuperNodes were started
+    kept = sorted((tmp_path / "deployment" / "models").iterdir())
+    assert sorted({f.name.rpartition("-")[2] for f in kept}) == list(NAMES)
+    card = read_card(next(f for f in kept if f.name.endswith("cedar")))
+    assert card is not None
+    assert card.class_names == CLASSES
+
+
+def test_self_made_certificates_are_signed_by_their_ca(tmp_path: Path) -> None:
+    script = EXAMPLE / "certificates.py"
+    hosts = ["--host", "fl.example.org", "--host", "10.0.0.1"]
+    command = [sys.executable, str(script), str(tmp_path), "ash", *hosts]
+    subprocess.run(command, check=True, timeout=60)
+    ca, server = (
+        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
+        for name in ("ca.crt", "server.pem")
+    )
+    server.verify_directly_issued_by(ca)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert names.value.get_values_for_type(x509.DNSName) == ["fl.example.org"]
+    key = load_ssh_private_key((tmp_path / "ash.key").read_bytes(), password=None)
+    form = Encoding.OpenSSH, PublicFormat.OpenSSH
+    assert key.public_key().public_bytes(*form) == (tmp_path / "ash.pub").read_bytes()
+    for private in ("ash.key", "server.key"):
+        assert (tmp_path / private).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_rehearsal_of_the_guide_runs_to_its_end(tmp_path: Path, tls: bool) -> None:
+    script = EXAMPLE / "rehearse.py"
+    folder = tmp_path / "rehearsal"
+    command = [sys.executable, str(script), str(folder), "--rounds", "2"]
+    done = subprocess.run(
+        [*command, *(["--tls"] if tls else [])],
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Run.load(folder / "server" / "run").status == "completed"
+    for owner in ("hospital-a", "hospital-b", "hospital-c"):
+        home = folder / "owners" / owner
+        assert len((home / "probabilities.csv").read_text().splitlines()) > 600
+    living = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
+    assert not [line for line in living if str(folder) in " ".join(line)]

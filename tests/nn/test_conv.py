@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from flower_fgl.nn import GraphInput, conv
+from flower_fgl.nn.decoupled import recursive_attention
+from flower_fgl.nn.pyg import GATConv
+
+MakeGraph = Callable[..., GraphInput]
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_dropout_zeroes_at_its_rate_and_keeps_the_mean(rate: float) -> None:
+    torch.manual_seed(0)
+    h = torch.ones(400, 500)
+    out = conv.dropout(h, rate, True)
+    share = float((out == 0).float().mean())
+    assert share == pytest.approx(rate, abs=0.005)  # 5 sigma: 5 · √(0.25 / 200,000)
+    assert out.max() == pytest.approx(1 / (1 - rate))
+    assert float(out.mean()) == pytest.approx(1, abs=0.05)
+
+
+def test_dropout_passes_the_gradient_through_what_it_kept() -> None:
+    h = torch.randn(50, 20, requires_grad=True)
+    out = conv.dropout(h, 0.5, True)
+    out.sum().backward()
+    torch.testing.assert_close(h.grad, torch.where(out == 0, 0.0, 2.0))
+
+
+def test_relu_dropout_is_relu_where_it_keeps() -> None:
+    h = torch.randn(50, 20, requires_grad=True)
+    out = conv.relu_dropout(h, 0.25, True)
+    kept = out > 0
+    torch.testing.assert_close(out[kept], h.detach()[kept] / 0.75)
+    assert torch.equal(out[~kept], torch.zeros(int((~kept).sum())))
+    share = kept[h > 0].float().mean()
+    assert float(share) == pytest.approx(0.75, abs=0.1)
+    out.sum().backward()
+    torch.testing.assert_close(h.grad, kept / 0.75)
+
+
+@pytest.mark.parametrize("function", [conv.dropout, conv.relu_dropout])
+def test_nothing_is_drawn_outside_training_or_at_rate_zero(
+    function: Callable[..., torch.Tensor],
+) -> None:
+    h = torch.randn(5, 4)
+    before = torch.get_rng_state()
+    expected = h if function is conv.dropout else h.relu()
+    assert torch.equal(function(h, 0.5, False), expected)
+    assert torch.equal(function(h, 0.0, True), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_attention_takes_weight_zero_for_no_edge_and_one_for_an_edge(
+    make_graph: MakeGraph,
+) -> None:
+    full = make_graph()
+    conv = GATConv(9, 4, heads=2)
+    edges = full.edge_index
+    ones = GraphInput(full.x, edges, torch.ones(edges.shape[1]))
+    torch.testing.assert_close(conv.gat(conv, ones), conv.gat(conv, full))
+    weight = (torch.arange(edges.shape[1]) % 3 > 0).float()
+    thinned = GraphInput(full.x, edges[:, weight > 0])
+    weighted = GraphInput(full.x, edges, weight.requires_grad_())
+    out = conv.gat(conv, weighted)
+    torch.testing.assert_close(out, conv.gat(conv, thinned))
+    out.square().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+    assert weight.grad.abs().sum() > 0
+
+
+def test_attention_survives_large_scores(make_graph: MakeGraph) -> None:
+    graph = make_graph()
+    conv = GATConv(9, 4, heads=2)
+    with torch.no_grad():
+        conv.att_src.mul_(1e4)
+    assert conv.gat(conv, graph).isfinite().all()
+
+
+def test_recursive_attention_equals_a_loop_over_nodes() -> None:
+    g = torch.Generator().manual_seed(0)
+    hops = torch.randn(4, 5, 3, generator=g)
+    weight, bias = torch.randn(1, 6, generator=g), torch.randn(1, generator=g)
+    got = recursive_attention(hops, weight, bias)
+    for node in range(5):
+        x = hops[:, node]
+        scores: list[torch.Tensor] = []
+        for k in range(4):
+            share = torch.stack(scores).softmax(0) if k else torch.ones(1)
+            history = sum(share[j] * x[j] for j in range(max(k, 1)))
+            both = torch.cat([history, x[k]])
+            scores.append(
+                torch.nn.functional.leaky_relu(both @ weight[0] + bias[0], 0.2)
+            )
+        torch.testing.assert_close(got[:, node], torch.stack(scores).softmax(0))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.secure_aggregation.keys import (
+    SEAL_BYTES,
+    Agreement,
+    add_masks,
+    digest,
+    draw_secret,
+    mask_stream,
+    public_key,
+    seal,
+    unseal,
+)
+
+
+def test_both_sides_agree_on_a_key() -> None:
+    one, two = draw_secret(), draw_secret()
+    key = Agreement(one, 4).key(public_key(two), "mask", 0, 1)
+    assert key == Agreement(two, 4).key(public_key(one), "mask", 0, 1)
+    assert len(key) == 32
+
+
+def test_public_keys_are_those_of_rfc_7748() -> None:
+    # section 5.2, the first of the iterated results: X25519(9, 9)
+    expected = "422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079"
+    assert public_key(bytes([9]) + bytes(31)).hex() == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [(5, "mask", 0, 1), (4, "share", 0, 1), (4, "mask", 1, 0), (4, "mask", 0, 2)],
+)
+def test_another_round_purpose_or_pair_has_another_key(
+    other: tuple[int, str, int, int],
+) -> None:
+    secret, public = draw_secret(), public_key(draw_secret())
+    base = Agreement(secret, 4).key(public, "mask", 0, 1)
+    number, *rest = other
+    assert Agreement(secret, number).key(public, *rest) != base  # type: ignore[arg-type]
+
+
+def test_a_public_key_that_is_none_is_refused() -> None:
+    with pytest.raises(PayloadError, match="no X25519 key"):
+        Agreement(draw_secret(), 1).key(bytes(32), "mask", 0, 1)
+
+
+def test_what_is_sealed_opens_with_its_key_only() -> None:
+    key = draw_secret()
+    sealed = seal(key, b"a share")
+    assert len(sealed) == len(b"a share") + SEAL_BYTES
+    assert unseal(key, sealed) == b"a share"
+    assert unseal(draw_secret(), sealed) is None
+    assert unseal(key, sealed[:-1] + bytes([sealed[-1] ^ 1])) is None
+    assert seal(key, b"a share") != sealed
+
+
+def test_the_stream_is_aes_in_counter_mode_of_all_32_key_bytes() -> None:
+    key = bytes(range(32))
+    block = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    counters = bytes(16) + bytes(15) + b"\x01"
+    expected = np.frombuffer(block.update(counters), dtype="<u8")
+    assert np.array_equal(mask_stream(key, 4), expected)
+    for place in range(32):
+        other = bytearray(key)
+        other[place] ^= 128
+        assert not np.array_equal(mask_stream(bytes(other), 4), expected)
+
+
+def test_pairwise_masks_cancel_in_the_sum() -> None:
+    rng = np.random.default_rng(0)
+    plain = rng.integers(0, 2**64, size=(4, 50), dtype=np.uint64)
+    keys = {(i, j): draw_secret() for i in range(4) for j in range(4) if i < j}
+    masked = plain.copy()
+    for me in range(4):
+        mine = {o: keys[min(me, o), max(me, o)] for o in range(4) if o != me}
+        add_masks(masked[me], partition_id=me, pair_keys=mine)
+        assert not np.array_equal(masked[me], plain[me])
+    assert np.array_equal(masked.sum(axis=0), plain.sum(axis=0))
+
+
+def test_a_digest_recognises_a_secret() -> None:
+    secret = draw_secret()
+    assert digest(secret) == digest(bytes(secret))
+    assert digest(secret) != digest(draw_secret())
+    assert len(digest(secret)) == 16

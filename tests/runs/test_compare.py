@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flower_fgl.cli.main import app
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.runs.compare import (
+    compare_runs,
+    paired_t_test,
+    select_runs,
+    verdict,
+)
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import summarise
+from flower_fgl.runs.writer import RunWriter
+
+
+def write_run(
+    folder: Path,
+    accuracy: float,
+    *,
+    method: str = "fedavg",
+    seed: int = 0,
+    status: str = "completed",
+    partition: str = "abc",
+    **settings: Any,
+) -> Run:
+    """Write a run of one round."""
+    writer = RunWriter.create(
+        folder,
+        config={"method": method, "dataset": "cora", "seed": seed, **settings},
+        sources={},
+    )
+    test = pool([Scores(10, accuracy, accuracy / 2, accuracy / 4)])
+    row = {
+        "round": 1,
+        "phase": "train",
+        "status": "ok",
+        "metrics": {"local": {"val": test, "test": test}},
+    }
+    writer.append_round(row)
+    writer.write_summary(
+        summarise(
+            [row],
+            method=method,
+            dataset="cora",
+            clients=3,
+            seed=seed,
+            engine="local",
+            partition_sha256=partition,
+            evaluate="local",
+            status=status,
+        )
+    )
+    return Run.load(folder)
+
+
+def write_runs(
+    folder: Path, method: str, scores: list[float], **about: Any
+) -> list[Run]:
+    return [
+        write_run(folder / f"{method}-{seed}", s, method=method, seed=seed, **about)
+        for seed, s in enumerate(scores)
+    ]
+
+
+def test_t_is_the_mean_difference_over_its_standard_error() -> None:
+    # differences 1, 2, 3: mean 2, deviation 1, t = 2 · √3; with two degrees of freedom
+    # p = 1 − t / √(2 + t²) = 1 − √(12 / 14)
+    t, p = paired_t_test([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert t == pytest.approx(2 * math.sqrt(3))
+    assert p == pytest.approx(1 - math.sqrt(12 / 14))
+    back = paired_t_test([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    assert back == pytest.approx((-t, p))
+
+
+def test_differences_without_spread_need_no_division() -> None:
+    t, p = paired_t_test([0.5, 0.25], [0.5, 0.25])
+    assert math.isnan(t)
+    assert p == 1
+    assert paired_t_test([1.0, 2.0], [1.5, 2.5]) == (-math.inf, 0)
+
+
+def test_runs_are_paired_by_data_partition_clients_and_seed(tmp_path: Path) -> None:
+    one = write_runs(tmp_path, "fedper", [0.8, 0.7, 0.9, 0.1])
+    other = write_runs(tmp_path, "local", [0.7, 0.5, 0.6])[::-1]
+    other.append(write_run(tmp_path / "x", 0.2, method="local", partition="other"))
+    result = compare_runs(one, other)
+    assert result.one == (0.8, 0.7, 0.9)
+    assert result.other == (0.7, 0.5, 0.6)
+    assert result.difference == pytest.approx(0.2)
+    assert result.t == pytest.approx(2 * math.sqrt(3))
+    assert not result.is_significant
+    assert "no significant" in verdict(result)
+
+
+def test_a_clear_difference_is_significant_for_either_side(tmp_path: Path) -> None:
+    good = write_runs(tmp_path, "fedper", [0.80, 0.81, 0.79, 0.82])
+    poor = write_runs(tmp_path, "local", [0.70, 0.72, 0.69, 0.70])
+    assert verdict(compare_runs(good, poor)).startswith("A is significantly better")
+    assert verdict(compare_runs(poor, good)).startswith("B is significantly better")
+
+
+def test_another_column_and_metric_can_be_chosen(tmp_path: Path) -> None:
+    one = write_runs(tmp_path, "fedper", [0.8, 0.6])
+    other = write_runs(tmp_path, "local", [0.4, 0.4])
+    result = compare_runs(one, other, column="val", metric="macro_f1")
+    assert result.one == (0.4, 0.3)
+    with pytest.raises(RunError, match='no scores of "unseen", only of val, test'):
+        compare_runs(one, other, column="unseen")
+    with pytest.raises(RunError, match=r'no "auroc" of "test".*mean_accuracy'):
+        compare_runs(one, other, metric="auroc")
+
+
+def test_too_few_pairs_name_the_runs_that_are_not_completed(tmp_path: Path) -> None:
+    one = write_runs(tmp_path, "fedper", [0.8, 0.6])
+    other = write_runs(tmp_path, "local", [0.4])
+    with pytest.raises(RunError, match="got 1 of 2 runs of A and 1 of B"):
+        compare_runs(one, other)
+    with pytest.raises(RunError, match="got 0 of 2 runs of A and 0 of B") as caught:
+        compare_runs(one, write_runs(tmp_path / "b", "local", [0.4], status="failed"))
+    assert f"{tmp_path / 'b' / 'local-0'} (failed)" in str(caught.value)
+    elsewhere = write_runs(tmp_path / "c", "local", [0.4, 0.5], partition="other")
+    with pytest.raises(RunError, match="got 0 of 2"):
+        compare_runs(one, elsewhere)
+
+
+def test_runs_that_are_ambiguous_are_refused(tmp_path: Path) -> None:
+    one = write_runs(tmp_path, "fedper", [0.8, 0.6])
+    twins = [*one, *write_runs(tmp_path / "again", "fedper", [0.8])]
+    with pytest.raises(RunError, match="A holds two runs of the same data"):
+        compare_runs(twins, write_runs(tmp_path / "other", "fedper", [0.5, 0.4]))
+    mixed = [
+        *write_runs(tmp_path / "b", "fedper", [0.3]),
+        *write_runs(tmp_path, "local", [0.4]),
+    ]
+    with pytest.raises(ConfigError, match="B holds runs of fedper, local"):
+        compare_runs(one, mixed)
+
+
+def test_sides_are_folders_patterns_lists_or_one_method(tmp_path: Path) -> None:
+    write_runs(tmp_path, "fedper", [0.8, 0.6])
+    write_runs(tmp_path, "local", [0.4, 0.5])
+    write_run(tmp_path / "again_sometimes-seed0", 0.1, method="fedprox")
+    write_run(tmp_path / "again_sometimes-not-seed0", 0.1, method="fedprox")
+    write_run(tmp_path / "a,b:c", 0.1, method="fedprox")
+    for text, count in {
+        f"{tmp_path}": 7,
+        f"{tmp_path}:local": 2,
+        f"{tmp_path}:again, sometimes": 1,
+        f"{tmp_path}:again, sometimes, {tmp_path}:local": 3,
+        f"{tmp_path / 'a,b:c'}": 1,
+        ",".join([f"{tmp_path}/fedper-0"] * 200): 1,
+        f"{tmp_path}/fedper-*": 2,
+        f"{tmp_path}/fedper-0": 1,
+        f"{tmp_path}/fedper-0, {tmp_path}/local-*, {tmp_path}/local-1": 3,
+    }.items():
+        assert len(select_runs(text)) == count, text
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    runs = write_runs(tmp_path, "local", [0.4, 0.5])
+    with pytest.raises(RunError, match="on both sides"):
+        compare_runs(runs, runs[1:])
+
+
+def test_a_side_without_runs_is_refused(tmp_path: Path) -> None:
+    write_runs(tmp_path, "local", [0.4])
+    for text, message in {
+        f"{tmp_path}:fedavg": 'no run of "fedavg", only of local, local-0',
+        f"{tmp_path}/nothing": "holds no run folder",
+        f"{tmp_path}/nothing-*": "holds no run folder",
+        " , ": "at least one run folder",
+    }.items():
+        with pytest.raises(RunError, match=message):
+            select_runs(text)
+
+
+def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:
+    write_runs(tmp_path, "fedper", [0.80, 0.81, 0.79])
+    write_runs(tmp_path, "local", [0.70, 0.72, 0.69])
+    write_run(tmp_path / "late", 0.1, method="local", seed=9, status="interrupted")
+    done = CliRunner().invoke(
+        app, ["compare", f"{tmp_path}:fedper", f"{tmp_path}:local"]
+    )
+    assert done.exit_code == 0
+    words = " ".join(done.output.split())
+    assert "80.00 ± 1.00" in words
+    assert "70.33 ± 1.53" in words
+    assert "late" in words
+    assert "A - B = +9.67, n = 3 pairs, t = 29.000, p = 0.0012" in words
+    assert "A is significantly better at 95 %" in words
+
+
+def test_the_command_tests_what_the_tables_of_the_setting_mark(tmp_path: Path) -> None:
+    for setting, metric in (
+        ("few-shot", "mean_accuracy"),
+        ("transductive", "accuracy"),
+    ):
+        sides = [tmp_path / setting / name for name in ("a", "b")]
+        for side, scores in zip(sides, ([0.8, 0.7], [0.5, 0.6]), strict=True):
+            write_runs(side, "local", scores, setting=setting)
+        done = CliRunner().invoke(app, ["compare", *map(str, sides)])
+        assert f"test {metric}, %" in " ".join(done.output.split())
+
+
+def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) -> None:
+    other = write_runs(tmp_path, "local", [0.5, 0.6])
+    few = write_runs(tmp_path / "3", "fedavg", [0.7, 0.8], shots=3, partition="a")
+    more = write_runs(tmp_path / "5", "fedavg", [0.8, 0.9], shots=5, partition="b")
+    with pytest.raises(
+        ConfigError, match=r"A holds runs that differ .*shots 3 and 5.* of one\.$"
+    ):
+        compare_runs([*few, *more], other)
+    named = [
+        write_run(tmp_path / f"x-shots{k}-partition-seed7", 0.5, shots=k)
+        for k in (3, 5)
+    ]
+    with pytest.raises(ConfigError, match=r'"\S+/x-shots3-partition-seed\*"\.$'):
+        compare_runs(named, other)
+    elsewhere = write_run(tmp_path / "x", 0.9, seed=2, shots=3, **{"data-dir": "/x"})
+    with pytest.raises(RunError, match="at least 2 pairs"):  # of one setting
+        compare_runs([*few, elsewhere], other)

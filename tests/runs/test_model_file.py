@@ -1,0 +1,452 @@
+"""Models that owners keep, and predictions from them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.torch import save_file
+
+from flower_fgl import METHODS, simulate
+from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
+from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
+from flower_fgl.cli.predict import predict, write_csv
+from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
+from flower_fgl.client_apps.runtime.model_store import is_better, take_over_model
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import DataError, RunError
+from flower_fgl.datasets.graph_files.graph_file import (
+    load_graph_file,
+    save_client_graph,
+)
+from flower_fgl.datasets.transforms.normalize_features import scale_client
+from flower_fgl.nn import GraphInput, build_model
+from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
+
+from .client_apps.random_clients import FEATURES, random_client
+from .owners import CLASSES, in_own_order, owner_graphs, run_owners
+from .test_methods import shortened
+from .test_owners import NAMES, saved
+
+CARD = ModelCard(
+    method="fedavg", model="gcn", num_features=8, hidden_channels=8, num_layers=2,
+    class_names=CLASSES, classifies_graphs=False, scaling="none", round=4,
+    owner="ash", validation=0.5,
+)  # fmt: skip
+
+
+SCORED_LATER = {"adpfedgnn"}
+"""Methods whose models are scored with the next global one: the last is kept."""
+ON_MENDED_GRAPHS = {"fedsage+"}
+"""Methods that score on other graphs than those of the owners' files."""
+
+
+def a_model(model: str = "gcn") -> torch.nn.Module:
+    return build_model(
+        model, in_channels=8, hidden_channels=8, num_classes=3, num_layers=2, dropout=0
+    )
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[dict[str, Any]]:
+    made = saved(tmp_path / "graphs", owner_graphs())
+    return [{**n, "model-dir": str(tmp_path / "models")} for n in made]
+
+
+def kept(folder: Path, name: str) -> Path:
+    (found,) = folder.glob(f"models/*-{name}")
+    return found
+
+
+def accuracy(model: Path, graph: Path, mask: str) -> float:
+    """Score what ``predict`` says against the labels of the file, by name."""
+    found = predict(model, graph)
+    owned = load_graph_file(graph).dataset
+    said = [found.card.class_names[k] for k in found.probabilities.argmax(1).tolist()]
+    true = ["" if k < 0 else owned.class_names[k] for k in owned.y.tolist()]
+    asked = (owned.masks[mask] & (owned.y >= 0)).tolist()
+    pairs = [(s, t) for s, t, on in zip(said, true, asked, strict=True) if on]
+    return sum(s == t for s, t in pairs) / len(pairs)
+
+
+# ------------------------------------------------------------------------ files
+def test_a_model_comes_back_with_its_description(tmp_path: Path) -> None:
+    state = a_model().state_dict()
+    scaling = (torch.arange(8.0).double(), torch.ones(8).double())
+    card = replace(CARD, scaling="kept")
+    save_model(tmp_path / "m", state, card, scaling)
+    for place in (tmp_path / "m", tmp_path / "m" / "model.safetensors"):
+        back = load_model(place)
+        assert back.card == card
+        assert not back.model.training
+        assert all(torch.equal(v, state[k]) for k, v in back.model.state_dict().items())
+        assert back.scaling is not None
+        assert torch.equal(back.scaling[0], scaling[0])
+
+
+def test_a_linear_head_comes_back(tmp_path: Path) -> None:
+    model = a_model("graphsage:linear").eval()
+    save_model(tmp_path, model.state_dict(), replace(CARD, model="graphsage:linear"))
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1], [1, 0]]))
+    torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
+
+
+def test_a_classifier_of_some_classes_comes_back(tmp_path: Path) -> None:
+    sizes = {"in_channels": 8, "hidden_channels": 8, "num_layers": 2, "dropout": 0.0}
+    encoder = build_encoder("graphsage", **sizes)  # type: ignore[arg-type]
+    head = torch.nn.Linear(8, 2)
+    model = PersonalNet(encoder, head, torch.tensor([0, 2]), 3, "tanh").eval()
+    card = replace(CARD, model="graphsage", rep_norm="tanh")
+    save_model(tmp_path, model.state_dict(), card)
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1], [1, 0]]))
+    torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
+    plain = {n: t for n, t in model.state_dict().items() if n != "classes"}
+    save_model(tmp_path, plain, card)
+    with pytest.raises(RunError, match="no classifier of the owner's classes"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("train", [range(15), (4,)], ids=["some", "one"])
+def test_class_means_come_back_without_the_nodes_they_are_of(
+    train: Sequence[int], tmp_path: Path
+) -> None:
+    client = random_client("pfedfsl", train=train)
+    model = PFedFSLClientApp().assemble(client).eval()
+    for tensor in model.parameters():
+        torch.nn.init.normal_(tensor)
+    card = replace(CARD, method="pfedfsl", num_features=FEATURES)
+    save_model(tmp_path, model.fixed().state_dict(), card)
+    back = load_model(tmp_path).model
+    edges = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    for graph in (client.data.inputs[0], GraphInput(torch.randn(5, FEATURES), edges)):
+        logits = back(graph)
+        torch.testing.assert_close(logits, model(graph))
+        own = sorted(set(client.data.training.labels.tolist()))
+        assert logits.isfinite().all(0).nonzero().flatten().tolist() == own
+    less = {n: t for n, t in model.fixed().state_dict().items() if n != "classes"}
+    save_model(tmp_path, less, card)
+    with pytest.raises(RunError, match="its weights are not those of gcn"):
+        load_model(tmp_path)
+
+
+def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
+    backbone, adaptation = a_model(), Adaptation(8, 3)
+    classes = torch.tensor([True, False, True])
+    model = AdaptedModel(backbone, adaptation, torch.randn(4, 8), classes).eval()
+    card = replace(CARD, method="f2l", model="gcn:2x8", hidden_channels=5)
+    save_model(tmp_path, model.state_dict(), card)
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1], [1, 0]]))
+    torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
+    narrow = {**model.state_dict(), "support": torch.randn(4, 7)}
+    save_model(tmp_path, narrow, card)
+    with pytest.raises(RunError, match="its weights are not those of gcn:2x8"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedlog", {}),
+        ("fedlog", {"msg-input": "neighbor", "nodes-per-class": 2}),
+        ("fedlog", {"alpha-fixed": 0.9, "classifier-update": False}),
+        ("adpfedgnn", {}),
+        ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
+        ("adpfedgnn", {"selection": "all"}),
+    ],
+    ids=str,
+)
+def test_a_methods_own_network_comes_back(
+    method: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    values = {f"{method}.{key}": value for key, value in settings.items()}
+    config = RunConfig.parse(
+        {"method": method, "hidden-channels": 8, **values}, METHODS
+    )
+    card = replace(CARD, method=method, model="graphsage", settings=config.own())
+    torch.manual_seed(0)
+    model: Any = METHODS[method].load_network()(
+        config.hyper, model="graphsage", num_features=8, num_classes=3, width=8,
+        num_layers=2, dropout=0.0,
+    )  # fmt: skip
+    for tensor in model.parameters():
+        torch.nn.init.normal_(tensor, std=0.2)
+    save_model(tmp_path, model.state_dict(), card)
+    graph = GraphInput(torch.randn(5, 8), torch.tensor([[0, 1, 2], [1, 2, 0]]))
+    before = torch.get_rng_state()
+    back = load_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert back.card == card
+    torch.testing.assert_close(back.model(graph), model.eval()(graph))
+    save_model(tmp_path, model.state_dict(), replace(card, settings={"betta": 1.0}))
+    with pytest.raises(RunError, match="Unknown setting"):
+        load_model(tmp_path)
+    save_model(tmp_path, model.state_dict(), replace(card, settings={}))
+    with pytest.raises(RunError, match="by a network of its own"):
+        load_model(tmp_path)
+    save_model(tmp_path, model.state_dict(), replace(card, method="later"))
+    with pytest.raises(RunError, match=r'"later".*later version'):
+        load_model(tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"There is no folder .*nowhere"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_what_is_no_model_is_named(tmp_path: Path) -> None:
+    assert read_card(tmp_path) is None
+    with pytest.raises(RunError, match=r"holds no model\.safetensors"):
+        load_model(tmp_path)
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(RunError, match="does not say what network"):
+        load_model(tmp_path)
+    save_model(tmp_path, {"a": torch.zeros(1)}, CARD)
+    with pytest.raises(RunError, match="its weights are not those of gcn"):
+        load_model(tmp_path)
+    save_model(tmp_path, a_model().state_dict(), replace(CARD, model="gpt"))
+    with pytest.raises(RunError, match='Unknown model "gpt"'):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(RunError, match="damaged"):
+        load_model(tmp_path)
+
+
+# ---------------------------------------------------------------------- keeping
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
+    method: str, nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    settings = shortened(method, {"rounds": 3})
+    run = run_owners(nodes, tmp_path / "run", method=method, **settings)
+    for pid, (name, node) in enumerate(zip(NAMES, nodes, strict=True)):
+        rows = [c for c in run.clients if c["partition_id"] == pid and c["round"]]
+        scores = [c["metrics"]["local"]["val"]["accuracy"] for c in rows]
+        card = read_card(kept(tmp_path, name))
+        assert card is not None
+        assert (card.owner, card.method) == (name, method)
+        if method in SCORED_LATER:
+            assert (card.validation, card.round) == (None, 3)
+            assert predict(kept(tmp_path, name), Path(node["graph"])).card == card
+            continue
+        assert card.validation == max(scores)
+        assert scores[card.round - 1] == max(scores)
+        graph = Path(node["graph"])
+        found = accuracy(kept(tmp_path, name), graph, "val")
+        if method not in ON_MENDED_GRAPHS:
+            assert found == pytest.approx(card.validation, abs=1e-6)
+
+
+def test_predictions_are_in_the_agreed_classes_of_an_owner_who_numbers_its_own_way(
+    tmp_path: Path,
+) -> None:
+    graphs = owner_graphs()
+    graphs[2] = in_own_order(graphs[2], ("well", "flu", "cold"))
+    nodes = saved(tmp_path / "graphs", graphs)
+    nodes[2]["model-dir"] = str(tmp_path / "models")
+    run = run_owners(nodes, tmp_path / "run")
+    card = read_card(kept(tmp_path, "cedar"))
+    assert card is not None
+    assert card.class_names == CLASSES
+    graph = Path(nodes[2]["graph"])
+    rows = [c for c in run.clients if c["partition_id"] == 2 and c["round"]]
+    expected = rows[card.round - 1]["metrics"]["local"]["test"]["accuracy"]
+    found = accuracy(kept(tmp_path, "cedar"), graph, "test")
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert len(list((tmp_path / "models").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "before", "expected"),
+    [
+        (None, None, True),
+        (0.1, None, True),
+        (0.5, 0.5, True),
+        (0.4, 0.5, False),
+        (None, 0.5, False),
+    ],
+)
+def test_the_latest_of_the_best_models_is_kept(
+    new: float | None, before: float | None, *, expected: bool
+) -> None:
+    assert is_better(new, before) is expected
+
+
+@pytest.mark.parametrize(("kept_in", "taken"), [(3, True), (4, True), (5, False)])
+def test_a_run_that_goes_on_takes_over_the_model_of_its_checkpoint(
+    kept_in: int, *, taken: bool, tmp_path: Path
+) -> None:
+    state = a_model().state_dict()
+    save_model(tmp_path / "7-ash", state, replace(CARD, round=kept_in))
+    (tmp_path / "7-ash" / "model.json").write_text("{}")
+    node = {"model-dir": str(tmp_path), "name": "ash"}
+    context = Context(8, 1, node, RecordDict(), {})
+    take_over_model(context, 0, 7, server_round=4)
+    found = read_card(tmp_path / "8-ash")
+    assert (found is not None) == taken
+    assert (tmp_path / "8-ash" / "model.json").exists() == taken
+    take_over_model(context, 0, 6, server_round=4)  # a run that kept none
+    assert read_card(tmp_path / "7-ash") is not None
+
+
+def test_a_simulation_keeps_no_models_at_clients(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = simulate(**small)
+    assert not (tmp_path / "models").exists()
+    card = read_card(run.path)
+    assert card is not None
+    assert card.round == run.best["round"]
+    assert card.owner == ""
+
+
+def test_an_owner_that_cannot_keep_models_is_told_before_the_run(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    nodes[0]["model-dir"] = str(tmp_path / "file" / "models")
+    run = run_owners(nodes, tmp_path / "run")
+    (refused,) = run.summary["refused"]
+    assert refused["name"] == "ash"
+    assert "model-dir" in refused["reason"]
+
+
+def test_a_model_that_cannot_be_written_does_not_stop_the_training(
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(*args: Any) -> None:
+        raise RunError("No space left")
+
+    monkeypatch.setattr("flower_fgl.client_apps.runtime.model_store.save_model", full)
+    run = run_owners(nodes, tmp_path / "run")
+    assert run.status == "completed"
+    assert "round 2 was not kept: No space left" in caplog.text
+
+
+# ------------------------------------------------------------------- predicting
+def test_the_table_holds_every_node_and_probabilities_that_add_up(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    run = run_owners(nodes, tmp_path / "run")
+    out = tmp_path / "probabilities.csv"
+    graph = Path(nodes[0]["graph"])
+    write_csv(predict(run.path, graph), out)
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(r["node"]) for r in rows] == load_graph_file(graph).node_ids.tolist()
+    assert list(rows[0]) == ["node", "predicted", "p:flu", "p:cold", "p:well"]
+    for row in rows:
+        shares = {name: float(row[f"p:{name}"]) for name in CLASSES}
+        assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
+        assert shares[row["predicted"]] == max(shares.values())
+
+
+def test_a_csv_folder_without_labels_is_predicted_under_its_own_ids(
+    tmp_path: Path,
+) -> None:
+    save_model(tmp_path / "m", a_model("mlp").state_dict(), CARD_MLP)
+    folder = tmp_path / "new"
+    folder.mkdir()
+    columns = ",".join(f"f{i}" for i in range(8))
+    values = ",".join("1" for _ in range(8))
+    (folder / "nodes.csv").write_text(f"id,{columns}\np1,{values}\np2,{values}\n")
+    (folder / "edges.csv").write_text("source,target\np1,p2\n")
+    assert predict(tmp_path / "m", folder).nodes == ("p1", "p2")
+
+
+CARD_MLP = replace(CARD, model="mlp")
+
+
+def test_a_file_without_labels_is_predicted(tmp_path: Path) -> None:
+    save_model(tmp_path / "m", a_model().state_dict(), CARD)
+    x = np.ones((4, 8), dtype=np.float32)
+    edges = np.array([[0, 1], [1, 2]])
+    np.savez(tmp_path / "new.npz", x=x, edges=edges, node_ids=np.array([3, 5, 8, 9]))
+    found = predict(tmp_path / "m", tmp_path / "new.npz")
+    assert found.nodes == ("3", "5", "8", "9")
+    assert found.probabilities.shape == (4, 3)
+
+
+def test_features_are_standardised_as_they_were_in_training(tmp_path: Path) -> None:
+    graphs = owner_graphs()
+    nodes = saved(tmp_path / "graphs", graphs)
+    node = {**nodes[0], "model-dir": str(tmp_path / "models")}
+    run = run_owners([node], tmp_path / "run", setting="inductive")
+    card = read_card(kept(tmp_path, "ash"))
+    assert card is not None
+    assert card.scaling == "kept"
+    scaling = load_model(kept(tmp_path, "ash")).scaling
+    assert scaling is not None
+    seen = graphs[0].graph.x[graphs[0].graph.masks["train"]].double()
+    torch.testing.assert_close(scaling[0], seen.mean(0))
+    torch.testing.assert_close(scaling[1], seen.std(0, correction=0))
+    # the aggregated model cannot know whose statistics to use
+    with pytest.raises(DataError, match="statistics of its own"):
+        predict(run.path, Path(node["graph"]))
+
+
+def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> None:
+    raw = owner_graphs()[0]
+    graphs = [scale_client(graph, "columns") for graph in owner_graphs()]
+    nodes = saved(tmp_path / "graphs", graphs)
+    node = {**nodes[0], "model-dir": str(tmp_path / "models")}
+    run = run_owners([node], tmp_path / "run")
+    model = kept(tmp_path, "ash")
+    card = read_card(model)
+    assert card is not None
+    assert card.scaling == "kept"
+    save_client_graph(tmp_path / "raw.npz", raw)
+    one, other = (
+        predict(model, place) for place in (Path(node["graph"]), tmp_path / "raw.npz")
+    )
+    torch.testing.assert_close(one.probabilities, other.probabilities)
+    # the aggregated model cannot know whose statistics to use
+    assert load_model(run.path).card.scaling == "lost"
+    rows = scale_client(raw, "rows")
+    save_client_graph(tmp_path / "rows.npz", rows)
+    with pytest.raises(DataError, match="expects them as they were measured"):
+        predict(model, tmp_path / "rows.npz")
+
+
+def test_rows_are_normalised_as_they_were_in_training(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    run = simulate("fedavg", **small, setting="closed-set")
+    assert load_model(run.path).card.scaling == "rows"
+    graph = owner_graphs()[0]
+    save_client_graph(tmp_path / "g.npz", graph)
+    doubled = replace(graph, graph=replace(graph.graph, x=2 * graph.graph.x))
+    save_client_graph(tmp_path / "doubled.npz", doubled)
+    one, other = (predict(run.path, tmp_path / f"{n}.npz") for n in ("g", "doubled"))
+    torch.testing.assert_close(one.probabilities, other.probabilities)
+
+
+def test_a_graph_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    graph = owner_graphs()[0]
+    save_client_graph(tmp_path / "g.npz", graph)
+    save_model(tmp_path / "m", a_model().state_dict(), replace(CARD, num_features=8))
+    wide = torch.cat([graph.graph.x, graph.graph.x], dim=1)
+    other = replace(graph, graph=replace(graph.graph, x=wide))
+    save_client_graph(tmp_path / "wide.npz", other)
+    with pytest.raises(DataError, match="expected 8 features as in training, got 16"):
+        predict(tmp_path / "m", tmp_path / "wide.npz")
+    pooled = build_model(
+        "gin", in_channels=8, hidden_channels=8, num_classes=3, num_layers=2,
+        dropout=0, readout=True,
+    )  # fmt: skip
+    card = replace(CARD, model="gin", classifies_graphs=True)
+    save_model(tmp_path / "sets", pooled.state_dict(), card)
+    with pytest.raises(DataError, match="classifies whole graphs"):
+        predict(tmp_path / "sets", tmp_path / "g.npz")
+    with pytest.raises(DataError, match="No graph file"):
+        predict(tmp_path / "m", tmp_path / "absent.npz")

@@ -1,0 +1,849 @@
+from __future__ import annotations
+
+import base64
+import math
+import os
+import re
+import shutil
+import warnings
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.runs import compare as comparing
+from flower_fgl.runs import plots
+from flower_fgl.runs.report import figures as report_pictures
+from flower_fgl.runs.report import page as report
+from flower_fgl.runs.report.page import percent, show_bytes, show_seconds, write_report
+from flower_fgl.runs.report.sweeps import find_sweeps
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import summarise
+from flower_fgl.runs.writer import RunWriter
+
+CLASSES = ["alpha", "beta", "gamma"]
+HOSTILE = ["<script>alert(1)</script>", "$\\frac{", "_hidden\x00\nsecond line"]
+COUNTS = [[5, 0, 2], [1, 7, 0], [0, 0, 0]]
+
+
+def make(
+    folder: Path,
+    *,
+    method: str = "fedavg",
+    seed: int = 0,
+    val: tuple[float, ...] = (0.5, 0.7931, 0.6),
+    status: str = "completed",
+    class_names: list[str] | None = None,
+    error: str | None = None,
+    drop: list[dict[str, Any]] | None = None,
+    settings: dict[str, Any] | None = None,
+    auroc: float = math.nan,
+    columns: tuple[str, ...] = (),
+    numbers: dict[str, float] | None = None,
+) -> Run:
+    """Write a run of three clients, of which the last has no test nodes."""
+    config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
+    writer = RunWriter.create(
+        folder, config={**config, **(settings or {})}, sources={"lr": "user"}
+    )
+    writer.append_clients(
+        {
+            "round": 0,
+            "partition_id": pid,
+            "num_nodes": 40 + pid,
+            "class_counts": counts,
+            "trains": sum(counts) > 0,
+        }
+        for pid, counts in reversed(list(enumerate(COUNTS)))
+    )
+    rows = []
+    for server_round, accuracy in enumerate(val, start=1):
+        scores = [
+            Scores(10, accuracy, accuracy, accuracy, auroc),
+            Scores(30, accuracy / 2, accuracy / 3, accuracy / 4),
+            Scores(0, math.nan, math.nan, math.nan),
+        ]
+        pooled = pool(scores)
+        rows.append(
+            {
+                "round": server_round,
+                "phase": "train",
+                "status": "ok",
+                "replies": 3,
+                "failures": (drop or []) if server_round == 2 else [],
+                "loss": 1 / server_round,
+                "numbers": numbers or {},
+                "metrics": {
+                    "local": {
+                        "val": pooled,
+                        "test": pooled,
+                        **dict.fromkeys(columns, pooled),
+                    }
+                },
+                "seconds": {"send": 0.001, "clients": 0.04, "total": 0.042},
+                "bytes": {
+                    "up": {"weights": 123_000, "metrics": 450},
+                    "down": {"weights": 123_000},
+                },
+            }
+        )
+        writer.append_round(rows[-1])
+        writer.append_clients(
+            {
+                "round": server_round,
+                "partition_id": pid,
+                "metrics": {"local": {"test": entry.as_dict()}},
+            }
+            for pid, entry in enumerate(scores)
+        )
+    if status != "running":
+        writer.write_summary(
+            summarise(
+                rows,
+                method=method,
+                dataset="cora",
+                clients=3,
+                seed=seed,
+                engine="local",
+                partition_sha256="3f2a" * 16,
+                evaluate="local",
+                status=status,
+                class_names=class_names or CLASSES,
+                error=error,
+            )
+        )
+    return Run.load(folder)
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.is_style = False
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.is_style = tag == "style"
+        self.links += [v or "" for key, v in attrs if key in ("src", "href", "action")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_style = False
+
+    def handle_data(self, data: str) -> None:
+        if not self.is_style:
+            self.text += data + "\n"
+
+    def words(self) -> str:
+        return re.sub(r"\s+", " ", self.text)
+
+
+def svg(link: str) -> str:
+    """Decode an image and check that it is well-formed."""
+    data = base64.b64decode(link.removeprefix("data:image/svg+xml;base64,"))
+    ElementTree.fromstring(data)
+    return data.decode()
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the rendering, which takes most of the time, where words are tested."""
+    monkeypatch.setattr(plots, "to_svg", lambda _: b"<svg/>")
+
+
+def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
+    run = make(tmp_path / "one")
+    path = write_report([run], None)
+    assert path == run.path / "report.html"
+    words = Page(path).words()
+    # pooled: (10·0.7931 + 30·0.39655)/40; plain mean: (0.7931 + 0.39655)/2
+    assert "49.6 % test accuracy, round 2" in words
+    assert "59.5 % mean of the clients' test accuracies" in words
+    assert "best validation round 2 49.6" in words
+    assert "last round 3 37.5" in words
+    assert "370 kB sent to the server; 369 kB to the clients" in words
+    assert "metrics to server 1.35 kB 450 B" in words
+    assert "clients 120 ms 40 ms" in words
+    assert "lr 0.0125 user" in words
+    assert "3f2a" * 16 in words
+    command = f"flower-fgl run {run.path / 'config.toml'} --clients 3 --engine local"
+    assert command in words
+    assert "Failures" not in words
+
+
+def test_the_report_is_one_file_without_scripts_or_network(tmp_path: Path) -> None:
+    page = Page(write_report([make(tmp_path / "one")], None))
+    assert not {"script", "link", "iframe", "object", "a", "form"} & set(page.tags)
+    assert len(page.links) == 5  # curves, clients, labels, bytes, seconds
+    assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
+    assert not any("<script" in svg(link) for link in page.links)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_distance_of_the_clients_encoders_is_drawn(
+    tmp_path: Path, count: int
+) -> None:
+    runs = [
+        make(tmp_path / str(n), seed=n, numbers={"distance": 0.5}) for n in range(count)
+    ]
+    other = [make(tmp_path / "local", method="local")] if count > 1 else []
+    page = Page(write_report([*runs, *other], tmp_path / "page.html"))
+    assert "Parameter discrepancy" in page.words()
+    assert (
+        "Parameter discrepancy"
+        not in Page(write_report([make(tmp_path / "without")], None)).words()
+    )
+
+
+def test_a_number_by_round_is_drawn_from_zero_for_each_run() -> None:
+    figure = plots.by_round(
+        [("a", [1, 2], [3.0, 4.0]), ("b", [2], [1.0])], ylabel="mean distance"
+    )
+    (panel,) = figure.axes
+    assert [list(line.get_ydata()) for line in panel.lines] == [[3.0, 4.0], [1.0]]
+    assert panel.get_ylim()[0] == 0
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_names_of_many_runs_leave_room_for_the_curves() -> None:
+    curves = [(f"run {k}", [1, 2], [0.4, 0.6]) for k in range(60)]
+    plots.to_svg(plots.by_round(curves, ylabel="distance"))  # else it warns
+
+
+def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
+    evil = '<img src=x onerror="alert(1)">'
+    run = make(
+        tmp_path / "<b>one",
+        class_names=HOSTILE,
+        error=f"Client 1: {evil}",
+        status="failed",
+        drop=[{"partition_id": 1, "reason": f"ValueError: {evil}"}],
+        settings={"data-dir": evil},
+    )
+    path = write_report([run], None)
+    assert "onerror" in path.read_text()
+    assert evil not in path.read_text()
+    page = Page(path)
+    assert len(page.links) == 5
+    assert "script" not in page.tags
+    words = page.words()
+    assert f"ValueError: {evil} 1 1 2" in words
+    assert f"data-dir {evil}" in words
+    heat_map = svg(page.links[2])
+    assert "<script" not in heat_map
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in heat_map
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        ("running", "The run was killed, or is still at work"),
+        ("failed", "It ended in round 3. All 3 clients failed"),
+        ("interrupted", "Somebody stopped it in round 3"),
+    ],
+)
+def test_an_unfinished_run_is_shown_with_its_status_on_top(
+    tmp_path: Path, status: str, says: str
+) -> None:
+    error = "All 3 clients failed" if status == "failed" else None
+    run = make(tmp_path / "one", status=status, error=error)
+    words = Page(write_report([run], None)).words()
+    assert f"fedavg on cora {status}" in words
+    assert says in words
+    assert words.index(says) < words.index("Results")
+    assert "best validation round 2 49.6" in words
+
+
+def test_a_killed_run_shows_its_class_names_if_the_clients_told_them(
+    tmp_path: Path,
+) -> None:
+    run = make(tmp_path / "one", status="running")
+    numbered = svg(Page(write_report([run], None)).links[2])
+    assert "<!-- alpha -->" not in numbered
+    described = [{**row, "class_names": CLASSES} for row in run.clients]
+    named = svg(Page(write_report([replace(run, clients=described)], None)).links[2])
+    assert "<!-- alpha -->" in named
+
+
+def test_a_run_killed_before_its_first_round_is_shown(tmp_path: Path) -> None:
+    writer = RunWriter.create(tmp_path / "x", config={"method": "local"}, sources={})
+    page = Page(write_report([Run.load(writer.folder)], None))
+    assert "No round was evaluated." in page.words()
+    assert page.links == []
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_failed_round_and_its_lost_replies_are_listed(tmp_path: Path) -> None:
+    drop = [{"partition_id": pid, "reason": "timeout"} for pid in (2, 0)]
+    folder = make(tmp_path / "one", drop=drop).path
+    writer = RunWriter(folder)
+    writer.append_round({"round": 4, "phase": "train", "status": "failed"})
+    words = Page(write_report([Run.load(folder)], None)).words()
+    assert "Too few were left in round 4" in words
+    assert "timeout 2 0, 2 2" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_without_validation_nodes_says_how_it_was_selected(
+    tmp_path: Path,
+) -> None:
+    run = make(tmp_path / "one", val=(math.nan, math.nan))
+    words = Page(write_report([run], None)).words()
+    assert "no client has validation nodes, so the last round is shown" in words
+    assert not re.search(r"\bnan\b", words, flags=re.IGNORECASE)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_over_graphs_speaks_of_graphs_and_shows_auroc(tmp_path: Path) -> None:
+    run = make(tmp_path / "one", settings={"setting": "graph"}, auroc=0.875)
+    words = Page(write_report([run], None)).words()
+    # the nodes of the graphs are never what is counted
+    assert "nodes" not in words
+    assert "over the graphs of all clients" in words
+    assert "Training graphs of each class" in words
+    assert "recall per client AUROC" in words
+    assert "best validation round 2 49.6 39.7 34.7 59.5 87.5" in words
+    twins = [run, make(tmp_path / "two", settings={"setting": "graph"}, auroc=0.5)]
+    words = Page(write_report(twins, None)).words()
+    assert "over the graphs of all clients" in words
+    assert "test F1 test AUROC up" in words
+    mixed = [run, make(tmp_path / "three")]
+    words = Page(write_report(mixed, None)).words()
+    assert "over the nodes or graphs of all clients" in words
+
+
+def test_a_run_with_unseen_nodes_shows_each_column_as_a_row(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", columns=("new_client", "missing", "unseen"))
+    page = Page(write_report([run]))
+    assert "What is scored" in page.text
+    names = [page.text.index(f"\n{name}") for name in ("unseen", "missing")]
+    assert names == sorted(names)
+    assert "new client" in page.text
+    assert "graph of a client that took no part" in page.text
+    assert "What is scored" not in Page(write_report([make(tmp_path / "b")])).text
+
+
+def test_each_setting_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / setting, columns=columns, settings={"setting": setting})
+        for setting, columns in (
+            ("closed-set", ("unseen", "missing", "new_client")),
+            ("open-set", ("unseen", "missing")),
+        )
+    ]
+    folder = tmp_path / "pictures"
+    page = Page(write_report(runs, pictures=folder))
+    drawn = {
+        setting: folder / f"columns-{setting}.svg"
+        for setting in ("closed-set", "open-set")
+    }
+    assert all(path.is_file() for path in drawn.values())
+    first, second = page.text.split("What is scored: ")[1:]
+    assert first.startswith("closed-set")
+    assert "a client that took no part" in first
+    assert "a client that took no part" not in second
+
+
+def test_own_columns_stand_in_the_tables_of_several_runs(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{s}", seed=s, val=(0.5 + s / 10,), columns=("test_masked",))
+        for s in (0, 1)
+    ]
+    page = Page(write_report(runs))
+    assert page.text.count("own classes") == 3  # both tables, and below
+    assert "only a client's own classes may be predicted" in page.text
+    # 50 and 60 % on 10 nodes, half of it on 30: 31.25 and 37.5 %
+    assert page.text.count("34.4 ± 4.4") >= 3
+    assert "own classes" in runs[0].table()
+    assert "own classes" not in make(tmp_path / "c").table()
+
+
+def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / "a", val=(0.5, 0.8)),
+        make(tmp_path / "b", method="fedprox", settings={"fedprox.mu": 0.1}),
+        make(tmp_path / "c", method="local", status="running"),
+    ]
+    path = write_report(runs, None)
+    assert path == tmp_path / "comparison.html"
+    page = Page(path)
+    words = page.words()
+    assert "3 runs compared" in words
+    assert "fedavg cora 3 0 completed 2 50.0 50.0 40.0 247 kB 246 kB 84 ms" in words
+    assert "fedprox cora 3 0 completed 2 49.6 49.6" in words
+    assert "local cora ? 0 running 2 49.6 49.6" in words
+    assert "local: running. The run was killed" in words
+    assert "fedprox.mu – 0.1 –" in words
+    assert len(page.links) == 4  # curves, clients, bytes, seconds
+    assert "Over seeds" not in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / "a", seed=0, val=(0.8,)),
+        make(tmp_path / "b", seed=1, val=(0.72,)),
+        make(tmp_path / "c", seed=2, val=(0.1,), status="failed"),
+        make(tmp_path / "d", seed=3, val=(0.2,), settings={"lr": 1.0}),
+    ]
+    words = Page(write_report(runs, None)).words()
+    # pooled 0.5 and 0.45: mean 47.5, standard deviation 5/√2 = 3.5
+    assert "fedavg on cora 3 0, 1 47.5 ± 3.5 47.5 ± 3.5" in words
+    assert "fedavg · seed 2" in words
+
+
+def test_many_runs_of_several_seeds_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[plots.Curve]] = []
+    convergence = plots.convergence
+    monkeypatch.setattr(
+        plots, "convergence", lambda curves: drawn.append(curves) or convergence(curves)
+    )
+    monkeypatch.setattr(report_pictures, "_picture", lambda figure: "")
+    runs = [
+        make(
+            tmp_path / f"{method}-modelgcn-seed{seed}",
+            method=method,
+            seed=seed,
+            val=val,
+        )
+        for method, val in (("fedavg", (0.5, 0.7)), ("local", (0.2, 0.4)))
+        for seed in range(4)
+    ]
+    runs.append(make(tmp_path / "fedprox-seed0", method="fedprox", val=(0.9, 0.1)))
+    runs[0] = make(tmp_path / "fedavg-modelgcn-seed9", seed=9, val=(0.9, 0.6, 0.3))
+    words = Page(write_report(runs, tmp_path)).words()
+    assert "Runs that differ in nothing but their seeds are one line" in words
+    (curves,) = drawn
+    assert [curve.label for curve in curves] == [
+        "fedavg-modelgcn",
+        "local-modelgcn",
+        "fedprox · seed 0",
+    ]
+    assert curves[0].rounds == [1, 2]  # those that all of them have
+    write_report(runs[:8], tmp_path)
+    assert len(drawn[1]) == 8
+    for number in (0, 1):
+        alone = [curve.val[number] for curve in drawn[1][:4]]
+        assert len(set(alone)) > 1
+        assert curves[0].val[number] == pytest.approx(sum(alone) / 4)
+    # the same names in two folders: two data sets
+    others = [
+        make(tmp_path / "y" / run.path.name, seed=seed)
+        for seed, run in enumerate(runs[:4])
+    ]
+    for run in others:
+        run.summary["dataset"] = "citeseer"
+    write_report(runs + others, tmp_path)
+    names = [curve.label for curve in drawn[2]]
+    assert len(set(names)) == len(names) == 4
+    assert {"fedavg on cora", "fedavg on citeseer"} < set(names)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_seeds_of_partitions_are_named_where_they_differ(tmp_path: Path) -> None:
+    for seeds, expected in (
+        ((0, 0), "3 partitions 4, 5 "),
+        ((0, 1), "3 0, 1; partitions"),
+    ):
+        runs = [
+            make(
+                tmp_path / f"{seeds}{k}", seed=seed, settings={"partition-seed": k + 4}
+            )
+            for k, seed in enumerate(seeds)
+        ]
+        assert f"fedavg on cora {expected}" in Page(write_report(runs, None)).words()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_aggregated_and_a_fine_tuned_model_have_rows_of_their_own(
+    tmp_path: Path,
+) -> None:
+    runs = [make(tmp_path / f"{seed}", seed=seed) for seed in (0, 1)]
+    for run, accuracy in zip(runs, (0.5, 0.7), strict=True):
+        entry = {"test": {"accuracy": accuracy}}
+        run.summary["global"] = {"best": entry}
+        run.summary["finetuned"] = {"test": {"accuracy": accuracy / 2}}
+    words = Page(write_report(runs, None, against="fedavg")).words()
+    assert "fedavg on cora, aggregated model 3 0, 1 – 60.0 ± 14.1 – –" in words
+    assert "fedavg on cora, after fine-tuning 3 0, 1 – 30.0 ± 7.1 – –" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) -> None:
+    values = {"fedavg": (0.4, 0.42, 0.41), "fedprox": (0.8, 0.81, 0.82)}
+    values["local"] = (0.3, 0.9, 0.4)
+    runs = [
+        make(tmp_path / f"{method}-{seed}", method=method, seed=seed, val=(accuracy,))
+        for method, accuracies in values.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    words = Page(write_report(runs, None, against="fedavg")).words()
+    assert "fedprox on cora 3 0, 1, 2 50.6 ± 0.6 50.6 ± 0.6 ●" in words
+    assert words.count("●") == 2  # the other one is in the legend
+    assert "significantly above that of fedavg" in words
+    assert "●" not in Page(write_report(runs, None)).words()
+    others = [make(tmp_path / f"x{k}", seed=k, settings={"lr": 1.0}) for k in (7, 8)]
+    with pytest.raises(RunError, match=r'"fedavg" must have .* got 2 sets'):
+        write_report([*runs, *others], None, against="fedavg")
+    for wrong, there in ((runs[3:], "fedprox, local"), (runs[:1], "none")):
+        few = f'"fedavg" needs completed runs of at least two seeds.* here: {there}'
+        with pytest.raises(RunError, match=few):
+            write_report(wrong, None, against="fedavg")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [make(tmp_path / "a"), make(tmp_path / "b")]
+    words = Page(write_report(runs, tmp_path)).words()
+    assert "fedavg (a) cora" in words
+    assert "fedavg (b) cora" in words
+    twins = [make(tmp_path / "x" / "a"), make(tmp_path / "y" / "a")]
+    words = Page(write_report(twins, tmp_path)).words()
+    assert "1: fedavg (a) cora" in words
+    assert "2: fedavg (a) cora" in words
+    cases = [make(tmp_path / name) for name in ("fedavg-seed0", "fedavg_reset-seed0")]
+    words = Page(write_report(cases, tmp_path)).words()
+    assert "fedavg (fedavg_reset-seed0) cora" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_place_of_the_report_can_be_chosen(tmp_path: Path) -> None:
+    run = make(tmp_path / "one")
+    assert write_report([run], tmp_path / "x.html") == tmp_path / "x.html"
+    assert write_report([run], tmp_path) == tmp_path / "report.html"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="Cannot write"):
+        write_report([run], tmp_path / "file" / "x.html")
+    with pytest.raises(RunError, match="at least one run folder"):
+        write_report([], None)
+
+
+def test_a_copy_of_the_package_without_template_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copy(Path(report.__file__), tmp_path / "report.py")
+    monkeypatch.setattr(report, "__file__", os.fspath(copy))
+    run = make(tmp_path / "one")
+    with pytest.raises(RunError, match=r"flower-fgl report .*one"):
+        write_report([run], None)
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_reproducing_command_is_safe_to_paste(tmp_path: Path) -> None:
+    run = make(tmp_path / "my run; rm x")
+    words = Page(write_report([run], None)).words()
+    assert f"flower-fgl run '{run.path / 'config.toml'}' --clients 3" in words
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.79306, "79.3"), (0, "0.0"), (1, "100.0"), (None, "–")],
+)
+def test_fractions_are_shown_in_percent(value: float | None, text: str) -> None:
+    assert percent(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (12_345_678, "12.3 MB"),
+        (2e9, "2 GB"),
+    ],
+)
+def test_bytes_are_shown_in_decimal_units(value: float, text: str) -> None:
+    assert show_bytes(value).replace("\u00a0", " ") == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0604, "60.4 ms"), (6.647, "6.65 s"), (1234.4, "1234 s"), (None, "–")],
+)
+def test_seconds_are_shown_in_a_fitting_unit(value: float | None, text: str) -> None:
+    assert show_seconds(value).replace("\u00a0", " ") == text
+
+
+def texts(figure: Figure) -> list[str]:
+    """Return what is written inside and along the first panel of a drawn figure."""
+    figure.canvas.draw()
+    panel = figure.axes[0]
+    inside = [text.get_text() for text in panel.texts]
+    ticks = [*panel.get_xticklabels(), *panel.get_yticklabels()]
+    return inside + [tick.get_text() for tick in ticks]
+
+
+def test_the_heat_map_has_a_row_per_class_and_a_column_per_client() -> None:
+    figure = plots.label_heat_map(np.array(COUNTS), CLASSES)
+    shown = texts(figure)
+    assert shown == ["5", "1", "7", "2", "0", "1", "2", *CLASSES]
+    image = figure.axes[0].images[0].get_array()
+    assert image.shape == (3, 3)
+    assert image.filled(0).T.tolist() == COUNTS
+
+
+def test_pictures_of_graphs_say_so() -> None:
+    figure = plots.label_heat_map(np.array(COUNTS), CLASSES, items="graphs")
+    assert figure.axes[1].get_ylabel() == "graphs"
+    bars = plots.client_bars([0], [0.5], 0.5, items="graphs")
+    legend = bars.axes[0].get_legend().get_texts()[0].get_text()
+    assert legend == "all clients' test graphs: 50.0 %"
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (3,), (3, 3, 1)])
+def test_a_heat_map_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"\(clients, classes\) with 3 classes"):
+        plots.label_heat_map(np.zeros(shape, dtype=int), CLASSES)
+
+
+def test_a_heat_map_of_no_nodes_at_all_is_drawn(tmp_path: Path) -> None:
+    figure = plots.label_heat_map(np.zeros((2, 3), dtype=int), CLASSES)
+    figure.savefig(tmp_path / "heat.png")
+    assert (tmp_path / "heat.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_many_clients_and_classes_do_not_crowd_the_axes() -> None:
+    figure = plots.label_heat_map(
+        np.ones((1000, 172), dtype=int), [f"class {c}" for c in range(172)]
+    )
+    panel = figure.axes[0]
+    assert len(panel.texts) == 0
+    assert len(panel.get_xticks()) <= 25
+    assert len(panel.get_yticks()) <= 60
+    few = plots.client_bars(range(50), [0.5] * 50, 0.5).axes[0]
+    assert [tick.get_text() for tick in few.get_xticklabels()] == [
+        str(k) for k in range(50)
+    ]
+
+
+def test_names_that_no_font_has_are_drawn_without_a_warning() -> None:
+    figure = plots.label_heat_map(np.array(COUNTS), ["日本", "\ue000", "ok"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plots.to_svg(figure).startswith(b"<?xml")
+
+
+def test_client_bars_mark_who_has_no_test_nodes() -> None:
+    figure = plots.client_bars([0, 3, 7], [0.25, math.nan, 1.0], 0.4)
+    panel = figure.axes[0]
+    assert [bar.get_height() for bar in panel.patches] == [0.25, 0.0, 1.0]
+    assert texts(figure)[:6] == ["25", "none", "100", "0", "3", "7"]
+    (line,) = panel.lines
+    assert list(line.get_ydata()) == [0.4, 0.4]
+    assert "40.0 %" in panel.get_legend().get_texts()[0].get_text()
+
+
+def test_stacked_bars_end_at_their_totals() -> None:
+    parts = {"weights": [3.0, 1.0], "_metrics": [0.5, 0.25]}
+    figure = plots.stacked_bars(["up", "down"], parts, "MB")
+    panel = figure.axes[0]
+    ends = [bar.get_x() + bar.get_width() for bar in panel.patches]
+    assert ends == [3.0, 1.0, 3.5, 1.25]
+    assert texts(figure)[:2] == ["3.5 MB", "1.25 MB"]
+    legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
+    assert legend == ["weights", "_metrics"]
+
+
+def curve(label: str) -> plots.Curve:
+    return plots.Curve(
+        label, [2, 4], [0.1, 0.3], [0.2, math.nan], [1, 2, 4], [3, 2, 1], 4
+    )
+
+
+def test_one_run_has_validation_and_test_in_one_panel() -> None:
+    accuracy, loss = plots.convergence([curve("")]).axes
+    assert [list(line.get_ydata())[:1] for line in accuracy.lines[:2]] == [[0.1], [0.2]]
+    assert list(accuracy.lines[2].get_xdata()) == [4, 4]
+    assert list(loss.lines[0].get_ydata()) == [3, 2, 1]
+    assert accuracy.get_xlabel() == loss.get_xlabel() == "round"
+
+
+def test_several_runs_have_a_panel_for_each_quantity() -> None:
+    figure = plots.convergence([curve("a"), curve("$\\frac{$")])
+    firsts = [[line.get_ydata()[0] for line in panel.lines] for panel in figure.axes]
+    assert firsts == [[0.1, 0.1], [0.2, 0.2], [3, 3]]
+    colours = {line.get_color() for line in figure.axes[0].lines}
+    assert len(colours) == 2
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "$\\frac{$"]
+    assert plots.to_svg(figure)
+
+
+def test_without_validation_nodes_no_empty_axis_is_drawn() -> None:
+    few = replace(curve("a"), val=[math.nan, math.nan])
+    alone = plots.convergence([few]).axes[0]
+    assert [list(line.get_ydata())[:1] for line in alone.lines[:1]] == [[0.2]]
+    names = [text.get_text().strip() for text in alone.get_legend().get_texts()]
+    assert names == ["test", "selected: round 4"]
+    first, *_ = plots.convergence([few, few]).axes
+    assert list(first.get_yticks()) == []
+    assert first.texts[0].get_text() == "nothing to validate on"
+    assert not plots.convergence([few, curve("b")]).axes[0].texts
+
+
+def test_the_columns_of_one_run_share_a_panel_and_are_told_apart() -> None:
+    columns = {"test": [0.1, 0.3], "missing": [0.0, 0.0]}
+    (panel,) = plots.column_curves([replace(curve(""), columns=columns)]).axes
+    drawn = [list(line.get_ydata()) for line in panel.lines[:2]]
+    assert drawn == [[0.1, 0.3], [0.0, 0.0]]
+    assert len({line.get_linestyle() for line in panel.lines[:2]}) == 2
+    assert list(panel.lines[2].get_xdata()) == [4, 4]
+
+
+def test_several_runs_have_a_panel_for_each_column() -> None:
+    one = replace(curve("a"), columns={"test": [0.1, 0.3], "unseen": [0.2, 0.4]})
+    other = replace(curve("b"), columns={"test": [0.5, 0.6]})
+    figure = plots.column_curves([one, other])
+    assert [panel.get_title(loc="left") for panel in figure.axes] == ["test", "unseen"]
+    values = [list(line.get_ydata()) for line in figure.axes[1].lines]
+    assert values[0] == [0.2, 0.4]
+    assert all(math.isnan(value) for value in values[1])  # its colour stays the same
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "b"]
+
+
+def test_a_column_without_a_number_is_named_as_empty() -> None:
+    empty = {"seen graph": [0.1, 0.3], "missing": [math.nan, math.nan]}
+    one = replace(curve("a"), columns=empty)
+    alone = plots.column_curves([one])
+    assert "missing (no nodes)" in [t.get_text() for t in alone.legends[0].get_texts()]
+    figure = plots.column_curves([one, replace(one, label="b")])
+    titles = [panel.get_title(loc="left") for panel in figure.axes]
+    assert titles == ["seen graph", "missing (no nodes)"]
+
+
+def test_the_spread_of_clients_has_a_row_of_dots_per_run() -> None:
+    figure = plots.client_spread(["a", "b"], [[0.5, math.nan, 0.7], []], [0.6, None])
+    panel = figure.axes[0]
+    dots = np.ma.filled(panel.collections[0].get_offsets(), math.nan)
+    assert dots[:, 0].tolist()[::2] == [0.5, 0.7]
+    assert len(panel.collections[1].get_offsets()) == 0
+    assert list(panel.lines[0].get_xdata()) == [0.6, 0.6]
+    assert texts(figure)[-2:] == ["a", "b"]
+
+
+def test_drawing_leaves_matplotlib_as_it_was() -> None:
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    plots.to_svg(plots.convergence([curve("")]))
+    assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(0, (1, "B")), (999, (1, "B")), (1e3, (1e3, "kB")), (5e12, (1e12, "TB"))],
+)
+def test_units_of_bytes_fit_the_largest(
+    number: float, expected: tuple[float, str]
+) -> None:
+    assert plots.scale_bytes(number) == expected
+
+
+# ------------------------------------------------------------- settings at several values
+@pytest.mark.usefixtures("no_pictures")
+def test_a_setting_tried_at_several_values_has_a_table(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{lr}-{seed}", seed=seed, val=(score,), settings={"lr": lr})
+        for lr, seed, score in ((1.0, 0, 0.8), (1.0, 1, 0.72), (0.5, 0, 0.4))
+    ]
+    runs.append(make(tmp_path / "bad", status="failed", settings={"lr": 2.0}))
+    runs.append(make(tmp_path / "alone", method="local", settings={"lr": 3.0}))
+    words = Page(write_report(runs, None)).words()
+    assert "By lr" in words
+    # pooled test accuracy is 5/8 of the first client's, macro-F1 a half of it
+    assert "runs 0.5 1 fedavg 25.0 / 20.0 47.5 ± 3.5 / 38.0 ± 2.8 Convergence" in words
+
+
+def test_lines_of_a_sweep_are_named_by_what_tells_them_apart(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{lr}-{rl}", settings={"lr": lr, "fedavg": {"rl": rl}})
+        for lr in (1.0, 0.5)
+        for rl in (True, False)
+    ]
+    (sweep,) = find_sweeps(runs)
+    assert sweep.key == "lr"
+    assert sweep.values == [0.5, 1.0]
+    assert [line.label for line in sweep.lines] == [
+        "fedavg · rl=true",
+        "fedavg · rl=false",
+    ]
+    assert find_sweeps(runs[:2]) == []  # of one value each
+
+
+def test_the_pictures_of_a_report_can_be_had_as_files(tmp_path: Path) -> None:
+    runs = [make(tmp_path / f"{lr}", settings={"lr": lr}) for lr in (1.0, 0.5)]
+    folder = tmp_path / "new" / "pictures"
+    write_report(runs, tmp_path, pictures=folder)
+    assert {path.stem for path in folder.glob("*.svg")} >= {"setting-lr", "convergence"}
+    for path in folder.iterdir():
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    taken = tmp_path / "file"
+    taken.write_text("")
+    with pytest.raises(RunError, match="Cannot write pictures into"):
+        write_report(runs, tmp_path, pictures=taken)
+
+
+def test_scores_by_value_have_a_point_for_each_and_leave_out_what_is_missing() -> None:
+    nan = math.nan
+    panels = {"Test accuracy": [("a", [0.5, nan, 0.6], [0.1, 0.0, 0.0])]}
+    figure = plots.by_value([2, 5, 20], panels, xlabel="k")
+    (panel,) = figure.axes
+    assert [t.get_text() for t in panel.get_xticklabels()] == ["2", "5", "20"]
+    drawn = np.asarray(panel.lines[0].get_ydata(), dtype=float)
+    np.testing.assert_array_equal(drawn, [0.5, nan, 0.6])
+    assert panel.get_xlabel() == "k"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({}, "are only scored"), ({"setting": "few-shot"}, "take no part")],
+)
+def test_clients_that_train_nothing_are_counted(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    page = Page(write_report([make(tmp_path / "run", settings=settings)], None))
+    assert f"3 clients, 1 of which {said} · seed" in page.words()
+
+
+def test_with_few_shots_methods_are_marked_by_the_mean_of_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {"setting": "few-shot"}
+    runs = [
+        make(
+            tmp_path / f"{method}{seed}",
+            method=method,
+            seed=seed,
+            settings=few,
+            val=val,
+        )
+        for method, val in (("fedavg", (0.5, 0.6)), ("local", (0.3, 0.4)))
+        for seed in (0, 1)
+    ]
+    asked = []
+    pair = comparing.pair_scores
+
+    def watch(*args: Any, metric: str, **kwargs: Any) -> Any:
+        asked.append(metric)
+        return pair(*args, metric=metric, **kwargs)
+
+    monkeypatch.setattr(comparing, "pair_scores", watch)
+    words = Page(write_report(runs, tmp_path / "r.html", against="local")).words()
+    assert set(asked) == {"mean_accuracy"}
+    assert "mean of clients" in words
+    plain = [make(tmp_path / f"p{seed}", seed=seed) for seed in (0, 1)]
+    assert "mean of clients" not in Page(write_report(plain, None)).words()

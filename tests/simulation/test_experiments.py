@@ -1,0 +1,174 @@
+"""The experiment files that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flower_fgl.cli.main import app
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.methods import METHODS
+from flower_fgl.simulation.experiments import percent, read_experiment, results_table
+from flower_fgl.simulation.local import run_local
+
+FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_run_of_an_experiment_has_settings_that_parse(path: Path) -> None:
+    experiment = read_experiment(path)
+    runs = experiment.runs()
+    for run in runs:
+        RunConfig.parse(run.settings, METHODS)
+    assert len({run.name for run in runs}) == len(runs)
+    rows = {run.row for run in runs}
+    assert set(experiment.published) <= rows
+    assert set(experiment.published_f1) <= rows
+    for published in experiment.published_columns.values():
+        assert set(published) <= rows
+
+
+FEW = """
+[config]
+dataset = "synthetic"
+clients = 3
+setting = "few-shot"
+rounds = 1
+synthetic.nodes = 400
+synthetic.block-skew = 0.3
+[[case]]
+name = "a"
+method = "local"
+[grid]
+partition-seed = [0, 1]
+[published]
+a = 50
+[published-test-masked]
+a = 61.25
+"""
+
+
+def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -> None:
+    path = tmp_path / "few.toml"
+    path.write_text(FEW)
+    experiment = read_experiment(path)
+    done = []
+    for run in experiment.runs():
+        place = str(tmp_path / run.name)
+        done.append((run, run_local({**run.settings, "run-dir": place})))
+    assert len({run.summary["partition_sha256"] for _, run in done}) == 2
+    (row,) = results_table(experiment, done)
+    best = [run.best["test_masked"] for _, run in done if run.best]
+    assert row["own classes"] == percent([entry["accuracy"] for entry in best])
+    assert row["mean, own classes"] == percent([e["mean_accuracy"] for e in best])
+    assert row["published own classes"] == "61.2"
+    for _, run in done:  # as if they had 20 of the set's classes
+        part = {"dataset": "amazon-clothing", "class_names": ["x"] * 20}
+        run.summary.update(part)
+    (row,) = results_table(experiment, done)
+    assert row["published"] == row["published own classes"] == "– (20 of 77 classes)"
+    assert "mean of clients" in row
+
+
+def test_a_setting_of_the_grid_that_is_fixed_keeps_names_and_published_values(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "few.toml"
+    few = FEW.replace("[grid]", "[grid]\nshots = [3, 5]").replace(
+        "\na = ", '\n"a/5" = '
+    )
+    path.write_text(few)
+    whole = read_experiment(path)
+    part = whole.with_options({"shots": 5, "rounds": 2})
+    names = [run.name for run in whole.runs()]
+    assert [run.name for run in part.runs()] == names[2:]
+    assert {run.settings["shots"] for run in part.runs()} == {5}
+    assert {run.settings["rounds"] for run in part.runs()} == {2}
+    assert [run.row for run in part.runs()] == [run.row for run in whole.runs()][2:]
+    assert part.published == whole.published
+    assert part.published_columns == whole.published_columns
+
+
+def test_on_other_data_or_with_another_method_nothing_is_published(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        f"{TWO}\n[published]\na = 1.0\nb = 2.0\n[published-macro-f1]\nb = 3.0\n"
+        "[published-unseen]\nb = 4.0\n"
+    )
+    whole = read_experiment(path)
+    other = whole.with_options({"dataset": "cora"})
+    assert other.published == other.published_f1 == {}
+    assert other.published_columns["unseen"] == {}
+    assert whole.with_options({"method": "fedavg"}).published == {"b": 2.0}
+    longer = whole.with_options({"rounds": 2, "dataset": "synthetic"})
+    assert longer.published == {"a": 1.0, "b": 2.0}
+
+
+TWO = """
+[config]
+dataset = "synthetic"
+clients = 3
+rounds = 1
+synthetic.nodes = 200
+[[case]]
+name = "a"
+method = "local"
+[[case]]
+name = "b"
+method = "fedavg"
+"""
+
+
+def test_an_option_takes_the_place_of_what_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(
+        '[config]\nparticipants = 5\n[[case]]\nname = "a"\nparticipants = 4\n'
+    )
+    (run,) = read_experiment(path).with_options({"participation": 1.0}).runs()
+    assert run.settings == {"participation": 1.0}
+
+
+def test_a_published_value_of_no_row_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(f"{TWO}\n[published-unseen]\nA = 1.0\n")
+    with pytest.raises(
+        ConfigError, match=r'\[published-unseen\] names "A".*Known: a, b'
+    ):
+        read_experiment(path)
+
+
+def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(TWO)
+    place = f"output-dir={tmp_path / 'out'}"
+    words = ["run", str(path), "--engine", "local", "--quiet", "--set", place]
+    result = CliRunner().invoke(app, [*words, "--case", "b"], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert [folder.name for folder in (tmp_path / "out" / "two").iterdir()] == ["b"]
+    with pytest.raises(ConfigError, match='no case "c", "d"'):
+        CliRunner().invoke(
+            app, [*words, "--case", "c", "--case", "d"], catch_exceptions=False
+        )
+    with pytest.raises(ConfigError, match="--case chooses from an experiment file"):
+        CliRunner().invoke(app, ["run", "--case", "b"], catch_exceptions=False)
+
+
+def test_columns_of_the_aggregated_model_stand_in_the_table_too(tmp_path: Path) -> None:
+    path = tmp_path / "unseen.toml"
+    text = FEW.replace("few-shot", "closed-set").replace('"local"', '"fedavg"')
+    path.write_text(text.split("[published]")[0])
+    experiment = read_experiment(path).with_options({"evaluate": "both"})
+    planned = experiment.runs()[0]
+    run = run_local({**planned.settings, "run-dir": str(tmp_path / "run")})
+    (row,) = results_table(experiment, [(planned, run)])
+    both = run.summary["global"]["best"]
+    for column, title in (
+        ("unseen", "global unseen"),
+        ("new_client", "global new client"),
+    ):
+        assert row[title] == percent([both[column]["accuracy"]])

@@ -1,0 +1,379 @@
+"""Clients that join while a run is under way: ``min-clients``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_fgl import METHODS, Run
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.strategies.federation import Federation
+from flower_fgl.strategies.rounds.membership import find_place, recognise
+from tests.client_apps.runtime.test_owners import saved
+from tests.contract.test_methods import comparable, shortened
+from tests.strategies.rounds.test_rejoining import Nodes, comes_back, node_of, run_with
+from tests.support.clients import federation_of
+from tests.support.owners import in_own_order, owner_graphs
+
+LATE: dict[str, Any] = {"min_clients": 2, "join_timeout": 0.2}
+"""Begin with two clients of three."""
+After = Callable[[Nodes, int], None]
+takes_late = [name for name, row in METHODS.items() if row.takes_late_clients]
+
+
+def nothing(grid: Nodes, number: int) -> None:
+    return
+
+
+def starts(after_round: int, **node_config: Any) -> After:
+    """Start a node behind a round."""
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == after_round:
+            grid.start(**node_config)
+
+    return after
+
+
+def third(**more: Any) -> dict[str, Any]:
+    return {"partition-id": 2, "num-partitions": 3, **more}
+
+
+def owners(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return two owners and one who comes late, first by name, its classes in its order."""
+    graphs = owner_graphs()
+    graphs[2] = in_own_order(graphs[2], ("well", "flu", "cold"))
+    *early, late = saved(folder, graphs)
+    models = str(folder.parent / "models")
+    return early, {**late, "name": "a-hospital", "model-dir": models}
+
+
+def joined(run: Run) -> list[dict[str, Any]]:
+    """Return what clients that joined late said of themselves."""
+    return [row for row in run.clients if row["round"] and "num_train" in row]
+
+
+def scored(run: Run, number: int) -> list[int]:
+    """Return the clients that were scored in a round."""
+    rows = [row for row in run.clients if row["round"] == number]
+    return [row["partition_id"] for row in rows if "metrics" in row]
+
+
+@pytest.mark.parametrize("method", sorted(takes_late))
+def test_a_client_that_joins_in_round_2_trains_and_is_scored(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = {"rounds": 3, "participation": 1.0, **LATE}
+    run = run_with(
+        tmp_path / "run",
+        starts(1, **third()),
+        present=2,
+        method=method,
+        **shortened(method, settings),
+    )
+    assert run.status == "completed"
+    assert [row["replies"] for row in run.rounds] == [2, 3, 3]
+    assert not any(row["failures"] for row in run.rounds)
+    assert [scored(run, number) for number in (1, 2, 3)] == [[0, 1], *[[0, 1, 2]] * 2]
+    assert [(row["round"], row["partition_id"]) for row in joined(run)] == [(2, 2)]
+    assert "2 of 3 clients are there" in caplog.text
+    assert "Client 2 joins in round 2." in caplog.text
+    assert run.summary["clients"] == 3
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - set(takes_late)))
+def test_a_method_that_needs_all_clients_first_says_so(method: str) -> None:
+    with pytest.raises(ConfigError, match=r"before round 1.*join later: .*fedavg"):
+        RunConfig.parse({"method": method, "min-clients": 2}, METHODS)
+
+
+def test_min_clients_changes_nothing_where_all_are_there(tmp_path: Path) -> None:
+    plain = run_with(tmp_path / "plain", nothing)
+    run = run_with(tmp_path / "run", nothing, **LATE)
+    assert comparable(run) == comparable(plain)
+
+
+def test_too_few_are_too_few(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"Only 1 of 3 clients .* but min-clients = 2"):
+        run_with(tmp_path / "run", nothing, present=1, **LATE)
+
+
+def test_the_partitions_tell_how_many_may_come(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", starts(1, **third()), present=2, clients=0, **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
+    assert run.config["clients"] == 3
+    with pytest.raises(RunError, match="min-clients = 4, but by their own word"):
+        run_with(tmp_path / "more", nothing, clients=0, **{**LATE, "min_clients": 4})
+
+
+def test_an_owner_joins_under_the_number_that_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+    caplog.set_level("INFO")
+    run = run_with(tmp_path / "run", starts(2, **late), nodes, present=2, **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 2, 3, 3]
+    assert 'Client 2 is owner "a-hospital" (node' in caplog.text
+    assert "and joins in round 3." in caplog.text
+    (about,) = joined(run)
+    first = next(row for row in run.clients if row["partition_id"] == 0)
+    assert about["class_names"] == first["class_names"] == ["flu", "cold", "well"]
+    assert sum(about["class_counts"]) == about["num_train"]
+    assert {about["num_partitions"], first["num_partitions"]} == {3}
+    assert scored(run, 3) == [0, 1, 2]
+
+
+def test_owners_that_join_get_the_backbones_dealt_to_their_numbers(
+    tmp_path: Path,
+) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+    more = {"model": "gcn,gin,mlp", **LATE}
+    run = run_with(tmp_path / "run", starts(1, **late), nodes, present=2, **more)
+    models = [row["model"] for row in run.clients if "num_train" in row]
+    assert models == ["gcn", "gin", "mlp"]
+    assert run.rounds[-1]["replies"] == 3
+
+
+def test_an_owner_that_mended_its_file_joins(tmp_path: Path) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+    broken = {**late, "graph": str(tmp_path / "graphs" / "broken.npz")}
+    Path(broken["graph"]).write_bytes(b"PK")
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            grid.kill(node_of(grid, 2))
+            grid.start(**late)
+
+    run = run_with(tmp_path / "run", after, [*nodes, broken], **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
+    assert [one["name"] for one in run.summary["refused"]] == ["a-hospital"]
+
+
+def test_a_refused_owner_with_a_key_is_asked_again_when_it_was_away(
+    tmp_path: Path,
+) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+    broken = {**late, "graph": str(tmp_path / "graphs" / "broken.npz")}
+    Path(broken["graph"]).write_bytes(b"PK")
+    away: list[Any] = []
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            node = node_of(grid, 2)
+            away.append((node, grid.kill(node)))
+        if number == 2:
+            node, context = away.pop()
+            context.node_config = late
+            grid.contexts[node] = context
+
+    run = run_with(tmp_path / "run", after, [*nodes, broken], **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 2, 3, 3]
+
+
+def test_a_client_that_joined_late_is_taken_back_as_well(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+    late |= {"partition-id": 0, "num-partitions": 3}  # a number that is taken
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            grid.start(**late)
+        if number == 2:
+            grid.kill(node_of(grid, 2))
+            grid.start(**late)
+
+    caplog.set_level("INFO")
+    run = run_with(tmp_path / "run", after, nodes, present=2, **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
+    assert "Client 2 is back" in caplog.text
+    assert len(joined(run)) == 1
+
+
+def test_who_is_back_is_not_taken_for_a_new_client(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", comes_back, present=2, **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 1, 2, 2]
+    assert not joined(run)
+
+
+def test_nobody_joins_without_a_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+
+    def after(grid: Nodes, number: int) -> None:
+        if number <= 2:
+            grid.start(**{**late, "name": f"late-{number}"})
+
+    run = run_with(tmp_path / "run", after, nodes, present=2, **LATE)
+    assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
+    assert "late-2 was not among the clients" in caplog.text
+    assert "its 3 places are taken" in caplog.text
+
+
+FEDERATION = federation_of([4, 5])
+ALICE = replace(
+    FEDERATION.clients[0], partition_sha256="", name="alice", num_partitions=3
+)
+OWNERS = Federation({0: ALICE}, {0: 10})
+BOB = replace(ALICE, name="bob", partition_id=-1, num_partitions=0, model="")
+
+
+def config(**values: Any) -> RunConfig:
+    settings = {"clients": 3, "min-clients": 1, **values}
+    return RunConfig.parse(settings, METHODS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_features": 4}, "4 features, the others' have 3"),
+        ({"class_names": ("b", "flu")}, r"nobody had .* \(flu\), .* cannot change"),
+        ({"partition_sha256": "5e"}, "clients of this run hold graphs of their own"),
+    ],
+)
+def test_an_owner_that_does_not_fit_does_not_join(
+    changes: dict[str, Any], words: str
+) -> None:
+    answer = find_place(OWNERS, replace(BOB, **changes), config())
+    assert isinstance(answer, str)
+    assert "bob" in answer
+    assert re.search(words, answer)
+
+
+def test_an_owner_keeps_its_own_number_where_it_is_free() -> None:
+    for told, given in ((-1, 1), (0, 1), (2, 2), (7, 1)):
+        found = find_place(OWNERS, replace(BOB, partition_id=told), config())
+        assert not isinstance(found, str)
+        assert (found.partition_id, found.num_partitions) == (given, 3)
+        assert found.model == "gcn"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"partition_sha256": "5f"}, "another partition"),
+        ({"num_partitions": 4}, "another number of partitions"),
+        ({"num_features": 4}, "another feature width"),
+        ({"class_names": ("a", "c")}, "another list of class names"),
+        ({"partition_sha256": ""}, "clients of this run hold partitions of a data set"),
+    ],
+)
+def test_a_partition_of_another_cut_does_not_join(
+    changes: dict[str, Any], words: str
+) -> None:
+    held = replace(ALICE, name="", partition_sha256="5e")
+    federation = Federation({0: held}, {0: 10})
+    newcomer = replace(held, partition_id=2)
+    assert find_place(federation, newcomer, config()) == newcomer
+    answer = find_place(federation, replace(newcomer, **changes), config())
+    assert isinstance(answer, str)
+    assert words in answer
+
+
+def test_owners_of_one_name_are_told_apart_by_number_and_graph() -> None:
+    twin = replace(ALICE, partition_id=1)
+    both = {0: ALICE, 1: twin}
+    known = recognise(both, replace(ALICE, partition_id=1))
+    assert isinstance(known, tuple)
+    assert known[0] == 1
+    other = replace(ALICE, partition_id=2, num_nodes=99)
+    assert recognise(both, other) is None
+    assert "another graph" in str(recognise(both, replace(other, partition_id=-1)))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpg", "fggp", "fedsem"])
+def test_a_run_with_a_late_client_goes_on_with_the_same_numbers(
+    method: str, tmp_path: Path
+) -> None:
+    early, late = owners(tmp_path / "graphs")
+
+    def kept(folder: Path, *nodes: dict[str, Any]) -> list[dict[str, Any]]:
+        names = (Path(node["graph"]).stem for node in nodes)
+        places = (str(folder / name) for name in names)
+        return [{**n, "state-dir": p} for n, p in zip(nodes, places, strict=True)]
+
+    def run(name: str, after: After, nodes: list[dict[str, Any]], **more: Any) -> Run:
+        settings = {"rounds": 4, "method": method, "checkpoint_every": 1, **LATE}
+        return run_with(
+            tmp_path / name,
+            after,
+            nodes,
+            present=len(nodes),
+            engine="deployment",
+            **settings,
+            **more,
+        )
+
+    *two, one = kept(tmp_path / "a", *early, late)
+    whole = run("whole", starts(1, **one), two)
+    *two, one = kept(tmp_path / "b", *early, late)
+
+    def after(grid: Nodes, number: int) -> None:
+        starts(1, **one)(grid, number)
+        if number == 3:  # its checkpoint is of round 2
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("killed", after, two)
+    # whoever comes first: the late owner's name would make it client 0 now
+    resumed = run("killed", nothing, [one, *two], resume=True)
+    assert comparable(resumed) == comparable(whole)
+
+
+def test_a_run_may_go_on_without_who_joined_after_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+
+    def after(grid: Nodes, number: int) -> None:
+        starts(2, **late)(grid, number)
+        if number == 3:
+            raise KeyboardInterrupt
+
+    settings = {"checkpoint_every": 2, "engine": "deployment", **LATE}
+    with pytest.raises(KeyboardInterrupt):
+        run_with(tmp_path / "run", after, nodes, present=2, **settings)
+    run = run_with(
+        tmp_path / "run", starts(3, **late), nodes, present=2, resume=True, **settings
+    )
+    assert [row["replies"] for row in run.rounds] == [2, 2, 2, 3]
+    assert [row["round"] for row in joined(run)] == [4]
+    assert run.config["clients"] == 3
+
+
+def test_a_run_that_refused_an_owner_can_go_on(tmp_path: Path) -> None:
+    nodes, late = owners(tmp_path / "graphs")
+    late["graph"] = str(tmp_path / "graphs" / "broken.npz")
+    Path(late["graph"]).write_bytes(b"PK")
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    settings = {"checkpoint_every": 2, "engine": "deployment"}
+    with pytest.raises(KeyboardInterrupt):
+        run_with(tmp_path / "run", after, [*nodes, late], **settings)
+    run = run_with(tmp_path / "run", nothing, [*nodes, late], resume=True, **settings)
+    assert [row["replies"] for row in run.rounds] == [2, 2, 2, 2]
+
+
+def test_a_resumed_run_names_who_is_missing(tmp_path: Path) -> None:
+    nodes, _ = owners(tmp_path / "graphs")
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    settings = {"checkpoint_every": 1, "engine": "deployment", **LATE}
+    with pytest.raises(KeyboardInterrupt):
+        run_with(tmp_path / "run", after, nodes, present=2, **settings)
+    with pytest.raises(RunError, match=r'had 2 clients, 1 .* client 1 \("birch"\)'):
+        run_with(tmp_path / "run", nothing, nodes, present=1, resume=True, **settings)

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+
+from flower_fgl import METHODS, Run
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.server_app import run_server
+from flower_fgl.simulation.local import run_config_of
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from tests.client_apps.runtime.test_owners import saved
+from tests.conftest import SMALL
+from tests.contract.test_methods import shortened
+from tests.support.owners import in_own_order, owner_graphs
+
+
+class Nodes(LocalGrid):
+    """SuperNodes that can be killed and started anew."""
+
+    def _handle(self, message_id: str, sent: Message, content: RecordDict) -> Message:
+        if sent.metadata.dst_node_id in self.contexts:
+            return super()._handle(message_id, sent, content)
+        message = Message(content, 1, sent.metadata.message_type)
+        message.metadata.__dict__["_message_id"] = message_id
+        return Message(Error(5, "Node Unavailable"), reply_to=message)
+
+    def kill(self, node: int) -> Context:
+        return self.contexts.pop(node)
+
+    def start(self, **node_config: Any) -> int:
+        """Start a node without any memory."""
+        former = next(iter(self.contexts.values()))
+        node = secrets.randbits(62) + 2
+        self.contexts[node] = Context(
+            run_id=former.run_id,
+            node_id=node,
+            node_config=node_config,
+            state=RecordDict(),
+            run_config=former.run_config,
+        )
+        return node
+
+
+def run_with(
+    folder: Path,
+    after: Callable[[Nodes, int], None],
+    nodes: list[dict[str, Any]] | None = None,
+    *,
+    present: int = 3,
+    engine: str = "local",
+    **settings: Any,
+) -> Run:
+    """Run three clients, memory in Flower's contexts; call ``after`` behind each round.
+
+    Only the first ``present`` of them are there from the start.
+    """
+    settings = {**SMALL, "rounds": 4, "run_dir": str(folder), **settings}
+    method = settings.pop("method", "fedproto")
+    clients = settings.pop("clients", 3)
+    values = run_config_of(
+        method=method, dataset="synthetic", clients=clients, seed=0, settings=settings
+    )
+    with task_identity(9):
+        grid = Nodes(DispatchingClientApp(Workplace()), 3, values, 9)
+        for context, node in zip(grid.contexts.values(), nodes or [], strict=False):
+            context.node_config = {"model-dir": str(folder.parent / "models"), **node}
+        for late in list(grid.contexts)[present:]:
+            grid.kill(late)
+        run_server(
+            grid,
+            values,
+            engine=engine,
+            on_round=lambda row: after(grid, row["round"]),
+        )
+    return Run.load(folder)
+
+
+def node_of(grid: Nodes, partition_id: int) -> int:
+    """Return the node that holds a partition, or the nth owner."""
+    owned = [n for n, c in grid.contexts.items() if "graph" in c.node_config]
+    if owned:
+        return owned[partition_id]
+    return next(
+        node
+        for node, context in grid.contexts.items()
+        if context.node_config["partition-id"] == partition_id
+    )
+
+
+def comes_back(grid: Nodes, number: int) -> None:
+    if number == 1:
+        grid.kill(node_of(grid, 1))
+    if number == 2:
+        grid.start(**{"partition-id": 1, "num-partitions": 3})
+
+
+@pytest.mark.parametrize(
+    "method", sorted(n for n, m in METHODS.items() if not m.is_one_shot)
+)
+def test_a_node_that_was_killed_is_taken_back_with_its_next_answer(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = {**shortened(method, {}), "participation": 1.0}
+    run = run_with(tmp_path / "run", comes_back, method=method, **settings)
+    rounds = [row for row in run.rounds if row["phase"] == "train"]
+    assert [row["replies"] for row in rounds] == [3, 2, 3, 3]
+    assert "Node Unavailable" in rounds[1]["failures"][0]["reason"]
+    assert not rounds[2]["failures"]
+    assert "Client 1 is back, as node" in caplog.text
+
+
+def forgets(grid: Nodes, number: int) -> None:
+    """A SuperNode with a key comes back without its memory, under the same id."""
+    if number == 2:
+        grid.contexts[node_of(grid, 1)].state = RecordDict()
+
+
+@pytest.mark.parametrize(
+    "method", sorted(n for n, m in METHODS.items() if not m.is_one_shot)
+)
+def test_a_node_that_forgot_all_under_its_id_fails_once_at_most(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {**shortened(method, {}), "participation": 1.0}
+    run = run_with(tmp_path / "run", forgets, method=method, **settings)
+    rounds = [row for row in run.rounds if row["phase"] == "train"]
+    assert [row["replies"] for row in rounds] == [3, 3, 2 + (method != "fedlog"), 3]
+    assert not rounds[3]["failures"]
+    assert ("mended graphs" in caplog.text) == (method == "fedsage+")
+
+
+def test_a_client_that_is_back_has_the_state_of_its_own_disk(tmp_path: Path) -> None:
+    def nothing(grid: Nodes, number: int) -> None:
+        return
+
+    def restarts(grid: Nodes, number: int) -> None:
+        if number == 2:
+            place = grid.kill(node_of(grid, 1)).node_config
+            grid.start(**place)
+
+    kept = {"state_dir": str(tmp_path / "a")}
+    whole = run_with(tmp_path / "whole", nothing, **kept)
+    kept = {"state_dir": str(tmp_path / "b")}
+    run = run_with(tmp_path / "run", restarts, **kept)
+    assert [row["metrics"] for row in run.rounds] == [
+        row["metrics"] for row in whole.rounds
+    ]
+
+
+def test_clients_that_sum_in_secret_are_taken_back_with_a_new_key(
+    tmp_path: Path,
+) -> None:
+    run = run_with(
+        tmp_path / "run",
+        comes_back,
+        method="fedavg",
+        secure_aggregation=True,
+        secure_threshold=0.51,
+        rounds=5,
+    )
+    assert run.rounds[-1]["replies"] == 3
+    assert run.rounds[-1]["status"] == "ok"
+
+
+def test_an_owner_that_was_killed_is_known_by_its_name_and_graph(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = owner_graphs()
+    graphs[1] = in_own_order(graphs[1], ("cold", "flu"))
+    nodes = saved(tmp_path / "graphs", graphs)
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            place = grid.kill(node_of(grid, 1)).node_config
+            grid.start(**place)
+
+    caplog.set_level("INFO")
+    run = run_with(tmp_path / "run", after, nodes)
+    assert [row["replies"] for row in run.rounds] == [3, 3, 3, 3]
+    assert "Client 1 is back" in caplog.text
+
+
+def test_an_owner_that_is_back_with_another_graph_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs())
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            place = grid.kill(node_of(grid, 1)).node_config
+            grid.start(**{**place, "graph": nodes[2]["graph"], "name": "birch"})
+
+    run = run_with(tmp_path / "run", after, nodes)
+    assert [row["replies"] for row in run.rounds] == [3, 2, 2, 2]
+    assert "birch has another graph than the client of that name" in caplog.text
+
+
+def test_a_late_joiner_is_refused_once_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs())
+    late = tmp_path / "graphs" / "late.npz"
+    late.write_bytes(Path(nodes[0]["graph"]).read_bytes())
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            grid.start(graph=str(late), **{"model-dir": str(tmp_path / "m")})
+
+    run = run_with(tmp_path / "run", after, nodes)
+    assert [row["replies"] for row in run.rounds] == [3, 3, 3, 3]
+    assert caplog.text.count("late was not among the clients when the run began") == 1
+
+
+def test_a_twin_waits_until_the_client_it_says_to_be_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    former: list[int] = []
+
+    def after(grid: Nodes, number: int) -> None:
+        if number == 1:
+            former.append(node_of(grid, 2))
+            grid.start(**{"partition-id": 2, "num-partitions": 3})
+        if number == 3:
+            assert "Client 2 is back" not in caplog.text
+            grid.kill(former[0])
+
+    caplog.set_level("INFO")
+    run = run_with(tmp_path / "run", after, rounds=5)
+    assert [row["replies"] for row in run.rounds] == [3, 3, 3, 3, 3]
+    assert "Client 2 is back" in caplog.text

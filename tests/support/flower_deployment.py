@@ -1,0 +1,238 @@
+"""A SuperLink and SuperNodes on free loopback ports, ended whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+
+from flower_fgl.core.config import pyproject_table
+from flower_fgl.methods import METHODS
+from flower_fgl.simulation.flower_simulation import write_app_folder
+
+PROGRAMS = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Deployment:
+    """One SuperLink, one SuperNode per node config.
+
+    With ``client_module``, the text of a module with a ClientApp ``app``, that is what the
+    SuperNodes run. With ``keeps_state`` the SuperLink has a database.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        nodes: Sequence[str],
+        *,
+        client_module: str = "",
+        keeps_state: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "flwr"),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+            "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", "")]),
+        }
+        home = folder / "flwr"
+        home.mkdir(parents=True)
+        connection = {"address": f"127.0.0.1:{self.port}", "insecure": True}
+        (home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": "dep", "dep": connection}})
+        )
+        chosen = {}
+        if client_module:
+            (folder / "other_client.py").write_text(client_module)
+            places = [str(folder), os.environ.get("PYTHONPATH", "")]
+            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+            chosen = {"client_app": "other_client:app"}
+        self.app = write_app_folder(
+            folder / "flower-fgl", config=pyproject_table(METHODS), **chosen
+        )
+        self.keeps_state = keeps_state
+        self.superlink = self.start_superlink()
+        self.nodes = [self.start_node(config) for config in nodes]
+
+    def start_superlink(self) -> subprocess.Popen[bytes]:
+        """Start it on the port of this deployment."""
+        kept = ["--database", str(self.folder / "superlink.db")]
+        process = self.start(
+            "flower-superlink", "--insecure", "--host", "127.0.0.1",
+            "--port", str(self.port), *(kept if self.keeps_state else []),
+        )  # fmt: skip
+        self._wait_for_port()
+        return process
+
+    def start_node(self, config: str) -> subprocess.Popen[bytes]:
+        """Start a SuperNode."""
+        return self.start(
+            "flower-supernode", "--insecure",
+            "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
+            "--port", str(free_port()), "--node-config", config,
+        )  # fmt: skip
+
+    def start(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
+        log = (self.folder / f"{program}-{len(self.processes)}.log").open("wb")
+        self.processes.append(
+            subprocess.Popen(
+                [str(PROGRAMS / program), *arguments],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+        log.close()
+        return self.processes[-1]
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """End a program and all that it started, at once, as a power cut would."""
+        for member in family_of(process):
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        process.wait(timeout=20)
+
+    def wait_for_round(self, folder: Path, number: int, seconds: float = 200) -> None:
+        """Wait until a round is written down."""
+        end = time.monotonic() + seconds
+        lines = folder / "rounds.jsonl"
+        while not lines.exists() or lines.read_bytes().count(b"\n") < number:
+            if time.monotonic() > end:
+                raise TimeoutError(self.logs())
+            time.sleep(0.1)
+
+    def wait_for_end(self, run_id: str, seconds: float = 400) -> str:
+        """Wait for the end of a run, return Flower's status."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            status = self.status(run_id)
+            if status.startswith("finished"):
+                return status
+            time.sleep(1)
+        raise TimeoutError(self.logs())
+
+    def _wait_for_port(self, seconds: float = 60) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", self.port), timeout=1),
+            ):
+                return
+            time.sleep(0.2)
+        raise TimeoutError(self.logs())
+
+    def logs(self) -> str:
+        return "\n".join(
+            f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+    def flwr(self, *arguments: str) -> Any:
+        done = subprocess.run(
+            [str(PROGRAMS / "flwr"), *arguments, "--format", "json"],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def submit(self, values: Mapping[str, Any]) -> str:
+        """Start a run, return its number."""
+        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
+        answer = self.flwr("run", str(self.app), "dep", "--run-config", pairs)
+        return str(answer["run-id"])
+
+    def run(self, values: Mapping[str, Any], seconds: float = 400) -> str:
+        """Submit a run, wait for its end, return Flower's status."""
+        return self.wait_for_end(self.submit(values), seconds)
+
+    def status(self, run_id: str) -> str:
+        listed = self.flwr("list", "dep", "--run-id", run_id)
+        return str(listed["runs"][0]["status"])
+
+    def stop_run_in_round(self, values: Mapping[str, Any], seconds: float = 400) -> str:
+        """Submit a run, stop it once a round is over, return Flower's status."""
+        run_id = self.submit(values)
+        self.wait_for_round(Path(values["run-dir"]), 1, seconds)
+        self.flwr("stop", run_id, "dep")
+        return self.status(run_id)
+
+    def stop(self) -> None:
+        """End every process by its pid, children first gathered."""
+        family: list[psutil.Process] = []
+        for process in self.processes:
+            family += family_of(process)
+        for member in family:
+            with contextlib.suppress(psutil.Error):
+                member.kill()
+        for process in self.processes:
+            process.wait(timeout=20)
+
+
+def family_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return a program's descendants and itself, none if it has ended."""
+    try:
+        parent = psutil.Process(process.pid)
+        return [*parent.children(recursive=True), parent]
+    except psutil.Error:
+        return []
+
+
+def workers_of(supernode: int) -> list[psutil.Process]:
+    """Return the living workers of the SuperNode with this process number."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "flower_fgl.client_apps.worker.process"
+        in (line := process.info["cmdline"] or [])
+        and str(supernode) in line
+    ]
+
+
+def wait_until(is_so: Callable[[], object], seconds: float = 30) -> None:
+    """Wait for something; fail if it does not come."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def deployment(
+    folder: Path, nodes: Sequence[str], **options: Any
+) -> Iterator[Deployment]:
+    """Start a deployment; it is gone when the block ends."""
+    made = Deployment.__new__(Deployment)
+    try:
+        made.__init__(folder, nodes, **options)  # type: ignore[misc]  (so that a failed start is ended too)
+        yield made
+    finally:
+        made.stop()
