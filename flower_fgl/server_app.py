@@ -15,7 +15,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.differential_privacy import epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.model_file import save_model
@@ -105,7 +105,7 @@ def run_server(
         If ``resume`` is set and the run in ``run-dir`` cannot be resumed; its folder
         stays as it is.
     """
-    config = RunConfig.parse(values, METHODS)
+    config = parse_config(values)
     keeps = engine == "deployment" or states is not None
     if config.resume:
         if not (config.run_dir and keeps):

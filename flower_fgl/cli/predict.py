@@ -21,7 +21,7 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.runs.files import replace_file
 from flower_fgl.runs.model_file import ModelCard, SavedModel, load_model
 
-__all__ = ["Prediction", "predict", "write_csv"]
+__all__ = ["Prediction", "predict_graph", "write_csv"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Prediction:
     card: ModelCard
 
 
-def predict(model: Path, graph: Path) -> Prediction:
+def predict_graph(model: Path, graph: Path) -> Prediction:
     """Classify the nodes of an owner's graph.
 
     Parameters

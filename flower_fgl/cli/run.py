@@ -26,7 +26,7 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import refuse_idle
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.checkpoints import UNCOMPARED, newest_checkpoint
 from flower_fgl.runs.files import flatten
 from flower_fgl.runs.run import Run
@@ -120,7 +120,7 @@ def run_all(
             if goes_on:
                 console.print(f"{run.name}: continues", highlight=False)
                 run = replace(run, settings={**run.settings, "resume": True})
-        rounds = RunConfig.parse(run.settings, METHODS).rounds
+        rounds = parse_config(run.settings).rounds
         with _progress(console, run.name, rounds, how.quiet) as on_round:
             made = run_one(
                 run.settings,
@@ -151,7 +151,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None
     configs = []
     for run in planned:
         try:
-            configs.append(RunConfig.parse(run.settings, METHODS))
+            configs.append(parse_config(run.settings))
         except ConfigError as error:
             if len(planned) == 1:
                 raise
@@ -220,7 +220,7 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
         return None, False
     if not (folder / "config.toml").exists():
         raise RunError(f"{folder} is no run folder: move it, or set output-dir.")
-    config = RunConfig.parse(planned.settings, METHODS)
+    config = parse_config(planned.settings)
     with hold(folder):
         run = Run.load(folder)
         before, now = config.if_absent() | dict(flatten(run.config)), config.flat()

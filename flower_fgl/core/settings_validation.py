@@ -156,7 +156,7 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "
             "what a client uploads: set upload-clip."
         )
-    if settings.upload_clip and not method.load_strategy().up.records:
+    if settings.upload_clip and not method.uploads:
         raise ConfigError(
             f"{settings.method} uploads nothing that upload-clip or upload-noise could "
             "act on: leave them out."

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.protocols.base import Shapes
-
 __all__ = ["flatten", "unflatten"]
 
 
@@ -28,7 +26,9 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 
-def unflatten(vector: Tensor, shapes: Shapes) -> dict[str, Tensor]:
+def unflatten(
+    vector: Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
     """Undo :func:`flatten`.
 
     Parameters

@@ -296,7 +296,7 @@ def _build_own(card: ModelCard) -> Backbone:
         )
     hyper = read_settings(method.settings, card.settings, prefix=card.method)
     with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
-        return method.load_network()(
+        network: Backbone = method.load_network()(
             hyper,
             model=card.model,
             num_features=card.num_features,

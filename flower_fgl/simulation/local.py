@@ -15,7 +15,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.datasets.store import open_store
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.run import Run
 from flower_fgl.server_app import OnRound, run_server
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -79,7 +79,7 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     DataError
         If the data are missing or cannot be cut into so many clients.
     """
-    config = RunConfig.parse(values, METHODS)
+    config = parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
     open_store(config, config.clients)

@@ -15,9 +15,8 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.model_store import card_of
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn.vectorize import flatten, unflatten
 from flower_fgl.protocols.adpfedgnn import SharedWeights
 from flower_fgl.runs.model_file import load_model, save_model
@@ -49,14 +48,13 @@ def make_client(
     graph = ClientGraph(
         0, Graph(x, edge_index, labels, masks), ("a", "b", "c"), torch.arange(N)
     )
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": "adpfedgnn",
             "hidden-channels": WIDTH,
             **(general or {}),
             **{f"adpfedgnn.{key.replace('_', '-')}": v for key, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     device = torch.device("cpu")
     return Client(config, 0, 1, ClientData.build(graph, device), ClientState(), device)

@@ -12,9 +12,8 @@ from flower_fgl.client_apps.fedper import FedPerClientApp
 from flower_fgl.client_apps.fedrep import FedRepClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, PayloadError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.body_head import body_of, head_of
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
@@ -26,9 +25,7 @@ BOTH = pytest.mark.parametrize(
 
 
 def server(method: str, num_classes: int = 3) -> Any:
-    config = RunConfig.parse(
-        {"method": method, "hidden-channels": 8, "model": "gcn"}, METHODS
-    )
+    config = parse_config({"method": method, "hidden-channels": 8, "model": "gcn"})
     strategy: Any = METHODS[method].load_strategy()(config)
     strategy.federation = SimpleNamespace(
         num_classes=num_classes,

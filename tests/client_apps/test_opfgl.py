@@ -26,9 +26,8 @@ from flower_fgl.client_apps.opfgl import (
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.methods.opfgl import VARIANTS
 from flower_fgl.nn import Backbone
 
@@ -55,7 +54,7 @@ def client_of(
     settings = {"local-epochs": 40, "check-every": 10, "opfgl.lr-global": 0.01}
     settings |= {"opfgl.lr-personal": 0.01, "opfgl.reliable-degree": 0}
     settings |= {f"opfgl.{key.replace('_', '-')}": v for key, v in hyper.items()}
-    config = RunConfig.parse({"method": "opfgl", **settings, **general}, METHODS)
+    config = parse_config({"method": "opfgl", **settings, **general})
     device = torch.device("cpu")
     built = ClientData.build(data, device)
     return Client(config, partition_id, 3, built, ClientState(), device)

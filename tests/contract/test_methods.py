@@ -19,8 +19,8 @@ from flower_fgl import METHODS, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Workplace
 from flower_fgl.client_apps.runtime.state import MemoryStates
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_scores
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -113,7 +113,7 @@ def stage(method: str, settings: dict[str, Any]) -> Iterator[Stage]:
         seed=0,
         settings=shortened(method, {**SMALL, **settings}),
     )
-    config = RunConfig.parse(values, METHODS)
+    config = parse_config(values)
     workplace = Workplace(memory=MemoryStates())
     with task_identity(5):
         grid = LocalGrid(DispatchingClientApp(workplace), 3, values, run_id=5)

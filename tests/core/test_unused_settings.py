@@ -7,7 +7,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import NEEDED, refuse_idle
 from flower_fgl.datasets.partition.rules import GRAPH_RULES, NETWORK_RULES, NODE_RULES
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 
 WITH: dict[str, dict[str, Scalar]] = {
     "dirichlet-alpha": {"partition": "dirichlet"},
@@ -22,7 +22,7 @@ WITH: dict[str, dict[str, Scalar]] = {
 
 
 def parsed(**values: Scalar) -> RunConfig:
-    return RunConfig.parse({"method": "fedavg", "clients": 3, **values}, METHODS)
+    return parse_config({"method": "fedavg", "clients": 3, **values})
 
 
 @pytest.mark.parametrize("key", NEEDED)

@@ -8,9 +8,8 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn.vectorize import flatten
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights
 from flower_fgl.strategies.adpfedgnn import ADPFedGNN
@@ -20,9 +19,7 @@ from flower_fgl.strategies.base import Upload
 def server(**settings: Any) -> ADPFedGNN:
     """A server half with two clients of 100 and 300 training nodes."""
     values = {f"adpfedgnn.{k.replace('_', '-')}": v for k, v in settings.items()}
-    config = RunConfig.parse(
-        {"method": "adpfedgnn", "hidden-channels": 8, **values}, METHODS
-    )
+    config = parse_config({"method": "adpfedgnn", "hidden-channels": 8, **values})
     strategy = ADPFedGNN(config)
     clients = {
         pid: SimpleNamespace(model="graphsage", num_train=number, num_nodes=500)

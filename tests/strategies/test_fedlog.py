@@ -10,9 +10,8 @@ import torch
 from flower_fgl import simulate
 from flower_fgl.client_apps.fedlog import FedLogClientApp
 from flower_fgl.client_apps.fedlog_training import LocalLearner
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.fedlog import FedLogUpload, PromptUpload
 from flower_fgl.strategies.base import Upload
 
@@ -28,13 +27,12 @@ SHORT = {
 def server(**settings: Any) -> Any:
     """A server after round 0: clients 0 and 1 have answered, client 2 has not."""
     values = {**SHORT, **settings}
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": "fedlog",
             "hidden-channels": 4,
             **{f"fedlog.{k.replace('_', '-')}": v for k, v in values.items()},
-        },
-        METHODS,
+        }
     )
     strategy = METHODS["fedlog"].load_strategy()(config)
     strategy.federation = SimpleNamespace(  # type: ignore[assignment]

@@ -13,9 +13,8 @@ from flower_fgl.algorithms.fedpano.generator import synthesise
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.federation import Federation
@@ -24,13 +23,12 @@ from tests.support.real_sets import skip_unless_whole
 
 
 def server(num_clients: int = 10, **settings: Any) -> Any:
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": "fedpano",
             "hidden-channels": WIDTH,
             **{f"fedpano.{k.replace('_', '-')}": v for k, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     strategy = METHODS["fedpano"].load_strategy()(config)
     strategy.federation = SimpleNamespace(  # type: ignore[assignment]

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.core.config import RunConfig
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.strategies.base import Upload
 
@@ -21,13 +20,12 @@ C, H, P = 3, 3, 8
 
 
 def server(method: str = "fedpg", **settings: Any) -> Any:
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": method,
             "hidden-channels": P,
             **{f"{method}.{k.replace('_', '-')}": v for k, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     strategy = METHODS[method].load_strategy()(config)
     strategy.federation = SimpleNamespace(num_classes=C)  # type: ignore[assignment]

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn.vectorize import flatten, unflatten
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.simulation.local import run_config_of
@@ -26,7 +25,7 @@ def strategy_of(clients: int = 4, *, num_train: int = 2, **settings: Any) -> Fed
         seed=0,
         settings={"hidden_channels": 4, "fedsem": settings},
     )
-    strategy = FedSEM(RunConfig.parse(values, METHODS))
+    strategy = FedSEM(parse_config(values))
     strategy.federation = federation_of([num_train] * clients)
     strategy.prepare()
     return strategy

@@ -24,7 +24,7 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.state_files import state_folder
 
 __all__ = ["Workplace", "choose_device"]
@@ -50,7 +50,7 @@ class Workplace:
         """Parse a run config once."""
         key = tuple(sorted(context.run_config.items()))
         if key not in self.configs:
-            self.configs[key] = RunConfig.parse(context.run_config, METHODS)
+            self.configs[key] = parse_config(context.run_config)
         return self.configs[key]
 
     def states(self, config: RunConfig, context: Context) -> StatePlace:

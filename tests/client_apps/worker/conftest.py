@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flower_fgl.client_apps.worker import asking
+from flower_fgl.client_apps.worker import client as worker_client
 from flower_fgl.client_apps.worker.socket_path import Master
 from tests.support.flower_deployment import wait_until, workers_of
 
@@ -44,7 +44,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     folder = Path(tempfile.mkdtemp(prefix="fgl", dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     made = Home(folder)
-    monkeypatch.setattr(asking, "find_master", lambda: made.master)
+    monkeypatch.setattr(worker_client, "find_master", lambda: made.master)
     try:
         yield made
     finally:

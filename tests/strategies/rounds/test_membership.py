@@ -13,6 +13,7 @@ import pytest
 from flower_fgl import METHODS, Run
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.methods import parse_config
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.membership import find_place, recognise
 from tests.client_apps.runtime.test_owners import saved
@@ -91,7 +92,7 @@ def test_a_client_that_joins_in_round_2_trains_and_is_scored(
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - set(takes_late)))
 def test_a_method_that_needs_all_clients_first_says_so(method: str) -> None:
     with pytest.raises(ConfigError, match=r"before round 1.*join later: .*fedavg"):
-        RunConfig.parse({"method": method, "min-clients": 2}, METHODS)
+        parse_config({"method": method, "min-clients": 2})
 
 
 def test_min_clients_changes_nothing_where_all_are_there(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ BOB = replace(ALICE, name="bob", partition_id=-1, num_partitions=0, model="")
 
 def config(**values: Any) -> RunConfig:
     settings = {"clients": 3, "min-clients": 1, **values}
-    return RunConfig.parse(settings, METHODS)
+    return parse_config(settings)
 
 
 @pytest.mark.parametrize(
