@@ -14,10 +14,10 @@ from flower_fgl.cli.tables import WIDE
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.unused_settings import refuse_idle
+from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import parse_config
 
-__all__ = ["SettingPairs", "console", "data_config", "given", "parse_settings", "show"]
+__all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
 
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 
@@ -32,7 +32,7 @@ def show(text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def parse_settings(pairs: Sequence[str]) -> dict[str, Scalar]:
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
     """Read ``key=value`` pairs; values are TOML, bare words are strings.
 
     Parameters
@@ -73,7 +73,7 @@ def data_config(
     dataset: str, clients: int, rule: str, settings: Sequence[str] | None
 ) -> RunConfig:
     """Check the settings of a command that only looks at data."""
-    pairs = parse_settings(settings or [])
+    pairs = parse_pairs(settings or [])
     values: dict[str, Scalar] = {
         "dataset": dataset,
         "clients": clients,
@@ -81,7 +81,7 @@ def data_config(
         **pairs,
     }
     config = parse_config(values)
-    refuse_idle(pairs, [config])
+    reject_unused_settings(pairs, [config])
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {clients}.")
     return config

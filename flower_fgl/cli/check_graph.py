@@ -20,7 +20,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 
-__all__ = ["GraphReport", "inspect_graph", "told"]
+__all__ = ["GraphReport", "inspect_graph", "learned_by_server"]
 
 FEW = 5
 """Training nodes of a class below which its count says much about single persons."""
@@ -149,7 +149,9 @@ def _few(description: Description, config: RunConfig) -> list[str]:
     return [text]
 
 
-def told(description: Description, *, with_counts: bool) -> dict[str, object]:
+def learned_by_server(
+    description: Description, *, with_counts: bool
+) -> dict[str, object]:
     """Return exactly the fields that the server gets.
 
     Parameters

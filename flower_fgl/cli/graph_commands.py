@@ -11,7 +11,7 @@ from flower_fgl.cli.arguments import (
     SettingPairs,
     console,
     data_config,
-    parse_settings,
+    parse_pairs,
     show,
 )
 from flower_fgl.cli.tables import make_table
@@ -67,9 +67,9 @@ def check_graph(
     settings: SettingPairs = None,
 ) -> None:
     """Check a data owner's graph and show what the server would learn of it."""
-    from flower_fgl.cli.check_graph import inspect_graph, told
+    from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 
-    report = inspect_graph(graph, parse_settings(settings or []))
+    report = inspect_graph(graph, parse_pairs(settings or []))
     for number, problem in enumerate(report.problems, start=1):
         show(f"Problem {number}: {problem}")
     for note in report.notes:
@@ -79,8 +79,8 @@ def check_graph(
         raise typer.Exit(1)
     show(f"{graph} can be used.")
     show("What the server learns before round 1:")
-    full = told(report.description, with_counts=True)
-    bare = told(report.description, with_counts=False)
+    full = learned_by_server(report.description, with_counts=True)
+    bare = learned_by_server(report.description, with_counts=False)
     for key, value in full.items():
         if bare[key] == value:
             show(f"  {key} = {'(empty)' if value in ('', b'') else value}")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_fgl.cli import graph_commands, report_commands
-from flower_fgl.cli.arguments import SettingPairs, console, given, parse_settings
+from flower_fgl.cli.arguments import SettingPairs, console, given, parse_pairs
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import DATASET_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 @contextmanager
-def telling_how_to_go_on() -> Iterator[None]:
+def report_how_to_resume() -> Iterator[None]:
     """After Ctrl-C say how the run, whose folder the interrupt names, is continued."""
     try:
         yield
@@ -109,12 +109,12 @@ def run(
     ] = None,
 ) -> None:
     """Train a method over the clients of a data set and leave a run folder."""
-    from flower_fgl.cli.run import How, resume_run, run_all
+    from flower_fgl.cli.run import RunOptions, resume_run, run_all
 
     options = given(
         method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
     )
-    pairs = parse_settings(settings or [])
+    pairs = parse_pairs(settings or [])
     if twice := sorted(options.keys() & pairs.keys()):
         raise ConfigError(
             f"--{twice[0]} and --set {twice[0]}=… say the same: give one of them."
@@ -126,8 +126,8 @@ def run(
                 "--resume continues a run with its own settings and engine: give only "
                 "the folder, and --workers, --client-gpus or --quiet if need be."
             )
-        with telling_how_to_go_on():
-            resume_run(resume, How("", workers, client_gpus, quiet), console)
+        with report_how_to_resume():
+            resume_run(resume, RunOptions("", workers, client_gpus, quiet), console)
         return
     engine = engine or "ray"
     if engine not in ("local", "ray"):
@@ -139,9 +139,9 @@ def run(
         )
     if case and experiment is None:
         raise ConfigError("--case chooses from an experiment file: give one.")
-    how = How(engine, workers, client_gpus, quiet)
-    with telling_how_to_go_on():
-        run_all(experiment, options, how, console, cases=case or ())
+    run_options = RunOptions(engine, workers, client_gpus, quiet)
+    with report_how_to_resume():
+        run_all(experiment, options, run_options, console, cases=case or ())
 
 
 @app.command()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.graph_files.graph_file import OwnedGraph, load_graph_file
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.transforms.normalize_features import (
     normalise_rows,
     scale_features,
@@ -73,7 +73,7 @@ def predict_graph(model: Path, graph: Path) -> Prediction:
     return Prediction(nodes, logits.softmax(dim=1), saved.card)
 
 
-def _as_measured(owned: OwnedGraph, saved: SavedModel, path: Path) -> NodeDataset:
+def _as_measured(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeDataset:
     """Take back the scaling of an exported file; of rows that cannot be done."""
     dataset, scaling = owned.dataset, owned.scaling
     if scaling is None or (scaling.kind == "rows" == saved.card.scaling):

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["flatten", "unflatten"]
+__all__ = ["state_to_vector", "vector_to_state"]
 
 
-def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+def state_to_vector(tensors: Mapping[str, Tensor]) -> Tensor:
     """Join a model's tensors in their order.
 
     Parameters
@@ -26,17 +26,17 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 
-def unflatten(
+def vector_to_state(
     vector: Tensor, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Tensor]:
-    """Undo :func:`flatten`.
+    """Undo :func:`state_to_vector`.
 
     Parameters
     ----------
     vector : Tensor of shape (P,)
         The model.
     shapes : mapping of str to tuple of int
-        Names and shapes in the order of :func:`flatten`.
+        Names and shapes in the order of :func:`state_to_vector`.
 
     Returns
     -------

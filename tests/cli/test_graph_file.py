@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from flower_fgl.cli.check_graph import inspect_graph, told
+from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 from flower_fgl.cli.main import app
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.runs.model_file import save_model
@@ -38,7 +38,7 @@ def test_the_check_prints_exactly_what_the_server_gets(
         report = inspect_graph(graph, {})
         assert report.problems == []
         assert report.description is not None
-        said = told(report.description, with_counts=share)
+        said = learned_by_server(report.description, with_counts=share)
         for key, value in said.items():
             # numbers and backbone are the server's, the key is no one's to read
             if key not in ("partition-id", "num-partitions", "model", "public-key"):

@@ -55,13 +55,13 @@ def make_client(y: Tensor | None = None, **settings: Any) -> Client:
     names = tuple("abc")
     graph = ClientGraph(0, Graph(x, edges, labels, masks), names, torch.arange(N))
     general = {k: v for k, v in settings.items() if "-" in k or k == "lr"}
-    hyper = {**SHORT, **{k: v for k, v in settings.items() if k not in general}}
+    method_config = {**SHORT, **{k: v for k, v in settings.items() if k not in general}}
     config = parse_config(
         {
             "method": "fedlog",
             "hidden-channels": 8,
             **general,
-            **{f"fedlog.{k.replace('_', '-')}": v for k, v in hyper.items()},
+            **{f"fedlog.{k.replace('_', '-')}": v for k, v in method_config.items()},
         }
     )
     device = torch.device("cpu")

@@ -69,7 +69,7 @@ def download_of(client: Client, seed: int = 1) -> Weights:
             num_classes=C,
             num_layers=2,
             dropout=0.0,
-            hyper=config.hyper,
+            method_config=config.method_config,
         )
     return Weights({n: t.detach() for n, t in parts.state_dict().items()})
 

@@ -111,7 +111,7 @@ def test_training_nodes_alone_are_counted_without_pseudo_labels() -> None:
 def penalty_of(**settings: Any) -> tuple[RecordingBackbone, Any, Client]:
     app, client = FedPGClientApp(), make_client(**settings)
     download = answer(two_rounds(client, app)[1])
-    scorer = open_scorer(client) if client.config.hyper.attention else None
+    scorer = open_scorer(client) if client.config.method_config.attention else None
     model = RecordingBackbone(app.personal_model(client, download), scorer)
     return model, app.penalty(client, 3, model, scorer, download), client
 

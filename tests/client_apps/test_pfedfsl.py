@@ -25,9 +25,9 @@ NUMBERS = 6 * 8 + 8 + 8 * 8 + 8
 """P of a GCN of two layers, 6 features and 8 channels, with 8 outputs."""
 
 
-def server(num_clients: int = 5, **hyper: Any) -> Any:
+def server(num_clients: int = 5, **method_config: Any) -> Any:
     values = {"method": "pfedfsl", "hidden-channels": 8, "model": "gcn"}
-    values |= {f"pfedfsl.{key}": value for key, value in hyper.items()}
+    values |= {f"pfedfsl.{key}": value for key, value in method_config.items()}
     strategy: Any = METHODS["pfedfsl"].load_strategy()(parse_config(values))
     strategy.federation = SimpleNamespace(
         num_classes=3,

@@ -12,7 +12,7 @@ from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import kebab
 from flower_fgl.core.settings import DATASETS, GeneralSettings
-from flower_fgl.core.settings_validation import number_asked
+from flower_fgl.core.settings_validation import num_sampled
 from flower_fgl.methods import METHODS, Method, parse_config
 
 ROOT = Path(__file__).parents[2]
@@ -37,12 +37,12 @@ def test_a_number_of_participants_and_a_share_take_each_others_place() -> None:
     assert (shared.participation, shared.participants) == (0.5, 0)
     with pytest.raises(ConfigError, match=r"participants = 5 and participation = 0\.5"):
         parse(participants=5, participation=0.5)
-    assert [number_asked(parse(participants=5), able) for able in (3, 5, 30)] == [
+    assert [num_sampled(parse(participants=5), able) for able in (3, 5, 30)] == [
         3,
         5,
         5,
     ]
-    assert number_asked(parse(participation=0.25), 30) == 8
+    assert num_sampled(parse(participation=0.25), 30) == 8
 
 
 def test_a_methods_setting_without_its_name_is_pointed_to() -> None:

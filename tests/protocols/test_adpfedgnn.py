@@ -105,7 +105,7 @@ def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
 
 
 def test_the_defaults_are_those_of_the_paper() -> None:
-    hyper = parse_config({"method": "adpfedgnn"}).hyper
-    found = dataclasses.asdict(hyper)
+    method_config = parse_config({"method": "adpfedgnn"}).method_config
+    found = dataclasses.asdict(method_config)
     paper = {"beta": 0.5, "k": 10, "lambda_mi": 0.3, "lambda_reg": 0.003}
     assert {key: found[key] for key in paper} == paper

@@ -19,7 +19,7 @@ from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
 from flower_fgl.cli.predict import predict_graph, write_csv
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
-from flower_fgl.client_apps.runtime.model_store import is_better, take_over_model
+from flower_fgl.client_apps.runtime.model_store import copy_model_of_run, is_better
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
@@ -166,10 +166,12 @@ def test_a_methods_own_network_comes_back(
 ) -> None:
     values = {f"{method}.{key}": value for key, value in settings.items()}
     config = parse_config({"method": method, "hidden-channels": 8, **values})
-    card = replace(CARD, method=method, model="graphsage", settings=config.own())
+    card = replace(
+        CARD, method=method, model="graphsage", settings=config.method_settings()
+    )
     torch.manual_seed(0)
     model: Any = METHODS[method].load_network()(
-        config.hyper, model="graphsage", num_features=8, num_classes=3, width=8,
+        config.method_config, model="graphsage", num_features=8, num_classes=3, width=8,
         num_layers=2, dropout=0.0,
     )  # fmt: skip
     for tensor in model.parameters():
@@ -284,11 +286,11 @@ def test_a_run_that_goes_on_takes_over_the_model_of_its_checkpoint(
     (tmp_path / "7-ash" / "model.json").write_text("{}")
     node = {"model-dir": str(tmp_path), "name": "ash"}
     context = Context(8, 1, node, RecordDict(), {})
-    take_over_model(context, 0, 7, server_round=4)
+    copy_model_of_run(context, 0, 7, server_round=4)
     found = read_card(tmp_path / "8-ash")
     assert (found is not None) == taken
     assert (tmp_path / "8-ash" / "model.json").exists() == taken
-    take_over_model(context, 0, 6, server_round=4)  # a run that kept none
+    copy_model_of_run(context, 0, 6, server_round=4)  # a run that kept none
     assert read_card(tmp_path / "7-ash") is not None
 
 

@@ -272,7 +272,9 @@ def closed_set(
     method: str, dataset: str, real_data: Path, output_dir: Path, **settings: Any
 ) -> dict[str, float]:
     """Accuracy, %, by node set, in the round best on validation nodes (60 rounds)."""
-    hyper = {"fedlog": {**QUICK, **settings}} if method == "fedlog" else settings
+    method_config = (
+        {"fedlog": {**QUICK, **settings}} if method == "fedlog" else settings
+    )
     run = simulate(
         method,
         dataset=dataset,
@@ -284,7 +286,7 @@ def closed_set(
         local_epochs=1,
         evaluate_every=5,
         output_dir=str(output_dir),
-        **hyper,
+        **method_config,
     )
     columns = ("test", "unseen", "missing", "new_client")
     return {name: 100 * run.best[name]["accuracy"] for name in columns}

@@ -157,6 +157,8 @@ def test_impossible_inputs_of_a_generator_are_refused(
 
 def test_the_shapes_follow_the_settings() -> None:
     strategy = server(**{"max-neighbours": 2})
-    shapes = generator_shapes(strategy.config.hyper, in_channels=3, num_features=2)
+    shapes = generator_shapes(
+        strategy.config.method_config, in_channels=3, num_features=2
+    )
     assert shapes["4.weight"] == (4, 2)
     assert shapes == strategy.generator_shapes

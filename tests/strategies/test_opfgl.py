@@ -267,11 +267,11 @@ def test_a_client_of_another_depth_is_dropped_not_the_run(
 
     def deeper(client: Any) -> Any:
         if client.partition_id == 1:
-            object.__setattr__(client.config.hyper, "depth", 2)
+            object.__setattr__(client.config.method_config, "depth", 2)
         try:
             return original(client)
         finally:
-            object.__setattr__(client.config.hyper, "depth", 1)
+            object.__setattr__(client.config.method_config, "depth", 1)
 
     monkeypatch.setattr(app, "local_statistics", deeper)
     run = simulate("opfgl", **quick)

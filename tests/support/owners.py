@@ -12,7 +12,7 @@ import torch
 
 from flower_fgl import Run
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
@@ -61,10 +61,10 @@ def run_owners(
         seed=0,
         settings={**SMALL, "run_dir": str(folder), "join_timeout": 1.0, **settings},
     )
-    workplace = Workplace(memory=MemoryStates())
+    session = Session(memory=MemoryStates())
     run_id = secrets.randbits(40) + 1
     with task_identity(run_id):
-        grid = LocalGrid(DispatchingClientApp(workplace), len(nodes), values, run_id)
+        grid = LocalGrid(DispatchingClientApp(session), len(nodes), values, run_id)
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             place = str(folder.with_name(f"{folder.name}-models"))
             context.node_config = {"model-dir": place, **node}

@@ -25,7 +25,7 @@ def random_client(
     classes: Sequence[int] | None = None,
     train: Sequence[int] | None = None,
     settings: dict[str, Any] | None = None,
-    **hyper: Any,
+    **method_config: Any,
 ) -> Client:
     """Make a client whose node n is of the n-th class, over and over.
 
@@ -55,7 +55,10 @@ def random_client(
             "hidden-channels": 8,
             "model": "gcn",
             **(settings or {}),
-            **{f"{method}.{key.replace('_', '-')}": v for key, v in hyper.items()},
+            **{
+                f"{method}.{key.replace('_', '-')}": v
+                for key, v in method_config.items()
+            },
         }
     )
     device = torch.device("cpu")

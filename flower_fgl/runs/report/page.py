@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs import plots
 from flower_fgl.runs.compare import without_seed
-from flower_fgl.runs.files import flatten, replace_file
+from flower_fgl.runs.files import flatten_config, replace_file
 from flower_fgl.runs.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
 from flower_fgl.runs.report.numbers import (
     about,
@@ -190,7 +190,7 @@ def _one(run: Run) -> dict[str, Any]:
         "dropped": dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
-            for key, value in flatten(run.config)
+            for key, value in flatten_config(run.config)
         ],
         "commands": [_command(run)],
     }
@@ -201,7 +201,7 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     labels = _labels(runs)
     groups = over_seeds(runs)
     lines = _lines(runs, labels, groups)
-    flat = [{k: _shown(v) for k, v in flatten(run.config)} for run in runs]
+    flat = [{k: _shown(v) for k, v in flatten_config(run.config)} for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     table = [(key, [config.get(key, "–") for config in flat]) for key in keys]
     sweeps = find_sweeps(runs)

@@ -14,7 +14,7 @@ from flower_fgl import METHODS, simulate
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.data import file_stamps
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
@@ -228,7 +228,7 @@ def test_a_graph_that_is_replaced_is_read_again(
         method="fedavg", dataset="synthetic", clients=1, seed=0, settings=SMALL
     )
     context = Context(1, 1, nodes[0], RecordDict(), values)
-    app = DispatchingClientApp(Workplace())
+    app = DispatchingClientApp(Session())
 
     def described() -> tuple[Any, ...]:
         with task_identity(1):

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_fgl import Run, simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.worker import client as worker_client
 from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
 from flower_fgl.client_apps.worker.socket_path import worker_socket
@@ -65,7 +65,7 @@ def test_without_worker_idle_there_is_no_worker(home: Home) -> None:
             message = Message(RecordDict(), 1, "train")
         with pytest.raises(ValueError, match="no such method"):
             DispatchingClientApp()(message, context)
-    kept = DispatchingClientApp(Workplace())
+    kept = DispatchingClientApp(Session())
     context = Context(1, 1, {"worker-idle": 60}, RecordDict(), values)
     with pytest.raises(ValueError, match="no such method"):
         kept(message, context)

@@ -15,7 +15,7 @@ from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import FileStates, MemoryStates
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
@@ -207,7 +207,7 @@ def test_secrets_survive_between_the_exchanges_wherever_states_are_kept(
         settings={**settings, "secure_aggregation": True, "state_dir": folder},
     )  # fmt: skip
     with task_identity(9):
-        grid = LocalGrid(DispatchingClientApp(Workplace()), 5, values, run_id=9)
+        grid = LocalGrid(DispatchingClientApp(Session()), 5, values, run_id=9)
         run = Run.load(run_server(grid, values, engine="local"))
         kept = [
             FileStates(Path(folder)).load(context, pid).group("secure")
@@ -446,8 +446,8 @@ def test_fewer_than_three_clients_that_can_train_are_refused(
         settings={**small, "clients": 0, "secure_aggregation": True},
     )  # fmt: skip
     with task_identity(9):
-        workplace = Workplace(memory=MemoryStates())
-        grid = LocalGrid(DispatchingClientApp(workplace), 2, values, run_id=9)
+        session = Session(memory=MemoryStates())
+        grid = LocalGrid(DispatchingClientApp(session), 2, values, run_id=9)
         with pytest.raises(RunError, match="3 clients that train"):
             run_server(grid, values, engine="local")
 
@@ -471,7 +471,7 @@ def test_a_client_without_the_setting_answers_no_request(small: dict[str, Any]) 
         method="fedavg", dataset="synthetic", clients=3, seed=0, settings=SMALL
     )
     with task_identity(9):
-        grid = LocalGrid(DispatchingClientApp(Workplace()), 3, values, run_id=9)
+        grid = LocalGrid(DispatchingClientApp(Session()), 3, values, run_id=9)
         node = grid.get_node_ids()[0]
         message = Message(RecordDict(), node, "query.secure_shares")
         (reply,) = grid.send_and_receive([message])
