@@ -26,7 +26,7 @@ class FedPANOSettings:
        ``aggregate-generator = false``, nG ``augment = "gaussian"``.
     2. The paper does not say how h is bounded, but φ ends in tanh, so that Eq. (7) cannot
        be small for unbounded h. Under unit length, the other candidate, classifiers learn
-       slowly at lr 0.1 (docs/results.md), and L^g falls to half its first value although
+       slowly at lr 0.1 (docs/results/fedpano.md). L^g falls to half its first value, but
        the synthetic nodes carry no class: the origin is at distance 1 from all of them.
     """
 

@@ -360,7 +360,7 @@ def test_the_order_of_the_paper_holds(
 
 @pytest.mark.slow
 def test_without_generator_cora_full_is_worst(real_data: Path, tmp_path: Path) -> None:
-    """Not so on the sets at hand, see docs/results.md; few have this one."""
+    """Not so on the sets at hand, see docs/results/fedpano.md; few have this one."""
     skip_unless_whole("cora-full", real_data)
     variants = {
         "nT": {"use-client-classifier": False},

@@ -303,7 +303,7 @@ def test_noise_on_a_tenth_of_the_dimensions_costs_at_most_a_point(
 def test_on_cora_it_is_ahead_of_other_prototypes_and_of_training_alone(
     real_data: Any, tmp_path: Any
 ) -> None:
-    """The part of the paper's order that is reproduced: docs/results.md, Tables V and X.
+    """The reproduced part of the paper's order: docs/results/fedpg.md, Tables V and X.
 
     At the weight that validation nodes choose. That every part of the method helps is
     not, nor the paper's distance of ten points.
