@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["BODY", "HEAD", "encoder_state", "classifier_state"]
+__all__ = ["BODY", "HEAD", "classifier_state", "encoder_state"]
 
 BODY = "encoder."
 """What the names of the body begin with, see :class:`~flower_fgl.nn.Backbone`."""

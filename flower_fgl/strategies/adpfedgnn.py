@@ -88,7 +88,7 @@ class ADPFedGNN(FglStrategy):
 
     def upload_spec(self, partition_id: int) -> Sizes:
         """Expect a mask over the weights, and the weight of the client."""
-        return self.sizes._replace(weight=self._weight(partition_id))
+        return self.sizes._replace(weight=self.messenger.weight_of(partition_id))
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Take the masked mean of the weights, and the mean of the networks."""

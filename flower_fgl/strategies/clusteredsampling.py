@@ -68,7 +68,7 @@ class ClusteredSampling(FedAvg):
         self.draws.clear()
         if number == len(able):
             return able
-        counts = np.array([int(self._weight(pid)) for pid in able])
+        counts = np.array([int(self.messenger.weight_of(pid)) for pid in able])
         if self.config.method_config.clusters == "size":
             table = table_by_size(counts, number)
         else:

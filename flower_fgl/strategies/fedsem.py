@@ -159,7 +159,7 @@ class FedSEM(FedAvg):
         ]
         size = torch.zeros(len(centers))
         for pid, center in self.members.items():
-            size[center] += self._weight(pid)
+            size[center] += self.messenger.weight_of(pid)
         self.weights = Weights(
             vector_to_state(size @ centers / size.sum(), self.shapes)
         )

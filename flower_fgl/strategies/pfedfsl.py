@@ -85,7 +85,7 @@ class PFedFSL(FglStrategy):
 
     def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:
         """Expect a model, and the loss of every candidate that was sent."""
-        return self.shapes, len(self.candidates(self._round.number, partition_id))
+        return self.shapes, len(self.candidates(self.loop.log.number, partition_id))
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Mix a new start for each client that answered."""

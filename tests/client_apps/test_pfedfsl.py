@@ -194,7 +194,7 @@ def test_label_spaces_without_overlap_share_one_embedding() -> None:
         random_client("pfedfsl", partition_id=1, num_classes=7, classes=[4, 5, 6]),
     ]
     for server_round in (1, 2, 3):
-        strategy._round = RoundLog(server_round)
+        strategy.loop.log = RoundLog(server_round)
         uploads = {}
         for pid, client in enumerate(clients):
             spec = app.download_spec(client)

@@ -19,7 +19,8 @@ from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.summary import summarise
 from flower_fgl.strategies.aggregation import weighted_mean
-from flower_fgl.strategies.rounds.send_receive import send_receive
+from flower_fgl.strategies.base import is_checkpoint_due
+from flower_fgl.strategies.rounds.messenger import send_receive
 
 
 @given(
@@ -473,3 +474,13 @@ def test_start_takes_no_model_from_outside(small: dict[str, Any]) -> None:
     strategy = METHODS["fedavg"].load_strategy()(parse_config({}))
     with pytest.raises(RunError, match="builds its own model"):
         strategy.start(None, ArrayRecord())  # type: ignore[arg-type]
+
+
+def test_checkpoints_are_due_every_few_rounds_and_at_the_end_if_kept() -> None:
+    def due(**values: Any) -> list[int]:
+        config = parse_config({"rounds": 5, **values})
+        return [number for number in range(1, 7) if is_checkpoint_due(config, number)]
+
+    assert due(**{"checkpoint-every": 2}) == [2, 4, 6]
+    assert due(**{"checkpoint-every": 0}) == []
+    assert due(**{"checkpoint-every": 2, "keep-checkpoint": True}) == [2, 4, 5, 6]

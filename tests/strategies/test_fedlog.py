@@ -75,15 +75,14 @@ def test_generators_are_blended_by_class_rate(monkeypatch: pytest.MonkeyPatch) -
         )
         for pid, x in ((0, 0.0), (1, 4.0))
     }
-    strategy.federation.trainable = [0, 1]
-    for name, found in (
-        ("train_messages", []),
-        ("exchange", []),
-        ("_by_partition", {}),
-        ("read_uploads", uploads),
-        ("record_round", None),
+    strategy.federation.trainable = [0, 1]  # type: ignore[misc]
+    for owner, name, found in (
+        (strategy, "train_messages", []),
+        (strategy.messenger, "exchange", {}),
+        (strategy, "read_uploads", uploads),
+        (strategy, "record_round", None),
     ):
-        monkeypatch.setattr(strategy, name, lambda *_, found=found, **__: found)
+        monkeypatch.setattr(owner, name, lambda *_, found=found, **__: found)
     type(strategy).pretrain(strategy)
     for name, shape in shapes.items():
         assert strategy.prompts[name].shape == (C, *shape)
@@ -188,12 +187,12 @@ def test_generators_are_sent_until_the_client_has_answered() -> None:
     strategy = server()
     assert not strategy.download(1, 0).prompts  # nothing to use them on yet
     both = {pid: upload(strategy, 0.0) for pid in (0, 1)}
-    strategy._trained = dict.fromkeys(both, 1)
+    strategy.loop.trained = dict.fromkeys(both, 1)
     strategy.aggregate(1, both)
     assert strategy.download(2, 0).prompts
     strategy.aggregate(2, {0: both[0]})  # client 1 was asked too, and was lost
     assert not strategy.download(3, 0).prompts
-    del strategy._trained[0]  # its SuperNode was started anew, without its state
+    del strategy.loop.trained[0]  # its SuperNode was started anew, without its state
     assert strategy.download(3, 0).prompts
     assert strategy.download(3, 1).prompts
     assert not strategy.scoring_download(3, 1).prompts

@@ -57,7 +57,7 @@ def test_the_average_runs_over_the_participants(num_clients: int) -> None:
         shape for n, shape in strategy.shapes.items() if n.startswith("encoder.")
     ]
     size = sum(math.prod(shape) for shape in encoder)
-    distance = strategy._round.numbers["distance"]
+    distance = strategy.loop.log.numbers["distance"]
     assert distance == pytest.approx(4 * math.sqrt(size))
 
 
@@ -241,9 +241,13 @@ def test_replies_that_no_round_can_bring_are_refused_when_clients_are_known(
     few_shot: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # of the four clients one alone keeps its training nodes
-    monkeypatch.setattr(
-        Federation, "trainable", property(lambda self: list(self.clients)[:1])
-    )
+    prepare = Federation.__post_init__
+
+    def shorten(self: Federation) -> None:
+        prepare(self)
+        del self.trainable[1:]
+
+    monkeypatch.setattr(Federation, "__post_init__", shorten)
     with pytest.raises(
         RunError, match="1 of 4 clients can train, of which participants = 2 asks 1"
     ):

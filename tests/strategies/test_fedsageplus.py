@@ -45,7 +45,7 @@ def server(**values: Any) -> FedSagePlus:
     made.federation = SimpleNamespace(  # type: ignore[assignment]
         trainable=[0, 3, 7], num_features=2
     )
-    made._round = RoundLog(0)
+    made.loop.log = RoundLog(0)
     return made
 
 
@@ -73,7 +73,7 @@ def test_gradients_are_averaged_over_the_judges_that_answer() -> None:
         }
 
     shapes = strategy.generator_shapes
-    strategy.ask = ask  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = ask  # type: ignore[method-assign,assignment]
     found = strategy.judge(1, states)
     # 3 judges 0 and 7 judges 3 first, then 7 judges 0 and 0 judges 3; 7 fails at first
     assert [sorted(each) for each in asked] == [[3, 7], [0, 7]]
@@ -93,7 +93,7 @@ def test_who_shows_nothing_is_not_judged() -> None:
         asked.append(sorted(payloads))
         return {}
 
-    strategy.ask = ask  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = ask  # type: ignore[method-assign,assignment]
     states = {0: state_for(strategy, 0), 3: state_for(strategy)}
     assert strategy.judge(1, states) == {}
     assert asked == [[7]]
@@ -102,22 +102,22 @@ def test_who_shows_nothing_is_not_judged() -> None:
 def test_a_malformed_gradient_is_dropped_and_named() -> None:
     strategy = server(peers=1)
     odd = RecordDict({"gradient": write_tensors({"0.weight": torch.zeros(1)})})
-    strategy.ask = lambda *_, **__: {3: odd}  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = lambda *_, **__: {3: odd}  # type: ignore[method-assign,assignment]
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
-    assert [f.partition_id for f in strategy._round.failures] == [3]
+    assert [f.partition_id for f in strategy.loop.log.failures] == [3]
 
 
 def test_an_empty_gradient_is_dropped_and_named() -> None:
     strategy = server(peers=1)
-    strategy.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
-    assert [f.reason for f in strategy._round.failures] == ["it sent no gradient"]
+    assert [f.reason for f in strategy.loop.log.failures] == ["it sent no gradient"]
 
 
 def test_a_run_whose_generators_all_fail_is_told_why() -> None:
     strategy = server()
-    strategy.drop(3, "out of memory")
-    strategy.ask = lambda *_, **__: {}  # type: ignore[method-assign,assignment]
+    strategy.messenger.drop(3, "out of memory")
+    strategy.messenger.ask = lambda *_, **__: {}  # type: ignore[method-assign,assignment]
     with pytest.raises(RunError, match=r"0 of 3 clients .* out of memory"):
         strategy.generate()
 

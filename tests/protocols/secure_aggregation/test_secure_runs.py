@@ -421,7 +421,7 @@ def test_a_rule_of_its_own_with_anothers_sums_is_refused(
     monkeypatch.setattr(
         type(METHODS["fedavg"]), "load_strategy", lambda self: WithMomentum
     )
-    with pytest.raises(RunError, match="WithMomentum has an aggregate of its own"):
+    with pytest.raises(RunError, match="WithMomentum defines aggregate but inherits"):
         simulate(**{**small, **SECURE})
 
 
