@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from round_time import PeakMemory
 
+from flower_fgl.methods import parse_config
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -34,12 +36,10 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, folder: str) -> None:
     from flower_fgl.cli.run import run_one
-    from flower_fgl.core.config import RunConfig
     from flower_fgl.datasets.build import load_dataset
     from flower_fgl.datasets.partition.partition import partition_nodes
     from flower_fgl.datasets.store import open_store
     from flower_fgl.datasets.transforms.subgraph import cut_clients
-    from flower_fgl.methods import METHODS
 
     values = {
         "method": "fedavg",
@@ -53,7 +53,7 @@ def measure(options: argparse.Namespace, folder: str) -> None:
         "synthetic.blocks": 200,
         "output-dir": f"{folder}/runs",
     }
-    config = RunConfig.parse(values, METHODS)
+    config = parse_config(values)
     table = Table("step", "seconds")
     memory = PeakMemory()
     memory.start()

@@ -26,6 +26,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from flower_fgl.methods import parse_config
+
 PHASES = ("send", "clients", "wait", "receive", "aggregate", "evaluate")
 
 
@@ -73,13 +75,11 @@ def floor(options: argparse.Namespace) -> list[dict[str, float]]:
         make_optimizer,
         train_epochs,
     )
-    from flower_fgl.core.config import RunConfig
     from flower_fgl.datasets.store import open_store
-    from flower_fgl.methods import METHODS
     from flower_fgl.strategies.aggregation import weighted_mean
 
     torch.set_num_threads(1)
-    config = RunConfig.parse(settings(options), METHODS)
+    config = parse_config(settings(options))
     store = open_store(config, options.clients)
     device = torch.device("cpu")
     clients = [

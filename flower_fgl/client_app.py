@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
 
 if TYPE_CHECKING:
-    from flower_fgl.client_apps.runtime.session import Workplace
+    from flower_fgl.client_apps.runtime.session import Session
 
 __all__ = ["DispatchingClientApp", "app"]
 
@@ -31,9 +31,9 @@ class DispatchingClientApp(ClientApp):
         message is handled in this process, whatever ``worker-idle`` says.
     """
 
-    def __init__(self, workplace: Workplace | None = None) -> None:
+    def __init__(self, session: Session | None = None) -> None:
         super().__init__()
-        self._workplace = workplace
+        self._session = session
         self._dispatch: Callable[[Message, Context], Message] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
@@ -45,7 +45,7 @@ class DispatchingClientApp(ClientApp):
             If the settings are wrong or the message cannot be handled; Flower turns it
             into an error reply.
         """
-        if self._workplace is None and "worker-idle" in context.node_config:
+        if self._session is None and "worker-idle" in context.node_config:
             idle = idle_seconds(context.node_config)
             if idle:
                 return ask_worker(message, context, idle=idle, instead=self._handle)
@@ -57,7 +57,7 @@ class DispatchingClientApp(ClientApp):
             # here and not above: it imports torch
             from flower_fgl.client_apps.dispatch import Dispatcher
 
-            self._dispatch = Dispatcher(self._workplace)
+            self._dispatch = Dispatcher(self._session)
         return self._dispatch(message, context)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,10 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.differential_privacy import epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
+from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import Run
@@ -32,8 +33,6 @@ __all__ = ["app", "run_server"]
 
 log = logging.getLogger(__name__)
 app = ServerApp()
-
-OnRound = Callable[[Mapping[str, Any]], None]
 
 
 class _Recorder:
@@ -105,7 +104,7 @@ def run_server(
         If ``resume`` is set and the run in ``run-dir`` cannot be resumed; its folder
         stays as it is.
     """
-    config = RunConfig.parse(values, METHODS)
+    config = parse_config(values)
     keeps = engine == "deployment" or states is not None
     if config.resume:
         if not (config.run_dir and keeps):

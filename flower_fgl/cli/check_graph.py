@@ -16,11 +16,11 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.owned import client_from_owned
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 
-__all__ = ["GraphReport", "check_graph", "told"]
+__all__ = ["GraphReport", "inspect_graph", "learned_by_server"]
 
 FEW = 5
 """Training nodes of a class below which its count says much about single persons."""
@@ -45,7 +45,7 @@ class GraphReport:
     description: Description | None = None
 
 
-def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
+def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     """Look for all problems of an owner's graph file.
 
     Parameters
@@ -65,7 +65,7 @@ def check_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     ConfigError
         If a setting is wrong.
     """
-    config = RunConfig.parse(settings, METHODS)
+    config = parse_config(settings)
     owned, problems = inspect_graph_file(path)
     if owned is None:
         return GraphReport(problems)
@@ -149,7 +149,9 @@ def _few(description: Description, config: RunConfig) -> list[str]:
     return [text]
 
 
-def told(description: Description, *, with_counts: bool) -> dict[str, object]:
+def learned_by_server(
+    description: Description, *, with_counts: bool
+) -> dict[str, object]:
     """Return exactly the fields that the server gets.
 
     Parameters

@@ -15,10 +15,10 @@ from flower_fgl.client_apps.runtime.state import ClientState, read_state
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.store import open_store
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs import plots
 from flower_fgl.runs.checkpoints import Checkpoint, newest_checkpoint
-from flower_fgl.runs.files import flatten
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.run import Run
 
 __all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
@@ -100,7 +100,7 @@ def embedding_figure(
         nodes, or the method makes none.
     """
     folder = run.path
-    config = RunConfig.parse(dict(flatten(run.config)), METHODS)
+    config = parse_config(dict(flatten_config(run.config)))
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise RunError(

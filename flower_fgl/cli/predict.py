@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.graph_files.graph_file import OwnedGraph, load_graph_file
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.transforms.normalize_features import (
     normalise_rows,
     scale_features,
@@ -21,7 +21,7 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.runs.files import replace_file
 from flower_fgl.runs.model_file import ModelCard, SavedModel, load_model
 
-__all__ = ["Prediction", "predict", "write_csv"]
+__all__ = ["Prediction", "predict_graph", "write_csv"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Prediction:
     card: ModelCard
 
 
-def predict(model: Path, graph: Path) -> Prediction:
+def predict_graph(model: Path, graph: Path) -> Prediction:
     """Classify the nodes of an owner's graph.
 
     Parameters
@@ -73,7 +73,7 @@ def predict(model: Path, graph: Path) -> Prediction:
     return Prediction(nodes, logits.softmax(dim=1), saved.card)
 
 
-def _as_measured(owned: OwnedGraph, saved: SavedModel, path: Path) -> NodeDataset:
+def _as_measured(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeDataset:
     """Take back the scaling of an exported file; of rows that cannot be done."""
     dataset, scaling = owned.dataset, owned.scaling
     if scaling is None or (scaling.kind == "rows" == saved.card.scaling):

@@ -25,10 +25,10 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.unused_settings import refuse_idle
-from flower_fgl.methods import METHODS
+from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.checkpoints import UNCOMPARED, newest_checkpoint
-from flower_fgl.runs.files import flatten
+from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.experiments import (
     Experiment,
@@ -37,15 +37,15 @@ from flower_fgl.simulation.experiments import (
     results_table,
 )
 from flower_fgl.simulation.resume import resume
-from flower_fgl.simulation.run import OnRound, run_one
+from flower_fgl.simulation.run import run_one
 
-__all__ = ["How", "resume_run", "run_all"]
+__all__ = ["RunOptions", "resume_run", "run_all"]
 
 DEFAULT_CLIENTS = 10
 
 
 @dataclass(frozen=True)
-class How:
+class RunOptions:
     """How to run what the settings describe.
 
     Parameters
@@ -69,7 +69,7 @@ class How:
 def run_all(
     experiment_file: Path | None,
     options: Mapping[str, Scalar],
-    how: How,
+    run_options: RunOptions,
     console: Console,
     *,
     cases: Sequence[str] = (),
@@ -120,13 +120,13 @@ def run_all(
             if goes_on:
                 console.print(f"{run.name}: continues", highlight=False)
                 run = replace(run, settings={**run.settings, "resume": True})
-        rounds = RunConfig.parse(run.settings, METHODS).rounds
-        with _progress(console, run.name, rounds, how.quiet) as on_round:
+        rounds = parse_config(run.settings).rounds
+        with _progress(console, run.name, rounds, run_options.quiet) as on_round:
             made = run_one(
                 run.settings,
-                engine=how.engine,
-                workers=how.workers,
-                client_gpus=how.client_gpus,
+                engine=run_options.engine,
+                workers=run_options.workers,
+                client_gpus=run_options.client_gpus,
                 on_round=on_round,
             )
         done.append((run, made))
@@ -151,12 +151,12 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None
     configs = []
     for run in planned:
         try:
-            configs.append(RunConfig.parse(run.settings, METHODS))
+            configs.append(parse_config(run.settings))
         except ConfigError as error:
             if len(planned) == 1:
                 raise
             raise ConfigError(f'Run "{run.name}": {error}') from error
-    refuse_idle(options, configs)
+    reject_unused_settings(options, configs)
     twins = [name for name, n in Counter(r.name for r in planned).items() if n > 1]
     if twins:
         raise ConfigError(
@@ -166,7 +166,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None
         )
 
 
-def resume_run(folder: Path, how: How, console: Console) -> Run:
+def resume_run(folder: Path, run_options: RunOptions, console: Console) -> Run:
     """Continue one run that was interrupted; say so if it is complete.
 
     Parameters
@@ -193,11 +193,11 @@ def resume_run(folder: Path, how: How, console: Console) -> Run:
         console.print(before.table(), markup=False, highlight=False, soft_wrap=True)
         return before
     rounds = int(before.config["rounds"])
-    with _progress(console, folder.name, rounds, how.quiet) as on_round:
+    with _progress(console, folder.name, rounds, run_options.quiet) as on_round:
         run = resume(
             folder,
-            workers=how.workers,
-            client_gpus=how.client_gpus,
+            workers=run_options.workers,
+            client_gpus=run_options.client_gpus,
             on_round=on_round,
         )
     console.print(run.table(), markup=False, highlight=False, soft_wrap=True)
@@ -220,10 +220,13 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
         return None, False
     if not (folder / "config.toml").exists():
         raise RunError(f"{folder} is no run folder: move it, or set output-dir.")
-    config = RunConfig.parse(planned.settings, METHODS)
+    config = parse_config(planned.settings)
     with hold(folder):
         run = Run.load(folder)
-        before, now = config.if_absent() | dict(flatten(run.config)), config.flat()
+        before, now = (
+            config.general_defaults() | dict(flatten_config(run.config)),
+            config.flat(),
+        )
         changed = [
             key
             for key, value in now.items()
@@ -303,7 +306,7 @@ def _progress(
 @contextmanager
 def _logged_to(console: Console) -> Iterator[None]:
     """Show what this process logs above the bar, e.g. the steps of a server's training."""
-    logger = logging.getLogger(__package__)
+    logger = logging.getLogger("flower_fgl")
     handler = logging.Handler()
     handler.emit = lambda record: console.print(  # type: ignore[method-assign]
         record.getMessage(), markup=False, highlight=False

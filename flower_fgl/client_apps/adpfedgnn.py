@@ -53,7 +53,7 @@ from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone, state_shapes
-from flower_fgl.nn.vectorize import flatten
+from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 
 __all__ = ["ADPFedGNNClientApp"]
@@ -112,10 +112,10 @@ class ADPFedGNNClientApp(FglClientApp):
         training: LocalTraining,
     ) -> None:
         """Choose both masks anew by the gradients of the round and Δ."""
-        hyper = client.config.hyper
-        if not hyper.decouple:
+        method_config = client.config.method_config
+        if not method_config.decouple:
             return
-        received = flatten(download.weights)
+        received = state_to_vector(download.weights)
         before = client.state.group("received")
         client.state.set_group("received", {"weights": received})
         if not before:
@@ -123,10 +123,10 @@ class ADPFedGNNClientApp(FglClientApp):
         of_global, of_local = training.gradients
         direction = (received - before["weights"]).to(client.device)
         net.local_mask = per_tensor(
-            partial(local_mask, share=hyper.q), net.shapes, of_local
+            partial(local_mask, share=method_config.q), net.shapes, of_local
         )
         net.global_mask = per_tensor(
-            partial(global_mask, share=hyper.q, score=hyper.mask_score),
+            partial(global_mask, share=method_config.q, score=method_config.mask_score),
             net.shapes,
             of_global,
             direction,
@@ -181,18 +181,18 @@ def open_networks(
     TwoBranchNet, torch.nn.ModuleDict
         The second holds ``agent`` and ``estimator``, as far as the settings use them.
     """
-    hyper = client.config.hyper
+    method_config = client.config.method_config
     backbone = backbone_of(client)
     networks = networks_of(client, backbone.hidden_channels).to(client.device)
-    agent = cast(QNetwork, networks["agent"]) if hyper.has_agent else None
+    agent = cast(QNetwork, networks["agent"]) if method_config.has_agent else None
     seed = client.seed(0, "evaluation")
-    net = two_branches(hyper, backbone, agent, seed).to(client.device)
+    net = two_branches(method_config, backbone, agent, seed).to(client.device)
     saved = client.state.group("model")
     load_state(net, saved)
     if download is not None:
         load_state(networks, download.networks)
-        weights = flatten(download.weights).to(client.device)
-        if saved and hyper.decouple:
+        weights = state_to_vector(download.weights).to(client.device)
+        if saved and method_config.decouple:
             weights = personalise(net.weights(), weights, net.local_mask)
         net.load_weights(weights)
     return net, networks

@@ -36,7 +36,7 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.seeds import seeded, torch_generator
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.vectorize import flatten, unflatten
+from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 
 __all__ = ["LocalTraining"]
 
@@ -76,12 +76,12 @@ class LocalTraining:
     ) -> None:
         self.client, self.server_round = client, server_round
         self.net, self.networks = net, networks
-        self.hyper = client.config.hyper
+        self.method_config = client.config.method_config
         self.optimizer = make_optimizer(net.backbone, client.config)
         self.learners: torch.optim.Optimizer | None = None
         if len(networks):
             self.learners = torch.optim.Adam(
-                networks.parameters(), lr=self.hyper.network_lr, fused=True
+                networks.parameters(), lr=self.method_config.network_lr, fused=True
             )
         if client.config.optimizer_state == "keep":
             for group, module, optimizer in self._optimizers():
@@ -92,7 +92,7 @@ class LocalTraining:
         if net.agent is not None:
             self.agent = NeighbourAgent(
                 net.agent,
-                self.hyper,
+                self.method_config,
                 client.data.training.inputs,
                 client.state.group("agent"),
                 draws=self.draws,
@@ -167,7 +167,7 @@ class LocalTraining:
             block = sample_block(
                 self.lists,
                 index,
-                limit=self.hyper.k,
+                limit=self.method_config.k,
                 num_layers=self.depth,
                 generator=self.draws,
             )
@@ -212,13 +212,15 @@ class LocalTraining:
             logits.append(z)
         task = F.cross_entropy(self.net.fuse(logits), labels)
         loss = task
-        if self.hyper.has_estimator:
-            loss = task + self.hyper.lambda_mi * self.mutual_information(*features)
+        if self.method_config.has_estimator:
+            loss = task + self.method_config.lambda_mi * self.mutual_information(
+                *features
+            )
         found = torch.autograd.grad(loss, leaves[0] + leaves[1], materialize_grads=True)
         names = list(self.net.shapes)
         by_branch = torch.stack(
             [
-                flatten(dict(zip(names, part, strict=True)))
+                state_to_vector(dict(zip(names, part, strict=True)))
                 for part in (found[: len(names)], found[len(names) :])
             ]
         )
@@ -232,7 +234,7 @@ class LocalTraining:
         estimator = cast(MIEstimator, self.networks["estimator"])
         shared, local = F.normalize(shared, dim=1), F.normalize(local, dim=1)
         mean, log_variance = estimator(shared)
-        bound = club_bound(mean, log_variance, local, norm=self.hyper.club_norm)
+        bound = club_bound(mean, log_variance, local, norm=self.method_config.club_norm)
         self._bounds.append(bound.item())
         estimator.zero_grad()
         mean, log_variance = estimator(shared.detach())
@@ -248,9 +250,9 @@ class LocalTraining:
            by the gradient's own size: as a part of it, a decay of any λ_reg moves such
            weights by the whole learning rate and erases them in a few steps.
         """
-        parts = unflatten(gradient, self.net.shapes)
-        decay = 2 * self.hyper.lambda_reg
-        is_decoupled = self.hyper.reg_step == "decoupled"
+        parts = vector_to_state(gradient, self.net.shapes)
+        decay = 2 * self.method_config.lambda_reg
+        is_decoupled = self.method_config.reg_step == "decoupled"
         for name, weight in self.net.backbone.named_parameters():
             # in the weight's own layout, through which fused steps walk
             weight.grad = torch.empty_like(weight).copy_(parts[name])

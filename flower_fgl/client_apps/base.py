@@ -15,13 +15,16 @@ from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import describe, owner_name
-from flower_fgl.client_apps.runtime.model_store import check_model_folder, keep_model
-from flower_fgl.client_apps.runtime.rewind import go_back
+from flower_fgl.client_apps.runtime.model_store import (
+    check_model_folder,
+    save_best_model,
+)
+from flower_fgl.client_apps.runtime.rewind import rewind_client
 from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_upload
-from flower_fgl.client_apps.runtime.session import Workplace
-from flower_fgl.client_apps.runtime.state import StatePlace
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
-from flower_fgl.client_apps.runtime.upload_privacy import protect
+from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.errors import FglError, PayloadError
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
@@ -34,7 +37,7 @@ from flower_fgl.protocols.base import (
     read_tensors,
     write_scores,
 )
-from flower_fgl.protocols.describe import Unfit
+from flower_fgl.protocols.describe import Rejection
 from flower_fgl.protocols.secure_aggregation.messages import KEYS, SHARES, UNMASK
 
 __all__ = ["FglClientApp", "Fit"]
@@ -81,9 +84,9 @@ class FglClientApp(ClientApp, ABC):
     down: ClassVar[type[Payload]]
     up: ClassVar[type[Payload]]
 
-    def __init__(self, workplace: Workplace | None = None) -> None:
+    def __init__(self, session: Session | None = None) -> None:
         super().__init__()
-        self.workplace = workplace or Workplace()
+        self.session = session or Session()
         self.query(DESCRIBE)(self._describe)
         self.query(RESUME)(self._resume)
         self.train()(self._train)
@@ -159,20 +162,20 @@ class FglClientApp(ClientApp, ABC):
         return None
 
     # ---------------------------------------------------------------- plumbing
-    def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:
+    def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Gather a client's graph, settings and memory, see :meth:`Workplace.open`."""
-        return self.workplace.open(message, context)
+        return self.session.open(message, context)
 
     def _describe(self, message: Message, context: Context) -> Message:
         """Answer the query before round 1; an owner may answer that it does not fit."""
         name = owner_name(context.node_config)
         try:
-            client, place = self.open(message, context)
+            client, store = self.open(message, context)
             check_model_folder(context.node_config)
         except FglError as error:
             if "graph" not in context.node_config:
                 raise
-            return Message(Unfit(name, str(error)).to_record(), reply_to=message)
+            return Message(Rejection(name, str(error)).to_record(), reply_to=message)
         description = describe(
             client.data,
             place=(client.partition_id, client.num_partitions),
@@ -181,7 +184,7 @@ class FglClientApp(ClientApp, ABC):
             share_class_counts=client.config.share_class_counts,
             min_class_count=client.config.min_class_count,
             # an owner is asked for its key when it has a number
-            public_key=join(client, place, context)
+            public_key=join(client, store, context)
             if client.config.secure_aggregation and client.num_partitions
             else b"",
         )
@@ -189,7 +192,7 @@ class FglClientApp(ClientApp, ABC):
 
     def _resume(self, message: Message, context: Context) -> Message:
         """Go back to the checkpoint's round."""
-        return go_back(self.workplace, message, context)
+        return rewind_client(self.session, message, context)
 
     def _train(self, message: Message, context: Context) -> Message:
         """Handle a round's training message."""
@@ -198,7 +201,7 @@ class FglClientApp(ClientApp, ABC):
     def handle_fit(self, message: Message, context: Context, fit: Any) -> Message:
         """Unpack, run ``fit``, score the model, keep the state, pack the reply."""
         clock = time.perf_counter()
-        client, place = self.open(message, context)
+        client, store = self.open(message, context)
         seconds = {"load": time.perf_counter() - clock}
         settings = message.content.config_records[CONFIG]
         server_round = int(settings["server-round"])  # type: ignore[arg-type]
@@ -217,12 +220,14 @@ class FglClientApp(ClientApp, ABC):
         if model is not None:
             trained = {n: t.detach() for n, t in model.state_dict().items()}
             refuse_non_finite(trained)
-            keep_model(client, context, model, scores.get("local", {}), server_round)
+            save_best_model(
+                client, context, model, scores.get("local", {}), server_round
+            )
             client.state.set_group("model", trained)
         client.state.values["round"] = server_round
-        upload = protect(client, result.upload, download)
+        upload = privatize(client, result.upload, download)
         content = pack_upload(client, server_round, message.content, upload)
-        place.save(context, client.partition_id, client.state)
+        store.save(context, client.partition_id, client.state)
         content[METRICS] = pack_metrics(
             scores, seconds, loss=result.loss, terms=result.terms
         )
@@ -230,7 +235,7 @@ class FglClientApp(ClientApp, ABC):
 
     def _secure(self, message: Message, context: Context) -> Message:
         """Take a step of secure aggregation beside the training."""
-        return answer(self.workplace, message, context)
+        return answer(self.session, message, context)
 
     def read_download(self, client: Client, content: RecordDict) -> Any:
         """Unpack what the server sent, checked."""

@@ -7,7 +7,7 @@ import logging
 from flwr.app import Context, Message
 
 from flower_fgl.client_apps.base import FglClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.methods import METHODS
@@ -27,8 +27,8 @@ class Dispatcher:
         What this process keeps between messages, whatever the method.
     """
 
-    def __init__(self, workplace: Workplace | None = None) -> None:
-        self._workplace = workplace or Workplace()
+    def __init__(self, session: Session | None = None) -> None:
+        self._session = session or Session()
         self._apps: dict[str, FglClientApp] = {}
         self._told: set[str] = set()
 
@@ -41,11 +41,11 @@ class Dispatcher:
             If the settings are wrong or the message cannot be handled. Of any other
             error, once, the traceback is logged.
         """
-        config = self._workplace.config(context)
+        config = self._session.config(context)
         check_size(message.content, largest_message(config, context))
         method = config.method
         if method not in self._apps:
-            self._apps[method] = METHODS[method].load_client_app()(self._workplace)
+            self._apps[method] = METHODS[method].load_client_app()(self._session)
         try:
             return self._apps[method](message, context)
         except FglError:

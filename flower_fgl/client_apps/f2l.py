@@ -90,14 +90,14 @@ class F2LClientApp(FglClientApp):
         self, client: Client, server_round: int, network: F2LNetwork
     ) -> Callable[[], Tensor]:
         """Return the mean loss of new episodes, drawn at every call."""
-        hyper, data = client.config.hyper, client.data.training
+        method_config, data = client.config.method_config, client.data.training
         module = adaptation_of(network)
         weights = EpisodeWeights(
-            hyper.inner_steps,
-            hyper.inner_lr,
-            hyper.tau,
-            hyper.contrast_weight,
-            hyper.distillation_weight,
+            method_config.inner_steps,
+            method_config.inner_lr,
+            method_config.tau,
+            method_config.contrast_weight,
+            method_config.distillation_weight,
         )
         generator = torch_generator(
             client.config.seed, server_round, client.partition_id, "episodes"
@@ -110,10 +110,10 @@ class F2LClientApp(FglClientApp):
             drawn = draw_episodes(
                 labels,
                 client.data.graph.num_classes,
-                episodes=hyper.episodes,
-                ways=hyper.ways,
-                shots=hyper.shots,
-                queries=hyper.queries,
+                episodes=method_config.episodes,
+                ways=method_config.ways,
+                shots=method_config.shots,
+                queries=method_config.queries,
                 generator=generator,
             )
             losses = episode_losses(
@@ -192,12 +192,12 @@ def settle(client: Client, backbone: Backbone, module: Adaptation) -> Backbone:
         Without training nodes the client model itself.
     """
     backbone.eval()
-    data, hyper = client.data.training, client.config.hyper
+    data, method_config = client.data.training, client.config.method_config
     if len(data.index) == 0:
         return backbone
     num_classes = client.data.graph.num_classes
     listed, order = data.labels.sort(stable=True)
-    order = order[ranks_in_class(listed, num_classes) < hyper.support]
+    order = order[ranks_in_class(listed, num_classes) < method_config.support]
     with torch.no_grad():
         support = backbone.embed(data.inputs)[data.index[order]]
     labels = data.labels[order]
@@ -210,8 +210,8 @@ def settle(client: Client, backbone: Backbone, module: Adaptation) -> Backbone:
             labels,
             torch.ones_like(labels, dtype=torch.bool),
             classes,
-            steps=hyper.inner_steps,
-            lr=hyper.inner_lr,
+            steps=method_config.inner_steps,
+            lr=method_config.inner_lr,
         )
     copy = build_module(client, backbone)
     load_state(copy, {name: t.detach() for name, t in adapted.items()})

@@ -142,17 +142,19 @@ class FedALAClientApp(FedAvgClientApp):
         received: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """Learn W, keep it, and return the blended state."""
-        hyper = client.config.hyper
+        method_config = client.config.method_config
         state = {name: t.to(client.device) for name, t in received.items()}
         model = client.build_model().eval()
         load_state(model, state)
         names = last_layers(
-            (name for name, _ in model.named_parameters()), hyper.layers
+            (name for name, _ in model.named_parameters()), method_config.layers
         )
         kept = {n: t.to(client.device) for n, t in client.state.group("blend").items()}
         weights = kept or {name: torch.ones_like(state[name]) for name in names}
         ends = {name: (old[name].to(client.device), state[name]) for name in names}
-        index, labels = sample_nodes(client, server_round, share=hyper.sample / 100)
+        index, labels = sample_nodes(
+            client, server_round, share=method_config.sample / 100
+        )
         losses: list[float] = []
         while not _is_learned(losses, is_first=not kept):
             blended = {name: blend(*ends[name], weights[name]) for name in names}
@@ -161,7 +163,7 @@ class FedALAClientApp(FedAvgClientApp):
             losses.append(loss)
             weights = {
                 name: blend_step(
-                    weights[name], gradient, *ends[name], lr=hyper.weight_lr
+                    weights[name], gradient, *ends[name], lr=method_config.weight_lr
                 )
                 for name, gradient in zip(names, gradients, strict=True)
             }

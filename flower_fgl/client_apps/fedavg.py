@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import DataLoss, load_state, state_of
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import Empty, Payload
@@ -29,8 +29,8 @@ class FedAvgClientApp(FglClientApp):
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
 
-    def __init__(self, workplace: Workplace | None = None) -> None:
-        super().__init__(workplace)
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__(session)
         self.train("finetune")(self._finetune)
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
@@ -81,7 +81,7 @@ class FedAvgClientApp(FglClientApp):
         """
         model = client.build_model()
         load_state(model, download.tensors)
-        epochs = client.config.hyper.finetune_epochs
+        epochs = client.config.method_config.finetune_epochs
         if client.config.check_every:
             loss = client.train(model, server_round, epochs=epochs)
             return Fit(model, Empty(), loss)

@@ -110,9 +110,9 @@ class FedEDClientApp(FedAvgClientApp):
 
     def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
         """Return the sum of the three terms."""
-        hyper = client.config.hyper
-        distill: float = hyper.distill_weight
-        suppress: float = hyper.suppress_weight
+        method_config = client.config.method_config
+        distill: float = method_config.distill_weight
+        suppress: float = method_config.suppress_weight
         own = client.data.training.labels
         count = torch.bincount(own, minlength=client.data.graph.num_classes)
         prior = count / count.sum().clamp(min=1)

@@ -5,9 +5,9 @@ Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 =====================  ==================================================
 symbol                 argument or attribute
 =====================  ==================================================
-φ_k                    ``BranchNet.encoder``
-θ_k^H, θ_k^T           ``BranchNet.classifier["head"]``, ``["tail"]``
-X_k^H, X_k^T           ``BranchNet.nodes["head"]``, ``["tail"]``
+φ_k                    ``FedLogBranchNet.encoder``
+θ_k^H, θ_k^T           ``FedLogBranchNet.classifier["head"]``, ``["tail"]``
+X_k^H, X_k^T           ``FedLogBranchNet.nodes["head"]``, ``["tail"]``
 γ_k                    ``LocalLearner.gamma``
 X^g, x̂                 ``download.nodes``, ``scale_nodes(...)``
 β, λ, s                ``fedlog.beta``, ``tail-degree``, ``nodes-per-class``
@@ -20,7 +20,7 @@ prompt generator, Eqs. (11)-(13)                 ``train_generator``
 pretraining of the published code                ``pretrain_encoder``
 local fitting, L_cls and L_norm                  ``LocalLearner.fitting_loss``
 local generalisation, Eq. (5) and L_g            ``LocalLearner.general_loss``
-prediction, Eqs. (1)-(3)                         ``BranchNet.head``
+prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
 ===============================================  ===========================
 """
 
@@ -31,13 +31,13 @@ from dataclasses import replace
 from flwr.app import Context, Message
 
 from flower_fgl.algorithms.fedlog.matching import PromptTask
-from flower_fgl.algorithms.fedlog.network import BranchNet, LinearTop, start_nodes
+from flower_fgl.algorithms.fedlog.network import FedLogBranchNet, LinearTop, start_nodes
 from flower_fgl.algorithms.fedlog.prompts import make_generator, train_generator
 from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.fedlog_training import LocalLearner
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
@@ -79,15 +79,19 @@ class FedLogClientApp(FglClientApp):
     down = FedLogDownload
     up = FedLogUpload
 
-    def __init__(self, workplace: Workplace | None = None) -> None:
-        super().__init__(workplace)
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__(session)
         self.train(PRETRAIN)(self._pretrain)
 
     def download_spec(self, client: Client) -> FedLogShapes:
         """Expect the shapes of the client's network."""
-        key = ("fedlog-shapes", client.config.hyper, client.config.hidden_channels)
+        key = (
+            "fedlog-shapes",
+            client.config.method_config,
+            client.config.hidden_channels,
+        )
         if key not in client.data.memo:
-            shapes = FedLogShapes.of(open_network(client), client.config.hyper)
+            shapes = FedLogShapes.of(open_network(client), client.config.method_config)
             client.data.memo[key] = shapes
         found: FedLogShapes = client.data.memo[key]
         return found
@@ -96,10 +100,14 @@ class FedLogClientApp(FglClientApp):
         self, client: Client, server_round: int, download: FedLogDownload
     ) -> Fit:
         """Train PG_k by Eqs. (11)-(13), and say what share each class has."""
-        config, hyper, data = client.config, client.config.hyper, client.data.training
+        config, method_config, data = (
+            client.config,
+            client.config.method_config,
+            client.data.training,
+        )
         classes = client.data.graph.num_classes
         loss, prompts = 0.0, {}
-        if hyper.pg:
+        if method_config.pg:
             with seeded(derive_seed(config.seed, 0, SERVER, "prompts")):
                 generator = make_generator(data.inputs.num_features)
             generator.to(client.device)
@@ -108,16 +116,16 @@ class FedLogClientApp(FglClientApp):
                 loss = train_generator(
                     generator,
                     task,
-                    epochs=hyper.prompt_epochs,
-                    networks=hyper.prompt_networks,
-                    lr=hyper.prompt_lr,
+                    epochs=method_config.prompt_epochs,
+                    networks=method_config.prompt_networks,
+                    lr=method_config.prompt_lr,
                 )
             prompts = {n: t.detach().cpu() for n, t in generator.state_dict().items()}
             refuse_non_finite(prompts, rate="fedlog.prompt-lr")
         rates = disguise_rates(
             class_rates(data.labels.cpu(), classes),
-            hyper.class_rate_noise,
-            scale=hyper.noise_scale,
+            method_config.class_rate_noise,
+            scale=method_config.noise_scale,
             generator=torch_generator(config.seed, 0, client.partition_id, "rates"),
         )
         return Fit(None, PromptUpload(rates, prompts), loss)
@@ -127,7 +135,7 @@ class FedLogClientApp(FglClientApp):
         kept = self.personal_model(client, None)
         network = kept or new_network(client)
         load_weights(network, download)
-        if kept is None and client.config.hyper.local_pretrain_epochs:
+        if kept is None and client.config.method_config.local_pretrain_epochs:
             pretrain_encoder(client, network)
         if download.prompts:
             client.state.set_group("prompts", dict(download.prompts))
@@ -136,16 +144,16 @@ class FedLogClientApp(FglClientApp):
         client.state.set_group("scaling", {"gamma": learner.gamma.cpu()})
         return Fit(network, self.upload(client, network), loss)
 
-    def upload(self, client: Client, network: BranchNet) -> FedLogUpload:
+    def upload(self, client: Client, network: FedLogBranchNet) -> FedLogUpload:
         """Return the weights, and the learnable nodes of the branch that is asked for."""
-        hyper = client.config.hyper
-        branch = "tail" if hyper.synthetic_mode.endswith("T") else "head"
-        nodes = network.nodes[branch].detach() if hyper.lg else None
+        method_config = client.config.method_config
+        branch = "tail" if method_config.synthetic_mode.endswith("T") else "head"
+        nodes = network.nodes[branch].detach() if method_config.lg else None
         return FedLogUpload(network.shared_state(), nodes)
 
     def personal_model(
         self, client: Client, download: FedLogDownload | None
-    ) -> BranchNet | None:
+    ) -> FedLogBranchNet | None:
         """Return the network trained last; before it the received weights."""
         saved = client.state.group("model")
         if saved:
@@ -162,12 +170,12 @@ class FedLogClientApp(FglClientApp):
         return self.handle_fit(message, context, self.pretrain)
 
 
-def open_network(client: Client) -> BranchNet:
+def open_network(client: Client) -> FedLogBranchNet:
     """Build the client's network; all its numbers are to be overwritten."""
     config, graph = client.config, client.data.graph
     with seeded(derive_seed(config.seed, 0, SERVER, "init")):
         network = build_network(
-            config.hyper,
+            config.method_config,
             model=client.model_name,
             num_features=graph.num_features,
             num_classes=graph.num_classes,
@@ -178,7 +186,7 @@ def open_network(client: Client) -> BranchNet:
     return network.to(client.device)
 
 
-def new_network(client: Client) -> BranchNet:
+def new_network(client: Client) -> FedLogBranchNet:
     """Build a network with the learnable nodes that all clients start from."""
     network = open_network(client)
     size, width = network.nodes["head"].shape
@@ -188,7 +196,7 @@ def new_network(client: Client) -> BranchNet:
     return network
 
 
-def load_weights(network: BranchNet, download: FedLogDownload) -> None:
+def load_weights(network: FedLogBranchNet, download: FedLogDownload) -> None:
     """Overwrite φ and θ, not the learnable nodes.
 
     Raises
@@ -201,7 +209,7 @@ def load_weights(network: BranchNet, download: FedLogDownload) -> None:
     load_state(network, download.weights)
 
 
-def pretrain_encoder(client: Client, network: BranchNet) -> None:
+def pretrain_encoder(client: Client, network: FedLogBranchNet) -> None:
     """Train φ, as received, under a linear classifier, which is thrown away.
 
     At most ``local-pretrain-epochs`` epochs; of them the one best on the validation
@@ -213,5 +221,5 @@ def pretrain_encoder(client: Client, network: BranchNet) -> None:
     config = replace(
         client.config, check_every=1, patience=PATIENCE, optimizer_state="reset"
     )
-    epochs: int = client.config.hyper.local_pretrain_epochs
+    epochs: int = client.config.method_config.local_pretrain_epochs
     replace(client, config=config).train(model, 1, epochs=epochs, purpose="pretraining")

@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.fedlog.losses import branch_loss, node_norm
-from flower_fgl.algorithms.fedlog.network import BRANCHES, BranchNet, self_loops
+from flower_fgl.algorithms.fedlog.network import (
+    BRANCH_NAMES,
+    FedLogBranchNet,
+    self_loops,
+)
 from flower_fgl.algorithms.fedlog.prompts import apply_generators, prompt_pairs
 from flower_fgl.algorithms.fedlog.synthetic import scale_nodes, update_scaling
 from flower_fgl.client_apps.runtime.client import Client
@@ -27,7 +31,7 @@ class LocalLearner:
     ----------
     client : Client
         Its training nodes, settings, γ_k and prompt generators.
-    network : BranchNet
+    network : FedLogBranchNet
         Trained in place.
     nodes : Tensor of shape (C·s, d), float32, or None
         X^g; ``None`` before there is one.
@@ -39,19 +43,22 @@ class LocalLearner:
     """
 
     def __init__(
-        self, client: Client, network: BranchNet, nodes: Tensor | None
+        self, client: Client, network: FedLogBranchNet, nodes: Tensor | None
     ) -> None:
         self.client, self.network = client, network
-        self.hyper, self.data = client.config.hyper, client.data.training
+        self.method_config, self.data = (
+            client.config.method_config,
+            client.data.training,
+        )
         classes, device = network.num_classes, client.device
         kept = client.state.group("scaling").get("gamma", torch.zeros(classes))
         self.gamma = kept.to(device)
         self.nodes = None if nodes is None else nodes.to(device)
         self.labels = torch.arange(classes, device=device).repeat_interleave(
-            self.hyper.nodes_per_class
+            self.method_config.nodes_per_class
         )
         self.prompts: Mapping[str, Tensor] = {}
-        if self.nodes is not None and self.hyper.pg:
+        if self.nodes is not None and self.method_config.pg:
             group = client.state.group("prompts")
             if not group:
                 raise PayloadError("no prompt generators came with synthetic nodes")
@@ -86,7 +93,7 @@ class LocalLearner:
         order = torch.randperm(number, generator=generator).to(self.data.index.device)
         whole = torch.split(order[: number - number % size], size)
         batches: list[Tensor | None] = [*whole]
-        is_apart = self.nodes is not None and self.hyper.lg_mode == "sequential"
+        is_apart = self.nodes is not None and self.method_config.lg_mode == "sequential"
         if is_apart:
             batches += [None] * len(batches)
         total = torch.zeros((), device=self.client.device)
@@ -101,12 +108,12 @@ class LocalLearner:
                 loss = loss + general
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            if hits is not None and self.hyper.fs:
+            if hits is not None and self.method_config.fs:
                 self.gamma = update_scaling(
                     self.gamma,
                     hits,
-                    step=self.hyper.gamma_step,
-                    threshold=self.hyper.gamma_threshold,
+                    step=self.method_config.gamma_step,
+                    threshold=self.method_config.gamma_threshold,
                 )
             total += loss.detach()
         return float(total) / len(batches)
@@ -117,11 +124,14 @@ class LocalLearner:
         h, around = self.embed_batch(index)
         head, tail = self.network.branch_log_probs(h, around, prototypes)
         alpha = self.network.head_weights(graph)[index]
-        labels, is_mixture = self.data.labels[batch], self.hyper.loss_mix == "mixture"
+        labels, is_mixture = (
+            self.data.labels[batch],
+            self.method_config.loss_mix == "mixture",
+        )
         loss = branch_loss(head, tail, alpha, labels, is_mixture=is_mixture)
-        nodes = [self.network.nodes[name] for name in BRANCHES]
-        beta: float = self.hyper.beta
-        return loss + beta * node_norm(nodes, kind=self.hyper.norm)
+        nodes = [self.network.nodes[name] for name in BRANCH_NAMES]
+        beta: float = self.method_config.beta
+        return loss + beta * node_norm(nodes, kind=self.method_config.norm)
 
     def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return h_v and n_v of some training nodes, FedLoG Eqs. (1) and (7).
@@ -155,7 +165,7 @@ class LocalLearner:
         x = scale_nodes(self.nodes, self.gamma)
         graph = (
             prompt_pairs(x, apply_generators(self.prompts, x))
-            if self.hyper.pg
+            if self.method_config.pg
             else self_loops(x)
         )
         h = self.network.embed(graph)

@@ -53,12 +53,14 @@ class FedNTDClientApp(FedAvgClientApp):
 
     def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
         """Return the cross-entropy plus β times the distillation, Eq. (3)."""
-        hyper = client.config.hyper
-        beta: float = hyper.beta
+        method_config = client.config.method_config
+        beta: float = method_config.beta
         received = received_logits(client, model)
 
         def loss(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
-            kept = not_true_distillation(logits, received[index], labels, tau=hyper.tau)
+            kept = not_true_distillation(
+                logits, received[index], labels, tau=method_config.tau
+            )
             return F.cross_entropy(logits, labels) + beta * kept
 
         return loss

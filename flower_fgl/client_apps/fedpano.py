@@ -123,7 +123,7 @@ class FedPANOClientApp(FglClientApp):
         self, client: Client, weights: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor]] | None:
         """Embed with θ_*^g and make nodes with φ_*, Fig. 5; ``None`` in nN."""
-        if not client.config.hyper.use_generator:
+        if not client.config.method_config.use_generator:
             return None
         parts = assemble(client, Weights(weights))
         trainer = Trainer(client, parts, server_round=0)
@@ -155,7 +155,7 @@ class Trainer:
 
     def __init__(self, client: Client, parts: Parts, server_round: int) -> None:
         self.client, self.parts = client, parts
-        self.hyper: FedPANOSettings = client.config.hyper
+        self.method_config: FedPANOSettings = client.config.method_config
         data = client.data.training
         self.labels = data.labels
         self.own_labels = torch.searchsorted(parts.classes, data.labels)
@@ -196,10 +196,10 @@ class Trainer:
         for epoch in range(1, epochs + 1):
             terms = self.step_parts(h)
             is_last = epoch == epochs
-            if not is_last or self.hyper.use_generator:
+            if not is_last or self.method_config.use_generator:
                 with torch.set_grad_enabled(not is_last):
                     h = self.represent()
-            if self.hyper.use_generator:
+            if self.method_config.use_generator:
                 terms |= self.augment(h.detach())
         self.keep_moments()
         return {name: float(value) for name, value in terms.items()}
@@ -269,18 +269,21 @@ class Trainer:
         """Step on the classifier that predicts by L^ĉ, Eq. (8); made: (n, m, H)."""
         labels = self.labels if self.parts.own is None else self.own_labels
         logits = self.modules["classifier"](made.flatten(0, 1))
-        loss = F.cross_entropy(logits, labels.repeat_interleave(self.hyper.m))
+        loss = F.cross_entropy(logits, labels.repeat_interleave(self.method_config.m))
         self.step("classifier", loss)
         return {"synthetic": loss.detach(), "spread": spread(made)}
 
     def draw_noise(self) -> Tensor:
         """Draw ε of Eq. (6): (n, m, 2H); of nG: (n, m, H)."""
-        width, hyper = self.parts.shared.encoder.hidden_channels, self.hyper
+        width, method_config = (
+            self.parts.shared.encoder.hidden_channels,
+            self.method_config,
+        )
         is_context = self.parts.generator is not None
-        shape = (len(self.labels), hyper.m, 2 * width if is_context else width)
+        shape = (len(self.labels), method_config.m, 2 * width if is_context else width)
         noise = torch.randn(shape, generator=self.noise)
-        noise *= hyper.noise_std if is_context else hyper.gaussian_std
-        if is_context and hyper.noise_on == "agg":
+        noise *= method_config.noise_std if is_context else method_config.gaussian_std
+        if is_context and method_config.noise_on == "agg":
             noise[..., :width] = 0
         return noise.to(self.labels.device)
 

@@ -55,7 +55,7 @@ class Parts:
 def build_parts(client: Client) -> Parts:
     """Build a client's modules; the shared ones are to be overwritten."""
     config, graph = client.config, client.data.graph
-    hyper: FedPANOSettings = config.hyper
+    method_config: FedPANOSettings = config.method_config
     every = torch.arange(graph.num_classes, device=client.device)
     labels = client.data.training.labels
     classes = every[client.data.own_classes]
@@ -67,19 +67,21 @@ def build_parts(client: Client) -> Parts:
             num_classes=graph.num_classes,
             num_layers=config.num_layers,
             dropout=config.dropout,
-            hyper=hyper,
+            method_config=method_config,
             initialise=False,
         )
         width, own, generator = shared.encoder.hidden_channels, None, shared.generator
         if len(labels) == 0:
             classes = every
-        if hyper.use_client_classifier and (len(labels) or shared.classifier is None):
+        if method_config.use_client_classifier and (
+            len(labels) or shared.classifier is None
+        ):
             own = _own_classifier(client, width, classes)
-        if hyper.has_generator and generator is None:
+        if method_config.has_generator and generator is None:
             generator = NodeGenerator(width)
-    chosen = classes if own or hyper.mask_to_local_labels else every
+    chosen = classes if own or method_config.mask_to_local_labels else every
     classifier = cast(nn.Linear, own or shared.classifier)  # settings see to one
-    norm = cast(RepNorm, hyper.rep_norm)
+    norm = cast(RepNorm, method_config.rep_norm)
     personal = PersonalNet(shared.encoder, classifier, chosen, len(every), norm)
     for module in (shared, personal, generator):
         if module is not None:

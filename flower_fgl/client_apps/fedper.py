@@ -12,7 +12,7 @@ from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.nn import Backbone
-from flower_fgl.nn.body_head import body_of, head_of
+from flower_fgl.nn.body_head import classifier_state, encoder_state
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedPerClientApp"]
@@ -31,18 +31,18 @@ class FedPerClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Expect the weights of the body."""
-        return body_of(client.state_shapes())
+        return encoder_state(client.state_shapes())
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Put the own head on the received body, train ``local-epochs`` epochs."""
         model = self.assemble(client, download)
         loss = self.train_parts(client, model, server_round)
-        return Fit(model, Weights(body_of(model.state_dict())), loss)
+        return Fit(model, Weights(encoder_state(model.state_dict())), loss)
 
     def assemble(self, client: Client, download: Weights) -> Backbone:
         """Join the received body and the client's own head, at first an untrained one."""
         model = client.build_model(initialise=True)
-        load_state(model, head_of(client.state.group("model")))
+        load_state(model, classifier_state(client.state.group("model")))
         load_state(model, download.tensors)
         return model
 

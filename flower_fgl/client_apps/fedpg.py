@@ -82,12 +82,12 @@ class FedPGClientApp(PrototypeClientApp):
 
     def num_hops(self, client: Client) -> int:
         """Return L + 1."""
-        return int(client.config.hyper.hops) + 1
+        return int(client.config.method_config.hops) + 1
 
     def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
         """Train by Eq. (6), annotate, and make prototypes by Eq. (2)."""
-        hyper = client.config.hyper
-        scorer = open_scorer(client) if hyper.attention else None
+        method_config = client.config.method_config
+        scorer = open_scorer(client) if method_config.attention else None
         model = RecordingBackbone(self.personal_model(client, download), scorer)
         penalty = self.penalty(client, server_round, model, scorer, download)
         loss = client.train(model, server_round, penalty=penalty)
@@ -106,19 +106,19 @@ class FedPGClientApp(PrototypeClientApp):
         generator = torch_generator(
             client.config.seed, server_round, client.partition_id, "noise"
         )
-        values = add_noise(values, share=hyper.noise_dims, generator=generator)
+        values = add_noise(values, share=method_config.noise_dims, generator=generator)
         upload = LocalPrototypes(values.cpu(), average.counts.cpu())
         return Fit(model.backbone, upload, loss)
 
     def annotation(self, client: Client, logits: Tensor | None) -> Tensor:
         """Give nodes classes: training nodes theirs, others the predicted one."""
-        data, hyper = client.data.training, client.config.hyper
-        if logits is not None and hyper.annotation == "train+pseudo":
+        data, method_config = client.data.training, client.config.method_config
+        if logits is not None and method_config.annotation == "train+pseudo":
             return annotate(
                 logits,
                 data.index,
                 data.labels,
-                min_confidence=hyper.pseudo_conf_min,
+                min_confidence=method_config.pseudo_conf_min,
             )
         size = len(client.data.labels[0])
         annotation = torch.full((size,), -1, device=client.device)
@@ -134,10 +134,10 @@ class FedPGClientApp(PrototypeClientApp):
         download: Prototypes,
     ) -> Callable[[], Tensor] | None:
         """Return μ·L_proto of Eq. (6★); ``None`` before there are prototypes."""
-        hyper = client.config.hyper
-        mu = hyper.mu
-        if hyper.mu_warmup:
-            mu *= min(1.0, server_round / hyper.mu_warmup)
+        method_config = client.config.method_config
+        mu = method_config.mu
+        if method_config.mu_warmup:
+            mu *= min(1.0, server_round / method_config.mu_warmup)
         if mu == 0 or not download.present.any():
             return None
         saved = client.state.group("annotation")
@@ -157,7 +157,7 @@ class FedPGClientApp(PrototypeClientApp):
         current = unit_rows(client, model)
         target = download.values.to(client.device)
         present = download.present.to(client.device)
-        if hyper.proto_loss == "node-mse":
+        if method_config.proto_loss == "node-mse":
             return lambda: (
                 mu
                 * node_distance(
@@ -169,7 +169,7 @@ class FedPGClientApp(PrototypeClientApp):
                 )
             )
         both = present & (average.counts > 0)
-        is_mean = hyper.proto_reduction == "mean"
+        is_mean = method_config.proto_reduction == "mean"
         return lambda: (
             mu
             * prototype_distance(
@@ -221,11 +221,14 @@ def open_scorer(client: Client) -> NeighbourScorer:
 
 def rings_of(client: Client) -> list[Pairs]:
     """Return the pairs of each hop, computed once for a graph."""
-    hyper, inputs = client.config.hyper, client.data.inputs[0]
-    key = ("rings", hyper.hops, hyper.hop_mode)
+    method_config, inputs = client.config.method_config, client.data.inputs[0]
+    key = ("rings", method_config.hops, method_config.hop_mode)
     if key not in client.data.memo:
         client.data.memo[key] = ring_pairs(
-            inputs.edge_index, inputs.num_nodes, hyper.hops, mode=hyper.hop_mode
+            inputs.edge_index,
+            inputs.num_nodes,
+            method_config.hops,
+            mode=method_config.hop_mode,
         )
     found: list[Pairs] = client.data.memo[key]
     return found
@@ -246,7 +249,7 @@ def average_of(
     which ``embed`` gives, are alike: ``anew`` says that training has changed them since a
     copy of the client, which trained to be scored, may have left its own.
     """
-    hyper, memo = client.config.hyper, client.data.memo
+    method_config, memo = client.config.method_config, client.data.memo
     key = ("average", client.config.seed, server_round)
     kept = memo.get(("average",))
     is_stale = anew and client.config.classifies_graphs
@@ -258,24 +261,24 @@ def average_of(
     ):
         found: HopAverage = kept[2]
         return found
-    same_class = hyper.neighbor_filter == "same-class"
+    same_class = method_config.neighbor_filter == "same-class"
     if client.config.classifies_graphs:
         pairs = similar_pairs(
             embed(),
             annotation,
-            hops=hyper.hops,
-            rho=hyper.rho,
-            decay=hyper.rho_decay,
-            limit=hyper.neighbor_limit,
+            hops=method_config.hops,
+            rho=method_config.rho,
+            decay=method_config.rho_decay,
+            limit=method_config.neighbor_limit,
             same_class=same_class,
-            mode=hyper.hop_mode,
+            mode=method_config.hop_mode,
         )
     else:
         pairs = select_pairs(
             rings_of(client),
             annotation,
             same_class=same_class,
-            limit=hyper.neighbor_limit,
+            limit=method_config.neighbor_limit,
             generator=torch_generator(
                 client.config.seed, server_round, client.partition_id, "neighbours"
             ),

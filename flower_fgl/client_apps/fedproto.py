@@ -125,5 +125,5 @@ class FedProtoClientApp(PrototypeClientApp):
         data = client.data.training
         target = download.values[:, 0].to(client.device)
         present = download.present[:, 0].to(client.device)
-        weight = client.config.hyper.proto_weight
+        weight = client.config.method_config.proto_weight
         return lambda: weight * class_distance(*labelled(model, data), target, present)

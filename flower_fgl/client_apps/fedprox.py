@@ -51,5 +51,5 @@ class FedProxClientApp(FedAvgClientApp):
         """Return the term that holds θ near the received weights."""
         names = [name for name, _ in model.named_parameters()]
         anchors = [download.tensors[name].to(client.device) for name in names]
-        mu = client.config.hyper.mu
+        mu = client.config.method_config.mu
         return lambda: proximal_term(model.parameters(), anchors, mu=mu)

@@ -86,7 +86,7 @@ class FedPubClientApp(FedAvgClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train weights and mask together, embed the proxy graph."""
-        hyper = client.config.hyper
+        method_config = client.config.method_config
         backbone = client.build_model()
         load_state(backbone, download.tensors)
         kept = client.state.group("mask")
@@ -94,14 +94,18 @@ class FedPubClientApp(FedAvgClientApp):
             kept[name].to(weight.device) if kept else torch.ones_like(weight)
             for name, weight in backbone.named_parameters()
         ]
-        model = MaskedBackbone(backbone, masks, threshold=hyper.l1)
+        model = MaskedBackbone(backbone, masks, threshold=method_config.l1)
         weights = list(backbone.parameters())
         anchors = [weight.detach().clone() for weight in weights]
         loss = client.train(
             model,
             server_round,
             penalty=lambda: mask_penalty(
-                list(model.masks), weights, anchors, l1=hyper.l1, l2=hyper.l2
+                list(model.masks),
+                weights,
+                anchors,
+                l1=method_config.l1,
+                l2=method_config.l2,
             ),
         )
         names = [name for name, _ in backbone.named_parameters()]

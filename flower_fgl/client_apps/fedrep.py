@@ -35,7 +35,7 @@ class FedRepClientApp(FedPerClientApp):
         float
             Loss of the body's last epoch.
         """
-        epochs = client.config.hyper.head_epochs
+        epochs = client.config.method_config.head_epochs
         model.encoder.requires_grad_(requires_grad=False)
         client.train(model, server_round, epochs=epochs, purpose="head training")
         model.requires_grad_()
@@ -49,6 +49,8 @@ class FedRepClientApp(FedPerClientApp):
     ) -> Backbone | None:
         """Give the head as many epochs as the body, ``final-local-epochs``."""
         config = client.config
-        hyper = replace(config.hyper, head_epochs=config.final_local_epochs)
-        short = replace(client, config=replace(config, hyper=hyper))
+        method_config = replace(
+            config.method_config, head_epochs=config.final_local_epochs
+        )
+        short = replace(client, config=replace(config, method_config=method_config))
         return super().refreshed_model(short, server_round, download)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flower_fgl.algorithms.fedsageplus import (
     FeatureGenerator,
-    MendedInput,
+    MendedGraph,
     NeighbourGenerator,
     generator_loss,
     match_loss,
@@ -40,10 +40,10 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
     noise_of,
 )
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.session import Workplace
-from flower_fgl.client_apps.runtime.state import StatePlace
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.client_apps.runtime.upload_privacy import protect
+from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
 from flower_fgl.protocols.base import CONFIG, Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
@@ -80,20 +80,23 @@ class FedSagePlusClientApp(FedAvgClientApp):
        and the generated nodes are kept. A kept model predicts a graph as it is given.
     """
 
-    def __init__(self, workplace: Workplace | None = None) -> None:
-        super().__init__(workplace)
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__(session)
         self.query(GENERATE)(self._generate)
         self.query(JUDGE)(self._judge)
 
-    def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:
+    def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Gather graph, settings and memory; graphs are mended once they can be."""
-        client, place = super().open(message, context)
+        client, store = super().open(message, context)
         client.data = mended_data(client)
-        return client, place
+        return client, store
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as FedAvg does, on the mended graph if there is one."""
-        if client.config.hyper.gen_rounds and "mended" not in client.state.values:
+        if (
+            client.config.method_config.gen_rounds
+            and "mended" not in client.state.values
+        ):
             log.warning(
                 "Client %d has no mended graphs: generator training failed, or its memory "
                 "was lost. It trains on its graph as it is.",
@@ -103,18 +106,18 @@ class FedSagePlusClientApp(FedAvgClientApp):
 
     def _generate(self, message: Message, context: Context) -> Message:
         """Train the generator; send it to be judged, or mend after the last round."""
-        client, place = self.open(message, context)
+        client, store = self.open(message, context)
         step = int(message.content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
         gradient = FeatureGradient.from_record(message.content, shapes_of(client))
         network = train_generator(client, step, gradient.tensors)
         reply: Payload = Empty()
-        if step == client.config.hyper.gen_rounds:
+        if step == client.config.method_config.gen_rounds:
             client.state.set_group("generator", {})
             keep_mended(client, network)
         else:
             client.state.set_group("generator", network.state_dict())
-            reply = protect(client, self.show(client, step, network))
-        place.save(context, client.partition_id, client.state)
+            reply = privatize(client, self.show(client, step, network))
+        store.save(context, client.partition_id, client.state)
         return Message(reply.to_record(), reply_to=message)
 
     def show(
@@ -136,17 +139,21 @@ class FedSagePlusClientApp(FedAvgClientApp):
     def _judge(self, message: Message, context: Context) -> Message:
         """Find the gradient for another client's generator."""
         client, _ = self.open(message, context)
-        hyper = client.config.hyper
-        spec = (shapes_of(client), client.config.hidden_channels, hyper.max_neighbours)
+        method_config = client.config.method_config
+        spec = (
+            shapes_of(client),
+            client.config.hidden_channels,
+            method_config.max_neighbours,
+        )
         shown = GeneratorState.from_record(message.content, spec)
-        found = protect(client, FeatureGradient(judge_generator(client, shown)))
+        found = privatize(client, FeatureGradient(judge_generator(client, shown)))
         return Message(found.to_record(), reply_to=message)
 
 
 def shapes_of(client: Client) -> dict[str, tuple[int, ...]]:
     """Return the shapes of fGen's weights."""
     return generator_shapes(
-        client.config.hyper,
+        client.config.method_config,
         in_channels=client.config.hidden_channels,
         num_features=client.data.graph.num_features,
     )
@@ -156,12 +163,12 @@ def feature_generator(
     client: Client, state: Mapping[str, Tensor] | None = None
 ) -> FeatureGenerator:
     """Build fGen with the weights given, else drawn from torch's global generator."""
-    hyper = client.config.hyper
+    method_config = client.config.method_config
     with torch.device("cpu" if state is None else "meta"):  # drawing takes its time
         network = FeatureGenerator(
             client.config.hidden_channels,
-            (hyper.gen_channels, hyper.gen_wide_channels),
-            hyper.max_neighbours,
+            (method_config.gen_channels, method_config.gen_wide_channels),
+            method_config.max_neighbours,
             client.data.graph.num_features,
         )
     if state is None:
@@ -205,25 +212,27 @@ def train_generator(
     -------
     NeighbourGenerator
     """
-    hyper, data = client.config.hyper, client.data.training
+    method_config, data = client.config.method_config, client.data.training
     network, impaired = open_generator(client), impaired_of(client)
     number = torch.full((data.inputs.num_nodes,), -1, device=client.device)
     number[impaired.kept] = torch.arange(len(impaired.kept), device=client.device)
     is_left = number[data.index] >= 0
     index, labels = number[data.index[is_left]], data.labels[is_left]
-    wanted = impaired.wanted(hyper.max_neighbours)
+    wanted = impaired.wanted(method_config.max_neighbours)
     owner = impaired.centres.repeat_interleave(wanted)
     empty = torch.zeros((len(owner), 0), device=client.device)
-    mended = MendedInput(impaired.inputs, owner, empty)
+    mended = MendedGraph(impaired.inputs, owner, empty)
     others = [
-        (weight, hyper.peer_weight * gradient[name].to(client.device))
+        (weight, method_config.peer_weight * gradient[name].to(client.device))
         for name, weight in network.features.named_parameters()
         if gradient
     ]
-    optimizer = torch.optim.Adam(network.parameters(), lr=hyper.gen_lr, fused=True)
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=method_config.gen_lr, fused=True
+    )
     generator = noise_of(client, step, "generator")
     width = client.config.hidden_channels
-    for _ in range(hyper.gen_epochs):
+    for _ in range(method_config.gen_epochs):
         noise = torch.randn((len(impaired.centres), width), generator=generator)
         optimizer.zero_grad(set_to_none=True)
         loss = generator_loss(

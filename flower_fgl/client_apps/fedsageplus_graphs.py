@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.algorithms.fedsageplus import (
-    Impaired,
-    MendedInput,
+    HiddenNodes,
+    MendedGraph,
     NeighbourGenerator,
-    impair,
+    hide_nodes,
 )
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
@@ -27,10 +27,10 @@ def noise_of(client: Client, step: int, purpose: str) -> torch.Generator:
     return torch_generator(client.config.seed, step, client.partition_id, purpose)
 
 
-def impaired_of(client: Client) -> Impaired:
+def impaired_of(client: Client) -> HiddenNodes:
     """Return the client's graph with nodes hidden, the same in every round."""
     data, config = client.data, client.config
-    key = ("impaired", config.seed, config.hyper.hide_share)
+    key = ("impaired", config.seed, config.method_config.hide_share)
     if key not in data.memo:
         masks = data.graph.graph.masks
         size = data.inputs[0].num_nodes
@@ -39,9 +39,11 @@ def impaired_of(client: Client) -> Impaired:
         generator = torch_generator(config.seed, 0, client.partition_id, "hide")
         order = torch.randperm(len(able), generator=generator)
         is_hidden = torch.zeros(size, dtype=torch.bool)
-        is_hidden[able[order[: int(config.hyper.hide_share * len(able))]]] = True
-        data.memo[key] = impair(data.inputs[0], is_hidden.to(client.device))
-    found: Impaired = data.memo[key]
+        is_hidden[able[order[: int(config.method_config.hide_share * len(able))]]] = (
+            True
+        )
+        data.memo[key] = hide_nodes(data.inputs[0], is_hidden.to(client.device))
+    found: HiddenNodes = data.memo[key]
     return found
 
 
@@ -71,7 +73,7 @@ def mended_data(client: Client) -> ClientData:
     if kept is None or kept[0] != token:
         found = client.state.group("mended")
         made = [
-            MendedInput(
+            MendedGraph(
                 inputs,
                 found[f"{place}/owner"].to(client.device),
                 found[f"{place}/x"].to(client.device),
@@ -79,7 +81,7 @@ def mended_data(client: Client) -> ClientData:
             for place, inputs in enumerate(data.inputs)
         ]
         data.memo["mended",] = kept = (token, made)
-    inputs: list[MendedInput] = kept[1]
+    inputs: list[MendedGraph] = kept[1]
     extra = [len(graph.generated) for graph in inputs]
     training = data.training
     return replace(

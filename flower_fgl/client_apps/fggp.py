@@ -114,9 +114,9 @@ class FGGPClientApp(FedAvgClientApp):
         self, client: Client, server_round: int, model: TwoViews
     ) -> Callable[[], Tensor]:
         """Return all terms of the loss beside the first view's cross-entropy."""
-        hyper, data = client.config.hyper, client.data.training
+        method_config, data = client.config.method_config, client.data.training
         inputs, classes = data.inputs, client.data.graph.num_classes
-        near = nearest_neighbours(model.at_rest(inputs), hyper.neighbors)
+        near = nearest_neighbours(model.at_rest(inputs), method_config.neighbors)
         pairs = union_pairs(inputs.num_nodes, inputs.edge_index, near)
         both = torch.cat([pairs, pairs.flip(0)], dim=1)
         generator = torch_generator(
@@ -127,18 +127,18 @@ class FGGPClientApp(FedAvgClientApp):
             first, logits = model.embedding, model.logits
             noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
             scores = edge_scores(first, pairs)
-            weight = resample_edges(scores, noise, tau=hyper.edge_tau)
+            weight = resample_edges(scores, noise, tau=method_config.edge_tau)
             view = inputs.with_edges(both, torch.cat([weight, weight]))
             second = model.backbone.embed(view)
             predicted = model.backbone.head(second, view)[data.index]
             found = confident_labels(logits, data.index, data.labels)
             there = torch.bincount(found[0], minlength=classes) > 0
             means = [confidence_means(h, *found, classes) for h in (first, second)]
-            contrast = view_contrast(*(m[there] for m in means), tau=hyper.tau)
+            contrast = view_contrast(*(m[there] for m in means), tau=method_config.tau)
             out: Tensor = (
-                hyper.view_weight * F.cross_entropy(predicted, data.labels)
-                + hyper.edge_weight * edge_loss(first, pairs)
-                + hyper.contrast_weight * contrast
+                method_config.view_weight * F.cross_entropy(predicted, data.labels)
+                + method_config.edge_weight * edge_loss(first, pairs)
+                + method_config.contrast_weight * contrast
             )
             return out
 

@@ -74,7 +74,7 @@ class MoonClientApp(FedAvgClientApp):
         model = RecordingBackbone(client.build_model())
         previous = client.state.group("model")
         term = None
-        if previous and client.config.hyper.mu:
+        if previous and client.config.method_config.mu:
             term = self.contrast(client, model, download.tensors, previous)
         load_state(model.backbone, download.tensors)
         loss = client.train(model, server_round, penalty=term)
@@ -88,18 +88,18 @@ class MoonClientApp(FedAvgClientApp):
         previous: Mapping[str, Tensor],
     ) -> Callable[[], Tensor]:
         """Return μ times the contrastive term of the embedding made last."""
-        hyper, data = client.config.hyper, client.data.training
+        method_config, data = client.config.method_config, client.data.training
         frozen = []
         for state in (received, previous):
             load_state(model.backbone, state)
             frozen.append(model.at_rest(data.inputs))
-        rows = data.index if hyper.nodes == "train" else slice(None)
+        rows = data.index if method_config.nodes == "train" else slice(None)
 
         def term() -> Tensor:
             items = model.items
             z = model.embedding[rows] if items is None else model.embedding
             z_glob, z_prev = (t[rows if items is None else items] for t in frozen)
-            loss = model_contrast(z, z_glob, z_prev, tau=hyper.tau)
-            return float(hyper.mu) * loss
+            loss = model_contrast(z, z_glob, z_prev, tau=method_config.tau)
+            return float(method_config.mu) * loss
 
         return term

@@ -55,7 +55,7 @@ from flower_fgl.algorithms.opfgl.local_statistics import (
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
@@ -88,8 +88,8 @@ class OPFGLClientApp(FglClientApp):
     down = GraphDownload
     up = LocalStatistics
 
-    def __init__(self, workplace: Workplace | None = None) -> None:
-        super().__init__(workplace)
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__(session)
         self.train("personalise")(self._personalise)
 
     def download_spec(self, client: Client) -> tuple[int, int]:
@@ -148,7 +148,7 @@ class OPFGLClientApp(FglClientApp):
             client,
             model,
             lambda: F.cross_entropy(model(inputs), labels),
-            lr=client.config.hyper.lr_global,
+            lr=client.config.method_config.lr_global,
             purpose="stage-1",
         )
 
@@ -164,7 +164,7 @@ class OPFGLClientApp(FglClientApp):
         loss : float
             Of the last step.
         """
-        hyper, variant = client.config.hyper, variant_of(client)
+        method_config, variant = client.config.method_config, variant_of(client)
         model = client.build_model(initialise=True)
         if not variant.starts_anew:
             load_state(model, state_of(teacher))
@@ -187,7 +187,7 @@ class OPFGLClientApp(FglClientApp):
             return value
 
         return model, self._run_stage(
-            client, model, loss, lr=hyper.lr_personal, purpose="stage-2"
+            client, model, loss, lr=method_config.lr_personal, purpose="stage-2"
         )
 
     def _run_stage(
@@ -229,21 +229,21 @@ class OPFGLClientApp(FglClientApp):
 
 def variant_of(client: Client) -> Variant:
     """Return what the setting ``variant`` names."""
-    return VARIANTS[client.config.hyper.variant]
+    return VARIANTS[client.config.method_config.variant]
 
 
 def knowledge_of(client: Client) -> LocalKnowledge:
     """Return what the client's labels say, computed once for its graph."""
-    hyper, data = client.config.hyper, client.data
-    key = ("opfgl", hyper.propagation_steps, hyper.propagation_share)
+    method_config, data = client.config.method_config, client.data
+    key = ("opfgl", method_config.propagation_steps, method_config.propagation_share)
     if key not in data.memo:
         data.memo[key] = study_labels(
             data.inputs[0],
             data.training.index,
             data.training.labels,
             data.graph.num_classes,
-            steps=hyper.propagation_steps,
-            share=hyper.propagation_share,
+            steps=method_config.propagation_steps,
+            share=method_config.propagation_share,
         )
     knowledge: LocalKnowledge = data.memo[key]
     return knowledge
@@ -251,7 +251,7 @@ def knowledge_of(client: Client) -> LocalKnowledge:
 
 def local_statistics(client: Client) -> ClassStatistics:
     """Compute the client's class statistics, Eqs. (5)-(8), on the CPU."""
-    hyper, inputs = client.config.hyper, client.data.inputs[0]
+    method_config, inputs = client.config.method_config, client.data.inputs[0]
     knowledge = knowledge_of(client)
     classes = own = knowledge.labels
     if variant_of(client).expands and client.config.setting != "inductive":
@@ -260,15 +260,15 @@ def local_statistics(client: Client) -> ClassStatistics:
             knowledge.degree,
             own < 0,
             knowledge.class_homophily,
-            min_confidence=hyper.reliable_confidence,
-            min_degree=hyper.reliable_degree,
-            num_classes_kept=hyper.reliable_classes,
+            min_confidence=method_config.reliable_confidence,
+            min_degree=method_config.reliable_degree,
+            num_classes_kept=method_config.reliable_classes,
         )
         classes = torch.where(own >= 0, own, inferred)
     # an operator of constant edges is sparse
     operator = cast(SparseOperator, inputs.operator("normalised"))
     stats = class_statistics(
-        propagated_features(operator, inputs.x, hyper.depth),
+        propagated_features(operator, inputs.x, method_config.depth),
         classes,
         client.data.graph.num_classes,
         min_count=MIN_COUNT,
@@ -284,16 +284,16 @@ def local_statistics(client: Client) -> ClassStatistics:
 
 def distillation_weights(client: Client, variant: Variant) -> Tensor | None:
     """Return γ (N,) of Eq. (19), a constant, or ``None`` without distillation."""
-    hyper = client.config.hyper
+    method_config = client.config.method_config
     if variant.distill == "none":
         return None
     knowledge = knowledge_of(client)
     if variant.distill == "fixed":
-        return torch.full_like(knowledge.soft[:, 0], hyper.beta)
+        return torch.full_like(knowledge.soft[:, 0], method_config.beta)
     return node_weights(
         knowledge.soft,
         knowledge.factor,
-        beta=hyper.beta,
-        low=hyper.gamma_min,
-        high=hyper.gamma_max,
+        beta=method_config.beta,
+        low=method_config.gamma_min,
+        high=method_config.gamma_max,
     )

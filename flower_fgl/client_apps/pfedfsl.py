@@ -41,7 +41,7 @@ class PFedFSLClientApp(FglClientApp):
     def download_spec(self, client: Client) -> tuple[Shapes, int]:
         """Expect the client's start and at most q candidates."""
         shapes = state_shapes(self.assemble(client).network)
-        return shapes, int(client.config.hyper.candidates)
+        return shapes, int(client.config.method_config.candidates)
 
     def assemble(self, client: Client) -> NearestMean:
         """Build the client's model; its weights are to be overwritten."""

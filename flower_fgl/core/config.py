@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import AUTO, Scalar, kebab, read_settings
+from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import DATASETS, GeneralSettings, SyntheticSettings
 from flower_fgl.core.settings_validation import (
     UNSEEN_SETTINGS,
@@ -51,7 +51,7 @@ class RunConfig(GeneralSettings):
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
-    hyper: Any = None
+    method_config: Any = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -125,19 +125,19 @@ class RunConfig(GeneralSettings):
         method = methods[chosen]
         general, sources = _fill(general, method.defaults)
         settings = {
-            name: read_settings(entry.settings, tables.get(name, {}), prefix=name)
+            name: parse_settings(entry.settings, tables.get(name, {}), prefix=name)
             for name, entry in methods.items()
             if entry.settings is not None
         }
         _refuse_without_table(general, chosen, method.settings)
-        read = read_settings(GeneralSettings, general)
+        read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)
         return cls(
             **vars(read),
-            synthetic=read_settings(
+            synthetic=parse_settings(
                 SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
             ),
-            hyper=settings.get(chosen),
+            method_config=settings.get(chosen),
             sources=sources,
         )
 
@@ -145,13 +145,13 @@ class RunConfig(GeneralSettings):
         """Return the flat run config that gives this configuration again."""
         return self._by_key(getattr)
 
-    def own(self) -> dict[str, Scalar]:
+    def method_settings(self) -> dict[str, Scalar]:
         """Return the method's settings by kebab-case key, without its name."""
         start = f"{self.method}."
         flat = self.flat().items()
         return {k.removeprefix(start): v for k, v in flat if k.startswith(start)}
 
-    def if_absent(self) -> dict[str, Scalar]:
+    def general_defaults(self) -> dict[str, Scalar]:
         """Return what a run made before a setting existed had in its place.
 
         The general defaults, not those of the method or data set.
@@ -164,7 +164,7 @@ class RunConfig(GeneralSettings):
         }
         for table, settings in (
             ("synthetic", self.synthetic),
-            (self.method, self.hyper),
+            (self.method, self.method_config),
         ):
             if is_dataclass(settings):
                 out |= {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "METRICS",
+    "SCORE_NAMES",
     "SETTING_COLUMNS",
     "AbsentClasses",
     "Scores",
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 AbsentClasses = Literal["ignore", "zero"]
-METRICS = ("accuracy", "macro_f1", "macro_recall")
+SCORE_NAMES = ("accuracy", "macro_f1", "macro_recall")
 """Names of the node scores, in the order in which they are shown."""
 SETTING_COLUMNS = {
     "unseen": "unseen",
@@ -187,10 +187,10 @@ def pool(scores: Sequence[Scores]) -> dict[str, float]:
     counted = [entry for entry in scores if entry.num_nodes > 0]
     num_nodes = int(sum(entry.num_nodes for entry in counted))
     out: dict[str, float] = {"num_nodes": num_nodes}
-    for name in METRICS:
+    for name in SCORE_NAMES:
         weighted = (getattr(entry, name) * entry.num_nodes for entry in counted)
         out[name] = _ratio(weighted, num_nodes)
-    for name in METRICS:
+    for name in SCORE_NAMES:
         values = (getattr(entry, name) for entry in counted)
         out[f"mean_{name}"] = _ratio(values, len(counted))
     ranked = [entry for entry in counted if not math.isnan(entry.auroc)]

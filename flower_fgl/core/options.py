@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = ["AUTO", "Scalar", "kebab", "nearest", "option", "read_settings"]
+__all__ = ["AUTO", "Scalar", "kebab", "nearest", "option", "parse_settings"]
 
 Scalar = bool | int | float | str
 AUTO = "auto"
@@ -114,7 +114,7 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     return typed
 
 
-def read_settings(
+def parse_settings(
     cls: type[Any], values: Mapping[str, Any], *, prefix: str = ""
 ) -> Any:
     """Make a settings dataclass from kebab-case values.

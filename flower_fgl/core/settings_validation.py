@@ -23,8 +23,8 @@ __all__ = [
     "UNSEEN_SETTINGS",
     "check_names",
     "check_settings",
-    "number_asked",
-    "why_asked",
+    "num_sampled",
+    "describe_sampling",
 ]
 
 UNSEEN_SETTINGS = ("closed-set", "open-set")
@@ -156,7 +156,7 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "
             "what a client uploads: set upload-clip."
         )
-    if settings.upload_clip and not method.load_strategy().up.records:
+    if settings.upload_clip and not method.uploads:
         raise ConfigError(
             f"{settings.method} uploads nothing that upload-clip or upload-noise could "
             "act on: leave them out."
@@ -171,24 +171,24 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"participants = {settings.participants} and participation = "
             f"{settings.participation:g} both say how many clients a round asks. Give one."
         )
-    asked = number_asked(settings, settings.clients)
+    asked = num_sampled(settings, settings.clients)
     if settings.clients and settings.min_replies > asked:
         raise ConfigError(
-            f"min-replies is {settings.min_replies}, but {why_asked(settings)} asks "
+            f"min-replies is {settings.min_replies}, but {describe_sampling(settings)} asks "
             f"{asked} of {settings.clients} clients a round: no round could end. Lower "
             "min-replies or ask more."
         )
 
 
-def number_asked(settings: GeneralSettings, able: int) -> int:
+def num_sampled(settings: GeneralSettings, able: int) -> int:
     """Return how many of the clients that can train a round asks."""
     if settings.participants:
         return min(settings.participants, able)
     return math.ceil(settings.participation * able - 1e-9)
 
 
-def why_asked(settings: GeneralSettings) -> str:
-    """Name the setting that :func:`number_asked` obeys, with its value."""
+def describe_sampling(settings: GeneralSettings) -> str:
+    """Name the setting that :func:`num_sampled` obeys, with its value."""
     if settings.participants:
         return f"participants = {settings.participants}"
     return f"participation = {settings.participation:g}"
@@ -231,12 +231,12 @@ def _check_secure(
             f"{settings.method} needs more than the sum of its uploads: "
             f"secure-aggregation = true is not possible. These methods can: {able}."
         )
-    asked = number_asked(settings, settings.clients)
+    asked = num_sampled(settings, settings.clients)
     if settings.clients and asked < MIN_SECURE_CLIENTS:
         raise ConfigError(
             f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients a round: one alone is "
             "no secret, and of two each knows the other's part. clients = "
-            f"{settings.clients} and {why_asked(settings)} give {asked}."
+            f"{settings.clients} and {describe_sampling(settings)} give {asked}."
         )
 
 

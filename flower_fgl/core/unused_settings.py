@@ -9,7 +9,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 
-__all__ = ["refuse_idle"]
+__all__ = ["reject_unused_settings"]
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
 
@@ -39,7 +39,7 @@ NEEDED: Mapping[str, Rule] = {
 """Settings that mean nothing by themselves: what each needs, and if it is there."""
 
 
-def refuse_idle(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
+def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
     """Refuse a key that does nothing in any of the runs.
 
     Files may hold such keys, for cases or values of a grid that use them; who types one

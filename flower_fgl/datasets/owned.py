@@ -13,7 +13,7 @@ from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
-from flower_fgl.datasets.graph_files.graph_file import OwnedGraph, load_graph_file
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
 from flower_fgl.datasets.splits.split import SplitFractions, parse_split, split_nodes
 from flower_fgl.datasets.transforms.normalize_features import scale_client
@@ -55,12 +55,12 @@ def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
     return client_from_owned(load_graph_file(path.expanduser()), config)
 
 
-def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
+def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     """Split an owner's graph as the settings say, see :func:`client_from_file`.
 
     Parameters
     ----------
-    owned : OwnedGraph
+    owned : LocalGraphFile
         The file, read.
     config : RunConfig
         ``split``, ``setting`` and ``partition-seed``.
@@ -115,7 +115,7 @@ def client_from_owned(owned: OwnedGraph, config: RunConfig) -> ClientGraph:
     return client
 
 
-def _refuse_other_setting(owned: OwnedGraph, config: RunConfig) -> None:
+def _refuse_other_setting(owned: LocalGraphFile, config: RunConfig) -> None:
     """Refuse evaluation graphs that are not those of the setting.
 
     Any go with ``"transductive"`` and ``"few-shot"``, where they are columns besides.

@@ -1,5 +1,6 @@
-"""METHODS and the settings of every method; loads no torch."""
+"""METHODS, and the row and settings of each method; loads no torch."""
 
-from flower_fgl.methods.table import METHODS, Method
+from flower_fgl.methods.method import Method
+from flower_fgl.methods.table import METHODS, parse_config
 
-__all__ = ["METHODS", "Method"]
+__all__ = ["METHODS", "Method", "parse_config"]

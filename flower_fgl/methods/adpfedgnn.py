@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["ADPFedGNNSettings"]
+__all__ = ["METHOD", "ADPFedGNNSettings"]
 
 
 @dataclass(frozen=True)
@@ -103,3 +104,23 @@ class ADPFedGNNSettings:
     def has_estimator(self) -> bool:
         """Whether the mutual information is estimated."""
         return self.decouple and self.mi
+
+
+METHOD = Method(
+    name="adpfedgnn",
+    paper="Guan et al., IJCAI 2025",
+    strategy="flower_fgl.strategies.adpfedgnn:ADPFedGNN",
+    client_app="flower_fgl.client_apps.adpfedgnn:ADPFedGNNClientApp",
+    network="flower_fgl.algorithms.adpfedgnn.network:build_network",
+    settings=ADPFedGNNSettings,
+    payload="4qP + P/8 + 4(P_mi + P_q) + 4 up, 4(P + P_mi + P_q) down",
+    defaults={
+        "model": "graphsage",
+        "batch-size": 128,
+        "weight-decay": 0.0,
+        "eval-policy": "refresh",
+        "absent-classes": "zero",
+    },
+    has_global_model=False,
+    graphs=False,
+)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
 
-__all__ = ["ClusteredSamplingSettings"]
+__all__ = ["METHOD", "ClusteredSamplingSettings"]
 
 
 @dataclass(frozen=True)
@@ -24,3 +25,13 @@ class ClusteredSamplingSettings(FedAvgSettings):
         "alone (Algorithm 1)",
         choices="similarity size",
     )
+
+
+METHOD = Method(
+    name="clustered-sampling",
+    paper="Fraboni et al., ICML 2021",
+    strategy="flower_fgl.strategies.clusteredsampling:ClusteredSampling",
+    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+    settings=ClusteredSamplingSettings,
+    payload="4P up, 4P down",
+)

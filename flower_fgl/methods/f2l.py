@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["ADAPTATION", "F2LSettings"]
+__all__ = ["METHOD", "ADAPTATION", "F2LSettings"]
 
 ADAPTATION = "adaptation."
 """What the names of the adaptation module's weights begin with."""
@@ -37,3 +38,15 @@ class F2LSettings:
     distillation_weight: float = option(
         0.1, "weight of the distillation from the classifier of all classes", ge=0
     )
+
+
+METHOD = Method(
+    name="f2l",
+    paper="Wang et al., KDD 2023",
+    strategy="flower_fgl.strategies.f2l:F2L",
+    client_app="flower_fgl.client_apps.f2l:F2LClientApp",
+    settings=F2LSettings,
+    payload="4(P + 3p² + pC + C) up and down",
+    defaults={"eval-policy": "refresh"},
+    additive=True,
+)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedALASettings"]
+__all__ = ["METHOD", "FedALASettings"]
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,14 @@ class FedALASettings(FedAvgSettings):
         80.0, "percent of the training nodes on which W is learned", gt=0, le=100
     )
     weight_lr: float = option(1.0, "η, step size of W", gt=0)
+
+
+METHOD = Method(
+    name="fedala",
+    paper="Zhang et al., AAAI 2023",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
+    client_app="flower_fgl.client_apps.fedala:FedALAClientApp",
+    settings=FedALASettings,
+    payload="4P up, 4P down",
+    additive=True,
+)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedAvgSettings"]
+__all__ = ["METHOD", "FedAvgSettings"]
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,14 @@ class FedAvgSettings:
         "local epochs after the last round, the best by validation kept; 0: none",
         ge=0,
     )
+
+
+METHOD = Method(
+    name="fedavg",
+    paper="McMahan et al., AISTATS 2017",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
+    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+    settings=FedAvgSettings,
+    payload="4P up, 4P down",
+    additive=True,
+)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedEDSettings"]
+__all__ = ["METHOD", "FedEDSettings"]
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,14 @@ class FedEDSettings:
         "local epochs after the last round, the best by validation kept; 0: none",
         ge=0,
     )
+
+
+METHOD = Method(
+    name="feded",
+    paper="Guo et al., 2024",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
+    client_app="flower_fgl.client_apps.feded:FedEDClientApp",
+    settings=FedEDSettings,
+    payload="4P up, 4P down",
+    additive=True,
+)

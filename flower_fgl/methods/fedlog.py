@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedLogSettings"]
+__all__ = ["METHOD", "FedLogSettings"]
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,25 @@ class FedLogSettings:
     noise_scale: float = option(
         0.1, "a, deviation of `gauss` noise as a share of the rate", ge=0
     )
+
+
+METHOD = Method(
+    name="fedlog",
+    paper="Kim et al., ICLR 2025",
+    strategy="flower_fgl.strategies.fedlog:FedLog",
+    client_app="flower_fgl.client_apps.fedlog:FedLogClientApp",
+    network="flower_fgl.protocols.fedlog:build_network",
+    settings=FedLogSettings,
+    payload="4(P+Csd) up and down, once 4(C+P_pg) up, 4C·P_pg down; s nodes a class",
+    defaults={
+        "model": "graphsage",
+        "local-epochs": 1,
+        "batch-size": 64,
+        "lr": 0.001,
+        "optimizer-state": "reset",
+        "weight-by": "equal",
+    },
+    has_global_model=False,
+    graphs=False,
+    takes_late_clients=False,
+)

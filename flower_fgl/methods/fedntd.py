@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedNTDSettings"]
+__all__ = ["METHOD", "FedNTDSettings"]
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,14 @@ class FedNTDSettings:
         "local epochs after the last round, the best by validation kept; 0: none",
         ge=0,
     )
+
+
+METHOD = Method(
+    name="fedntd",
+    paper="Lee et al., NeurIPS 2022",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
+    client_app="flower_fgl.client_apps.fedntd:FedNTDClientApp",
+    settings=FedNTDSettings,
+    payload="4P up, 4P down",
+    additive=True,
+)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedPANOSettings"]
+__all__ = ["METHOD", "FedPANOSettings"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class FedPANOSettings:
        ``aggregate-generator = false``, nG ``augment = "gaussian"``.
     2. The paper does not say how h is bounded, but φ ends in tanh, so that Eq. (7) cannot
        be small for unbounded h. Under unit length, the other candidate, classifiers learn
-       slowly at lr 0.1 (docs/results.md), and L^g falls to half its first value although
+       slowly at lr 0.1 (docs/results/fedpano.md). L^g falls to half its first value, but
        the synthetic nodes carry no class: the origin is at distance 1 from all of them.
     """
 
@@ -89,3 +90,29 @@ class FedPANOSettings:
     def sends_generator(self) -> bool:
         """Whether φ is among what is averaged."""
         return self.has_generator and self.aggregate_generator
+
+
+METHOD = Method(
+    name="fedpano",
+    paper="Zhao et al., Sci China Inf Sci 68(1):112105, 2025",
+    strategy="flower_fgl.strategies.fedpano:FedPANO",
+    client_app="flower_fgl.client_apps.fedpano:FedPANOClientApp",
+    settings=FedPANOSettings,
+    payload="4(P_g+P_s+P_φ) up and down: network, generic classifier, generator",
+    defaults={
+        "model": "graphsage",
+        "hidden-channels": 128,
+        "dropout": 0.0,
+        "rounds": 500,
+        "local-epochs": 5,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "weight-decay": 0.0,
+        "participants": 5,
+        "eval-policy": "refresh",
+    },
+    has_global_model=False,
+    graphs=False,
+    additive=True,
+    takes_batches=False,
+)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedPGSettings"]
+__all__ = ["METHOD", "FedPGSettings"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +100,17 @@ class FedPGSettings:
     noise_dims: float = option(
         0.0, "share of each uploaded prototype's dimensions with noise", ge=0, le=1
     )
+
+
+METHOD = Method(
+    name="fedpg",
+    paper="Wu et al., arXiv 2504.09493, 2025",
+    strategy="flower_fgl.strategies.fedpg:FedPG",
+    client_app="flower_fgl.client_apps.fedpg:FedPGClientApp",
+    settings=FedPGSettings,
+    payload="4M(p+1) up, 4Mp down, M prototypes present",
+    defaults={"model": "gamlp"},
+    has_global_model=False,
+    mixes_models=True,
+    shares_embeddings=True,
+)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedProxSettings"]
+__all__ = ["METHOD", "FedProxSettings"]
 
 
 @dataclass(frozen=True)
@@ -24,3 +25,14 @@ class FedProxSettings:
         "local epochs after the last round, the best by validation kept; 0: none",
         ge=0,
     )
+
+
+METHOD = Method(
+    name="fedprox",
+    paper="Li et al., MLSys 2020",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
+    client_app="flower_fgl.client_apps.fedprox:FedProxClientApp",
+    settings=FedProxSettings,
+    payload="4P up, 4P down",
+    additive=True,
+)

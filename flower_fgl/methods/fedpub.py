@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedPubSettings"]
+__all__ = ["METHOD", "FedPubSettings"]
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,15 @@ class FedPubSettings:
         1e-3, "weight λ_1 of ‖ν‖_1; mask entries nearer to 0 than this are pruned", ge=0
     )
     l2: float = option(1e-3, "weight λ_2 of ‖θ − w‖_2", ge=0)
+
+
+METHOD = Method(
+    name="fed-pub",
+    paper="Baek et al., ICML 2023",
+    strategy="flower_fgl.strategies.fedpub:FedPub",
+    client_app="flower_fgl.client_apps.fedpub:FedPubClientApp",
+    settings=FedPubSettings,
+    payload="4(P+p) up, 4P down",
+    defaults={"hidden-channels": 128},
+    has_global_model=False,
+)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedRepSettings"]
+__all__ = ["METHOD", "FedRepSettings"]
 
 
 @dataclass(frozen=True)
@@ -20,3 +21,16 @@ class FedRepSettings:
     head_epochs: int = option(
         5, "local epochs on the head before local-epochs on the body; FedPANO: 5", ge=0
     )
+
+
+METHOD = Method(
+    name="fedrep",
+    paper="Collins et al., ICML 2021",
+    strategy="flower_fgl.strategies.fedper:FedPer",
+    client_app="flower_fgl.client_apps.fedrep:FedRepClientApp",
+    settings=FedRepSettings,
+    payload="4P_f up, 4P_f down, P_f parameters of the body",
+    defaults={"local-epochs": 5, "eval-policy": "refresh"},
+    has_global_model=False,
+    additive=True,
+)

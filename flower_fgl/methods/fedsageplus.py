@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedSagePlusSettings"]
+__all__ = ["METHOD", "FedSagePlusSettings"]
 
 
 @dataclass(frozen=True)
@@ -39,3 +40,16 @@ class FedSagePlusSettings:
         "local epochs after the last round, the best by validation kept; 0: none",
         ge=0,
     )
+
+
+METHOD = Method(
+    name="fedsage+",
+    paper="Zhang et al., NeurIPS 2021",
+    strategy="flower_fgl.strategies.fedsageplus:FedSagePlus",
+    client_app="flower_fgl.client_apps.fedsageplus:FedSagePlusClientApp",
+    settings=FedSagePlusSettings,
+    payload="4P up, 4P down; before, T times 4Q(q+1)+4Mp+M up, 4Q(q+1)+q(4Mp+M) down",
+    defaults={"model": "graphsage"},
+    graphs=False,
+    takes_late_clients=False,
+)

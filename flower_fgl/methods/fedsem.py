@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedSEMSettings"]
+__all__ = ["METHOD", "FedSEMSettings"]
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,14 @@ class FedSEMSettings(FedAvgSettings):
         "K, models that the server keeps, at most one per client; search 2 to 4",
         ge=1,
     )
+
+
+METHOD = Method(
+    name="fedsem",
+    paper="Long et al., World Wide Web 2023",
+    strategy="flower_fgl.strategies.fedsem:FedSEM",
+    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+    settings=FedSEMSettings,
+    payload="4P up, 4P down",
+    has_global_model=False,
+)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["FedTGPSettings"]
+__all__ = ["METHOD", "FedTGPSettings"]
 
 
 @dataclass(frozen=True)
@@ -25,3 +26,16 @@ class FedTGPSettings:
     )
     server_lr: float = option(0.01, "learning rate of the global prototypes", gt=0)
     margin_limit: float = option(100.0, "κ, the largest margin", ge=0)
+
+
+METHOD = Method(
+    name="fedtgp",
+    paper="Zhang et al., AAAI 2024",
+    strategy="flower_fgl.strategies.fedtgp:FedTGP",
+    client_app="flower_fgl.client_apps.fedproto:FedProtoClientApp",
+    settings=FedTGPSettings,
+    payload="4M(p+1) up, 4Cp down, M of C classes present",
+    has_global_model=False,
+    mixes_models=True,
+    shares_embeddings=True,
+)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
 
-__all__ = ["FGGPSettings"]
+__all__ = ["METHOD", "FGGPSettings"]
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,15 @@ class FGGPSettings(FedAvgSettings):
     view_weight: float = option(1.0, "weight of the second view's cross-entropy", ge=0)
     edge_weight: float = option(1.0, "weight of the edge predictor's loss", ge=0)
     contrast_weight: float = option(1.0, "weight of the prototypes' contrast", ge=0)
+
+
+METHOD = Method(
+    name="fggp",
+    paper="Wan et al., AAAI 2024",
+    strategy="flower_fgl.strategies.fggp:FGGP",
+    client_app="flower_fgl.client_apps.fggp:FGGPClientApp",
+    settings=FGGPSettings,
+    payload="4(P + Mp) up, 4(P + Qp) down, M classes present, Q clusters",
+    shares_embeddings=True,
+    graphs=False,
+)

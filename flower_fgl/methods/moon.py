@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
 
-__all__ = ["MoonSettings"]
+__all__ = ["METHOD", "MoonSettings"]
 
 
 @dataclass(frozen=True)
@@ -26,3 +27,14 @@ class MoonSettings(FedAvgSettings):
         "whose embeddings are contrasted: all local nodes, or those that train",
         choices="all train",
     )
+
+
+METHOD = Method(
+    name="moon",
+    paper="Li et al., CVPR 2021",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
+    client_app="flower_fgl.client_apps.moon:MoonClientApp",
+    settings=MoonSettings,
+    payload="4P up, 4P down",
+    additive=True,
+)

@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Literal
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["OPFGLSettings", "VARIANTS", "Variant"]
+__all__ = ["METHOD", "OPFGLSettings", "VARIANTS", "Variant"]
 
 
 @dataclass(frozen=True)
@@ -112,3 +113,28 @@ class OPFGLSettings:
     beta: float = option(0.2, "β of Eq. (19); of ft-dist: γ itself", ge=0)
     gamma_min: float = option(0.0, "smallest γ, Eq. (19)", ge=0)
     gamma_max: float = option(0.15, "largest γ, Eq. (19)", ge=0)
+
+
+METHOD = Method(
+    name="opfgl",
+    paper="Yan et al., arXiv 2411.11304, 2024",
+    strategy="flower_fgl.strategies.opfgl:OPFGL",
+    client_app="flower_fgl.client_apps.opfgl:OPFGLClientApp",
+    settings=OPFGLSettings,
+    payload="8M(D+1) up, 4(sd+s+s²) down, once; M classes, D = (h+1)d, s nodes",
+    defaults={
+        "rounds": 1,
+        "local-epochs": 3000,
+        "check-every": 100,
+        "patience": 10,
+        "dropout": 0.0,
+        "weight-decay": 0.0,
+        "absent-classes": "zero",
+    },
+    has_global_model=False,
+    mixes_models=True,
+    is_one_shot=True,
+    graphs=False,
+    additive=True,
+    takes_late_clients=False,
+)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
 
-__all__ = ["PFedFSLSettings"]
+__all__ = ["METHOD", "PFedFSLSettings"]
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,15 @@ class PFedFSLSettings:
     candidates: int = option(
         3, "q, models of other clients that a client tries in a round", ge=0
     )
+
+
+METHOD = Method(
+    name="pfedfsl",
+    paper="Zhao et al., IEEE TNNLS 2024",
+    strategy="flower_fgl.strategies.pfedfsl:PFedFSL",
+    client_app="flower_fgl.client_apps.pfedfsl:PFedFSLClientApp",
+    settings=PFedFSLSettings,
+    payload="4(P + 1 + m) up, 4P(1 + m) down, m of q candidates",
+    defaults={"eval-policy": "refresh"},
+    has_global_model=False,
+)

@@ -6,8 +6,8 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 from flower_fgl.nn.models import (
     MODELS,
+    assign_models,
     build_model,
-    deal_models,
     num_parameters,
     state_shapes,
 )
@@ -34,7 +34,7 @@ __all__ = [
     "SparseOperator",
     "Topology",
     "build_model",
-    "deal_models",
+    "assign_models",
     "graph_filter",
     "num_parameters",
     "state_shapes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["BODY", "HEAD", "body_of", "head_of"]
+__all__ = ["BODY", "HEAD", "encoder_state", "classifier_state"]
 
 BODY = "encoder."
 """What the names of the body begin with, see :class:`~flower_fgl.nn.Backbone`."""
@@ -15,7 +15,7 @@ HEAD = "classifier."
 Entry = TypeVar("Entry")
 
 
-def body_of(state: Mapping[str, Entry]) -> dict[str, Entry]:
+def encoder_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the entries of the body, with their names.
 
     Parameters
@@ -26,6 +26,6 @@ def body_of(state: Mapping[str, Entry]) -> dict[str, Entry]:
     return {name: entry for name, entry in state.items() if name.startswith(BODY)}
 
 
-def head_of(state: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries of the head, with their names; see :func:`body_of`."""
+def classifier_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return the entries of the head, with their names; see :func:`encoder_state`."""
     return {name: entry for name, entry in state.items() if name.startswith(HEAD)}

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.nn.graph_union import GraphUnion, select_rows
+from flower_fgl.nn.graph_union import GraphBatch, select_rows
 from flower_fgl.nn.sparse import Operator, SparseOperator, index_sum
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
@@ -65,7 +65,7 @@ class GraphInput:
         _check(x, edge_index, edge_weight)
         self.union = None
         if batch is not None:
-            self.union = GraphUnion(edge_index, batch, num_graphs)
+            self.union = GraphBatch(edge_index, batch, num_graphs)
             if batch.numel() != x.shape[0]:
                 raise DataError(
                     f"batch must have one entry for each of the {x.shape[0]} nodes, "
@@ -74,7 +74,7 @@ class GraphInput:
         self.topology = Topology(edge_index, edge_weight, x.shape[0], x.dtype)
         self._set_features(x)
 
-    union: GraphUnion | None
+    union: GraphBatch | None
     """Which node belongs to which graph; ``None`` where nodes are classified."""
 
     selected: Tensor | None = None
@@ -136,7 +136,7 @@ class GraphInput:
         )
         out.union = None
         if self.union is not None:
-            out.union = GraphUnion.trusted(
+            out.union = GraphBatch.trusted(
                 out.edge_index, self.union.batch.to(device), self.union.num_graphs
             )
         out._set_features(self.x.to(device))
@@ -169,7 +169,7 @@ class GraphInput:
             len(part.nodes),
             self.topology.dtype,
         )
-        out.union = GraphUnion.trusted(part.edge_index, part.batch, len(graphs))
+        out.union = GraphBatch.trusted(part.edge_index, part.batch, len(graphs))
         out.selected = graphs
         out._set_features(select_rows(self.x, part.nodes))
         return out
@@ -198,7 +198,7 @@ class GraphInput:
         total = index_sum(h, union.batch, union.num_graphs)
         return total if how == "sum" else total / union.num_nodes.clamp(min=1)[:, None]
 
-    def _union(self) -> GraphUnion:
+    def _union(self) -> GraphBatch:
         if self.union is None:
             raise DataError(
                 "This is one graph, not a union of graphs: give GraphInput a batch."

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 
-__all__ = ["GraphUnion", "Selection", "concatenated_ranges", "select_rows"]
+__all__ = ["GraphBatch", "SubBatch", "concatenated_ranges", "select_rows"]
 
 
-class Selection(NamedTuple):
+class SubBatch(NamedTuple):
     """Some graphs of a union, as a union of their own.
 
     Parameters
@@ -39,7 +39,7 @@ class Selection(NamedTuple):
     batch: Tensor
 
 
-class GraphUnion:
+class GraphBatch:
     """Many graphs in one: nodes numbered through, no edge between two graphs.
 
     Parameters
@@ -65,7 +65,7 @@ class GraphUnion:
         self.num_graphs = _check_batch(batch, num_graphs)
 
     @classmethod
-    def trusted(cls, edge_index: Tensor, batch: Tensor, num_graphs: int) -> GraphUnion:
+    def trusted(cls, edge_index: Tensor, batch: Tensor, num_graphs: int) -> GraphBatch:
         """Build from what is known to be right: a check costs a GPU a synchronisation.
 
         Parameters
@@ -75,7 +75,7 @@ class GraphUnion:
 
         Returns
         -------
-        GraphUnion
+        GraphBatch
         """
         out = object.__new__(cls)
         out.edge_index, out.batch, out.num_graphs = edge_index, batch, num_graphs
@@ -99,7 +99,7 @@ class GraphUnion:
         order = None if is_sorted else torch.argsort(owner, stable=True)
         return order, count.cumsum(0) - count, count
 
-    def select(self, graphs: Tensor) -> Selection:
+    def select(self, graphs: Tensor) -> SubBatch:
         """Take out some graphs, in time linear in their own size.
 
         Parameters
@@ -120,7 +120,7 @@ class GraphUnion:
         place = torch.arange(len(graphs), device=graphs.device)
         shift = sizes.cumsum(0) - sizes - self._first_node[graphs]
         moved = torch.repeat_interleave(shift, count[graphs])
-        return Selection(
+        return SubBatch(
             nodes,
             edges,
             self.edge_index[:, edges] + moved,

@@ -238,6 +238,6 @@ class GCNII(Backbone):
         first = encoder["input"]
         start = graph.linear(None, first.weight, first.bias).relu()
         h = self._dropout(start)
-        for conv in encoder["convs"]:
-            h = self._relu_dropout(conv.gcn2(conv, graph, h, start))
+        for layer in encoder["convs"]:
+            h = self._relu_dropout(conv.gcn2(layer, graph, h, start))
         return h

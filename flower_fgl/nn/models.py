@@ -15,7 +15,7 @@ from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 
-__all__ = ["MODELS", "build_model", "deal_models", "num_parameters", "state_shapes"]
+__all__ = ["MODELS", "build_model", "assign_models", "num_parameters", "state_shapes"]
 
 MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
     {
@@ -111,7 +111,7 @@ def build_model(
     return model
 
 
-def deal_models(names: str, num_clients: int) -> list[str]:
+def assign_models(names: str, num_clients: int) -> list[str]:
     """Deal backbones to clients in turn.
 
     Parameters

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flower_fgl.protocols.base import Shapes
-
-__all__ = ["flatten", "unflatten"]
+__all__ = ["state_to_vector", "vector_to_state"]
 
 
-def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+def state_to_vector(tensors: Mapping[str, Tensor]) -> Tensor:
     """Join a model's tensors in their order.
 
     Parameters
@@ -28,15 +26,17 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 
-def unflatten(vector: Tensor, shapes: Shapes) -> dict[str, Tensor]:
-    """Undo :func:`flatten`.
+def vector_to_state(
+    vector: Tensor, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
+    """Undo :func:`state_to_vector`.
 
     Parameters
     ----------
     vector : Tensor of shape (P,)
         The model.
     shapes : mapping of str to tuple of int
-        Names and shapes in the order of :func:`flatten`.
+        Names and shapes in the order of :func:`state_to_vector`.
 
     Returns
     -------

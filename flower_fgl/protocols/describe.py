@@ -1,9 +1,9 @@
 """The query exchange before round 1: what a client says about itself.
 
-A client answers with a :class:`Description`, or with :class:`Unfit` where it cannot take
+A client answers with a :class:`Description`, or with :class:`Rejection` where it cannot take
 part. Owners who bring their own graphs may number classes as they like and need no number
 themselves: the server settles both, and every later message to such a client carries the
-:class:`Agreement`, so that nothing has to be remembered.
+:class:`ClassAgreement`, so that nothing has to be remembered.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import INFO, Payload
 
-__all__ = ["AGREEMENT", "UNNUMBERED", "Agreement", "Description", "Unfit"]
+__all__ = ["AGREEMENT", "UNNUMBERED", "ClassAgreement", "Description", "Rejection"]
 
 AGREEMENT = "agreement"
 """Record with which the server tells an owner what was agreed (a ConfigRecord)."""
@@ -161,7 +161,7 @@ class Description(Payload):
 
 
 @dataclass(frozen=True)
-class Unfit(Payload):
+class Rejection(Payload):
     """What a client says that cannot take part.
 
     Parameters
@@ -213,7 +213,7 @@ class Unfit(Payload):
 
 
 @dataclass(frozen=True)
-class Agreement(Payload):
+class ClassAgreement(Payload):
     """What the server settled with owners who bring their own graphs.
 
     Parameters

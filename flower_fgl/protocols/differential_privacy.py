@@ -25,7 +25,7 @@ from torch import Tensor
 
 __all__ = [
     "SENSITIVITY",
-    "clip_and_blur",
+    "clip_and_add_noise",
     "epsilon",
     "numbers_of",
     "refuse_unbounded",
@@ -36,7 +36,7 @@ SENSITIVITY = 2.0
 """Largest distance of two clipped uploads, in clipping norms."""
 
 
-def clip_and_blur(
+def clip_and_add_noise(
     numbers: Sequence[Tensor],
     *,
     clip: float,

@@ -13,7 +13,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.algorithms.fedlog.network import BranchNet
+from flower_fgl.algorithms.fedlog.network import FedLogBranchNet
 from flower_fgl.algorithms.fedlog.prompts import make_generator
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods.fedlog import FedLogSettings
@@ -35,7 +35,7 @@ WEIGHTS, NODES, PROMPTS, RATES = "weights", "nodes", "prompts", "class-rates"
 
 
 def build_network(
-    hyper: FedLogSettings,
+    method_config: FedLogSettings,
     *,
     model: str,
     num_features: int,
@@ -43,7 +43,7 @@ def build_network(
     width: int,
     num_layers: int,
     dropout: float,
-) -> BranchNet:
+) -> FedLogBranchNet:
     """Build the network of both halves, initialised from torch's global generator.
 
     Parameters
@@ -59,27 +59,27 @@ def build_network(
 
     Returns
     -------
-    BranchNet
+    FedLogBranchNet
         Its learnable nodes are undefined.
     """
     encoder = build_model(
         model,
         in_channels=num_features,
-        hidden_channels=hyper.encoder_channels,
+        hidden_channels=method_config.encoder_channels,
         num_classes=width,
         num_layers=num_layers,
         dropout=dropout,
     )
-    return BranchNet(
+    return FedLogBranchNet(
         encoder,
         width=width,
         num_classes=num_classes,
-        nodes_per_class=hyper.nodes_per_class,
+        nodes_per_class=method_config.nodes_per_class,
         num_features=num_features,
-        threshold=hyper.tail_degree,
-        alpha=hyper.alpha_fixed if hyper.alpha_fixed >= 0 else None,
-        updates=hyper.classifier_update,
-        neighbours_only=hyper.msg_input == "neighbor",
+        threshold=method_config.tail_degree,
+        alpha=method_config.alpha_fixed if method_config.alpha_fixed >= 0 else None,
+        updates=method_config.classifier_update,
+        neighbours_only=method_config.msg_input == "neighbor",
     )
 
 
@@ -105,15 +105,15 @@ class FedLogShapes:
     num_classes: int
 
     @classmethod
-    def of(cls, network: BranchNet, hyper: FedLogSettings) -> Self:
+    def of(cls, network: FedLogBranchNet, method_config: FedLogSettings) -> Self:
         """Return the shapes that a network and the settings lead to."""
         size, width = network.nodes["head"].shape
-        has_prompts = hyper.lg and hyper.pg
+        has_prompts = method_config.lg and method_config.pg
         with torch.device("meta"):
             generator = make_generator(width) if has_prompts else None
         return cls(
             {n: tuple(t.shape) for n, t in network.shared_state().items()},
-            (size, width) if hyper.lg else None,
+            (size, width) if method_config.lg else None,
             None if generator is None else state_shapes(generator),
             network.num_classes,
         )

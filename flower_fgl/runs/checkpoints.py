@@ -194,7 +194,7 @@ class Checkpoint:
         now = {k: v for k, v in config.flat().items() if k not in UNCOMPARED}
         if not config.clients:
             del now["clients"]
-        before = config.if_absent() | dict(self.config)
+        before = config.general_defaults() | dict(self.config)
         changed = [
             f"{key} = {value!r} (was {before.get(key)!r})"
             for key, value in now.items()

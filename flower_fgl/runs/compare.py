@@ -15,7 +15,7 @@ from typing import Any
 from scipy import stats
 
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.runs.files import flatten
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
 
@@ -175,7 +175,7 @@ def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
     found = {}
     for path, run in runs.items():
         rest = path.name.removeprefix(begin)
-        keys = {key.rpartition(".")[2] for key, _ in flatten(run.config)}
+        keys = {key.rpartition(".")[2] for key, _ in flatten_config(run.config)}
         is_grid = any(rest.startswith(f"-{key}") for key in keys)
         if path.name.startswith(begin) and (not rest or is_grid):
             found[path] = run
@@ -319,7 +319,9 @@ def _refuse_mixture(side: str, runs: Sequence[Run]) -> None:
     """Refuse runs of one data set and number of clients that differ in a setting."""
     seen: dict[Key, dict[str, Any]] = {}
     for run in runs:
-        own = {k: v for k, v in flatten(run.config) if k not in PER_RUN | OF_PLACE}
+        own = {
+            k: v for k, v in flatten_config(run.config) if k not in PER_RUN | OF_PLACE
+        }
         place = (run.summary.get("dataset"), run.summary.get("clients"))
         first = seen.setdefault(place, own)
         keys = sorted(

@@ -23,7 +23,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ __all__ = [
     "SUMMARY",
     "Row",
     "finite",
-    "flatten",
+    "flatten_config",
     "parse_row",
     "read_lines",
     "read_sources",
@@ -61,6 +61,9 @@ SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
 TABLE = re.compile(r"^\[(.+)\]$")
 
 Row = Mapping[str, Any]
+"""One line of ``rounds.jsonl`` or ``clients.jsonl``."""
+OnRound = Callable[[Row], None]
+"""Callback that receives the line of each round."""
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -125,11 +128,11 @@ def write_lines(rows: Iterable[Row]) -> bytes:
     return "".join(f"{_dumps(row)}\n" for row in rows).encode()
 
 
-def flatten(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_config(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every setting of nested tables with its dotted key."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{key}.")
+            yield from flatten_config(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -137,7 +140,7 @@ def flatten(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def settings_toml(config: Row, sources: Mapping[str, str]) -> str:
     """Write settings one a line, general ones first, with sources as comments."""
     tables: dict[str, list[str]] = {"": []}
-    for key, value in flatten(config):
+    for key, value in flatten_config(config):
         if value is None:
             continue
         table, name = key.split(".", 1) if "." in key else ("", key)

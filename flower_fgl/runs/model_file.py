@@ -21,7 +21,7 @@ from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
 from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
 from flower_fgl.core.errors import FglError, RunError
-from flower_fgl.core.options import Scalar, read_settings
+from flower_fgl.core.options import Scalar, parse_settings
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.normalize import RepNorm
@@ -30,7 +30,7 @@ from flower_fgl.runs.writer import RunWriter
 
 __all__ = ["ModelCard", "SavedModel", "load_model", "read_card", "save_model"]
 
-CARD = "flower-fgl"
+CARD_KEY = "flower-fgl"
 """Entry of the header that holds the description."""
 SCALING = ("features/mean", "features/std")
 """Entries beside the weights that hold an owner's feature statistics."""
@@ -155,7 +155,7 @@ def save_model(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"Cannot make the folder {folder}: {error.strerror}.") from error
-    RunWriter(folder).write_model(tensors, {CARD: card.to_json()})
+    RunWriter(folder).write_model(tensors, {CARD_KEY: card.to_json()})
 
 
 def read_card(folder: Path) -> ModelCard | None:
@@ -171,7 +171,7 @@ def read_card(folder: Path) -> ModelCard | None:
         return None
     try:
         with safe_open(path, "pt") as file:
-            text = (file.metadata() or {})[CARD]
+            text = (file.metadata() or {})[CARD_KEY]
         return ModelCard.from_json(text)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} is no model file, or damaged: {error}.") from error
@@ -294,10 +294,10 @@ def _build_own(card: ModelCard) -> Backbone:
             f'its network is that of the method "{card.method}", which is not known '
             "here: it was written by a later version"
         )
-    hyper = read_settings(method.settings, card.settings, prefix=card.method)
+    method_config = parse_settings(method.settings, card.settings, prefix=card.method)
     with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
-        return method.load_network()(
-            hyper,
+        network: Backbone = method.load_network()(
+            method_config,
             model=card.model,
             num_features=card.num_features,
             num_classes=len(card.class_names),
@@ -305,3 +305,4 @@ def _build_own(card: ModelCard) -> Backbone:
             num_layers=card.num_layers,
             dropout=0.0,
         )
+    return network

@@ -11,7 +11,7 @@ from typing import Any
 __all__ = ["Row", "is_scored", "summarise"]
 
 
-Row = Mapping[str, Any]
+from flower_fgl.runs.files import Row
 
 
 def summarise(

@@ -35,7 +35,7 @@ from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.metrics import SETTING_COLUMNS
 from flower_fgl.core.options import Scalar, kebab, nearest
-from flower_fgl.runs.files import flatten
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
 
@@ -250,8 +250,8 @@ def read_experiment(path: Path) -> Experiment:
     if not (set(table) <= known and set(table) & known):
         # a run folder's config.toml: the settings themselves
         settings = {k: v for k, v in table.items() if k != "sources"}
-        return Experiment(path.stem, config=dict(flatten(settings)))
-    grid = dict(flatten(table.get("grid", {})))
+        return Experiment(path.stem, config=dict(flatten_config(settings)))
+    grid = dict(flatten_config(table.get("grid", {})))
     place = {k: str(table[k]) for k in ("output-dir",) if k in table}
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
@@ -259,7 +259,7 @@ def read_experiment(path: Path) -> Experiment:
     experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
-        config=dict(flatten(table.get("config", {}))) | place,
+        config=dict(flatten_config(table.get("config", {}))) | place,
         cases=_read_cases(path, table.get("case", [])),
         grid=grid,
         published=_percentages(table, "published"),
@@ -284,7 +284,7 @@ def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
     """Check ``[[case]]``: tables, each with a name of its own."""
     if not isinstance(cases, list) or not all(isinstance(c, Mapping) for c in cases):
         raise ConfigError(f"{path}: write each case as a table, [[case]].")
-    flat = [dict(flatten(case)) for case in cases]
+    flat = [dict(flatten_config(case)) for case in cases]
     names = [case.get("name") for case in flat]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{path}: every [[case]] needs its own name, got {names}.")

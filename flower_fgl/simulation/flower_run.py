@@ -18,7 +18,8 @@ from flower_fgl.simulation.superlink import CONNECTION, FlowerHome, tail
 
 __all__ = ["FlowerRun", "LaunchResult", "StuckError"]
 
-Scalar = bool | int | float | str
+from flower_fgl.core.options import Scalar
+
 Tick = Callable[[], None]
 T = TypeVar("T")
 

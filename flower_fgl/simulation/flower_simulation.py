@@ -21,10 +21,10 @@ from typing import Any
 import tomli_w
 
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.flower_run import (
     FlowerRun,
     LaunchResult,
-    Scalar,
     StuckError,
     Tick,
 )

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.datasets.store import open_store
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
+from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.run import Run
-from flower_fgl.server_app import OnRound, run_server
+from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 
 __all__ = [
@@ -79,7 +80,7 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     DataError
         If the data are missing or cannot be cut into so many clients.
     """
-    config = RunConfig.parse(values, METHODS)
+    config = parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
     open_store(config, config.clients)
@@ -155,17 +156,17 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
     config = check_run(values)
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
-    workplace = Workplace(memory=MemoryStates())
+    session = Session(memory=MemoryStates())
     try:
         with task_identity(run_id):
             grid = LocalGrid(
-                DispatchingClientApp(workplace), config.clients, values, run_id=run_id
+                DispatchingClientApp(session), config.clients, values, run_id=run_id
             )
             folder = run_server(
                 grid,
                 values,
                 engine="local",
-                states=workplace.memory,
+                states=session.memory,
                 on_round=on_round,
             )
     finally:

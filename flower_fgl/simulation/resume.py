@@ -8,7 +8,7 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.runs.files import flatten
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.rewind import _checkpoint_of
 from flower_fgl.runs.run import Run
 
@@ -67,7 +67,7 @@ def resume(
         raise ConfigError(
             "The run was one of the local engine: leave out --workers and --client-gpus."
         )
-    values: dict[str, Scalar] = dict(flatten(run.config))
+    values: dict[str, Scalar] = dict(flatten_config(run.config))
     return run_one(
         {**values, "run-dir": str(place), "resume": True},
         engine=engine,

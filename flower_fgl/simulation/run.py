@@ -9,9 +9,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError, FglError, RunError
@@ -19,6 +18,7 @@ from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import is_file
 from flower_fgl.methods import METHODS
+from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import RunWriter, default_folder
@@ -26,7 +26,7 @@ from flower_fgl.runs.writer import RunWriter, default_folder
 __all__ = ["OnRound", "run_one"]
 
 log = logging.getLogger(__name__)
-OnRound = Callable[[Mapping[str, Any]], None]
+
 GRACE_SECONDS = 10.0
 """How long Flower may go on after the server half has written its last word."""
 SUMMARY_SECONDS = 1.0
@@ -89,7 +89,7 @@ def run_one(
         if config.resume:
             with hold(folder, is_server=True, timeout=LET_GO_SECONDS):
                 rewind(folder, config)
-        with _honest_end(folder):
+        with _record_failures(folder):
             if engine == "local":
                 return run_local(values, on_round=on_round)
             return _run_ray(values, config, folder, workers, client_gpus, on_round)
@@ -123,7 +123,7 @@ def _claim(config: RunConfig) -> Path:
 
 
 @contextlib.contextmanager
-def _honest_end(folder: Path) -> Iterator[None]:
+def _record_failures(folder: Path) -> Iterator[None]:
     """Let the folder say how its run ended, and errors name the folder."""
     try:
         yield
@@ -176,7 +176,7 @@ def _run_ray(
         shutil.rmtree(states, ignore_errors=True)
     values = {**values, "state-dir": str(Path(states or config.state_dir).resolve())}
     home = Path(tempfile.mkdtemp(prefix="flower-fgl-"))
-    watch = _Watch(folder, on_round)
+    watch = _RunMonitor(folder, on_round)
     flower_status, log_tail = "finished:completed", ""
     try:
         app_dir = write_app_folder(home / "flower-fgl", config=pyproject_table(METHODS))
@@ -204,7 +204,7 @@ def _run_ray(
         if (folder / "summary.json").exists() and (home / "flower.log").exists():
             shutil.copy(home / "flower.log", folder / "flower.log")
         shutil.rmtree(home, ignore_errors=True)
-    run = _true_result(folder, flower_status, log_tail)
+    run = _verify_result(folder, flower_status, log_tail)
     if states:
         shutil.rmtree(states, ignore_errors=True)
     return run
@@ -216,7 +216,7 @@ def _absolute_folders() -> dict[str, str]:
     return {n: str(Path(os.environ[n]).resolve()) for n in names if os.environ.get(n)}
 
 
-def _true_result(folder: Path, flower_status: str, log_tail: str) -> Run:
+def _verify_result(folder: Path, flower_status: str, log_tail: str) -> Run:
     """Return the run if both its folder and Flower call it complete.
 
     Flower alone cannot be trusted: it says ``completed`` when every client failed, or
@@ -239,7 +239,7 @@ class _OverdueError(Exception):
     """The server half has ended, Flower has not."""
 
 
-class _Watch:
+class _RunMonitor:
     """Follow the folder of a run in other processes, about five times a second."""
 
     def __init__(self, folder: Path, on_round: OnRound | None) -> None:

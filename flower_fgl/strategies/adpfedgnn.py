@@ -34,7 +34,7 @@ from flower_fgl.algorithms.adpfedgnn.network import (
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.nn import state_shapes
-from flower_fgl.nn.vectorize import flatten, unflatten
+from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
@@ -95,14 +95,14 @@ class ADPFedGNN(FglStrategy):
         payloads = [upload.payload for upload in uploads.values()]
         weights = [upload.num_examples for upload in uploads.values()]
         mean = masked_mean(
-            flatten(self.shared.weights),
+            state_to_vector(self.shared.weights),
             torch.stack([payload.values for payload in payloads]),
             torch.stack([payload.mask for payload in payloads]),
             torch.tensor(weights, dtype=torch.float64),
-            is_literal=self.config.hyper.masked_agg == "literal",
+            is_literal=self.config.method_config.masked_agg == "literal",
         )
         self.shared = SharedWeights(
-            unflatten(mean, self.sizes.weights),
+            vector_to_state(mean, self.sizes.weights),
             weighted_mean([payload.networks for payload in payloads], weights),
         )
 

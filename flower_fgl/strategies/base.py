@@ -27,7 +27,7 @@ from flower_fgl.strategies.rounds.checkpointing import (
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
 from flower_fgl.strategies.rounds.messages import ClientExchanges
-from flower_fgl.strategies.rounds.rejoining import Newcomers
+from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
@@ -56,7 +56,7 @@ class FglStrategy(ClientExchanges):
         checkpoints: Checkpoints | None = None,
     ) -> None:
         super().__init__(config, recorder, checkpoints)
-        self._newcomers = Newcomers()
+        self._newcomers = LateJoiners()
         self._failed_in_a_row = 0
         self._owes_scores = False
         self._any_scored = False
@@ -277,7 +277,7 @@ class FglStrategy(ClientExchanges):
         RunError
             After three failed rounds in a row.
         """
-        self._newcomers.welcome(self, server_round)
+        self._newcomers.poll(self, server_round)
         is_due = is_last or server_round % self.config.evaluate_every == 0
         is_scored = is_due or self._owes_scores
         self._round = RoundLog(server_round, is_scored=is_scored)

@@ -36,7 +36,7 @@ from flower_fgl.algorithms.clusteredsampling import (
     update_angles,
 )
 from flower_fgl.core.seeds import SERVER, numpy_generator
-from flower_fgl.nn.vectorize import flatten
+from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import FedAvg
@@ -69,7 +69,7 @@ class ClusteredSampling(FedAvg):
         if number == len(able):
             return able
         counts = np.array([int(self._weight(pid)) for pid in able])
-        if self.config.hyper.clusters == "size":
+        if self.config.method_config.clusters == "size":
             table = table_by_size(counts, number)
         else:
             table = table_by_similarity(counts, number, update_angles(self.known(able)))
@@ -83,16 +83,16 @@ class ClusteredSampling(FedAvg):
 
     def known(self, partition_ids: list[int]) -> np.ndarray[tuple[int, int]]:
         """Stack the clients' last updates (K, P), zeros where there is none."""
-        nothing = torch.zeros_like(flatten(self.weights.tensors))
+        nothing = torch.zeros_like(state_to_vector(self.weights.tensors))
         updates = [self.updates.get(pid, nothing) for pid in partition_ids]
         return torch.stack(updates).numpy()
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Replace the weights by the mean over the draws."""
-        if self.config.hyper.clusters == "similarity":
-            before = flatten(self.weights.tensors)
+        if self.config.method_config.clusters == "similarity":
+            before = state_to_vector(self.weights.tensors)
             for pid, upload in uploads.items():
-                self.updates[pid] = flatten(upload.payload.tensors) - before
+                self.updates[pid] = state_to_vector(upload.payload.tensors) - before
         if self.draws:
             uploads = {
                 pid: replace(upload, num_examples=float(self.draws[pid]))

@@ -16,7 +16,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, build_model, state_shapes
-from flower_fgl.nn.body_head import body_of
+from flower_fgl.nn.body_head import encoder_state
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
@@ -138,7 +138,7 @@ class FedAvg(FglStrategy):
         weights = [upload.num_examples for upload in uploads.values()]
         self.weights = Weights(weighted_mean(states, weights))
         if len(states) > 1:
-            bodies = [body_of(state) for state in states]
+            bodies = [encoder_state(state) for state in states]
             self._round.numbers["distance"] = mean_pairwise_distance(bodies)
 
     def aggregate_sums(
@@ -173,7 +173,7 @@ class FedAvg(FglStrategy):
 
     def finish(self) -> None:
         """Fine-tune at every client if asked to."""
-        if not self.config.hyper.finetune_epochs:
+        if not self.config.method_config.finetune_epochs:
             return
         number = self.config.rounds + 1
         self._round = RoundLog(number, phase="finetune")

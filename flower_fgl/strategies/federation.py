@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.protocols.describe import Agreement, Description, Unfit
+from flower_fgl.protocols.describe import ClassAgreement, Description, Rejection
 
 __all__ = ["Federation", "called", "client_lines"]
 
@@ -38,7 +38,7 @@ class Federation:
 
     clients: Mapping[int, Description]
     nodes: Mapping[int, int]
-    refused: tuple[Unfit, ...] = ()
+    refused: tuple[Rejection, ...] = ()
     turned_away: frozenset[int] = frozenset()
 
     @classmethod
@@ -96,12 +96,12 @@ class Federation:
         """Whether owners bring their own graphs."""
         return next(iter(self.clients.values())).is_owned
 
-    def agreement(self, partition_id: int) -> Agreement | None:
+    def agreement(self, partition_id: int) -> ClassAgreement | None:
         """Return what every message to an owner repeats; ``None`` for partitions."""
         client = self.clients[partition_id]
         if not client.is_owned:
             return None
-        return Agreement(partition_id, client.num_partitions, self.class_names)
+        return ClassAgreement(partition_id, client.num_partitions, self.class_names)
 
     @property
     def trainable(self) -> list[int]:

@@ -78,7 +78,7 @@ class FedLog(FglStrategy):
         model = next(iter(federation.clients.values())).model
         with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
             network = build_network(
-                config.hyper,
+                config.method_config,
                 model=model,
                 num_features=federation.num_features,
                 num_classes=federation.num_classes,
@@ -86,7 +86,7 @@ class FedLog(FglStrategy):
                 num_layers=config.num_layers,
                 dropout=config.dropout,
             )
-        self.shapes = FedLogShapes.of(network, config.hyper)
+        self.shapes = FedLogShapes.of(network, config.method_config)
         self.weights: Mapping[str, Tensor] = network.shared_state()
         self.nodes: Tensor | None = None
         self.last_nodes: dict[int, Tensor] = {}
@@ -94,15 +94,17 @@ class FedLog(FglStrategy):
         self.prompts: Mapping[str, Tensor] = {}
         self.equipped: set[int] = set()  # who has the generators
         self.sent = FedLogDownload()
-        hides_rates = config.hyper.lg and config.hyper.class_rate_noise != "none"
+        hides_rates = (
+            config.method_config.lg and config.method_config.class_rate_noise != "none"
+        )
         if hides_rates and config.share_class_counts:
             log.warning(
                 "fedlog.class-rate-noise = %s disguises the class rates, but the clients "
                 "tell how many training nodes of each class they have. Set "
                 "share-class-counts = false to hide them.",
-                config.hyper.class_rate_noise,
+                config.method_config.class_rate_noise,
             )
-        if config.hyper.lg and not self.is_resumed:
+        if config.method_config.lg and not self.is_resumed:
             self.pretrain()
         self.sent = FedLogDownload(self.weights)
 
@@ -172,15 +174,15 @@ class FedLog(FglStrategy):
 
     def condense(self, server_round: int, nodes: Mapping[int, Tensor]) -> Tensor:
         """Make X^g (C·s, d) of all clients' last nodes, by partition-id."""
-        hyper, seed = self.config.hyper, self.config.seed
+        method_config, seed = self.config.method_config, self.config.seed
         unknown = torch.zeros(self.shapes.num_classes)
         rates = torch.stack([self.rates.get(pid, unknown) for pid in nodes])
         known = torch.tensor([pid in self.rates for pid in nodes])
         stacked = torch.stack(list(nodes.values()))
-        if hyper.permute_slots:
+        if method_config.permute_slots:
             generator = torch_generator(seed, server_round, SERVER, "slots")
             stacked = permute_slots(stacked, self.shapes.num_classes, generator)
-        is_tail = hyper.synthetic_mode.startswith("T")
+        is_tail = method_config.synthetic_mode.startswith("T")
         weights = aggregation_weights(rates, known, tail_classes=is_tail)
         return blend_nodes(stacked, weights)
 

@@ -49,7 +49,7 @@ class FedPANO(FedAvg):
             num_classes=self.federation.num_classes,
             num_layers=config.num_layers,
             dropout=config.dropout,
-            hyper=config.hyper,
+            method_config=config.method_config,
         )
 
     def global_state(self) -> None:

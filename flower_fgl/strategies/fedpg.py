@@ -74,18 +74,18 @@ class FedPG(FglStrategy):
 
     def prepare(self) -> None:
         """Draw P̈ and θ."""
-        hyper = self.config.hyper
+        method_config = self.config.method_config
         self.table = (
             self.federation.num_classes,
-            hyper.hops + 1,
+            method_config.hops + 1,
             self.config.hidden_channels,
         )
         self.trainer = PrototypeTrainer(
             self.table,
             seed=self.config.seed,
             is_normalised=True,
-            lr=hyper.server_lr,
-            weight_decay=hyper.server_weight_decay,
+            lr=method_config.server_lr,
+            weight_decay=method_config.server_weight_decay,
         )
         self.nothing = no_prototypes(self.table)
         self.latest: dict[int, Upload] = {}
@@ -101,19 +101,19 @@ class FedPG(FglStrategy):
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Train on the uploads of the round, then personalise for all clients."""
-        hyper = self.config.hyper
+        method_config = self.config.method_config
         universal = self.generate(server_round, *stack_uploads(uploads))
         latest = self.latest | dict(uploads)
         self.latest = {pid: latest[pid] for pid in sorted(latest)}
         values, counts = stack_uploads(self.latest)
         present = counts > 0
-        if hyper.personalized:
+        if method_config.personalized:
             made = personalise_prototypes(
                 universal,
                 values,
                 counts,
-                alpha=hyper.alpha,
-                threshold=hyper.threshold,
+                alpha=method_config.alpha,
+                threshold=method_config.threshold,
                 is_fresh=torch.tensor([pid in uploads for pid in self.latest]),
             )
         else:
@@ -124,25 +124,27 @@ class FedPG(FglStrategy):
 
     def generate(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Minimise Eq. (4) for ``server-epochs`` and return P̃ (C, L + 1, p)."""
-        hyper = self.config.hyper
+        method_config = self.config.method_config
         generator = torch_generator(self.config.seed, server_round, SERVER, "context")
         present = counts > 0
-        share = hyper.context_share if hyper.rf_context else 0.0
-        is_tgp = hyper.contrast == "tgp"
+        share = method_config.context_share if method_config.rf_context else 0.0
+        is_tgp = method_config.contrast == "tgp"
         margin = torch.zeros(())
-        if hyper.ada_margin and is_tgp:
+        if method_config.ada_margin and is_tgp:
             margin = class_spread(uploads, counts, limit=TGP_LIMIT)
-        elif hyper.ada_margin:
-            margin = adaptive_margin(uploads, counts, epsilon=hyper.epsilon)
-        shift = margin if hyper.contrast == "literal" else -margin
+        elif method_config.ada_margin:
+            margin = adaptive_margin(uploads, counts, epsilon=method_config.epsilon)
+        shift = margin if method_config.contrast == "literal" else -margin
 
         def loss(made: Tensor) -> Tensor:
             members = draw_context(present, share=share, generator=generator)
             if is_tgp:
                 return topology_loss(made, uploads, members, margin=margin)
-            return contrastive_loss(made, uploads, members, shift=shift, tau=hyper.tau)
+            return contrastive_loss(
+                made, uploads, members, shift=shift, tau=method_config.tau
+            )
 
-        return self.trainer.train(hyper.server_epochs, loss)
+        return self.trainer.train(method_config.server_epochs, loss)
 
     def server_state(self) -> Snapshot:
         """Keep P̈ and θ with Adam's moments, the latest uploads and every Ṗ."""

@@ -112,7 +112,7 @@ class FedPub(FedAvg):
         payloads = [upload.payload for upload in uploads.values()]
         attention = client_attention(
             torch.stack([payload.embedding for payload in payloads]),
-            tau=self.config.hyper.tau,
+            tau=self.config.method_config.tau,
         )
         mixed = mix_states([payload.tensors for payload in payloads], attention)
         self.personal = dict(zip(uploads, map(Weights, mixed), strict=True))

@@ -53,7 +53,7 @@ class FedSagePlus(FedAvg):
             If the clients' models differ, or too few trained a generator.
         """
         super().prepare()
-        if self.config.hyper.gen_rounds and not self.is_resumed:
+        if self.config.method_config.gen_rounds and not self.is_resumed:
             self._round = RoundLog(0, is_scored=False, phase=GENERATE)
             self.generate()
             self._round.close(is_ok=True, min_replies=0)
@@ -71,15 +71,19 @@ class FedSagePlus(FedAvg):
         nothing = FeatureGradient({})
         feedback = dict.fromkeys(clients, nothing)
         shapes = self.generator_shapes
-        spec = (shapes, self.config.hidden_channels, self.config.hyper.max_neighbours)
-        for step in range(1, self.config.hyper.gen_rounds + 1):
-            is_shown = step < self.config.hyper.gen_rounds
+        spec = (
+            shapes,
+            self.config.hidden_channels,
+            self.config.method_config.max_neighbours,
+        )
+        for step in range(1, self.config.method_config.gen_rounds + 1):
+            is_shown = step < self.config.method_config.gen_rounds
             answers = self.ask(step, GENERATE, feedback, brings_upload=is_shown)
             if len(answers) < self.config.min_replies:
                 reasons = sorted({failure.reason for failure in self._round.failures})
                 raise RunError(
                     f"{len(answers)} of {len(clients)} clients trained their generator in "
-                    f"round {step} of {self.config.hyper.gen_rounds}, min-replies is "
+                    f"round {step} of {self.config.method_config.gen_rounds}, min-replies is "
                     f"{self.config.min_replies}. {'; '.join(reasons)}"
                 )
             if is_shown:
@@ -106,7 +110,7 @@ class FedSagePlus(FedAvg):
         clients = self.federation.trainable
         number = len(clients)
         found: dict[int, list[Mapping[str, Any]]] = {}
-        for offset in turn_offsets(step, number, self.config.hyper.peers):
+        for offset in turn_offsets(step, number, self.config.method_config.peers):
             author = {
                 clients[(place + offset) % number]: pid
                 for place, pid in enumerate(clients)
@@ -129,7 +133,7 @@ class FedSagePlus(FedAvg):
     def generator_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of fGen's weights."""
         return generator_shapes(
-            self.config.hyper,
+            self.config.method_config,
             in_channels=self.config.hidden_channels,
             num_features=self.federation.num_features,
         )

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, numpy_generator
-from flower_fgl.nn.vectorize import flatten, unflatten
+from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
@@ -113,7 +113,7 @@ class FedSEM(FedAvg):
             If clients have different models, or there are more centres than clients.
         """
         super().prepare()
-        number, able = self.config.hyper.centers, len(self.federation.trainable)
+        number, able = self.config.method_config.centers, len(self.federation.trainable)
         if number > able:
             raise RunError(
                 f"fedsem.centers = {number}, but only {able} clients train and each "
@@ -130,11 +130,13 @@ class FedSEM(FedAvg):
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Start centres that are missing, assign the clients, move the centres."""
-        models = {pid: flatten(up.payload.tensors) for pid, up in uploads.items()}
+        models = {
+            pid: state_to_vector(up.payload.tensors) for pid, up in uploads.items()
+        }
         starting = self.starting(
             server_round, [p for p in models if p not in self.members]
         )
-        known = [flatten(center.tensors) for center in self.centers]
+        known = [state_to_vector(center.tensors) for center in self.centers]
         centers = torch.stack([*known, *(models[pid] for pid in starting)])
         stacked = torch.stack(list(models.values()))
         weights = torch.tensor([upload.num_examples for upload in uploads.values()])
@@ -145,18 +147,22 @@ class FedSEM(FedAvg):
 
     def starting(self, server_round: int, new: list[int]) -> list[int]:
         """Draw the clients whose first models become centres."""
-        missing = self.config.hyper.centers - len(self.centers)
+        missing = self.config.method_config.centers - len(self.centers)
         generator = numpy_generator(self.config.seed, server_round, SERVER, "centers")
         drawn = generator.permutation(new)[:missing]
         return sorted(int(pid) for pid in drawn)
 
     def set_centers(self, centers: Tensor) -> None:
         """Keep centres (Q, P), and their mean for clients without an upload."""
-        self.centers = [Weights(unflatten(center, self.shapes)) for center in centers]
+        self.centers = [
+            Weights(vector_to_state(center, self.shapes)) for center in centers
+        ]
         size = torch.zeros(len(centers))
         for pid, center in self.members.items():
             size[center] += self._weight(pid)
-        self.weights = Weights(unflatten(size @ centers / size.sum(), self.shapes))
+        self.weights = Weights(
+            vector_to_state(size @ centers / size.sum(), self.shapes)
+        )
 
     def global_state(self) -> None:
         """Return ``None``: no model is everybody's."""
@@ -164,7 +170,7 @@ class FedSEM(FedAvg):
 
     def server_state(self) -> Snapshot:
         """Keep the centres, and whose they are."""
-        centers = [flatten(center.tensors) for center in self.centers]
+        centers = [state_to_vector(center.tensors) for center in self.centers]
         members = {str(pid): center for pid, center in self.members.items()}
         tensors = {"centers": torch.stack(centers)} if centers else {}
         return Snapshot(tensors, {"members": members})

@@ -26,16 +26,16 @@ class FedTGP(FedProto):
             self.table,
             seed=self.config.seed,
             is_normalised=False,
-            lr=self.config.hyper.server_lr,
+            lr=self.config.method_config.server_lr,
         )
 
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Train for ``server-epochs`` and return P̂."""
-        hyper = self.config.hyper
-        margin = class_spread(uploads, counts, limit=hyper.margin_limit)
+        method_config = self.config.method_config
+        margin = class_spread(uploads, counts, limit=method_config.margin_limit)
         members = (counts > 0)[None]  # (H, K, C, H) with one hop
         return self.trainer.train(
-            hyper.server_epochs,
+            method_config.server_epochs,
             lambda made: topology_loss(made, uploads, members, margin=margin),
         )
 

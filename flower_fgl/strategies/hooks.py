@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.seeds import SERVER, numpy_generator
-from flower_fgl.core.settings_validation import number_asked
+from flower_fgl.core.settings_validation import num_sampled
 from flower_fgl.protocols.base import Payload
 from flower_fgl.runs.checkpoints import Checkpoints, Snapshot
 from flower_fgl.strategies.federation import Federation
@@ -169,7 +169,7 @@ class ServerHooks(Strategy):
     def sample(self, server_round: int) -> list[int]:
         """Draw the clients that train, ``participation`` or ``participants`` of them."""
         able = self.federation.trainable
-        count = max(1, number_asked(self.config, len(able)))
+        count = max(1, num_sampled(self.config, len(able)))
         if count >= len(able):
             return able
         generator = numpy_generator(self.config.seed, server_round, SERVER, "sample")

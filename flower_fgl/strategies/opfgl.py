@@ -85,7 +85,7 @@ class OPFGL(FglStrategy):
 
     def upload_spec(self, partition_id: int) -> tuple[int, int]:
         """Expect at most the statistics of every class, (h + 1)·d wide."""
-        hops = self.config.hyper.depth + 1
+        hops = self.config.method_config.depth + 1
         return self.federation.num_classes, hops * self.federation.num_features
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
@@ -95,7 +95,7 @@ class OPFGL(FglStrategy):
             [s.mean for s in every],
             [s.variance for s in every],
             [s.count for s in every],
-            denominator=cast(Denominator, self.config.hyper.denominator),
+            denominator=cast(Denominator, self.config.method_config.denominator),
             labelled_counts=[s.labelled_count for s in every],
         )
         self.contributors = list(uploads)
@@ -119,7 +119,7 @@ class OPFGL(FglStrategy):
             sums["sum"],
             sums["squares"],
             sums["owners"],
-            denominator=cast(Denominator, self.config.hyper.denominator),
+            denominator=cast(Denominator, self.config.method_config.denominator),
             labelled_count=sums["labelled"].round().long(),
         )
         self.contributors = list(weights)
@@ -142,7 +142,7 @@ class OPFGL(FglStrategy):
         RunError
             If no class was uploaded, or the statistics do not fit.
         """
-        hyper = self.config.hyper
+        method_config = self.config.method_config
         missing = [
             name
             for name, count in zip(
@@ -157,7 +157,7 @@ class OPFGL(FglStrategy):
                 "No client uploaded statistics of %s: left out of the pseudo-graph.",
                 ", ".join(missing),
             )
-        share = hyper.node_share or None
+        share = method_config.node_share or None
         number = pseudo_counts(statistics.labelled_count, share=share)
         try:
             graph, _ = generate(
@@ -166,8 +166,8 @@ class OPFGL(FglStrategy):
                 statistics.count,
                 number,
                 num_features=self.federation.num_features,
-                depth=hyper.depth,
-                settings=generator_settings(hyper),
+                depth=method_config.depth,
+                settings=generator_settings(method_config),
                 generator=torch_generator(self.config.seed, 1, SERVER, "pseudo-graph"),
                 progress=log_progress,
             )
@@ -195,18 +195,18 @@ class OPFGL(FglStrategy):
         return len(self.read_uploads(replies, Empty)) >= self.config.min_replies
 
 
-def generator_settings(hyper: OPFGLSettings) -> GeneratorSettings:
+def generator_settings(method_config: OPFGLSettings) -> GeneratorSettings:
     """Translate the method's settings into the generator's."""
     return GeneratorSettings(
-        steps=hyper.server_steps,
-        lr_features=hyper.lr_features,
-        lr_links=hyper.lr_links,
-        hidden_channels=hyper.link_channels,
-        threshold=hyper.link_threshold,
-        is_hard=hyper.links == "hard",
-        alignment_weight=hyper.alignment_weight,
-        smoothness_weight=hyper.smoothness_weight,
-        smooth_sign=1 if hyper.smoothness == "separate" else -1,
+        steps=method_config.server_steps,
+        lr_features=method_config.lr_features,
+        lr_links=method_config.lr_links,
+        hidden_channels=method_config.link_channels,
+        threshold=method_config.link_threshold,
+        is_hard=method_config.links == "hard",
+        alignment_weight=method_config.alignment_weight,
+        smoothness_weight=method_config.smoothness_weight,
+        smooth_sign=1 if method_config.smoothness == "separate" else -1,
     )
 
 

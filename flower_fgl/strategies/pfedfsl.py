@@ -68,7 +68,7 @@ class PFedFSL(FglStrategy):
     def candidates(self, server_round: int, partition_id: int) -> list[int]:
         """Draw the clients whose models a client tries in a round, ascending."""
         peers = [pid for pid in sorted(self.models) if pid != partition_id]
-        number = min(self.config.hyper.candidates, len(peers))
+        number = min(self.config.method_config.candidates, len(peers))
         generator = numpy_generator(
             self.config.seed, server_round, partition_id, "candidates"
         )

@@ -15,7 +15,6 @@ from flower_fgl.cli.main import app
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs import plots
 from flower_fgl.runs.checkpoints import newest_checkpoint
-from flower_fgl.runs.report.page import write_report
 
 
 def test_the_plane_holds_the_two_directions_that_vary_most(
@@ -74,8 +73,8 @@ def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     done = CliRunner().invoke(app, ["report", *words[:5], "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "Embedded nodes of single clients" in (tmp_path / "report.html").read_text()
-    with pytest.raises(RunError, match="drawn for one run, got 2 runs"):
-        write_report([run, run], tmp_path, clients=[0])
+    done = CliRunner().invoke(app, ["report", str(run.path), *words[:3]])
+    assert "draws the nodes of one run, got 2 runs" in str(done.exception)
     with pytest.raises(RunError, match="Cannot write"):
         draw_embeddings(run.path, [1], tmp_path / "no" / "x.png")
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from flower_fgl.cli.check_graph import check_graph, told
+from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 from flower_fgl.cli.main import app
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.runs.model_file import save_model
-
-from .owners import owner_graphs, run_owners
-from .test_model_files import CARD, a_model
-from .test_owners import saved
+from tests.client_apps.runtime.test_owners import saved
+from tests.runs.test_model_file import CARD, a_model
+from tests.support.owners import owner_graphs, run_owners
 
 
 def invoke(*arguments: object) -> Result:
@@ -36,10 +35,10 @@ def test_the_check_prints_exactly_what_the_server_gets(
     for share in (True, False):
         run = run_owners(nodes, tmp_path / f"run-{share}", share_class_counts=share)
         got = next(c for c in run.clients if c["name"] == "ash")
-        report = check_graph(graph, {})
+        report = inspect_graph(graph, {})
         assert report.problems == []
         assert report.description is not None
-        said = told(report.description, with_counts=share)
+        said = learned_by_server(report.description, with_counts=share)
         for key, value in said.items():
             # numbers and backbone are the server's, the key is no one's to read
             if key not in ("partition-id", "num-partitions", "model", "public-key"):
@@ -65,7 +64,7 @@ def test_all_problems_of_an_npz_file_are_named_at_once(tmp_path: Path) -> None:
         train_mask=np.array([1, 0]),
         node_ids=np.array([2, 1]),
     )
-    report = check_graph(path, {})
+    report = inspect_graph(path, {})
     words = ["NaN", "outside [-1, 2)", "edges name nodes", "train_mask must be bool"]
     assert len(report.problems) == len(words)
     for word in words:
@@ -83,7 +82,7 @@ def test_all_problems_of_a_csv_folder_are_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("source,target\nn1,n9\n")
     (tmp_path / "classes.csv").write_text("name\nflu\n")
     words = ['class "pox"', 'got "old"', "finite number", '"n9"', 'split "tset"']
-    problems = check_graph(tmp_path, {}).problems
+    problems = inspect_graph(tmp_path, {}).problems
     assert len(problems) == len(words)
     for word in words:
         assert sum(word in problem for problem in problems) == 1
@@ -113,7 +112,7 @@ def test_one_problem_is_named_once(
     }  # fmt: skip
     kept = {k: v for k, v in {**arrays, **change}.items() if v is not None}
     np.savez(tmp_path / "g.npz", **kept)
-    (problem,) = check_graph(tmp_path / "g.npz", {}).problems
+    (problem,) = inspect_graph(tmp_path / "g.npz", {}).problems
     assert word in problem
 
 
@@ -125,7 +124,7 @@ def test_what_is_worth_a_look_is_noted(tmp_path: Path) -> None:
         train_mask=np.array([True, False, False]),
         val_mask=np.zeros(3, bool), test_mask=np.zeros(3, bool),
     )  # fmt: skip
-    notes = " ".join(check_graph(tmp_path / "g.npz", {}).notes)
+    notes = " ".join(inspect_graph(tmp_path / "g.npz", {}).notes)
     assert "no labelled validation nodes" in notes
     assert "a (1), b (0)" in notes
     assert "1 of 3 nodes have no neighbour" in notes
@@ -172,7 +171,7 @@ def test_small_counts_are_said_to_be_told_only_where_they_are(
         train_mask=np.array([True, True, True, True, False, False]),
         val_mask=np.arange(6) == 4, test_mask=np.arange(6) == 5,
     )  # fmt: skip
-    notes = check_graph(tmp_path / "g.npz", settings).notes
+    notes = inspect_graph(tmp_path / "g.npz", settings).notes
     listed = "Classes with fewer than 5 training nodes: a (1), b (3)."
     assert listed + sentence in notes
 
@@ -183,7 +182,7 @@ def test_a_file_without_a_split_says_that_one_is_drawn(tmp_path: Path) -> None:
         x=np.ones((40, 2)), y=np.arange(40) % 2,
         edges=np.array([[0, 1]]), class_names=np.array(["a", "b"]),
     )  # fmt: skip
-    report = check_graph(tmp_path / "g.npz", {})
+    report = inspect_graph(tmp_path / "g.npz", {})
     assert "20/40/40" in " ".join(report.notes)
     assert report.description is not None
     assert report.description.num_train == 8

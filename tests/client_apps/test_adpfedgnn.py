@@ -15,10 +15,9 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.model_store import card_of
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.methods import METHODS
-from flower_fgl.nn.vectorize import flatten, unflatten
+from flower_fgl.methods import parse_config
+from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 from flower_fgl.protocols.adpfedgnn import SharedWeights
 from flower_fgl.runs.model_file import load_model, save_model
 
@@ -49,14 +48,13 @@ def make_client(
     graph = ClientGraph(
         0, Graph(x, edge_index, labels, masks), ("a", "b", "c"), torch.arange(N)
     )
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": "adpfedgnn",
             "hidden-channels": WIDTH,
             **(general or {}),
             **{f"adpfedgnn.{key.replace('_', '-')}": v for key, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     device = torch.device("cpu")
     return Client(config, 0, 1, ClientData.build(graph, device), ClientState(), device)
@@ -77,9 +75,9 @@ def initial(client: Client) -> SharedWeights:
 def answer(client: Client, fit: Fit, before: SharedWeights) -> SharedWeights:
     """What a server with no other client would send next."""
     upload = fit.upload
-    flat = torch.where(upload.mask, upload.values, flatten(before.weights))
+    flat = torch.where(upload.mask, upload.values, state_to_vector(before.weights))
     shapes = ADPFedGNNClientApp().download_spec(client).weights
-    return SharedWeights(unflatten(flat, shapes), upload.networks)
+    return SharedWeights(vector_to_state(flat, shapes), upload.networks)
 
 
 def run_rounds(client: Client, rounds: int) -> list[Fit]:
@@ -102,7 +100,7 @@ def test_masks_are_ones_for_two_rounds_and_change_from_then_on() -> None:
     # alone, a client finds a direction where it shared before and hardly elsewhere
     assert int((second != fourth).sum()) > 0
     shapes = ADPFedGNNClientApp().download_spec(make_client()).weights
-    for name, part in unflatten(fourth, shapes).items():
+    for name, part in vector_to_state(fourth, shapes).items():
         assert 0 < int(part.sum()) <= part.numel() // 2, name
 
 
@@ -129,7 +127,7 @@ def test_gradients_of_effective_weights_equal_autograd_through_the_masks() -> No
     dense = training.gradients
     assert bool((dense[0][~net.global_mask] != 0).any())
     outside = ~(net.global_mask | net.local_mask)
-    grad = flatten({n: p.grad for n, p in net.backbone.named_parameters()})
+    grad = state_to_vector({n: p.grad for n, p in net.backbone.named_parameters()})
     assert not grad[outside].any()
     assert grad[~outside].any()
     assert not torch.equal(net.weights(), before)
@@ -144,8 +142,8 @@ def test_the_decay_shrinks_a_weight_that_no_branch_uses_by_its_own_size() -> Non
         before = net.weights()
         LocalTraining(client, 1, net, networks).train()
         shapes = net.shapes
-        moved[reg_step] = unflatten(net.weights(), shapes)
-        start = unflatten(before, shapes)
+        moved[reg_step] = vector_to_state(net.weights(), shapes)
+        start = vector_to_state(before, shapes)
     steps = client.config.local_epochs  # one batch
     for name, weight in start.items():
         by = 1.0 if name.endswith("bias") else (1 - 2 * 0.01 * 0.003) ** steps
@@ -163,8 +161,8 @@ def test_a_returning_client_keeps_what_its_local_mask_covers() -> None:
     download = initial(client)
     net, _ = open_networks(client, download)
     names = [n for n in net.state_dict() if n.startswith("branch.")]
-    own = flatten({name: saved[name] for name in names})
-    expected = torch.where(saved["local_mask"], own, flatten(download.weights))
+    own = state_to_vector({name: saved[name] for name in names})
+    expected = torch.where(saved["local_mask"], own, state_to_vector(download.weights))
     assert torch.equal(net.weights(), expected)
 
 
@@ -177,7 +175,7 @@ def test_global_weights_are_taken_whole_before_training_and_without_decoupling(
         run_rounds(client, 2)
     download = initial(client)
     net, _ = open_networks(client, download)
-    assert torch.equal(net.weights(), flatten(download.weights))
+    assert torch.equal(net.weights(), state_to_vector(download.weights))
     assert bool(net.local_mask.all())
 
 

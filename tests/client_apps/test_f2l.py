@@ -12,17 +12,14 @@ from flower_fgl.algorithms.f2l import AdaptedModel
 from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
 from flower_fgl.client_apps.f2l import F2LClientApp
 from flower_fgl.client_apps.runtime.training import state_of
-from flower_fgl.core.config import RunConfig
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from tests.support.random_clients import FEATURES, random_client
 
 
 def server(num_classes: int = 3) -> Any:
-    config = RunConfig.parse(
-        {"method": "f2l", "hidden-channels": 8, "model": "gcn"}, METHODS
-    )
+    config = parse_config({"method": "f2l", "hidden-channels": 8, "model": "gcn"})
     strategy: Any = METHODS["f2l"].load_strategy()(config)
     strategy.federation = SimpleNamespace(
         num_classes=num_classes,

@@ -21,10 +21,9 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import TrainingSet
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedlog import FedLogDownload
 from flower_fgl.runs.model_file import ModelCard, load_model, save_model
@@ -56,15 +55,14 @@ def make_client(y: Tensor | None = None, **settings: Any) -> Client:
     names = tuple("abc")
     graph = ClientGraph(0, Graph(x, edges, labels, masks), names, torch.arange(N))
     general = {k: v for k, v in settings.items() if "-" in k or k == "lr"}
-    hyper = {**SHORT, **{k: v for k, v in settings.items() if k not in general}}
-    config = RunConfig.parse(
+    method_config = {**SHORT, **{k: v for k, v in settings.items() if k not in general}}
+    config = parse_config(
         {
             "method": "fedlog",
             "hidden-channels": 8,
             **general,
-            **{f"fedlog.{k.replace('_', '-')}": v for k, v in hyper.items()},
-        },
-        METHODS,
+            **{f"fedlog.{k.replace('_', '-')}": v for k, v in method_config.items()},
+        }
     )
     device = torch.device("cpu")
     data = ClientData.build(graph, device)

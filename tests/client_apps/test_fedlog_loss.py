@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.fedlog.network import BRANCHES, BranchNet
+from flower_fgl.algorithms.fedlog.network import BRANCH_NAMES, FedLogBranchNet
 from flower_fgl.client_apps.fedlog import FedLogClientApp, new_network
 from flower_fgl.client_apps.fedlog_training import LocalLearner
 from tests.client_apps.test_fedlog import C, D, S, downloads, make_client
@@ -52,13 +52,13 @@ def sage(layer: Any, x: Tensor, edges: Edges) -> Tensor:
     return torch.stack(out)
 
 
-def embed(network: BranchNet, x: Tensor, edges: Edges) -> Tensor:
+def embed(network: FedLogBranchNet, x: Tensor, edges: Edges) -> Tensor:
     """Eq. (1)."""
     first, second = network.encoder.encoder[0], network.encoder.classifier
     return sage(second, sage(first, x, edges).relu(), edges)
 
 
-def log_p(network: BranchNet, name: str, h: Tensor, n: Tensor) -> Tensor:
+def log_p(network: FedLogBranchNet, name: str, h: Tensor, n: Tensor) -> Tensor:
     """Eqs. (2) and (6) to (10) of one node."""
     branch, nodes = network.classifier[name], network.nodes[name]
     prototypes = embed(network, nodes, [(j, j) for j in range(len(nodes))])
@@ -87,9 +87,9 @@ def loop_fitting(one: LocalLearner) -> Tensor:
         around = [h[u] for u in neighbours(v, edges)]
         n = mean_of(around, h.shape[1])
         alpha = 1 / (1 + torch.tensor(THRESHOLD + 1.0 - len(around)).exp())
-        head, tail = (log_p(network, name, h[v], n)[y] for name in BRANCHES)
+        head, tail = (log_p(network, name, h[v], n)[y] for name in BRANCH_NAMES)
         total = total - alpha * head - (1 - alpha) * tail
-    norms = [0.5 * network.nodes[name].square().sum().sqrt() for name in BRANCHES]
+    norms = [0.5 * network.nodes[name].square().sum().sqrt() for name in BRANCH_NAMES]
     return total / len(BATCH) + BETA * (norms[0] + norms[1])
 
 
@@ -113,7 +113,7 @@ def loop_general(one: LocalLearner) -> tuple[Tensor, list[bool]]:
         else:
             pair, edges = x[None], [(0, 0)]
         h = embed(one.network, pair, edges)
-        head, tail = (log_p(one.network, name, h[0], h[-1]) for name in BRANCHES)
+        head, tail = (log_p(one.network, name, h[0], h[-1]) for name in BRANCH_NAMES)
         total = total - 0.5 * head[c] - 0.5 * tail[c]
         hits.append(int((head.exp() + tail.exp()).argmax()) == c)
     return total / (C * S), hits

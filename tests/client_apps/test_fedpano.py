@@ -13,10 +13,9 @@ from flower_fgl.client_apps.fedpano_modules import assemble, build_parts
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn import computation_graph
 from flower_fgl.protocols.fedavg import Weights
 
@@ -45,14 +44,13 @@ def make_client(
     graph = ClientGraph(
         0, Graph(x, edge_index, y, masks), tuple("abcde"), torch.arange(N)
     )
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": "fedpano",
             "hidden-channels": WIDTH,
             **(general or {}),
             **{f"fedpano.{key.replace('_', '-')}": v for key, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     device = torch.device("cpu")
     data = ClientData.build(graph, device)
@@ -71,7 +69,7 @@ def download_of(client: Client, seed: int = 1) -> Weights:
             num_classes=C,
             num_layers=2,
             dropout=0.0,
-            hyper=config.hyper,
+            method_config=config.method_config,
         )
     return Weights({n: t.detach() for n, t in parts.state_dict().items()})
 

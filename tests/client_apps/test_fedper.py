@@ -12,10 +12,9 @@ from flower_fgl.client_apps.fedper import FedPerClientApp
 from flower_fgl.client_apps.fedrep import FedRepClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, PayloadError
-from flower_fgl.methods import METHODS
-from flower_fgl.nn.body_head import body_of, head_of
+from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.nn.body_head import classifier_state, encoder_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from tests.support.random_clients import FEATURES, random_client
@@ -26,9 +25,7 @@ BOTH = pytest.mark.parametrize(
 
 
 def server(method: str, num_classes: int = 3) -> Any:
-    config = RunConfig.parse(
-        {"method": method, "hidden-channels": 8, "model": "gcn"}, METHODS
-    )
+    config = parse_config({"method": method, "hidden-channels": 8, "model": "gcn"})
     strategy: Any = METHODS[method].load_strategy()(config)
     strategy.federation = SimpleNamespace(
         num_classes=num_classes,
@@ -55,9 +52,9 @@ def is_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 def test_body_and_head_are_the_whole_of_every_backbone() -> None:
     for model in ("gcn", "gat", "gin", "graphsage", "gamlp", "sgc"):
         shapes = random_client("fedper", settings={"model": model}).state_shapes()
-        assert body_of(shapes) | head_of(shapes) == shapes
-        assert body_of(shapes)
-        assert head_of(shapes)
+        assert encoder_state(shapes) | classifier_state(shapes) == shapes
+        assert encoder_state(shapes)
+        assert classifier_state(shapes)
 
 
 @BOTH
@@ -80,11 +77,11 @@ def test_the_own_head_is_put_on_the_received_body(method: str, app: Any) -> None
     client, half = random_client(method), app()
     start = server(method).download(1, 0)
     first = after(half, client, start)
-    kept = head_of(state_of(first.model))
+    kept = classifier_state(state_of(first.model))
     received = Weights({name: 2 * t for name, t in start.tensors.items()})
     joined = state_of(half.assemble(client, received))
-    assert is_equal(head_of(joined), kept)
-    assert is_equal(body_of(joined), dict(received.tensors))
+    assert is_equal(classifier_state(joined), kept)
+    assert is_equal(encoder_state(joined), dict(received.tensors))
 
 
 @BOTH
@@ -165,10 +162,10 @@ def test_fedrep_trains_the_parts_in_turn(head: int, body: int) -> None:
     client.train = watch  # type: ignore[method-assign]
     model = app.fit(client, 1, start).model
     assert model is not None
-    assert [set(head_of(before)), set(body_of(before))] == seen
+    assert [set(classifier_state(before)), set(encoder_state(before))] == seen
     trained = state_of(model)
-    assert is_equal(head_of(before), head_of(trained)) == (head == 0)
-    assert is_equal(body_of(before), body_of(trained)) == (body == 0)
+    assert is_equal(classifier_state(before), classifier_state(trained)) == (head == 0)
+    assert is_equal(encoder_state(before), encoder_state(trained)) == (body == 0)
     assert all(p.requires_grad for p in model.parameters())
 
 

@@ -12,9 +12,8 @@ from flower_fgl.client_apps.fedproto import FedProtoClientApp, class_distance
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import (
     LocalPrototypes,
@@ -49,14 +48,13 @@ def make_client(
     graph = ClientGraph(
         0, Graph(x, edge_index, labels, masks), ("a", "b", "c"), torch.arange(N)
     )
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": method,
             "hidden-channels": WIDTH,
             "model": "gcn",
             **{f"{method}.{key.replace('_', '-')}": v for key, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     device = torch.device("cpu")
     data = ClientData.build(graph, device)
@@ -113,7 +111,7 @@ def test_training_nodes_alone_are_counted_without_pseudo_labels() -> None:
 def penalty_of(**settings: Any) -> tuple[RecordingBackbone, Any, Client]:
     app, client = FedPGClientApp(), make_client(**settings)
     download = answer(two_rounds(client, app)[1])
-    scorer = open_scorer(client) if client.config.hyper.attention else None
+    scorer = open_scorer(client) if client.config.method_config.attention else None
     model = RecordingBackbone(app.personal_model(client, download), scorer)
     return model, app.penalty(client, 3, model, scorer, download), client
 

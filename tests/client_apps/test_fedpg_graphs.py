@@ -15,9 +15,8 @@ from flower_fgl.client_apps.fedproto import labelled
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, no_prototypes
 from tests.client_apps.test_fedpg import answer, two_rounds
@@ -64,7 +63,7 @@ def make_client(
         torch.arange(len(y)),
         (union(test_y, test_seed, "test"),),
     )
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": method,
             "setting": "graph",
@@ -73,8 +72,7 @@ def make_client(
             "model": "gin",
             **(general or {}),
             **{f"{method}.{key.replace('_', '-')}": v for key, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     return Client(config, 0, 1, ClientData.build(graph, CPU), ClientState(), CPU)
 

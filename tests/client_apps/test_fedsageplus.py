@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.fedsageplus import MendedInput
+from flower_fgl.algorithms.fedsageplus import MendedGraph
 from flower_fgl.client_apps.fedsageplus import (
     FedSagePlusClientApp,
     judge_generator,
@@ -163,7 +163,7 @@ def test_generated_nodes_are_in_the_graph_and_in_no_score(client: Client) -> Non
     mend(client, 2.0)
     data = mended_data(client)
     graph = data.inputs[0]
-    assert isinstance(graph, MendedInput)
+    assert isinstance(graph, MendedGraph)
     assert graph.topology.num_nodes == 6 + 12
     assert data.training.inputs is graph
     assert data.sizes == before.sizes

@@ -16,8 +16,7 @@ from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fggp import FGGPClientApp, TwoViews
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
-from flower_fgl.core.config import RunConfig
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import Empty
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fggp import ModelAndPrototypes
@@ -143,7 +142,7 @@ def test_no_upload_depends_on_validation_and_test_labels() -> None:
 def test_backbones_take_the_second_view(model: str) -> None:
     client = make_client("fggp")
     values = {"method": "fggp", "hidden-channels": WIDTH, "model": model}
-    client.config = RunConfig.parse(values, METHODS)  # type: ignore[arg-type]
+    client.config = parse_config(values)  # type: ignore[arg-type]
     fit = FGGPClientApp().fit(client, 1, initial(client))
     assert math.isfinite(fit.loss)
 

@@ -26,9 +26,8 @@ from flower_fgl.client_apps.opfgl import (
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.methods.opfgl import VARIANTS
 from flower_fgl.nn import Backbone
 
@@ -41,7 +40,7 @@ def client_of(
     y: Tensor | None = None,
     val: list[int] = VAL,
     partition_id: int = 0,
-    **hyper: Any,
+    **method_config: Any,
 ) -> Client:
     masks = {
         name: torch.zeros(6, dtype=torch.bool) for name in ("train", "val", "test")
@@ -51,11 +50,15 @@ def client_of(
     masks["test"][5] = True
     graph = Graph(toy.x, toy.edge_index, toy.y if y is None else y, masks)
     data = ClientGraph(0, graph, toy.class_names, torch.arange(6))
-    general = {k: hyper.pop(k) for k in ("setting", "model") if k in hyper}
+    general = {
+        k: method_config.pop(k) for k in ("setting", "model") if k in method_config
+    }
     settings = {"local-epochs": 40, "check-every": 10, "opfgl.lr-global": 0.01}
     settings |= {"opfgl.lr-personal": 0.01, "opfgl.reliable-degree": 0}
-    settings |= {f"opfgl.{key.replace('_', '-')}": v for key, v in hyper.items()}
-    config = RunConfig.parse({"method": "opfgl", **settings, **general}, METHODS)
+    settings |= {
+        f"opfgl.{key.replace('_', '-')}": v for key, v in method_config.items()
+    }
+    config = parse_config({"method": "opfgl", **settings, **general})
     device = torch.device("cpu")
     built = ClientData.build(data, device)
     return Client(config, partition_id, 3, built, ClientState(), device)

@@ -13,9 +13,8 @@ from flower_fgl import simulate
 from flower_fgl.algorithms.prototypes.nearest_mean import distance_logits
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp, loss_of
 from flower_fgl.client_apps.runtime.training import load_state, state_of
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.pfedfsl import mixing_weights
@@ -26,10 +25,10 @@ NUMBERS = 6 * 8 + 8 + 8 * 8 + 8
 """P of a GCN of two layers, 6 features and 8 channels, with 8 outputs."""
 
 
-def server(num_clients: int = 5, **hyper: Any) -> Any:
+def server(num_clients: int = 5, **method_config: Any) -> Any:
     values = {"method": "pfedfsl", "hidden-channels": 8, "model": "gcn"}
-    values |= {f"pfedfsl.{key}": value for key, value in hyper.items()}
-    strategy: Any = METHODS["pfedfsl"].load_strategy()(RunConfig.parse(values, METHODS))
+    values |= {f"pfedfsl.{key}": value for key, value in method_config.items()}
+    strategy: Any = METHODS["pfedfsl"].load_strategy()(parse_config(values))
     strategy.federation = SimpleNamespace(
         num_classes=3,
         num_features=FEATURES,

@@ -17,10 +17,10 @@ from flwr.app import Message, RecordDict
 
 from flower_fgl import METHODS, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_scores
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -71,7 +71,7 @@ class Stage:
 
     strategy: FglStrategy
     grid: LocalGrid
-    workplace: Workplace
+    session: Session
 
     def replies(self, server_round: int) -> dict[int, Message]:
         """Run the training exchange of a round."""
@@ -113,15 +113,15 @@ def stage(method: str, settings: dict[str, Any]) -> Iterator[Stage]:
         seed=0,
         settings=shortened(method, {**SMALL, **settings}),
     )
-    config = RunConfig.parse(values, METHODS)
-    workplace = Workplace(memory=MemoryStates())
+    config = parse_config(values)
+    session = Session(memory=MemoryStates())
     with task_identity(5):
-        grid = LocalGrid(DispatchingClientApp(workplace), 3, values, run_id=5)
+        grid = LocalGrid(DispatchingClientApp(session), 3, values, run_id=5)
         strategy = METHODS[method].load_strategy()(config)
         strategy._grid = grid
         strategy.federation = discover(grid, config)
         strategy.prepare()
-        yield Stage(strategy, grid, workplace)
+        yield Stage(strategy, grid, session)
 
 
 @every_method
@@ -310,7 +310,7 @@ def test_evaluation_changes_neither_weights_nor_generators(
 def test_scoring_a_refreshed_model_changes_nothing(method: str, stage: Stage) -> None:
     stage.strategy.read_uploads(stage.replies(1))
     generator = torch.get_rng_state()
-    states = stored(stage.workplace)
+    states = stored(stage.session)
     seen = []
     for _ in range(2):
         stage.strategy._round = RoundLog(1)
@@ -318,19 +318,19 @@ def test_scoring_a_refreshed_model_changes_nothing(method: str, stage: Stage) ->
         assert stage.strategy._round.failures == []
         seen.append(stage.strategy._round.pooled()["local"])
     assert json.dumps(seen[0]) == json.dumps(seen[1])
-    assert stored(stage.workplace) == states
+    assert stored(stage.session) == states
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-def stored(workplace: Workplace) -> dict[Any, Any]:
+def stored(session: Session) -> dict[Any, Any]:
     """Return all that the clients keep, comparable."""
-    assert workplace.memory is not None
+    assert session.memory is not None
     return {
         key: (
             {name: tensor.tolist() for name, tensor in state.tensors.items()},
             dict(state.values),
         )
-        for key, state in workplace.memory._states.items()
+        for key, state in session.memory._states.items()
     }
 
 

@@ -14,14 +14,14 @@ from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import kebab
 from flower_fgl.core.settings import DATASETS, GeneralSettings
-from flower_fgl.core.settings_validation import number_asked
-from flower_fgl.methods import METHODS, Method
+from flower_fgl.core.settings_validation import num_sampled
+from flower_fgl.methods import METHODS, Method, parse_config
 
 ROOT = Path(__file__).parents[2]
 
 
 def parse(**values: object) -> RunConfig:
-    return RunConfig.parse({kebab(k): v for k, v in values.items()}, METHODS)  # type: ignore[misc]
+    return parse_config({kebab(k): v for k, v in values.items()})  # type: ignore[misc]
 
 
 def test_defaults_are_those_of_the_field() -> None:
@@ -39,12 +39,12 @@ def test_a_number_of_participants_and_a_share_take_each_others_place() -> None:
     assert (shared.participation, shared.participants) == (0.5, 0)
     with pytest.raises(ConfigError, match=r"participants = 5 and participation = 0\.5"):
         parse(participants=5, participation=0.5)
-    assert [number_asked(parse(participants=5), able) for able in (3, 5, 30)] == [
+    assert [num_sampled(parse(participants=5), able) for able in (3, 5, 30)] == [
         3,
         5,
         5,
     ]
-    assert number_asked(parse(participation=0.25), 30) == 8
+    assert num_sampled(parse(participation=0.25), 30) == 8
 
 
 def test_a_methods_setting_without_its_name_is_pointed_to() -> None:
@@ -65,7 +65,7 @@ def test_a_setting_of_a_method_is_declared_as_one() -> None:
     class Settings:
         mu: float = 0.1
 
-    with pytest.raises(TypeError, match=r"Settings.*\.mu is no setting"):
+    with pytest.raises(TypeError, match=r"Settings.*\.mu is not a setting"):
         replace(METHODS["fedavg"], settings=Settings)
 
 
@@ -88,13 +88,13 @@ def test_what_pyproject_holds_parses_to_the_defaults() -> None:
     flat = {k: v for k, v in table.items() if not isinstance(v, dict)}
     for name in METHODS:
         flat |= {f"{name}.{k}": v for k, v in table.get(name, {}).items()}
-    assert vars(RunConfig.parse(flat, METHODS)) == vars(parse())
+    assert vars(parse_config(flat)) == vars(parse())
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
     config = parse(method=name, lr=0.3, seed=3)
-    again = RunConfig.parse(config.flat(), METHODS)
+    again = parse_config(config.flat())
     assert again.flat() == config.flat()
 
 
@@ -185,7 +185,7 @@ def test_a_bad_setting_is_named_with_what_was_expected(
     values: dict[str, object], words: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as error:
-        RunConfig.parse(values, METHODS)  # type: ignore[arg-type]
+        parse_config(values)  # type: ignore[arg-type]
     for word in words:
         assert word in str(error.value)
 
@@ -193,7 +193,7 @@ def test_a_bad_setting_is_named_with_what_was_expected(
 def test_auto_takes_the_methods_default_then_the_data_sets() -> None:
     methods = {
         **METHODS,
-        "slow": Method("", "", "", defaults={"lr": 0.001, "rounds": 7}),
+        "slow": Method("slow", "", "", "", defaults={"lr": 0.001, "rounds": 7}),
     }
     config = RunConfig.parse({"method": "slow", "lr": "auto"}, methods)
     assert (config.lr, config.sources["lr"]) == (0.001, "method")
@@ -203,7 +203,7 @@ def test_auto_takes_the_methods_default_then_the_data_sets() -> None:
 
 
 def test_a_users_value_wins_even_if_it_equals_the_general_default() -> None:
-    methods = {**METHODS, "slow": Method("", "", "", defaults={"lr": 0.001})}
+    methods = {**METHODS, "slow": Method("slow", "", "", "", defaults={"lr": 0.001})}
     config = RunConfig.parse({"method": "slow", "lr": 0.01}, methods)
     assert (config.lr, config.sources["lr"]) == (0.01, "user")
 
@@ -247,8 +247,8 @@ def test_names_of_partition_rules_are_those_of_the_rules() -> None:
 
 def test_a_method_for_nodes_only_names_those_that_classify_graphs() -> None:
     methods = {
-        "of-nodes": Method("", "", "", graphs=False),
-        "of-both": Method("", "", ""),
+        "of-nodes": Method("of-nodes", "", "", "", graphs=False),
+        "of-both": Method("of-both", "", "", ""),
     }
     values = {"method": "of-nodes", "dataset": "mutag", "partition": "uniform"}
     assert not RunConfig.parse(values, methods).classifies_graphs
@@ -262,4 +262,4 @@ def test_any_unknown_key_gives_one_clear_error(key: str) -> None:
     if key in known or "." in key:
         return
     with pytest.raises(ConfigError, match="Unknown setting"):
-        RunConfig.parse({key: 1}, METHODS)
+        parse_config({key: 1})

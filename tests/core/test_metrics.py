@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.functional import classification as reference
 
-from flower_fgl.core.metrics import METRICS, Scores, auroc, pool, score
+from flower_fgl.core.metrics import SCORE_NAMES, Scores, auroc, pool, score
 from flower_fgl.runs.summary import summarise
 
 Case = tuple[Tensor, Tensor, Tensor, int]
@@ -41,7 +41,7 @@ def test_the_three_scores_equal_those_of_torchmetrics(case: Case) -> None:
     chosen = mask & (y >= 0)
     assert ours.num_nodes == int(chosen.sum())
     if not ours.num_nodes:
-        assert all(math.isnan(getattr(ours, name)) for name in METRICS)
+        assert all(math.isnan(getattr(ours, name)) for name in SCORE_NAMES)
         return
     for name, function, average in (
         ("accuracy", reference.multiclass_accuracy, "micro"),
@@ -165,7 +165,7 @@ def test_areas_are_pooled_over_the_clients_that_have_one() -> None:
 
 def test_scores_without_an_area_do_not_speak_of_one() -> None:
     plain = Scores(2, 0.5, 0.5, 0.5)
-    assert set(plain.as_dict()) == {"num_nodes", *METRICS}
+    assert set(plain.as_dict()) == {"num_nodes", *SCORE_NAMES}
     assert not [key for key in pool([plain]) if "auroc" in key]
     assert Scores(2, 0.5, 0.5, 0.5, auroc=0.0).as_dict()["auroc"] == 0.0
 

@@ -5,9 +5,9 @@ import pytest
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.unused_settings import NEEDED, refuse_idle
+from flower_fgl.core.unused_settings import NEEDED, reject_unused_settings
 from flower_fgl.datasets.partition.rules import GRAPH_RULES, NETWORK_RULES, NODE_RULES
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 
 WITH: dict[str, dict[str, Scalar]] = {
     "dirichlet-alpha": {"partition": "dirichlet"},
@@ -22,19 +22,19 @@ WITH: dict[str, dict[str, Scalar]] = {
 
 
 def parsed(**values: Scalar) -> RunConfig:
-    return RunConfig.parse({"method": "fedavg", "clients": 3, **values}, METHODS)
+    return parse_config({"method": "fedavg", "clients": 3, **values})
 
 
 @pytest.mark.parametrize("key", NEEDED)
 def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
     idle, busy = parsed(), parsed(**WITH[key])
     with pytest.raises(ConfigError, match=f"{key} would do nothing: it needs"):
-        refuse_idle([key], [idle])
-    refuse_idle([key], [idle, busy])
+        reject_unused_settings([key], [idle])
+    reject_unused_settings([key], [idle, busy])
 
 
 def test_a_methods_default_is_enough() -> None:
-    refuse_idle(["final-local-epochs"], [parsed(method="fedrep")])
+    reject_unused_settings(["final-local-epochs"], [parsed(method="fedrep")])
 
 
 def test_the_rules_that_read_alpha_are_those_that_are_named() -> None:

@@ -15,7 +15,7 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.datasets import store
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.transforms.canonical import csr_tensor
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def config(**values: Any) -> RunConfig:
     settings = {"synthetic.nodes": 90, "synthetic.classes": 3, "synthetic.blocks": 6}
-    return RunConfig.parse({**settings, **values}, METHODS)
+    return parse_config({**settings, **values})
 
 
 def assert_same(a: ClientGraph, b: ClientGraph) -> None:

@@ -16,10 +16,9 @@ import psutil
 import pytest
 
 from flower_fgl import Run, simulate
-
-from .conftest import SMALL
-from .flower_deployment import family_of, free_port
-from .test_run import environment, flower_fgl, numbers, run_folder
+from tests.conftest import SMALL
+from tests.engines.test_run import environment, flower_fgl, numbers, run_folder
+from tests.support.flower_deployment import family_of, free_port
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -19,12 +19,11 @@ from cryptography.hazmat.primitives.serialization import (
 
 from flower_fgl import Run, simulate
 from flower_fgl.runs.model_file import read_card
-
-from .conftest import SMALL
-from .flower_deployment import deployment, wait_until, workers_of
-from .owners import CLASSES, in_own_order, owner_graphs, run_owners
-from .test_owners import NAMES, saved
-from .test_run import numbers
+from tests.client_apps.runtime.test_owners import NAMES, saved
+from tests.conftest import SMALL
+from tests.engines.test_run import numbers
+from tests.support.flower_deployment import deployment, wait_until, workers_of
+from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 
 pytestmark = pytest.mark.xdist_group("processes")
 

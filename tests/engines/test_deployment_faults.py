@@ -12,11 +12,10 @@ import pytest
 from flower_fgl import Run, simulate
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.simulation.local import run_config_of
-
-from .conftest import SMALL
-from .flower_deployment import deployment
-from .owners import owner_graphs
-from .test_run import numbers
+from tests.conftest import SMALL
+from tests.engines.test_run import numbers
+from tests.support.flower_deployment import deployment
+from tests.support.owners import owner_graphs
 
 pytestmark = pytest.mark.xdist_group("processes")
 

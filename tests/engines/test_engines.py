@@ -196,7 +196,7 @@ def test_a_set_of_graphs_is_refused_with_a_reason(
 def test_cora_is_learnt_to_the_level_of_the_literature(
     method: str, real_data: Path, tmp_path: Path
 ) -> None:
-    # 10 METIS clients reach 77 to 79 % (docs/results.md), the largest class 30 %
+    # 10 METIS clients reach 77 to 79 % (docs/results/baselines.md), the largest class 30 %
     run = simulate(
         method, "cora", data_dir=str(real_data), rounds=30, output_dir=str(tmp_path)
     )

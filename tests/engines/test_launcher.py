@@ -26,8 +26,7 @@ from flower_fgl.simulation.flower_simulation import (
     write_app_folder,
 )
 from flower_fgl.simulation.superlink import FlowerHome, flower_environment, tail
-
-from .flower_apps import TinyApp, write_tiny_app
+from tests.support.flower_apps import TinyApp, write_tiny_app
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from flower_fgl import Run, resume, simulate
 from flower_fgl.cli.main import app
-from flower_fgl.cli.run import How, run_all
+from flower_fgl.cli.run import RunOptions, run_all
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
@@ -268,10 +268,13 @@ def test_an_interrupted_cell_of_an_experiment_goes_on(
 
     def run(place: str, **options: float) -> tuple[list[Run], str]:
         console = Console(record=True, width=160, file=open(os.devnull, "w"))  # noqa: SIM115
-        how = How("local", quiet=True)
+        run_options = RunOptions("local", quiet=True)
         with console.file:
             runs = run_all(
-                tmp_path / "tiny.toml", {"output-dir": place, **options}, how, console
+                tmp_path / "tiny.toml",
+                {"output-dir": place, **options},
+                run_options,
+                console,
             )
         return runs, console.export_text()
 

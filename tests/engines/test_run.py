@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from flower_fgl import Run
 from flower_fgl.cli.main import app
-from flower_fgl.cli.run import How, run_all
+from flower_fgl.cli.run import RunOptions, run_all
 from flower_fgl.core.config import DATASET_DEFAULTS
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.locks import hold
@@ -357,7 +357,7 @@ def test_a_wrong_experiment_is_refused_before_anything_starts(
         run_all(
             tmp_path / "tiny.toml",
             {"output-dir": str(tmp_path / "runs")},
-            How("local", quiet=True),
+            RunOptions("local", quiet=True),
             Console(quiet=True),
         )
     assert not (tmp_path / "runs").exists()
@@ -366,28 +366,33 @@ def test_a_wrong_experiment_is_refused_before_anything_starts(
 def test_a_changed_experiment_does_not_take_old_results(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(TINY + "[grid]\nseed = [0]\n")
     place = {"output-dir": str(tmp_path / "runs")}
-    how, console = How("local", quiet=True), Console(quiet=True)
-    run_all(tmp_path / "tiny.toml", place, how, console)
+    run_options, console = RunOptions("local", quiet=True), Console(quiet=True)
+    run_all(tmp_path / "tiny.toml", place, run_options, console)
     with pytest.raises(RunError, match="rounds"):
-        run_all(tmp_path / "tiny.toml", {**place, "rounds": 2}, how, console)
+        run_all(tmp_path / "tiny.toml", {**place, "rounds": 2}, run_options, console)
 
 
 def test_a_run_made_before_a_setting_existed_still_counts(tmp_path: Path) -> None:
     prox = 'method = "fedprox"\n[grid]\nseed = [0]\n'
     (tmp_path / "tiny.toml").write_text(TINY + prox)
     place = {"output-dir": str(tmp_path / "runs")}
-    how, console = How("local", quiet=True), Console(quiet=True)
-    run_all(tmp_path / "tiny.toml", place, how, console)
+    run_options, console = RunOptions("local", quiet=True), Console(quiet=True)
+    run_all(tmp_path / "tiny.toml", place, run_options, console)
     (written,) = (tmp_path / "runs").rglob("config.toml")
     new = ("edge-sparsity", "mu = ")
     old = [r for r in written.read_text().splitlines() if not r.startswith(new)]
     assert len(old) == len(written.read_text().splitlines()) - 2
     written.write_text("\n".join(old) + "\n")
     before = written.stat().st_mtime_ns
-    run_all(tmp_path / "tiny.toml", place, how, console)
+    run_all(tmp_path / "tiny.toml", place, run_options, console)
     assert written.stat().st_mtime_ns == before
     with pytest.raises(RunError, match="edge-sparsity"):
-        run_all(tmp_path / "tiny.toml", {**place, "edge-sparsity": 0.2}, how, console)
+        run_all(
+            tmp_path / "tiny.toml",
+            {**place, "edge-sparsity": 0.2},
+            run_options,
+            console,
+        )
 
 
 def test_a_folder_that_is_no_run_is_never_removed(tmp_path: Path) -> None:
@@ -399,7 +404,7 @@ def test_a_folder_that_is_no_run_is_never_removed(tmp_path: Path) -> None:
         run_all(
             tmp_path / "tiny.toml",
             {"output-dir": str(tmp_path / "runs")},
-            How("local", quiet=True),
+            RunOptions("local", quiet=True),
             Console(quiet=True),
         )
     assert mine.read_text() == "keep"

@@ -58,15 +58,15 @@ def test_attention_takes_weight_zero_for_no_edge_and_one_for_an_edge(
     make_graph: MakeGraph,
 ) -> None:
     full = make_graph()
-    conv = GATConv(9, 4, heads=2)
+    layer = GATConv(9, 4, heads=2)
     edges = full.edge_index
     ones = GraphInput(full.x, edges, torch.ones(edges.shape[1]))
-    torch.testing.assert_close(conv.gat(conv, ones), conv.gat(conv, full))
+    torch.testing.assert_close(conv.gat(layer, ones), conv.gat(layer, full))
     weight = (torch.arange(edges.shape[1]) % 3 > 0).float()
     thinned = GraphInput(full.x, edges[:, weight > 0])
     weighted = GraphInput(full.x, edges, weight.requires_grad_())
-    out = conv.gat(conv, weighted)
-    torch.testing.assert_close(out, conv.gat(conv, thinned))
+    out = conv.gat(layer, weighted)
+    torch.testing.assert_close(out, conv.gat(layer, thinned))
     out.square().sum().backward()
     assert weight.grad is not None
     assert weight.grad.isfinite().all()
@@ -75,10 +75,10 @@ def test_attention_takes_weight_zero_for_no_edge_and_one_for_an_edge(
 
 def test_attention_survives_large_scores(make_graph: MakeGraph) -> None:
     graph = make_graph()
-    conv = GATConv(9, 4, heads=2)
+    layer = GATConv(9, 4, heads=2)
     with torch.no_grad():
-        conv.att_src.mul_(1e4)
-    assert conv.gat(conv, graph).isfinite().all()
+        layer.att_src.mul_(1e4)
+    assert conv.gat(layer, graph).isfinite().all()
 
 
 def test_recursive_attention_equals_a_loop_over_nodes() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.nn.graph_union import GraphUnion, concatenated_ranges, select_rows
+from flower_fgl.nn.graph_union import GraphBatch, concatenated_ranges, select_rows
 from tests.nn.conftest import sparse
 
 EMPTY_EDGES = torch.empty(2, 0, dtype=torch.int64)
@@ -29,13 +29,13 @@ def unions(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, int, int]]]:
     return sizes, draw(st.lists(edge, max_size=12))
 
 
-def build(sizes: list[int], edges: list[tuple[int, int, int]]) -> GraphUnion:
+def build(sizes: list[int], edges: list[tuple[int, int, int]]) -> GraphBatch:
     first = [sum(sizes[:g]) for g in range(len(sizes))]
     columns = [(first[g] + u, first[g] + v) for g, u, v in edges]
     edge_index = torch.tensor(columns).T if columns else EMPTY_EDGES
     counts = torch.tensor(sizes, dtype=torch.int64)
     batch = torch.repeat_interleave(torch.arange(len(sizes)), counts)
-    return GraphUnion(edge_index, batch, len(sizes))
+    return GraphBatch(edge_index, batch, len(sizes))
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,7 +80,7 @@ def test_ranges_stand_one_behind_the_other() -> None:
 )
 def test_a_malformed_batch_is_refused(batch: Tensor, num_graphs: int | None) -> None:
     with pytest.raises(DataError, match="batch must"):
-        GraphUnion(EMPTY_EDGES, batch, num_graphs)
+        GraphBatch(EMPTY_EDGES, batch, num_graphs)
 
 
 def test_rows_of_sparse_features_are_those_of_dense_ones() -> None:

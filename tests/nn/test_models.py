@@ -12,12 +12,12 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.nn import (
     MODELS,
     GraphInput,
+    assign_models,
     build_model,
-    deal_models,
     num_parameters,
     state_shapes,
 )
-from flower_fgl.nn.body_head import body_of
+from flower_fgl.nn.body_head import encoder_state
 
 SIZES: dict[str, Any] = {
     "in_channels": 9,
@@ -171,15 +171,15 @@ def test_sizes_out_of_range_are_refused(change: dict[str, Any], message: str) ->
 
 
 def test_models_are_dealt_in_turn() -> None:
-    assert deal_models("gcn", 3) == ["gcn"] * 3
-    dealt = deal_models("gcn, gin,graphsage", 5)
+    assert assign_models("gcn", 3) == ["gcn"] * 3
+    dealt = assign_models("gcn, gin,graphsage", 5)
     assert dealt == ["gcn", "gin", "graphsage", "gcn", "gin"]
 
 
 @pytest.mark.parametrize("listed", ["gcn,gan", "gcn,", ""])
 def test_unknown_or_empty_names_are_not_dealt(listed: str) -> None:
     with pytest.raises(ConfigError, match="Unknown model"):
-        deal_models(listed, 3)
+        assign_models(listed, 3)
 
 
 def test_a_name_may_carry_its_sizes() -> None:
@@ -207,11 +207,11 @@ def test_the_encoder_under_a_linear_head_is_that_of_fedpano() -> None:
     sizes = {key: size for key, size in SIZES.items() if key != "num_classes"}
     shared = state_shapes(build_encoder("graphsage", **sizes))
     whole = state_shapes(build_model("graphsage:linear", **SIZES))
-    assert body_of(whole) == shared
+    assert encoder_state(whole) == shared
 
 
 def test_models_of_different_sizes_are_dealt_in_turn() -> None:
-    dealt = deal_models("gcn, gcn:2x128,appnp:2x64:k2", 4)
+    dealt = assign_models("gcn, gcn:2x128,appnp:2x64:k2", 4)
     assert dealt == ["gcn", "gcn:2x128", "appnp:2x64:k2", "gcn"]
 
 
@@ -227,7 +227,7 @@ def test_the_ten_architectures_of_opfgl_can_be_dealt() -> None:
         "ssgc:2x64,gcn:2x64,gcn:2x128,gcn:2x256,gcn:2x512,sgc:2x64,gcn:3x64,gcn:3x512,"
         "appnp:2x64:k2,sgc:4x64"
     )
-    built = [build_model(name, **SIZES) for name in deal_models(names, 10)]
+    built = [build_model(name, **SIZES) for name in assign_models(names, 10)]
     widths = [model.hidden_channels for model in built]
     assert widths == [64, 64, 128, 256, 512, 64, 64, 512, 64, 64]
     assert [len(m.encoder) for m in built if type(m).__name__ == "GCN"] == [

@@ -7,9 +7,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, PayloadError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights, Sizes
 from flower_fgl.protocols.base import write_tensors
 
@@ -102,11 +101,11 @@ def test_shared_weights_come_back_and_have_the_stated_size() -> None:
 )
 def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"adpfedgnn.{key} must be"):
-        RunConfig.parse({"method": "adpfedgnn", f"adpfedgnn.{key}": value}, METHODS)
+        parse_config({"method": "adpfedgnn", f"adpfedgnn.{key}": value})
 
 
 def test_the_defaults_are_those_of_the_paper() -> None:
-    hyper = RunConfig.parse({"method": "adpfedgnn"}, METHODS).hyper
-    found = dataclasses.asdict(hyper)
+    method_config = parse_config({"method": "adpfedgnn"}).method_config
+    found = dataclasses.asdict(method_config)
     paper = {"beta": 0.5, "k": 10, "lambda_mi": 0.3, "lambda_reg": 0.003}
     assert {key: found[key] for key in paper} == paper

@@ -21,7 +21,7 @@ from flower_fgl.protocols.base import (
     write_scores,
     write_tensors,
 )
-from flower_fgl.protocols.describe import Agreement, Description, Unfit
+from flower_fgl.protocols.describe import ClassAgreement, Description, Rejection
 from flower_fgl.protocols.fedavg import Weights
 
 
@@ -201,16 +201,16 @@ def test_an_owner_may_leave_its_number_to_the_server() -> None:
 
 
 def test_a_client_that_does_not_fit_says_so() -> None:
-    sent = Unfit("hospital-b", "its file is damaged")
-    assert Unfit.is_in(sent.to_record())
-    assert not Unfit.is_in(description().to_record())
-    assert Unfit.from_record(sent.to_record()) == sent
+    sent = Rejection("hospital-b", "its file is damaged")
+    assert Rejection.is_in(sent.to_record())
+    assert not Rejection.is_in(description().to_record())
+    assert Rejection.from_record(sent.to_record()) == sent
     assert sent.num_bytes == 10 + 19
 
 
 def test_an_agreement_comes_back() -> None:
-    sent = Agreement(1, 3, ("flu", "Grippe ohne Fieber"))
-    assert Agreement.from_record(sent.to_record()) == sent
+    sent = ClassAgreement(1, 3, ("flu", "Grippe ohne Fieber"))
+    assert ClassAgreement.from_record(sent.to_record()) == sent
     assert sent.num_bytes == 16 + 3 + 18
 
 
@@ -224,7 +224,7 @@ def test_an_agreement_comes_back() -> None:
     ],
 )
 def test_a_malformed_agreement_is_refused(key: str, value: object) -> None:
-    content = Agreement(1, 3, ("a", "b")).to_record()
+    content = ClassAgreement(1, 3, ("a", "b")).to_record()
     content["agreement"][key] = value  # type: ignore[index]
     with pytest.raises(PayloadError):
-        Agreement.from_record(content)
+        ClassAgreement.from_record(content)

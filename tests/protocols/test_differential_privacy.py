@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.differential_privacy import (
-    clip_and_blur,
+    clip_and_add_noise,
     epsilon,
     numbers_of,
     refuse_unbounded,
@@ -25,24 +25,24 @@ from flower_fgl.protocols.differential_privacy import (
 def test_an_upload_is_clipped_by_hand() -> None:
     # ‖(3, 4, 12)‖ = 13, to 6.5: half of everything
     numbers = [torch.tensor([3.0, 4.0]), torch.tensor([[12.0]])]
-    one, other = clip_and_blur(numbers, clip=6.5)
+    one, other = clip_and_add_noise(numbers, clip=6.5)
     assert one.tolist() == [1.5, 2.0]
     assert other.tolist() == [[6.0]]
-    assert [t.tolist() for t in clip_and_blur(numbers, clip=13.0)] == [
+    assert [t.tolist() for t in clip_and_add_noise(numbers, clip=13.0)] == [
         t.tolist() for t in numbers
     ]
-    assert clip_and_blur([torch.zeros(2)], clip=1.0)[0].tolist() == [0, 0]
+    assert clip_and_add_noise([torch.zeros(2)], clip=1.0)[0].tolist() == [0, 0]
 
 
 def test_weights_are_clipped_around_what_the_server_knows() -> None:
     upload, known = [torch.tensor([13.0, 14.0])], [torch.tensor([10.0, 10.0])]
-    (out,) = clip_and_blur(upload, clip=1.0, origin=known)
+    (out,) = clip_and_add_noise(upload, clip=1.0, origin=known)
     torch.testing.assert_close(out, torch.tensor([10.6, 10.8]))
 
 
 def test_noise_has_the_deviation_asked_for(generator: torch.Generator) -> None:
     numbers = [torch.zeros(50_000), torch.zeros((10, 5000))]
-    out = clip_and_blur(numbers, clip=2.0, noise=1.5, generator=generator)
+    out = clip_and_add_noise(numbers, clip=2.0, noise=1.5, generator=generator)
     for tensor in out:
         assert tensor.dtype == torch.float32
         assert abs(float(tensor.std()) - 3.0) < 0.05
@@ -51,7 +51,7 @@ def test_noise_has_the_deviation_asked_for(generator: torch.Generator) -> None:
 
 def test_numbers_that_are_not_finite_cannot_be_clipped() -> None:
     with pytest.raises(ValueError, match="not finite"):
-        clip_and_blur([torch.tensor([math.nan])], clip=1.0)
+        clip_and_add_noise([torch.tensor([math.nan])], clip=1.0)
 
 
 @pytest.mark.parametrize(("noise", "releases"), [(2.0, 1), (5.0, 1), (10.0, 20)])

@@ -18,9 +18,9 @@ from flower_fgl.protocols.fedlog import (
 
 
 def shapes_of(features: int, classes: int, **settings: Any) -> FedLogShapes:
-    hyper = FedLogSettings(**settings)
+    method_config = FedLogSettings(**settings)
     network = build_network(
-        hyper,
+        method_config,
         model="graphsage",
         num_features=features,
         num_classes=classes,
@@ -28,7 +28,7 @@ def shapes_of(features: int, classes: int, **settings: Any) -> FedLogShapes:
         num_layers=2,
         dropout=0.5,
     )
-    return FedLogShapes.of(network, hyper)
+    return FedLogShapes.of(network, method_config)
 
 
 SHAPES = shapes_of(4, 2, nodes_per_class=3, encoder_channels=5)

@@ -17,23 +17,22 @@ from safetensors.torch import save_file
 from flower_fgl import METHODS, simulate
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
-from flower_fgl.cli.predict import predict, write_csv
+from flower_fgl.cli.predict import predict_graph, write_csv
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
-from flower_fgl.client_apps.runtime.model_store import is_better, take_over_model
-from flower_fgl.core.config import RunConfig
+from flower_fgl.client_apps.runtime.model_store import copy_model_of_run, is_better
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.graph_files.graph_file import (
     load_graph_file,
     save_client_graph,
 )
 from flower_fgl.datasets.transforms.normalize_features import scale_client
+from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput, build_model
 from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
-
-from .client_apps.random_clients import FEATURES, random_client
-from .owners import CLASSES, in_own_order, owner_graphs, run_owners
-from .test_methods import shortened
-from .test_owners import NAMES, saved
+from tests.client_apps.runtime.test_owners import NAMES, saved
+from tests.contract.test_methods import shortened
+from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
+from tests.support.random_clients import FEATURES, random_client
 
 CARD = ModelCard(
     method="fedavg", model="gcn", num_features=8, hidden_channels=8, num_layers=2,
@@ -67,7 +66,7 @@ def kept(folder: Path, name: str) -> Path:
 
 def accuracy(model: Path, graph: Path, mask: str) -> float:
     """Score what ``predict`` says against the labels of the file, by name."""
-    found = predict(model, graph)
+    found = predict_graph(model, graph)
     owned = load_graph_file(graph).dataset
     said = [found.card.class_names[k] for k in found.probabilities.argmax(1).tolist()]
     true = ["" if k < 0 else owned.class_names[k] for k in owned.y.tolist()]
@@ -166,13 +165,13 @@ def test_a_methods_own_network_comes_back(
     method: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     values = {f"{method}.{key}": value for key, value in settings.items()}
-    config = RunConfig.parse(
-        {"method": method, "hidden-channels": 8, **values}, METHODS
+    config = parse_config({"method": method, "hidden-channels": 8, **values})
+    card = replace(
+        CARD, method=method, model="graphsage", settings=config.method_settings()
     )
-    card = replace(CARD, method=method, model="graphsage", settings=config.own())
     torch.manual_seed(0)
     model: Any = METHODS[method].load_network()(
-        config.hyper, model="graphsage", num_features=8, num_classes=3, width=8,
+        config.method_config, model="graphsage", num_features=8, num_classes=3, width=8,
         num_layers=2, dropout=0.0,
     )  # fmt: skip
     for tensor in model.parameters():
@@ -233,7 +232,7 @@ def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
         assert (card.owner, card.method) == (name, method)
         if method in SCORED_LATER:
             assert (card.validation, card.round) == (None, 3)
-            assert predict(kept(tmp_path, name), Path(node["graph"])).card == card
+            assert predict_graph(kept(tmp_path, name), Path(node["graph"])).card == card
             continue
         assert card.validation == max(scores)
         assert scores[card.round - 1] == max(scores)
@@ -287,11 +286,11 @@ def test_a_run_that_goes_on_takes_over_the_model_of_its_checkpoint(
     (tmp_path / "7-ash" / "model.json").write_text("{}")
     node = {"model-dir": str(tmp_path), "name": "ash"}
     context = Context(8, 1, node, RecordDict(), {})
-    take_over_model(context, 0, 7, server_round=4)
+    copy_model_of_run(context, 0, 7, server_round=4)
     found = read_card(tmp_path / "8-ash")
     assert (found is not None) == taken
     assert (tmp_path / "8-ash" / "model.json").exists() == taken
-    take_over_model(context, 0, 6, server_round=4)  # a run that kept none
+    copy_model_of_run(context, 0, 6, server_round=4)  # a run that kept none
     assert read_card(tmp_path / "7-ash") is not None
 
 
@@ -340,7 +339,7 @@ def test_the_table_holds_every_node_and_probabilities_that_add_up(
     run = run_owners(nodes, tmp_path / "run")
     out = tmp_path / "probabilities.csv"
     graph = Path(nodes[0]["graph"])
-    write_csv(predict(run.path, graph), out)
+    write_csv(predict_graph(run.path, graph), out)
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(r["node"]) for r in rows] == load_graph_file(graph).node_ids.tolist()
@@ -361,7 +360,7 @@ def test_a_csv_folder_without_labels_is_predicted_under_its_own_ids(
     values = ",".join("1" for _ in range(8))
     (folder / "nodes.csv").write_text(f"id,{columns}\np1,{values}\np2,{values}\n")
     (folder / "edges.csv").write_text("source,target\np1,p2\n")
-    assert predict(tmp_path / "m", folder).nodes == ("p1", "p2")
+    assert predict_graph(tmp_path / "m", folder).nodes == ("p1", "p2")
 
 
 CARD_MLP = replace(CARD, model="mlp")
@@ -372,7 +371,7 @@ def test_a_file_without_labels_is_predicted(tmp_path: Path) -> None:
     x = np.ones((4, 8), dtype=np.float32)
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "new.npz", x=x, edges=edges, node_ids=np.array([3, 5, 8, 9]))
-    found = predict(tmp_path / "m", tmp_path / "new.npz")
+    found = predict_graph(tmp_path / "m", tmp_path / "new.npz")
     assert found.nodes == ("3", "5", "8", "9")
     assert found.probabilities.shape == (4, 3)
 
@@ -392,7 +391,7 @@ def test_features_are_standardised_as_they_were_in_training(tmp_path: Path) -> N
     torch.testing.assert_close(scaling[1], seen.std(0, correction=0))
     # the aggregated model cannot know whose statistics to use
     with pytest.raises(DataError, match="statistics of its own"):
-        predict(run.path, Path(node["graph"]))
+        predict_graph(run.path, Path(node["graph"]))
 
 
 def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> None:
@@ -407,7 +406,8 @@ def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> N
     assert card.scaling == "kept"
     save_client_graph(tmp_path / "raw.npz", raw)
     one, other = (
-        predict(model, place) for place in (Path(node["graph"]), tmp_path / "raw.npz")
+        predict_graph(model, place)
+        for place in (Path(node["graph"]), tmp_path / "raw.npz")
     )
     torch.testing.assert_close(one.probabilities, other.probabilities)
     # the aggregated model cannot know whose statistics to use
@@ -415,7 +415,7 @@ def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> N
     rows = scale_client(raw, "rows")
     save_client_graph(tmp_path / "rows.npz", rows)
     with pytest.raises(DataError, match="expects them as they were measured"):
-        predict(model, tmp_path / "rows.npz")
+        predict_graph(model, tmp_path / "rows.npz")
 
 
 def test_rows_are_normalised_as_they_were_in_training(
@@ -427,7 +427,9 @@ def test_rows_are_normalised_as_they_were_in_training(
     save_client_graph(tmp_path / "g.npz", graph)
     doubled = replace(graph, graph=replace(graph.graph, x=2 * graph.graph.x))
     save_client_graph(tmp_path / "doubled.npz", doubled)
-    one, other = (predict(run.path, tmp_path / f"{n}.npz") for n in ("g", "doubled"))
+    one, other = (
+        predict_graph(run.path, tmp_path / f"{n}.npz") for n in ("g", "doubled")
+    )
     torch.testing.assert_close(one.probabilities, other.probabilities)
 
 
@@ -439,7 +441,7 @@ def test_a_graph_that_does_not_fit_is_named(tmp_path: Path) -> None:
     other = replace(graph, graph=replace(graph.graph, x=wide))
     save_client_graph(tmp_path / "wide.npz", other)
     with pytest.raises(DataError, match="expected 8 features as in training, got 16"):
-        predict(tmp_path / "m", tmp_path / "wide.npz")
+        predict_graph(tmp_path / "m", tmp_path / "wide.npz")
     pooled = build_model(
         "gin", in_channels=8, hidden_channels=8, num_classes=3, num_layers=2,
         dropout=0, readout=True,
@@ -447,6 +449,6 @@ def test_a_graph_that_does_not_fit_is_named(tmp_path: Path) -> None:
     card = replace(CARD, model="gin", classifies_graphs=True)
     save_model(tmp_path / "sets", pooled.state_dict(), card)
     with pytest.raises(DataError, match="classifies whole graphs"):
-        predict(tmp_path / "sets", tmp_path / "g.npz")
+        predict_graph(tmp_path / "sets", tmp_path / "g.npz")
     with pytest.raises(DataError, match="No graph file"):
-        predict(tmp_path / "m", tmp_path / "absent.npz")
+        predict_graph(tmp_path / "m", tmp_path / "absent.npz")

@@ -412,7 +412,7 @@ def test_many_runs_of_several_seeds_are_one_line(
     monkeypatch.setattr(
         plots, "convergence", lambda curves: drawn.append(curves) or convergence(curves)
     )
-    monkeypatch.setattr(report_pictures, "_picture", lambda figure: "")
+    monkeypatch.setattr(report_pictures, "to_data_uri", lambda figure: "")
     runs = [
         make(
             tmp_path / f"{method}-modelgcn-seed{seed}",

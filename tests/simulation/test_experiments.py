@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_fgl.cli.main import app
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.simulation.experiments import percent, read_experiment, results_table
 from flower_fgl.simulation.local import run_local
 
@@ -22,7 +21,7 @@ def test_every_run_of_an_experiment_has_settings_that_parse(path: Path) -> None:
     experiment = read_experiment(path)
     runs = experiment.runs()
     for run in runs:
-        RunConfig.parse(run.settings, METHODS)
+        parse_config(run.settings)
     assert len({run.name for run in runs}) == len(runs)
     rows = {run.row for run in runs}
     assert set(experiment.published) <= rows

@@ -8,10 +8,9 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.methods import METHODS
-from flower_fgl.nn.vectorize import flatten
+from flower_fgl.methods import parse_config
+from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights
 from flower_fgl.strategies.adpfedgnn import ADPFedGNN
 from flower_fgl.strategies.base import Upload
@@ -20,9 +19,7 @@ from flower_fgl.strategies.base import Upload
 def server(**settings: Any) -> ADPFedGNN:
     """A server half with two clients of 100 and 300 training nodes."""
     values = {f"adpfedgnn.{k.replace('_', '-')}": v for k, v in settings.items()}
-    config = RunConfig.parse(
-        {"method": "adpfedgnn", "hidden-channels": 8, **values}, METHODS
-    )
+    config = parse_config({"method": "adpfedgnn", "hidden-channels": 8, **values})
     strategy = ADPFedGNN(config)
     clients = {
         pid: SimpleNamespace(model="graphsage", num_train=number, num_nodes=500)
@@ -38,7 +35,7 @@ def server(**settings: Any) -> ADPFedGNN:
 def upload_of(
     shared: SharedWeights, value: float, part: slice, weight: float
 ) -> Upload:
-    mask = torch.zeros(len(flatten(shared.weights)), dtype=torch.bool)
+    mask = torch.zeros(len(state_to_vector(shared.weights)), dtype=torch.bool)
     mask[part] = True
     networks = {name: torch.full_like(t, value) for name, t in shared.networks.items()}
     return Upload(MaskedWeights(value * mask, mask, networks, weight), weight)
@@ -56,14 +53,14 @@ def test_the_server_averages_what_is_shared(
 ) -> None:
     strategy = server(masked_agg=masked_agg)
     shared = strategy.download(1, 0)
-    before = flatten(shared.weights)
+    before = state_to_vector(shared.weights)
     uploads = {
         0: upload_of(shared, 2.0, slice(0, 4), 100.0),
         1: upload_of(shared, 4.0, slice(2, 6), 300.0),
     }
     strategy.aggregate(1, uploads)
     after = strategy.download(2, 0)
-    flat = flatten(after.weights)
+    flat = state_to_vector(after.weights)
     assert flat[:6].tolist() == expected
     rest = before[6:] if masked_agg == "per-position" else torch.zeros(len(flat) - 6)
     assert torch.equal(flat[6:], rest)
@@ -79,14 +76,15 @@ def test_the_state_of_the_server_comes_back() -> None:
     first, before = strategy.server_state(), strategy.download(1, 0)
     strategy.aggregate(1, {0: upload_of(before, 2.0, slice(0, 4), 1.0)})
     assert not torch.equal(
-        flatten(strategy.download(2, 0).weights), flatten(before.weights)
+        state_to_vector(strategy.download(2, 0).weights),
+        state_to_vector(before.weights),
     )
     strategy.load_server_state(first)
     after = strategy.download(2, 0)
     for name in ("weights", "networks"):
         held, expected = getattr(after, name), getattr(before, name)
         assert list(held) == list(expected)
-        assert torch.equal(flatten(held), flatten(expected))
+        assert torch.equal(state_to_vector(held), state_to_vector(expected))
     with pytest.raises(ValueError, match="weights of shapes"):
         strategy.load_server_state(type(first)())
 

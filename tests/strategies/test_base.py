@@ -15,6 +15,7 @@ from flower_fgl import METHODS, Run, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.summary import summarise
 from flower_fgl.strategies.aggregation import weighted_mean
@@ -468,8 +469,7 @@ def test_start_takes_no_model_from_outside(small: dict[str, Any]) -> None:
     from flwr.app import ArrayRecord
 
     from flower_fgl import METHODS
-    from flower_fgl.core.config import RunConfig
 
-    strategy = METHODS["fedavg"].load_strategy()(RunConfig.parse({}, METHODS))
+    strategy = METHODS["fedavg"].load_strategy()(parse_config({}))
     with pytest.raises(RunError, match="builds its own model"):
         strategy.start(None, ArrayRecord())  # type: ignore[arg-type]

@@ -16,8 +16,7 @@ from flower_fgl.algorithms.clusteredsampling import (
     table_by_size,
     update_angles,
 )
-from flower_fgl.core.config import RunConfig
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload
@@ -39,7 +38,7 @@ def strategy_of(
             "clustered-sampling": settings,
         },
     )
-    strategy = ClusteredSampling(RunConfig.parse(values, METHODS))
+    strategy = ClusteredSampling(parse_config(values))
     strategy.federation = federation_of(num_train)
     strategy.prepare()
     return strategy

@@ -10,9 +10,8 @@ import torch
 from flower_fgl import simulate
 from flower_fgl.client_apps.fedlog import FedLogClientApp
 from flower_fgl.client_apps.fedlog_training import LocalLearner
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.fedlog import FedLogUpload, PromptUpload
 from flower_fgl.strategies.base import Upload
 
@@ -28,13 +27,12 @@ SHORT = {
 def server(**settings: Any) -> Any:
     """A server after round 0: clients 0 and 1 have answered, client 2 has not."""
     values = {**SHORT, **settings}
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": "fedlog",
             "hidden-channels": 4,
             **{f"fedlog.{k.replace('_', '-')}": v for k, v in values.items()},
-        },
-        METHODS,
+        }
     )
     strategy = METHODS["fedlog"].load_strategy()(config)
     strategy.federation = SimpleNamespace(  # type: ignore[assignment]
@@ -274,7 +272,9 @@ def closed_set(
     method: str, dataset: str, real_data: Path, output_dir: Path, **settings: Any
 ) -> dict[str, float]:
     """Accuracy, %, by node set, in the round best on validation nodes (60 rounds)."""
-    hyper = {"fedlog": {**QUICK, **settings}} if method == "fedlog" else settings
+    method_config = (
+        {"fedlog": {**QUICK, **settings}} if method == "fedlog" else settings
+    )
     run = simulate(
         method,
         dataset=dataset,
@@ -286,7 +286,7 @@ def closed_set(
         local_epochs=1,
         evaluate_every=5,
         output_dir=str(output_dir),
-        **hyper,
+        **method_config,
     )
     columns = ("test", "unseen", "missing", "new_client")
     return {name: 100 * run.best[name]["accuracy"] for name in columns}

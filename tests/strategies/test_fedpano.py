@@ -13,9 +13,8 @@ from flower_fgl.algorithms.fedpano.generator import synthesise
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.federation import Federation
@@ -24,13 +23,12 @@ from tests.support.real_sets import skip_unless_whole
 
 
 def server(num_clients: int = 10, **settings: Any) -> Any:
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": "fedpano",
             "hidden-channels": WIDTH,
             **{f"fedpano.{k.replace('_', '-')}": v for k, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     strategy = METHODS["fedpano"].load_strategy()(config)
     strategy.federation = SimpleNamespace(  # type: ignore[assignment]
@@ -362,7 +360,7 @@ def test_the_order_of_the_paper_holds(
 
 @pytest.mark.slow
 def test_without_generator_cora_full_is_worst(real_data: Path, tmp_path: Path) -> None:
-    """Not so on the sets at hand, see docs/results.md; few have this one."""
+    """Not so on the sets at hand, see docs/results/fedpano.md; few have this one."""
     skip_unless_whole("cora-full", real_data)
     variants = {
         "nT": {"use-client-classifier": False},

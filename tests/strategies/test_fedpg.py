@@ -12,8 +12,7 @@ from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.core.config import RunConfig
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.strategies.base import Upload
 
@@ -21,13 +20,12 @@ C, H, P = 3, 3, 8
 
 
 def server(method: str = "fedpg", **settings: Any) -> Any:
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": method,
             "hidden-channels": P,
             **{f"{method}.{k.replace('_', '-')}": v for k, v in settings.items()},
-        },
-        METHODS,
+        }
     )
     strategy = METHODS[method].load_strategy()(config)
     strategy.federation = SimpleNamespace(num_classes=C)  # type: ignore[assignment]
@@ -305,7 +303,7 @@ def test_noise_on_a_tenth_of_the_dimensions_costs_at_most_a_point(
 def test_on_cora_it_is_ahead_of_other_prototypes_and_of_training_alone(
     real_data: Any, tmp_path: Any
 ) -> None:
-    """The part of the paper's order that is reproduced: docs/results.md, Tables V and X.
+    """The reproduced part of the paper's order: docs/results/fedpg.md, Tables V and X.
 
     At the weight that validation nodes choose. That every part of the method helps is
     not, nor the paper's distance of ten points.

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from flower_fgl.core.config import RunConfig
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 from flower_fgl.strategies.base import Upload
@@ -54,7 +53,7 @@ def test_states_are_mixed_as_a_slow_loop_does(generator: torch.Generator) -> Non
 
 
 def strategy() -> FedPub:
-    made = FedPub(RunConfig.parse({"method": "fed-pub"}, METHODS))
+    made = FedPub(parse_config({"method": "fed-pub"}))
     made.shapes = {"a": (1,)}
     made.weights, made.personal = Weights({"a": torch.zeros(1)}), {}
     return made

@@ -7,9 +7,8 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedsageplus import (
     FeatureGradient,
@@ -41,9 +40,7 @@ def test_the_judges_of_a_round(clients: int, peers: int, expected: list[int]) ->
 def server(**values: Any) -> FedSagePlus:
     settings = {f"fedsage+.{key}": value for key, value in values.items()}
     settings |= {"fedsage+.gen-channels": 2, "fedsage+.gen-wide-channels": 2}
-    config = RunConfig.parse(
-        {"method": "fedsage+", "hidden-channels": 3, **settings}, METHODS
-    )
+    config = parse_config({"method": "fedsage+", "hidden-channels": 3, **settings})
     made = FedSagePlus(config)
     made.federation = SimpleNamespace(  # type: ignore[assignment]
         trainable=[0, 3, 7], num_features=2
@@ -160,6 +157,8 @@ def test_impossible_inputs_of_a_generator_are_refused(
 
 def test_the_shapes_follow_the_settings() -> None:
     strategy = server(**{"max-neighbours": 2})
-    shapes = generator_shapes(strategy.config.hyper, in_channels=3, num_features=2)
+    shapes = generator_shapes(
+        strategy.config.method_config, in_channels=3, num_features=2
+    )
     assert shapes["4.weight"] == (4, 2)
     assert shapes == strategy.generator_shapes

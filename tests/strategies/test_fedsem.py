@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.methods import METHODS
-from flower_fgl.nn.vectorize import flatten, unflatten
+from flower_fgl.methods import parse_config
+from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.strategies.base import Upload
@@ -26,7 +25,7 @@ def strategy_of(clients: int = 4, *, num_train: int = 2, **settings: Any) -> Fed
         seed=0,
         settings={"hidden_channels": 4, "fedsem": settings},
     )
-    strategy = FedSEM(RunConfig.parse(values, METHODS))
+    strategy = FedSEM(parse_config(values))
     strategy.federation = federation_of([num_train] * clients)
     strategy.prepare()
     return strategy
@@ -44,16 +43,16 @@ def uploads(strategy: FedSEM, values: dict[int, float]) -> dict[int, Upload]:
 
 def level(weights: Weights) -> float:
     """Return the number of which all entries of a model are."""
-    vector = flatten(weights.tensors)
+    vector = state_to_vector(weights.tensors)
     assert float(vector.max() - vector.min()) < 1e-6
     return float(vector[0])
 
 
 def test_a_model_becomes_a_vector_and_back() -> None:
     tensors = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(7.0)}
-    vector = flatten(tensors)
+    vector = state_to_vector(tensors)
     assert vector.tolist() == [0, 1, 2, 3, 4, 5, 7]
-    back = unflatten(vector, {"b": (2, 3), "a": ()})
+    back = vector_to_state(vector, {"b": (2, 3), "a": ()})
     assert list(back) == ["b", "a"]
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
 from flower_fgl.simulation.local import run_config_of
@@ -25,7 +24,7 @@ def strategy_of(clients: int = 4) -> FGGP:
         seed=0,
         settings={"hidden_channels": P},
     )
-    strategy = FGGP(RunConfig.parse(values, METHODS))
+    strategy = FGGP(parse_config(values))
     strategy.federation = federation_of([2] * clients)
     strategy.prepare()
     return strategy

@@ -18,10 +18,9 @@ from flower_fgl.algorithms.opfgl.class_statistics import ClassStatistics
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.opfgl import OPFGLClientApp
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.sources import load
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.opfgl import LocalStatistics, no_pseudo_graph
@@ -43,9 +42,7 @@ def quick(small: dict[str, Any]) -> dict[str, Any]:
 
 def server(**settings: Any) -> OPFGL:
     values = {f"opfgl.{k.replace('_', '-')}": v for k, v in settings.items()}
-    config = RunConfig.parse(
-        {"method": "opfgl", "opfgl.server-steps": 60, **values}, METHODS
-    )
+    config = parse_config({"method": "opfgl", "opfgl.server-steps": 60, **values})
     strategy = OPFGL(config)
     about = Description(0, 2, 9, 9, 4, 2, 2, FEATURES, ("a", "b", "c"), (), "gcn")
     strategy.federation = Federation({0: about, 1: about}, {0: 10, 1: 11})
@@ -270,11 +267,11 @@ def test_a_client_of_another_depth_is_dropped_not_the_run(
 
     def deeper(client: Any) -> Any:
         if client.partition_id == 1:
-            object.__setattr__(client.config.hyper, "depth", 2)
+            object.__setattr__(client.config.method_config, "depth", 2)
         try:
             return original(client)
         finally:
-            object.__setattr__(client.config.hyper, "depth", 1)
+            object.__setattr__(client.config.method_config, "depth", 1)
 
     monkeypatch.setattr(app, "local_statistics", deeper)
     run = simulate("opfgl", **quick)

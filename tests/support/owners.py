@@ -10,19 +10,18 @@ from typing import Any
 
 import torch
 
-from flower_fgl import METHODS, Run
+from flower_fgl import Run
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.store import open_store
+from flower_fgl.methods import parse_config
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
-
-from .conftest import SMALL
+from tests.conftest import SMALL
 
 CLASSES = ("flu", "cold", "well")
 
@@ -32,7 +31,7 @@ def owner_graphs(num: int = 3) -> list[ClientGraph]:
     values = run_config_of(
         method="fedavg", dataset="synthetic", clients=num, seed=0, settings=SMALL
     )
-    store = open_store(RunConfig.parse(values, METHODS), num)
+    store = open_store(parse_config(values), num)
     graphs = [replace(store.load(i), class_names=CLASSES) for i in range(num)]
     y = graphs[1].graph.y.clone()
     y[y == 2] = -1
@@ -62,10 +61,10 @@ def run_owners(
         seed=0,
         settings={**SMALL, "run_dir": str(folder), "join_timeout": 1.0, **settings},
     )
-    workplace = Workplace(memory=MemoryStates())
+    session = Session(memory=MemoryStates())
     run_id = secrets.randbits(40) + 1
     with task_identity(run_id):
-        grid = LocalGrid(DispatchingClientApp(workplace), len(nodes), values, run_id)
+        grid = LocalGrid(DispatchingClientApp(session), len(nodes), values, run_id)
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             place = str(folder.with_name(f"{folder.name}-models"))
             context.node_config = {"model-dir": place, **node}

@@ -10,9 +10,8 @@ import torch
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
-from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 
 FEATURES = 6
 
@@ -26,7 +25,7 @@ def random_client(
     classes: Sequence[int] | None = None,
     train: Sequence[int] | None = None,
     settings: dict[str, Any] | None = None,
-    **hyper: Any,
+    **method_config: Any,
 ) -> Client:
     """Make a client whose node n is of the n-th class, over and over.
 
@@ -50,15 +49,17 @@ def random_client(
         tuple(f"class {c}" for c in range(num_classes)),
         torch.arange(num_nodes),
     )
-    config = RunConfig.parse(
+    config = parse_config(
         {
             "method": method,
             "hidden-channels": 8,
             "model": "gcn",
             **(settings or {}),
-            **{f"{method}.{key.replace('_', '-')}": v for key, v in hyper.items()},
-        },
-        METHODS,
+            **{
+                f"{method}.{key.replace('_', '-')}": v
+                for key, v in method_config.items()
+            },
+        }
     )
     device = torch.device("cpu")
     data = ClientData.build(graph, device)

@@ -51,19 +51,19 @@ class NeighbourAgent:
     def __init__(
         self,
         network: QNetwork,
-        hyper: ADPFedGNNSettings,
+        method_config: ADPFedGNNSettings,
         graph: GraphInput,
         memory: Mapping[str, Tensor],
         *,
         draws: torch.Generator,
         replay: torch.Generator,
     ) -> None:
-        self.network, self.hyper, self.graph = network, hyper, graph
+        self.network, self.method_config, self.graph = network, method_config, graph
         self.draws, self.replay = draws, replay
         self.frozen = copy.deepcopy(network)
         kept = dict(memory)
         self.history: list[float] = kept.pop("losses", torch.empty(0)).tolist()
-        self.buffer = ReplayBuffer(hyper.buffer)
+        self.buffer = ReplayBuffer(method_config.buffer)
         self.buffer.load(kept)
         self.rates: list[float] = []
         self._losses: list[float] = []
@@ -73,7 +73,7 @@ class NeighbourAgent:
         chance = keep_probabilities(self.network, table, pairs)
         draw = torch.rand(chance.shape, generator=self.draws).to(chance.device)
         kept = draw < chance
-        if self.hyper.selection == "random-drop":
+        if self.method_config.selection == "random-drop":
             kept = shuffled(kept, self.draws)
         self.rates.append(float(kept.float().mean()))
         return kept
@@ -93,12 +93,12 @@ class NeighbourAgent:
         gain = reward(
             task,
             self.history,
-            scale=self.hyper.lambda_rl,
-            is_literal=self.hyper.reward_sign == "literal",
+            scale=self.method_config.lambda_rl,
+            is_literal=self.method_config.reward_sign == "literal",
         )
         self._remember(block, kept, gain)
         self._losses.append(task)
-        if self.hyper.reward_scale == "batch":
+        if self.method_config.reward_scale == "batch":
             self._look_back(task)
         self.network.zero_grad()
         if len(self.buffer):
@@ -106,8 +106,8 @@ class NeighbourAgent:
                 self.network,
                 self.frozen,
                 self.graph,
-                self.buffer.draw(self.hyper.replay_batch, self.replay),
-                discount=self.hyper.gamma_rl,
+                self.buffer.draw(self.method_config.replay_batch, self.replay),
+                discount=self.method_config.gamma_rl,
             ).backward()  # type: ignore[no-untyped-call]
 
     def _remember(self, block: Block, kept: Tensor, gain: float) -> None:
@@ -133,11 +133,11 @@ class NeighbourAgent:
 
     def _look_back(self, loss: float) -> None:
         """Add a loss to those that rewards compare with."""
-        self.history = [*self.history, loss][-self.hyper.reward_window :]
+        self.history = [*self.history, loss][-self.method_config.reward_window :]
 
     def memory(self) -> dict[str, Tensor]:
         """End the round; return the replay buffer and the former losses."""
-        if self.hyper.reward_scale == "round" and self._losses:
+        if self.method_config.reward_scale == "round" and self._losses:
             self._look_back(sum(self._losses) / len(self._losses))
         losses = torch.tensor(self.history, dtype=torch.float64)
         return {**self.buffer.tensors(), "losses": losses}

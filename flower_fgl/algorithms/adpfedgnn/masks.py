@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.nn.vectorize import unflatten
+from flower_fgl.nn.vectorize import vector_to_state
 
 __all__ = [
     "global_mask",
@@ -33,7 +33,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def per_tensor(make: Callable[..., Tensor], shapes: Shapes, *flat: Tensor) -> Tensor:
     """Make a mask tensor by tensor and join the parts: (P,), bool."""
-    rows = zip(*(unflatten(part, shapes).values() for part in flat), strict=True)
+    rows = zip(*(vector_to_state(part, shapes).values() for part in flat), strict=True)
     return torch.cat([make(*row).reshape(-1) for row in rows])
 
 

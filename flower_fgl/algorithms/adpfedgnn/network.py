@@ -24,14 +24,14 @@ from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, GraphInput, build_model, state_shapes
 from flower_fgl.nn.conv import relu_dropout
-from flower_fgl.nn.vectorize import flatten, unflatten
+from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 
 if TYPE_CHECKING:
     from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 
 __all__ = [
     "BACKBONES",
-    "BranchNet",
+    "MaskedBranch",
     "TwoBranchNet",
     "build_backbone",
     "build_network",
@@ -91,17 +91,17 @@ def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
     torch.nn.ModuleDict
         ``agent`` and ``estimator``, or less.
     """
-    hyper = config.hyper
+    method_config = config.method_config
     networks = nn.ModuleDict()
     with seeded(derive_seed(config.seed, 0, SERVER, "init-networks")):
-        if hyper.has_agent:
-            networks["agent"] = QNetwork(num_features, hyper.agent_width)
-        if hyper.has_estimator:
+        if method_config.has_agent:
+            networks["agent"] = QNetwork(num_features, method_config.agent_width)
+        if method_config.has_estimator:
             networks["estimator"] = MIEstimator(width)
     return networks
 
 
-class BranchNet(nn.Module):
+class MaskedBranch(nn.Module):
     """Run a backbone with other neighbours in each layer.
 
     Parameters
@@ -184,7 +184,7 @@ class TwoBranchNet(Backbone):
         seed: int = 0,
     ) -> None:
         nn.Module.__init__(self)
-        self.branch = BranchNet(backbone)
+        self.branch = MaskedBranch(backbone)
         self.agent = agent
         self.beta, self.fanout = beta, fanout
         self.is_greedy, self.is_shuffled, self.seed = is_greedy, is_shuffled, seed
@@ -200,17 +200,17 @@ class TwoBranchNet(Backbone):
 
     def weights(self) -> Tensor:
         """Return θ as one vector (P,)."""
-        return flatten(self.backbone.state_dict())
+        return state_to_vector(self.backbone.state_dict())
 
     @torch.no_grad()
     def load_weights(self, flat: Tensor) -> None:
         """Overwrite θ by a vector (P,)."""
-        self.backbone.load_state_dict(unflatten(flat, self.shapes))
+        self.backbone.load_state_dict(vector_to_state(flat, self.shapes))
 
     def effective(self, branch: int) -> dict[str, Tensor]:
         """Return θ ⊙ M of a branch, by name, detached."""
         mask = self.global_mask if branch == 0 else self.local_mask
-        return unflatten(self.weights() * mask, self.shapes)
+        return vector_to_state(self.weights() * mask, self.shapes)
 
     def run_branch(
         self,
@@ -218,7 +218,7 @@ class TwoBranchNet(Backbone):
         graphs: Sequence[GraphInput],
         num_targets: int,
     ) -> tuple[Tensor, Tensor]:
-        """Run the backbone with weights in place of its own, see :class:`BranchNet`."""
+        """Run the backbone with weights in place of its own, see :class:`MaskedBranch`."""
         weights = {f"backbone.{name}": value for name, value in effective.items()}
         out: tuple[Tensor, Tensor] = functional_call(
             self.branch, weights, (graphs, num_targets)
@@ -270,7 +270,10 @@ class TwoBranchNet(Backbone):
 
 
 def two_branches(
-    hyper: ADPFedGNNSettings, backbone: Backbone, agent: QNetwork | None, seed: int
+    method_config: ADPFedGNNSettings,
+    backbone: Backbone,
+    agent: QNetwork | None,
+    seed: int,
 ) -> TwoBranchNet:
     """Build a client's network as the method's settings say.
 
@@ -287,17 +290,17 @@ def two_branches(
     """
     return TwoBranchNet(
         backbone,
-        agent if hyper.has_agent else None,
-        beta=hyper.beta,
-        fanout=hyper.eval_fanout,
-        is_greedy=hyper.eval_actions == "greedy",
-        is_shuffled=hyper.selection == "random-drop",
+        agent if method_config.has_agent else None,
+        beta=method_config.beta,
+        fanout=method_config.eval_fanout,
+        is_greedy=method_config.eval_actions == "greedy",
+        is_shuffled=method_config.selection == "random-drop",
         seed=seed,
     )
 
 
 def build_network(
-    hyper: ADPFedGNNSettings,
+    method_config: ADPFedGNNSettings,
     *,
     model: str,
     num_features: int,
@@ -331,5 +334,5 @@ def build_network(
         readout=True,
         initialise=False,
     )
-    agent = QNetwork(num_features, hyper.agent_width)
-    return two_branches(hyper, backbone, agent, seed=0)
+    agent = QNetwork(num_features, method_config.agent_width)
+    return two_branches(method_config, backbone, agent, seed=0)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from flower_fgl.algorithms.fedlog.branches import Branch, degree_weights, mix_log_probs
 from flower_fgl.nn import Backbone, GraphInput
 
-__all__ = ["BRANCHES", "BranchNet", "LinearTop", "self_loops", "start_nodes"]
+__all__ = ["BRANCH_NAMES", "FedLogBranchNet", "LinearTop", "self_loops", "start_nodes"]
 
-BRANCHES = ("head", "tail")
+BRANCH_NAMES = ("head", "tail")
 PAIRS = 1 << 14
 """Pairs of a node and a prototype that are computed at once without gradient: 4 MB at 64
 channels, which takes half as long as 8 MB: a core's cache holds it."""
@@ -46,11 +46,11 @@ def start_nodes(num_nodes: int, num_features: int) -> dict[str, Tensor]:
     dict of str to Tensor of shape (C·s, d), float32
         By branch.
     """
-    empty = {name: torch.empty(num_nodes, num_features) for name in BRANCHES}
+    empty = {name: torch.empty(num_nodes, num_features) for name in BRANCH_NAMES}
     return {name: nn.init.xavier_uniform_(x) for name, x in empty.items()}
 
 
-class BranchNet(Backbone):
+class FedLogBranchNet(Backbone):
     """Classify a node by its distance to learnable nodes, in two branches.
 
     Parameters
@@ -98,12 +98,12 @@ class BranchNet(Backbone):
         self.classifier: nn.ModuleDict = nn.ModuleDict(
             {
                 name: Branch(width, updates=updates, neighbours_only=neighbours_only)
-                for name in BRANCHES
+                for name in BRANCH_NAMES
             }
         )
         shape = (num_classes * nodes_per_class, num_features)
         self.nodes = nn.ParameterDict(
-            {name: nn.Parameter(torch.empty(shape)) for name in BRANCHES}
+            {name: nn.Parameter(torch.empty(shape)) for name in BRANCH_NAMES}
         )
 
     def shared_state(self) -> dict[str, Tensor]:
@@ -124,8 +124,8 @@ class BranchNet(Backbone):
         dict of str to Tensor of shape (C·s, E), float32
             By branch.
         """
-        h = self.encoder(self_loops(torch.cat([self.nodes[n] for n in BRANCHES])))
-        return dict(zip(BRANCHES, h.chunk(2), strict=True))
+        h = self.encoder(self_loops(torch.cat([self.nodes[n] for n in BRANCH_NAMES])))
+        return dict(zip(BRANCH_NAMES, h.chunk(2), strict=True))
 
     def branch_log_probs(
         self, h: Tensor, neighbours: Tensor, prototypes: Mapping[str, Tensor]
@@ -146,7 +146,7 @@ class BranchNet(Backbone):
         """
         head, tail = (
             self.classifier[name](h, neighbours, prototypes[name], self.num_classes)
-            for name in BRANCHES
+            for name in BRANCH_NAMES
         )
         return head, tail
 

@@ -53,7 +53,7 @@ class SharedParts(nn.Module):
         num_classes: int,
         num_layers: int,
         dropout: float,
-        hyper: FedPANOSettings,
+        method_config: FedPANOSettings,
         initialise: bool = True,
     ) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class SharedParts(nn.Module):
         width = self.encoder.hidden_channels
         self.classifier: nn.Linear | None = None
         self.generator: NodeGenerator | None = None
-        if hyper.use_shared_classifier:
+        if method_config.use_shared_classifier:
             self.classifier = nn.Linear(width, num_classes)
-        if hyper.sends_generator:
+        if method_config.sends_generator:
             self.generator = NodeGenerator(width)

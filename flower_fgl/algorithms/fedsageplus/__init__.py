@@ -9,19 +9,19 @@ from flower_fgl.algorithms.fedsageplus.generator import (
     noise_like,
 )
 from flower_fgl.algorithms.fedsageplus.graph_mending import (
-    Impaired,
-    MendedInput,
-    impair,
+    HiddenNodes,
+    MendedGraph,
+    hide_nodes,
 )
 
 __all__ = [
     "FeatureGenerator",
-    "Impaired",
-    "MendedInput",
+    "HiddenNodes",
+    "MendedGraph",
     "NeighbourGenerator",
     "closest_rows",
     "generator_loss",
-    "impair",
+    "hide_nodes",
     "match_loss",
     "noise_like",
 ]

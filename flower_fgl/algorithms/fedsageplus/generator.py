@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from flower_fgl.algorithms.fedsageplus.graph_mending import Impaired, MendedInput
+from flower_fgl.algorithms.fedsageplus.graph_mending import HiddenNodes, MendedGraph
 from flower_fgl.nn import GraphInput, GraphSAGE
 from flower_fgl.nn.conv import sage
 from flower_fgl.nn.graph_union import select_rows
@@ -242,8 +242,8 @@ def match_loss(
 
 def generator_loss(
     network: NeighbourGenerator,
-    impaired: Impaired,
-    mended: MendedInput,
+    impaired: HiddenNodes,
+    mended: MendedGraph,
     noise: Tensor,
     index: Tensor,
     labels: Tensor,
@@ -256,7 +256,7 @@ def generator_loss(
         In training.
     impaired : Impaired
         Graph with hidden nodes.
-    mended : MendedInput
+    mended : MendedGraph
         Its nodes joined to as many generated ones as :attr:`Impaired.wanted` says; their
         features are replaced here.
     noise : Tensor of shape (M, p), float32

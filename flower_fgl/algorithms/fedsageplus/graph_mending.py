@@ -12,11 +12,11 @@ from flower_fgl.nn import GraphInput, Topology
 from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.sparse import csr_matrix
 
-__all__ = ["Impaired", "MendedInput", "impair"]
+__all__ = ["HiddenNodes", "MendedGraph", "hide_nodes"]
 
 
 @dataclass(frozen=True, eq=False)
-class Impaired:
+class HiddenNodes:
     """A graph some of whose nodes are hidden, so that what is missing is known.
 
     Parameters
@@ -54,7 +54,7 @@ class Impaired:
         return 4 * size + 48 * self.inputs.edge_index.shape[1] + self.hidden.nbytes
 
 
-def impair(graph: GraphInput, is_hidden: Tensor) -> Impaired:
+def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
     """Hide nodes and all their edges, Zhang et al. 2021, Sec. 3.2.
 
     Parameters
@@ -79,7 +79,7 @@ def impair(graph: GraphInput, is_hidden: Tensor) -> Impaired:
     centres, row = torch.unique(centre, return_inverse=True)
     found, column = torch.unique(target[cut], return_inverse=True)
     hidden = select_rows(graph.x, found)
-    return Impaired(
+    return HiddenNodes(
         GraphInput(select_rows(graph.x, kept), number[graph.edge_index[:, inner]]),
         kept,
         hidden.to_dense() if hidden.layout == torch.sparse_csr else hidden,
@@ -94,7 +94,7 @@ def impair(graph: GraphInput, is_hidden: Tensor) -> Impaired:
     )
 
 
-class MendedInput(GraphInput):
+class MendedGraph(GraphInput):
     """A graph and generated nodes, each joined to one node of the graph.
 
     Parameters
@@ -123,9 +123,9 @@ class MendedInput(GraphInput):
         self.generated = generated
         self._set_features(graph.x)
 
-    def with_generated(self, generated: Tensor) -> MendedInput:
+    def with_generated(self, generated: Tensor) -> MendedGraph:
         """Return the same graph under other features (M, d) of the generated nodes."""
-        out = object.__new__(MendedInput)
+        out = object.__new__(MendedGraph)
         vars(out).update(vars(self))
         out.generated = generated
         return out

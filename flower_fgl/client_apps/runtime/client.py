@@ -25,8 +25,8 @@ from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.nn import (
     Backbone,
+    assign_models,
     build_model,
-    deal_models,
     state_shapes,
 )
 from flower_fgl.nn.sparse import lay_out_for_sparse
@@ -66,7 +66,7 @@ class Client:
     @property
     def model_name(self) -> str:
         """Backbone of this client: names in ``model`` are dealt in turn."""
-        return deal_models(self.config.model, self.num_partitions)[self.partition_id]
+        return assign_models(self.config.model, self.num_partitions)[self.partition_id]
 
     @property
     def weight(self) -> float:

@@ -20,7 +20,7 @@ from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
 from flower_fgl.nn import GraphInput
-from flower_fgl.protocols.describe import UNNUMBERED, Agreement
+from flower_fgl.protocols.describe import UNNUMBERED, ClassAgreement
 
 __all__ = [
     "ClientData",
@@ -171,7 +171,7 @@ def open_client_data(
     config: RunConfig,
     context: Context,
     device: torch.device,
-    agreement: Agreement | None = None,
+    agreement: ClassAgreement | None = None,
 ) -> ClientData:
     """Load the graph a node is told to hold.
 

@@ -9,12 +9,12 @@ from flwr.app import Context, Message
 
 from flower_fgl.client_apps.runtime.data import ClientData, node_place
 from flower_fgl.core.options import Scalar
-from flower_fgl.protocols.describe import AGREEMENT, Agreement, Description
+from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement, Description
 
 __all__ = ["agreed_place", "describe", "enough", "owner_name", "read_agreement"]
 
 
-def read_agreement(message: Message) -> Agreement | None:
+def read_agreement(message: Message) -> ClassAgreement | None:
     """Return what the server settled with owners of graphs, if the message tells.
 
     Raises
@@ -24,10 +24,10 @@ def read_agreement(message: Message) -> Agreement | None:
     """
     if AGREEMENT not in message.content:
         return None
-    return Agreement.from_record(message.content)
+    return ClassAgreement.from_record(message.content)
 
 
-def agreed_place(agreement: Agreement | None, context: Context) -> tuple[int, int]:
+def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[int, int]:
     """Return a client's number and how many there are.
 
     Returns

@@ -28,11 +28,11 @@ from flower_fgl.nn import Backbone
 from flower_fgl.runs.files import MODEL, replace_file
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 
-__all__ = ["check_model_folder", "keep_model", "take_over_model"]
+__all__ = ["check_model_folder", "save_best_model", "copy_model_of_run"]
 
 log = logging.getLogger(__name__)
 DEFAULT = "models"
-CARD = "model.json"
+CARD_FILE = "model.json"
 """What the model says about itself, beside it."""
 
 
@@ -69,7 +69,7 @@ def check_model_folder(node: Mapping[str, Scalar]) -> None:
         ) from None
 
 
-def keep_model(
+def save_best_model(
     client: Client,
     context: Context,
     model: Backbone,
@@ -105,12 +105,12 @@ def keep_model(
         scaling = client.data.graph.scaling
         statistics = None if scaling is None else scaling.statistics
         save_model(folder, model.fixed().state_dict(), card, statistics)
-        replace_file(folder / CARD, f"{card.to_json()}\n".encode())
+        replace_file(folder / CARD_FILE, f"{card.to_json()}\n".encode())
     except RunError as error:  # the round counts, whether this disk is full or not
         log.warning("The model of round %s was not kept: %s", server_round, error)
 
 
-def take_over_model(
+def copy_model_of_run(
     context: Context, partition_id: int, run_id: int, server_round: int
 ) -> None:
     """Go on from the model that was kept when a run was at a checkpoint.
@@ -136,7 +136,7 @@ def take_over_model(
         card = read_card(before)
         if card is not None and card.round <= server_round:
             now.mkdir(parents=True, exist_ok=True)
-            for file in (MODEL, CARD):
+            for file in (MODEL, CARD_FILE):
                 replace_file(now / file, (before / file).read_bytes())
     except (RunError, OSError) as error:
         log.warning("The model kept before round %s is lost: %s", server_round, error)
@@ -188,5 +188,5 @@ def card_of(
         owner=owner,
         validation=validation,
         rep_norm=getattr(model, "rep_norm", ""),
-        settings=config.own() if METHODS[config.method].network else {},
+        settings=config.method_settings() if METHODS[config.method].network else {},
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
-from flower_fgl.client_apps.runtime.model_store import take_over_model
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.model_store import copy_model_of_run
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.protocols.base import CONFIG, INFO
 
-__all__ = ["go_back"]
+__all__ = ["rewind_client"]
 
 
-def go_back(workplace: Workplace, message: Message, context: Context) -> Message:
+def rewind_client(session: Session, message: Message, context: Context) -> Message:
     """Go back to the checkpoint's round; say which round the state is of.
 
     Parameters
@@ -31,15 +31,15 @@ def go_back(workplace: Workplace, message: Message, context: Context) -> Message
     """
     point = message.content.config_records[CONFIG]
     partition_id, _ = agreed_place(read_agreement(message), context)
-    place = workplace.states(workplace.config(context), context)
-    keys = place.load(context, partition_id).group("secure")
+    store = session.states(session.config(context), context)
+    keys = store.load(context, partition_id).group("secure")
     run_id, server_round = int(point["run-id"]), int(point["server-round"])  # type: ignore[arg-type]
     if not point["is-restored"]:
-        place.go_back(context, partition_id, run_id, server_round)
-    take_over_model(context, partition_id, run_id, server_round)
-    state = place.load(context, partition_id)
+        store.rewind(context, partition_id, run_id, server_round)
+    copy_model_of_run(context, partition_id, run_id, server_round)
+    state = store.load(context, partition_id)
     if keys:  # drawn when the run went on, the server knows no others
         state.set_group("secure", keys)
-        place.save(context, partition_id, state)
+        store.save(context, partition_id, state)
     info = ConfigRecord({"round": int(state.values.get("round", 0))})
     return Message(RecordDict({INFO: info}), reply_to=message)

@@ -6,8 +6,8 @@ from flwr.app import Context, Message, RecordDict
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
-from flower_fgl.client_apps.runtime.session import Workplace
-from flower_fgl.client_apps.runtime.state import StatePlace
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import CONFIG, Payload
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
@@ -23,16 +23,16 @@ from flower_fgl.protocols.secure_aggregation.messages import (
 __all__ = ["answer", "join", "pack_upload"]
 
 
-def join(client: Client, place: StatePlace, context: Context) -> bytes:
+def join(client: Client, store: StateStore, context: Context) -> bytes:
     """Draw and keep the client's key of this run, return its public part."""
     member = Member(client.partition_id, client.config, {})
     key = member.join()
     client.state.set_group("secure", member.memory)
-    place.save(context, client.partition_id, client.state)
+    store.save(context, client.partition_id, client.state)
     return key
 
 
-def answer(workplace: Workplace, message: Message, context: Context) -> Message:
+def answer(session: Session, message: Message, context: Context) -> Message:
     """Take one step beside the training: send a key or shares, or reveal them.
 
     Parameters
@@ -54,12 +54,12 @@ def answer(workplace: Workplace, message: Message, context: Context) -> Message:
     PayloadError
         If secure aggregation is off here, or the request is malformed or out of turn.
     """
-    config = workplace.config(context)
+    config = session.config(context)
     if not config.secure_aggregation:
         raise PayloadError("secure-aggregation is off here")
     partition_id, _ = agreed_place(read_agreement(message), context)
-    place = workplace.states(config, context)
-    state = place.load(context, partition_id)
+    store = session.states(config, context)
+    state = store.load(context, partition_id)
     member = Member(partition_id, config, state.group("secure"))
     content = message.content
     server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def answer(workplace: Workplace, message: Message, context: Context) -> Message:
     else:
         reply = member.reveal(server_round, Survivors.from_record(content))
     state.set_group("secure", member.memory)
-    place.save(context, partition_id, state)
+    store.save(context, partition_id, state)
     return Message(reply.to_record(), reply_to=message)
 
 

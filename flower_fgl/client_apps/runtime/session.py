@@ -20,18 +20,18 @@ from flower_fgl.client_apps.runtime.state import (
     ContextStates,
     FileStates,
     MemoryStates,
-    StatePlace,
+    StateStore,
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.state_files import state_folder
 
-__all__ = ["Workplace", "choose_device"]
+__all__ = ["Session", "choose_device"]
 
 
 @dataclass
-class Workplace:
+class Session:
     """What outlives a message in one process.
 
     Parameters
@@ -50,10 +50,10 @@ class Workplace:
         """Parse a run config once."""
         key = tuple(sorted(context.run_config.items()))
         if key not in self.configs:
-            self.configs[key] = RunConfig.parse(context.run_config, METHODS)
+            self.configs[key] = parse_config(context.run_config)
         return self.configs[key]
 
-    def states(self, config: RunConfig, context: Context) -> StatePlace:
+    def states(self, config: RunConfig, context: Context) -> StateStore:
         """Choose where client states live; never where a run tells an owner to write.
 
         Raises
@@ -75,7 +75,7 @@ class Workplace:
             return ContextStates()
         return FileStates(Path(folder), keep_every=config.checkpoint_every)
 
-    def open(self, message: Message, context: Context) -> tuple[Client, StatePlace]:
+    def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Gather a client's graph, settings and memory.
 
         Parameters
@@ -88,7 +88,7 @@ class Workplace:
         Returns
         -------
         client : Client
-        place : StatePlace
+        place : StateStore
             Where to keep the client's state.
 
         Raises
@@ -120,10 +120,10 @@ class Workplace:
         data = self.graphs.get(
             key, lambda: open_client_data(config, context, device, agreement)
         )
-        place = self.states(config, context)
-        state = place.load(context, partition_id)
+        store = self.states(config, context)
+        state = store.load(context, partition_id)
         client = Client(config, partition_id, num_partitions, data, state, device)
-        return client, place
+        return client, store
 
 
 def _is_query(message: Message) -> bool:

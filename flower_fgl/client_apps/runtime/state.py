@@ -27,7 +27,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.runs.state_files import link_file, state_file
 
-__all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StatePlace"]
+__all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
 __all__ += ["read_state", "write_state"]
 
 
@@ -82,7 +82,7 @@ class ClientState:
         }
 
 
-class StatePlace(ABC):
+class StateStore(ABC):
     """Where client states live."""
 
     @abstractmethod
@@ -110,7 +110,7 @@ class StatePlace(ABC):
         """Keep a state that every place can keep, whole or not at all."""
 
     @abstractmethod
-    def go_back(
+    def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
         """Take over a client's state as it was after a round of another run.
@@ -130,7 +130,7 @@ class StatePlace(ABC):
         """
 
 
-class MemoryStates(StatePlace):
+class MemoryStates(StateStore):
     """Keep states in this process: the local engine."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class MemoryStates(StatePlace):
         """Keep the state itself."""
         self._states[context.run_id, partition_id] = state
 
-    def go_back(
+    def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
         """Change nothing: the engine puts states back by :meth:`load_states`."""
@@ -173,7 +173,7 @@ class MemoryStates(StatePlace):
             self._states[run_id, int(path.stem)] = read_state(path)
 
 
-class FileStates(StatePlace):
+class FileStates(StateStore):
     """Keep each state in a file.
 
     Parameters
@@ -237,7 +237,7 @@ class FileStates(StatePlace):
             if old not in points:
                 old.unlink()
 
-    def go_back(
+    def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
         """Take over the state of a round; none if the client had not trained by then.
@@ -335,7 +335,7 @@ def _values(file: Any) -> dict[str, Scalar]:
     return values
 
 
-class ContextStates(StatePlace):
+class ContextStates(StateStore):
     """Keep states in Flower's ``context.state``."""
 
     def load(self, context: Context, partition_id: int) -> ClientState:
@@ -353,7 +353,7 @@ class ContextStates(StatePlace):
         context.state["state-tensors"] = write_tensors(state.tensors)
         context.state["state-values"] = ConfigRecord(dict(state.values))
 
-    def go_back(
+    def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
         """Change nothing: Flower keeps no state of another run."""

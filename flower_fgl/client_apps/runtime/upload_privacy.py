@@ -13,16 +13,16 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.differential_privacy import (
-    clip_and_blur,
+    clip_and_add_noise,
     numbers_of,
     refuse_unbounded,
     with_numbers,
 )
 
-__all__ = ["protect"]
+__all__ = ["privatize"]
 
 
-def protect(client: Client, upload: Payload, download: Any = None) -> Payload:
+def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     """Withhold, clip and blur what the settings say.
 
     Parameters
@@ -64,7 +64,7 @@ def protect(client: Client, upload: Payload, download: Any = None) -> Payload:
     start = origin_of(numbers, numbers_of(download))
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     try:
-        blurred = clip_and_blur(
+        blurred = clip_and_add_noise(
             [tensor.detach().cpu() for tensor in numbers.values()],
             clip=config.upload_clip,
             noise=config.upload_noise,

@@ -17,7 +17,11 @@ from pathlib import Path
 
 from flwr.app import Context, Message
 
-from flower_fgl.client_apps.worker.socket_path import Master, find_master, worker_socket
+from flower_fgl.client_apps.worker.socket_path import (
+    ParentProcess,
+    find_parent_process,
+    worker_socket,
+)
 from flower_fgl.client_apps.worker.wire import (
     TAKEN,
     UnreadableError,
@@ -105,7 +109,7 @@ def ask_worker(
     """
     before = kept_states(context.run_id, context.node_config, context.run_config)
     try:
-        master = find_master()
+        master = find_parent_process()
         with reach_worker(context.node_config, master, idle) as connection:
             send_request(connection, message, context)
             answer = read_answer(connection, context)
@@ -127,7 +131,7 @@ def ask_worker(
 
 
 def reach_worker(
-    node: Mapping[str, Scalar], master: Master, idle: float
+    node: Mapping[str, Scalar], master: ParentProcess, idle: float
 ) -> Connection[bytes, bytes]:
     """Connect to the owner's worker, which is started if there is none.
 
@@ -183,7 +187,7 @@ def reach_worker(
     raise OSError(f"no worker listens at {address}")
 
 
-def _start(address: Path, master: Master, idle: float) -> None:
+def _start(address: Path, master: ParentProcess, idle: float) -> None:
     """Start a worker; it, or another one, listens when this returns."""
     found = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     command = [

@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from flower_fgl.client_apps.worker.socket_path import Master
+from flower_fgl.client_apps.worker.socket_path import ParentProcess
 
 __all__ = ["main"]
 
@@ -31,7 +31,10 @@ def main(arguments: list[str]) -> None:
     arguments : list of str
         The socket's path, ``worker-idle``, and the number and start of the SuperNode.
     """
-    address, master = Path(arguments[0]), Master(int(arguments[2]), float(arguments[3]))
+    address, master = (
+        Path(arguments[0]),
+        ParentProcess(int(arguments[2]), float(arguments[3])),
+    )
     lock = _take_lock(address.with_suffix(".lock"))
     if lock is None:
         return
@@ -71,7 +74,7 @@ def _take_lock(path: Path) -> int | None:
         os.close(file)  # whoever held it has just removed it
 
 
-def _watch(master: Master, address: Path) -> None:
+def _watch(master: ParentProcess, address: Path) -> None:
     """End this process, whatever it does, when its SuperNode is gone."""
     while master.is_alive():
         time.sleep(POLL_SECONDS)

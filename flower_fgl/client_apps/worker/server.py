@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from flower_fgl.client_app import DispatchingClientApp
+from flwr.app import Context, Message
+
 from flower_fgl.client_apps.worker.wire import (
     TAKEN,
     UnreadableError,
@@ -18,6 +20,7 @@ from flower_fgl.client_apps.worker.wire import (
 
 __all__ = ["serve"]
 
+Handler = Callable[[Message, Context], Message]
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 
@@ -32,7 +35,7 @@ def serve(listener: socket.socket, idle: float) -> None:
     idle : float
         Seconds without a message after which this returns.
     """
-    app: DispatchingClientApp | None = None
+    handler: Handler | None = None
     listener.settimeout(min(POLL_SECONDS, idle))
     latest = time.monotonic()
     while time.monotonic() - latest < idle:
@@ -43,30 +46,28 @@ def serve(listener: socket.socket, idle: float) -> None:
         with Connection(accepted.detach()) as connection:
             try:
                 connection.send_bytes(TAKEN)
-                app = _answer(connection, app)
+                handler = _answer(connection, handler)
             except (EOFError, OSError, UnreadableError) as error:
                 log.warning("A message's process was lost: %r", error)
         latest = time.monotonic()
 
 
-def _answer(
-    connection: Connection[bytes, bytes], app: DispatchingClientApp | None
-) -> DispatchingClientApp | None:
-    """Handle one message, with a new ClientApp if there is none yet."""
+def _answer(connection: Connection[bytes, bytes], handler: Handler | None) -> Handler:
+    """Handle one message, with a new handler if there is none yet."""
     message, context = receive_request(connection)
+    handler = handler or _new_handler()
     try:
-        app = app or _new_app()
-        frames = pack_reply(app(message, context), context)
+        frames = pack_reply(handler(message, context), context)
     except Exception as error:
         frames = pack_error(error)
     for frame in frames:
         connection.send_bytes(frame)
-    return app
+    return handler
 
 
-def _new_app() -> DispatchingClientApp:
-    """Return a ClientApp that handles everything in this process."""
-    # here and not above: it imports torch, and the first message must be taken at once
-    from flower_fgl.client_apps.runtime.session import Workplace
+def _new_handler() -> Handler:
+    """Return a handler with the caches of this process."""
+    # imported late: it loads torch, and the first message must be accepted at once
+    from flower_fgl.client_apps.dispatch import Dispatcher
 
-    return DispatchingClientApp(Workplace())
+    return Dispatcher()

@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped]
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.version import VERSION
 
-__all__ = ["Master", "find_master", "private_folder", "worker_socket"]
+__all__ = ["ParentProcess", "find_parent_process", "private_folder", "worker_socket"]
 
 LONGEST = 100
 """Bytes of a Unix domain socket's path that every system allows (macOS: 103)."""
@@ -27,7 +27,7 @@ SUPERNODE = "flower-supernode"
 
 
 @dataclass(frozen=True)
-class Master:
+class ParentProcess:
     """The process that a worker must not outlive.
 
     Parameters
@@ -52,7 +52,7 @@ class Master:
             return False
 
 
-def find_master() -> Master:
+def find_parent_process() -> ParentProcess:
     """Return the SuperNode above this process.
 
     Returns
@@ -72,13 +72,13 @@ def find_master() -> Master:
             with contextlib.suppress(psutil.AccessDenied):
                 names = [Path(part).name for part in process.cmdline()[:3]]
                 if SUPERNODE in names:
-                    return Master(process.pid, process.create_time())
-        return Master(ancestors[0].pid, ancestors[0].create_time())
+                    return ParentProcess(process.pid, process.create_time())
+        return ParentProcess(ancestors[0].pid, ancestors[0].create_time())
     except (psutil.Error, IndexError) as error:
         raise OSError(f"the SuperNode's process cannot be found: {error}") from error
 
 
-def worker_socket(node: Mapping[str, Scalar], master: Master) -> Path:
+def worker_socket(node: Mapping[str, Scalar], master: ParentProcess) -> Path:
     """Name the socket of an owner's worker, in a folder that is only this user's.
 
     Parameters

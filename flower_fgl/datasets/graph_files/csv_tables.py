@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.graph_files.problems import Attempts
+from flower_fgl.datasets.graph_files.problems import ErrorCollector
 
 __all__ = ["read_csv_folder"]
 
@@ -35,7 +35,7 @@ TEXT_COLUMNS = ("id", "label", "split", "source", "target", "name")
 
 
 def read_csv_folder(
-    folder: Path, *, needs_labels: bool = True, attempts: Attempts | None = None
+    folder: Path, *, needs_labels: bool = True, attempts: ErrorCollector | None = None
 ) -> dict[str, Array]:
     """Read the tables into the arrays that an ``.npz`` file would hold.
 
@@ -63,7 +63,7 @@ def read_csv_folder(
         is not in ``classes.csv``, or a feature is no finite number; the message names
         file, line and column.
     """
-    attempt = attempts or Attempts()
+    attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
     required = ("id", "label") if needs_labels else ("id",)
     nodes = attempt(_read_table, path, required=required)
@@ -195,7 +195,7 @@ def _class_names(label: Any, folder: Path) -> Any:
     return pd.Index(sorted(found, key=lambda n: (int(n), n) if is_number else (0, n)))
 
 
-def _features(nodes: Any, path: Path, attempt: Attempts) -> Array | None:
+def _features(nodes: Any, path: Path, attempt: ErrorCollector) -> Array | None:
     """Return the feature columns as float32, shape (N, d)."""
     table = nodes.drop(columns=["id", "label", "split"], errors="ignore")
     if not table.shape[1]:

@@ -48,11 +48,11 @@ from flower_fgl.datasets.graph_files.npz import (
     read_arrays,
     try_node_dataset,
 )
-from flower_fgl.datasets.graph_files.problems import Attempts
+from flower_fgl.datasets.graph_files.problems import ErrorCollector
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
-    "OwnedGraph",
+    "LocalGraphFile",
     "inspect_graph_file",
     "load_graph_file",
     "save_client_graph",
@@ -63,7 +63,7 @@ SCALING = ("feature_scale", "feature_mean", "feature_std")
 
 
 @dataclass(frozen=True, eq=False)
-class OwnedGraph:
+class LocalGraphFile:
     """A graph read from its owner's file.
 
     Parameters
@@ -128,7 +128,7 @@ class OwnedGraph:
 
 def load_graph_file(
     path: str | os.PathLike[str], *, needs_labels: bool = True
-) -> OwnedGraph:
+) -> LocalGraphFile:
     """Read a data owner's graph, checked.
 
     Parameters
@@ -141,7 +141,7 @@ def load_graph_file(
 
     Returns
     -------
-    OwnedGraph
+    LocalGraphFile
         Undirected and simple; self-loops and repeated edges are dropped and a log line
         says how many. Features stay sparse or dense as the file has them.
 
@@ -151,14 +151,14 @@ def load_graph_file(
         If the file is missing, damaged, holds pickled objects, or its arrays do not fit
         together; the message says which, where, and what to do.
     """
-    owned = _load(Path(path), Attempts(), needs_labels=needs_labels)
+    owned = _load(Path(path), ErrorCollector(), needs_labels=needs_labels)
     assert owned is not None  # a problem was raised
     return owned
 
 
 def inspect_graph_file(
     path: str | os.PathLike[str],
-) -> tuple[OwnedGraph | None, list[str]]:
+) -> tuple[LocalGraphFile | None, list[str]]:
     """Read a data owner's graph and find all that is wrong with it.
 
     Parameters
@@ -168,17 +168,19 @@ def inspect_graph_file(
 
     Returns
     -------
-    OwnedGraph or None
+    LocalGraphFile or None
         The graph, if nothing is wrong.
     list of str
         The problems, each with what to do.
     """
-    attempts = Attempts(collect=True)
+    attempts = ErrorCollector(collect=True)
     owned = attempts(_load, Path(path), attempts, needs_labels=True)
     return (None if attempts.problems else owned), attempts.problems
 
 
-def _load(path: Path, attempt: Attempts, *, needs_labels: bool) -> OwnedGraph | None:
+def _load(
+    path: Path, attempt: ErrorCollector, *, needs_labels: bool
+) -> LocalGraphFile | None:
     arrays: dict[str, Array]
     if path.is_dir():
         arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
@@ -205,7 +207,7 @@ def _load(path: Path, attempt: Attempts, *, needs_labels: bool) -> OwnedGraph | 
     if node_ids is None or evaluation is None or attempt.problems:
         return None
     names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
-    return OwnedGraph(dataset, node_ids, evaluation, names, scaling)
+    return LocalGraphFile(dataset, node_ids, evaluation, names, scaling)
 
 
 def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.graph_files.problems import Attempts
+from flower_fgl.datasets.graph_files.problems import ErrorCollector
 from flower_fgl.datasets.graph_files.validate import validate_node_dataset
 from flower_fgl.datasets.transforms.canonical import (
     csr_tensor,
@@ -148,7 +148,7 @@ def node_dataset(
     DataError
         If an array is missing, of the wrong dtype or shape, or does not fit the others.
     """
-    dataset = try_node_dataset(arrays, where, class_names, Attempts())
+    dataset = try_node_dataset(arrays, where, class_names, ErrorCollector())
     assert dataset is not None  # a problem was raised
     return dataset
 
@@ -157,7 +157,7 @@ def try_node_dataset(
     arrays: Mapping[str, Array],
     where: str,
     class_names: tuple[str, ...],
-    attempt: Attempts,
+    attempt: ErrorCollector,
 ) -> NodeDataset | None:
     """Build one graph from its arrays and check it.
 
@@ -204,7 +204,7 @@ def try_node_dataset(
         class_names=class_names,
         masks=masks or {},
     )
-    found = Attempts(collect=True)
+    found = ErrorCollector(collect=True)
     validate_node_dataset(dataset, found)
     for problem in found.problems:
         attempt(_refuse, f"{where}: {problem}")

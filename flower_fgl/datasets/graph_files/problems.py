@@ -7,13 +7,13 @@ from typing import ParamSpec, TypeVar
 
 from flower_fgl.core.errors import DataError
 
-__all__ = ["Attempts"]
+__all__ = ["ErrorCollector"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Attempts:
+class ErrorCollector:
     """Run checks one by one.
 
     Parameters

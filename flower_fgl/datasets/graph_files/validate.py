@@ -10,13 +10,13 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
-from flower_fgl.datasets.graph_files.problems import Attempts
+from flower_fgl.datasets.graph_files.problems import ErrorCollector
 
 __all__ = ["validate_graph_dataset", "validate_node_dataset"]
 
 
 def validate_node_dataset(
-    dataset: NodeDataset, attempts: Attempts | None = None
+    dataset: NodeDataset, attempts: ErrorCollector | None = None
 ) -> None:
     """Check that a graph keeps the promises of :class:`NodeDataset`.
 
@@ -35,7 +35,7 @@ def validate_node_dataset(
         or two masks share a node.
     """
     num_nodes, name = dataset.num_nodes, dataset.name
-    attempt = attempts or Attempts()
+    attempt = attempts or ErrorCollector()
     attempt(_check_features, dataset.x, num_nodes, name)
     attempt(_check_labels, dataset.y, dataset.num_classes, name, lowest=-1)
     attempt(_check_edges, dataset.edge_index, num_nodes, name)

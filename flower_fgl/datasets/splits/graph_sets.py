@@ -11,7 +11,7 @@ from torch import Tensor
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, GraphDataset
 from flower_fgl.datasets.partition.partition import IntArray
 from flower_fgl.datasets.transforms.canonical import SPARSE_WIDTH, quiet_csr
-from flower_fgl.nn.graph_union import GraphUnion, select_rows
+from flower_fgl.nn.graph_union import GraphBatch, select_rows
 
 __all__ = ["cut_graph_clients", "degree_features", "node_degrees"]
 
@@ -95,7 +95,7 @@ def cut_graph_clients(
     x = dataset.x
     if dataset.num_features == 0:
         x = _degrees_seen(dataset, numbers, masks)
-    union = GraphUnion(dataset.edge_index, dataset.batch, dataset.num_graphs)
+    union = GraphBatch(dataset.edge_index, dataset.batch, dataset.num_graphs)
     clients = []
     for partition_id, (graphs, mask) in enumerate(zip(numbers, masks, strict=True)):
         chosen = graphs[mask["train"]]
@@ -130,7 +130,7 @@ def _degrees_seen(
 
 
 def _take(
-    y: Tensor, x: Tensor, union: GraphUnion, graphs: Tensor, masks: Mapping[str, Tensor]
+    y: Tensor, x: Tensor, union: GraphBatch, graphs: Tensor, masks: Mapping[str, Tensor]
 ) -> Graph:
     part = union.select(graphs)
     return Graph(

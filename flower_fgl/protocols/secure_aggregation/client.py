@@ -17,7 +17,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
 from flower_fgl.protocols.secure_aggregation.keys import (
-    Agreement,
+    KeyAgreement,
     add_masks,
     digest,
     draw_secret,
@@ -160,7 +160,7 @@ class Member:
             summands=len(ids),
         )
         held = self._open_shares(server_round, ids, asked, peers)
-        agreement = Agreement(to_bytes(self.memory["mask-secret"][0]), server_round)
+        agreement = KeyAgreement(to_bytes(self.memory["mask-secret"][0]), server_round)
         pair_keys = {
             other: agreement.key(
                 to_bytes(key), "mask", *sorted((self.partition_id, other))
@@ -226,13 +226,13 @@ class Member:
             )
         return listed
 
-    def _identity(self, server_round: int) -> Agreement:
+    def _identity(self, server_round: int) -> KeyAgreement:
         if "identity" not in self.memory:
             raise PayloadError(
                 "the client has lost its key (a SuperNode that was started anew?): it "
                 "takes part again in the next run"
             )
-        return Agreement(to_bytes(self.memory["identity"][0]), server_round)
+        return KeyAgreement(to_bytes(self.memory["identity"][0]), server_round)
 
     def _expect(self, secret: str, server_round: int) -> None:
         """Refuse a message that does not follow on the one before."""

@@ -31,7 +31,7 @@ __all__ = [
     "DIGEST_BYTES",
     "KEY_BYTES",
     "SEAL_BYTES",
-    "Agreement",
+    "KeyAgreement",
     "add_masks",
     "digest",
     "draw_secret",
@@ -59,7 +59,7 @@ def public_key(secret: bytes) -> bytes:
     return private.public_key().public_bytes_raw()
 
 
-class Agreement:
+class KeyAgreement:
     """Keys that one client shares with each other one, by Diffie and Hellman.
 
     Parameters

@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import Shapes
 from flower_fgl.protocols.secure_aggregation.keys import (
-    Agreement,
+    KeyAgreement,
     add_masks,
     digest,
     draw_secret,
@@ -76,7 +76,7 @@ class SecureRound:
             If its mask key is none, which would stop all others.
         """
         mask_key = to_bytes(offer.mask_key)
-        Agreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
+        KeyAgreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
         self.offers[partition_id] = offer
 
     def peers(self) -> dict[int, Peers]:
@@ -163,7 +163,7 @@ class SecureRound:
 
     def _take_out(self, lost: int, total: Vector) -> None:
         """Add the pairwise masks that a lost client would have added."""
-        agreement = Agreement(self._mask_secret(lost), self.number)
+        agreement = KeyAgreement(self._mask_secret(lost), self.number)
         pair_keys = {
             pid: agreement.key(
                 to_bytes(self.offers[pid].mask_key), "mask", *sorted((lost, pid))

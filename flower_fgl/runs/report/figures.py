@@ -23,7 +23,7 @@ from flower_fgl.runs.report.sweeps import Sweep
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import is_scored
 
-__all__ = ["draw_nodes", "draw_run", "draw_runs", "draw_sweeps"]
+__all__ = ["draw_run", "draw_runs", "draw_sweeps", "to_data_uri"]
 
 NAN = float("nan")
 Lines = Sequence[tuple[str, Sequence[Run]]]
@@ -51,7 +51,7 @@ def draw_run(run: Run) -> dict[str, str]:
         figure = plots.client_bars(
             list(accuracy), values, test_accuracy(run), items=item_kind([run])
         )
-        pictures["clients"] = _picture(figure)
+        pictures["clients"] = to_data_uri(figure)
     counted = [r for r in run.clients if r.get("class_counts")]
     if counted:
         counted.sort(key=lambda row: int(row["partition_id"]))
@@ -59,7 +59,7 @@ def draw_run(run: Run) -> dict[str, str]:
         numbers = [str(c) for c in range(len(counts[0]))]
         names = counted[0].get("class_names") or run.summary.get("class_names")
         ids = [row["partition_id"] for row in counted]
-        pictures["labels"] = _picture(
+        pictures["labels"] = to_data_uri(
             plots.label_heat_map(counts, names or numbers, ids, items=item_kind([run]))
         )
     return pictures | _costs([run], [""])
@@ -94,22 +94,10 @@ def draw_runs(
     pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     if any(per_client):
         pooled = [test_accuracy(run) for run in runs]
-        pictures["clients"] = _picture(plots.client_spread(labels, per_client, pooled))
+        pictures["clients"] = to_data_uri(
+            plots.client_spread(labels, per_client, pooled)
+        )
     return pictures | _costs(runs, labels)
-
-
-def draw_nodes(run: Run, clients: Sequence[int]) -> dict[str, str]:
-    """Draw the nodes of some clients, like :func:`draw_run`.
-
-    Raises
-    ------
-    RunError
-        As :func:`~flower_fgl.cli.embeddings.embedding_figure`.
-    """
-    # here and not above: it imports torch, which no other picture needs
-    from flower_fgl.cli.embeddings import embedding_figure
-
-    return {"nodes": _picture(embedding_figure(run, clients))}
 
 
 def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
@@ -141,7 +129,7 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
             for title, metric in titles.items()
         }
         figure = plots.by_value(values, panels, xlabel=sweep.key)
-        pictures[f"setting-{sweep.key}"] = _picture(figure)
+        pictures[f"setting-{sweep.key}"] = to_data_uri(figure)
     return pictures
 
 
@@ -149,7 +137,7 @@ def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
     """Draw the curves if any of them has a point."""
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
-    return {"convergence": _picture(plots.convergence(curves))}
+    return {"convergence": to_data_uri(plots.convergence(curves))}
 
 
 def _columns(lines: Lines, curves: Sequence[plots.Curve]) -> dict[str, str]:
@@ -159,7 +147,7 @@ def _columns(lines: Lines, curves: Sequence[plots.Curve]) -> dict[str, str]:
         if curve.columns and curve.rounds:
             groups.setdefault(setting_of(runs[0]), []).append(curve)
     return {
-        f"columns-{setting}": _picture(plots.column_curves(group))
+        f"columns-{setting}": to_data_uri(plots.column_curves(group))
         for setting, group in groups.items()
     }
 
@@ -182,7 +170,7 @@ def _distances(lines: Lines) -> dict[str, str]:
             curves.append((label, rounds, means))
     if not curves:
         return {}
-    return {"distance": _picture(plots.by_round(curves, ylabel="mean distance"))}
+    return {"distance": to_data_uri(plots.by_round(curves, ylabel="mean distance"))}
 
 
 def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
@@ -194,11 +182,13 @@ def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
     totals = [sum(part.values()) for part in sent]
     if any(totals):
         factor, unit = plots.scale_bytes(max(totals))
-        out["bytes"] = _picture(plots.stacked_bars(names, _parts(sent, factor), unit))
+        out["bytes"] = to_data_uri(
+            plots.stacked_bars(names, _parts(sent, factor), unit)
+        )
     spent = [run.summary["seconds"]["by_phase"] for run in runs]
     if any(sum(part.values()) for part in spent):
         rows = [label or "all rounds" for label in labels]
-        out["seconds"] = _picture(plots.stacked_bars(rows, _parts(spent, 1.0), "s"))
+        out["seconds"] = to_data_uri(plots.stacked_bars(rows, _parts(spent, 1.0), "s"))
     return out
 
 
@@ -284,8 +274,8 @@ def _parts(
     return {key: [row.get(key, 0) / factor for row in rows] for key in keys}
 
 
-def _picture(figure: Figure) -> str:
-    """Return an image as a data URI, which keeps its names and ids to itself."""
+def to_data_uri(figure: Figure) -> str:
+    """Return a figure as an SVG data URI, whose ids cannot clash with the page's."""
     return (
         "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode()
     )

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs import plots
 from flower_fgl.runs.compare import without_seed
-from flower_fgl.runs.files import flatten, replace_file
-from flower_fgl.runs.report.figures import draw_nodes, draw_run, draw_runs, draw_sweeps
+from flower_fgl.runs.files import flatten_config, replace_file
+from flower_fgl.runs.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
 from flower_fgl.runs.report.numbers import (
     about,
     client_accuracy,
@@ -53,7 +54,7 @@ def write_report(
     *,
     against: str = "",
     pictures: Path | None = None,
-    clients: Sequence[int] = (),
+    nodes: Figure | None = None,
 ) -> Path:
     """Write the report of one run, or a page that compares several.
 
@@ -69,9 +70,8 @@ def write_report(
         significantly above its.
     pictures : Path or None
         A folder to write every picture of the page into as well, as SVG files.
-    clients : sequence of int
-        Clients whose training, test and synthetic nodes are drawn; of one run, which
-        kept its checkpoint.
+    nodes : matplotlib.figure.Figure, optional
+        Embeddings of some clients' nodes, added to the page.
 
     Returns
     -------
@@ -82,8 +82,7 @@ def write_report(
     ------
     RunError
         If there is no run, a file cannot be written, this copy of the package has no
-        template, ``against`` has no runs over several seeds, or of several settings, or
-        the nodes of ``clients`` cannot be drawn.
+        template, or ``against`` has no runs over several seeds, or of several settings.
     """
     if not runs:
         raise RunError("A report needs at least one run folder, got none.")
@@ -113,12 +112,8 @@ def write_report(
             f"no HTML). Use the installed command: flower-fgl report {runs[0].path}"
         ) from error
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
-    if clients:
-        if len(runs) > 1:
-            raise RunError(
-                f"Nodes of clients are drawn for one run, got {len(runs)} runs."
-            )
-        context["pictures"] |= draw_nodes(runs[0], clients)
+    if nodes is not None:
+        context["pictures"]["nodes"] = to_data_uri(nodes)
     context["against"] = against
     if against:
         mark_better(context["groups"], against)
@@ -195,7 +190,7 @@ def _one(run: Run) -> dict[str, Any]:
         "dropped": dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
-            for key, value in flatten(run.config)
+            for key, value in flatten_config(run.config)
         ],
         "commands": [_command(run)],
     }
@@ -206,7 +201,7 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     labels = _labels(runs)
     groups = over_seeds(runs)
     lines = _lines(runs, labels, groups)
-    flat = [{k: _shown(v) for k, v in flatten(run.config)} for run in runs]
+    flat = [{k: _shown(v) for k, v in flatten_config(run.config)} for run in runs]
     keys = list(dict.fromkeys(key for config in flat for key in config))
     table = [(key, [config.get(key, "–") for config in flat]) for key in keys]
     sweeps = find_sweeps(runs)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.metrics import METRICS, SETTING_COLUMNS
+from flower_fgl.core.metrics import SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.runs.compare import PER_RUN, is_better
-from flower_fgl.runs.files import flatten
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
 from flower_fgl.runs.run import Run
 
@@ -27,7 +27,7 @@ KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
 def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
     """Return the completed runs with a score, and their settings but the seeds."""
     return [
-        (run, {k: v for k, v in flatten(run.config) if k not in PER_RUN})
+        (run, {k: v for k, v in flatten_config(run.config) if k not in PER_RUN})
         for run in runs
         if run.status == "completed" and test_accuracy(run) is not None
     ]
@@ -57,7 +57,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
             **{
                 f"{column}_{metric}": _mean_std(entries, column, metric)
                 for column in ("val", "test", *SETTING_COLUMNS)
-                for metric in (*METRICS, "auroc", "mean_accuracy")
+                for metric in (*SCORE_NAMES, "auroc", "mean_accuracy")
             },
         }
         for label, group in zip(labels, several.values(), strict=True)

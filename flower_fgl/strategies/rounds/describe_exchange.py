@@ -11,11 +11,14 @@ from flwr.serverapp import Grid
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.settings_validation import number_asked, why_asked
-from flower_fgl.nn import deal_models
-from flower_fgl.protocols.describe import Description, Unfit
+from flower_fgl.core.settings_validation import describe_sampling, num_sampled
+from flower_fgl.nn import assign_models
+from flower_fgl.protocols.describe import Description, Rejection
 from flower_fgl.strategies.federation import Federation, called
-from flower_fgl.strategies.rounds.discovery import gather, gather_again
+from flower_fgl.strategies.rounds.discovery import (
+    wait_for_clients,
+    wait_for_known_clients,
+)
 from flower_fgl.strategies.rounds.schema_agreement import (
     agree_classes,
     agree_width,
@@ -54,9 +57,9 @@ def discover(
         partition, or they disagree on features, classes or partition.
     """
     if before:
-        described, refused, asked = gather_again(grid, config, before)
+        described, refused, asked = wait_for_known_clients(grid, config, before)
     else:
-        described, refused, asked = gather(grid, config)
+        described, refused, asked = wait_for_clients(grid, config)
         described, refused = _compare(described, refused, config)
     federation = Federation.of(
         described, refused=refused, turned_away=frozenset(asked) - described.keys()
@@ -74,8 +77,8 @@ def discover(
 
 
 def _compare(
-    described: dict[int, Description], refused: tuple[Unfit, ...], config: RunConfig
-) -> tuple[dict[int, Description], tuple[Unfit, ...]]:
+    described: dict[int, Description], refused: tuple[Rejection, ...], config: RunConfig
+) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
     """Settle all that owners must agree on; refuse a mixture, and twins."""
     owned = sum(d.is_owned for d in described.values())
     if 0 < owned < len(described):
@@ -92,14 +95,16 @@ def _compare(
 
 
 def _settle(
-    described: Mapping[int, Description], unfit: tuple[Unfit, ...], config: RunConfig
-) -> tuple[dict[int, Description], tuple[Unfit, ...]]:
+    described: Mapping[int, Description],
+    unfit: tuple[Rejection, ...],
+    config: RunConfig,
+) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
     """Drop owners whose features do not fit, number the others, agree on classes."""
     names = {node: called(node, d) for node, d in described.items()}
     width = agree_width({names[n]: d.num_features for n, d in described.items()})
     fit = {n: d for n, d in described.items() if d.num_features == width}
     unfit += tuple(
-        Unfit(
+        Rejection(
             d.name,
             f"its graph has {d.num_features} features, the others' have {width}.",
         )
@@ -118,7 +123,7 @@ def _settle(
     total = max(max(numbers.values()) + 1, *(d.num_partitions for d in fit.values()))
     if config.min_clients:
         total = max(total, config.clients)  # those who join later must have numbers
-    models = deal_models(config.model, total)
+    models = assign_models(config.model, total)
     ordered = sorted(fit, key=lambda node: (numbers[node], node))
     class_names = agree_classes([fit[node].class_names for node in ordered])
     settled = {
@@ -166,11 +171,11 @@ def _refuse_untrainable(federation: Federation, config: RunConfig) -> None:
             "and the labels, or use fewer clients."
         )
     able = len(federation.trainable)
-    asked = number_asked(config, able)
+    asked = num_sampled(config, able)
     if asked < config.min_replies and not config.min_clients:
         raise RunError(
             f"{able} of {len(federation.clients)} clients can train, of which "
-            f"{why_asked(config)} asks {asked} a round, but min-replies is "
+            f"{describe_sampling(config)} asks {asked} a round, but min-replies is "
             f"{config.min_replies}: no round could end. Lower min-replies, or ask more."
         )
     if idle and is_few_shot:

@@ -13,17 +13,17 @@ from flwr.serverapp import Grid
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.protocols.base import DESCRIBE
-from flower_fgl.protocols.describe import Description, Unfit
-from flower_fgl.strategies.rounds.membership import recognise
+from flower_fgl.protocols.describe import Description, Rejection
+from flower_fgl.strategies.rounds.membership import match_known_client
 from flower_fgl.strategies.rounds.send_receive import send_receive
 
-__all__ = ["describe_nodes", "gather", "gather_again"]
+__all__ = ["describe_nodes", "wait_for_clients", "wait_for_known_clients"]
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 
-Answers = dict[int, Description | Unfit | str]
-Gathered = tuple[dict[int, Description], tuple[Unfit, ...], Collection[int]]
+Answers = dict[int, Description | Rejection | str]
+Gathered = tuple[dict[int, Description], tuple[Rejection, ...], Collection[int]]
 
 
 def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
@@ -60,7 +60,7 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
         nodes[failure.partition_id]: failure.reason for failure in exchange.failures
     }
     for index, reply in exchange.replies.items():
-        kind = Unfit if Unfit.is_in(reply.content) else Description
+        kind = Rejection if Rejection.is_in(reply.content) else Description
         try:
             out[nodes[index]] = kind.from_record(reply.content)
         except PayloadError as error:
@@ -68,7 +68,7 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     return out
 
 
-def gather(grid: Grid, config: RunConfig) -> Gathered:
+def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
     """Ask every node that connects, until all are there that are expected.
 
     An owner whose node fails without a word (it may have been restarted, and Flower still
@@ -115,7 +115,7 @@ def gather(grid: Grid, config: RunConfig) -> Gathered:
             if described and (
                 is_enough if config.min_clients else len(asked) >= expected
             ):
-                unfit += tuple(Unfit("a node", reason) for reason in lost)
+                unfit += tuple(Rejection("a node", reason) for reason in lost)
                 break
             raise RunError(_too_few(len(described), told, expected, lost, config))
         time.sleep(POLL_SECONDS)
@@ -125,7 +125,7 @@ def gather(grid: Grid, config: RunConfig) -> Gathered:
     return described, unfit, asked.keys()
 
 
-def gather_again(
+def wait_for_known_clients(
     grid: Grid, config: RunConfig, before: Mapping[int, Description]
 ) -> Gathered:
     """Wait for the clients that a run had, and know each by what it says of itself.
@@ -162,7 +162,9 @@ def gather_again(
         answers = describe_nodes(grid, new, config) if new else {}
         asked |= answers
         for node, answer in answers.items():
-            known = isinstance(answer, Description) and recognise(before, answer)
+            known = isinstance(answer, Description) and match_known_client(
+                before, answer
+            )
             if isinstance(known, tuple):
                 found.setdefault(known[0], (node, known[1]))
             elif isinstance(known, str):
@@ -184,10 +186,10 @@ def gather_again(
 
 def _sorted_out(
     answers: Answers,
-) -> tuple[dict[int, Description], tuple[Unfit, ...], list[str]]:
+) -> tuple[dict[int, Description], tuple[Rejection, ...], list[str]]:
     """Tell apart who described itself, who cannot take part, and who said nothing."""
     described = {n: d for n, d in answers.items() if isinstance(d, Description)}
-    unfit = tuple(u for u in answers.values() if isinstance(u, Unfit))
+    unfit = tuple(u for u in answers.values() if isinstance(u, Rejection))
     return described, unfit, [why for why in answers.values() if isinstance(why, str)]
 
 

@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.nn import deal_models
+from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 from flower_fgl.strategies.rounds.schema_agreement import in_agreed_order
 
 if TYPE_CHECKING:
     from flower_fgl.strategies.federation import Federation
 
-__all__ = ["find_place", "recognise"]
+__all__ = ["admit_new_client", "match_known_client"]
 
 NEXT_RUN = "It can take part in the next run."
 
 
-def recognise(
+def match_known_client(
     clients: Mapping[int, Description], newcomer: Description
 ) -> tuple[int, Description] | str | None:
     """Find the client that a newcomer was before.
@@ -68,7 +68,7 @@ def recognise(
     return None
 
 
-def find_place(
+def admit_new_client(
     federation: Federation, newcomer: Description, config: RunConfig
 ) -> Description | str:
     """Give a place to a newcomer that was no client before, if there is one that it fits.
@@ -103,7 +103,7 @@ def find_place(
     settled = settle(federation, newcomer)
     if isinstance(settled, str):
         return settled
-    models = deal_models(config.model, settled.num_partitions)
+    models = assign_models(config.model, settled.num_partitions)
     return replace(settled, model=models[settled.partition_id])
 
 

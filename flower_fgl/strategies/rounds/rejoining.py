@@ -12,21 +12,21 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from flower_fgl.protocols.describe import UNNUMBERED, Description, Unfit
+from flower_fgl.protocols.describe import UNNUMBERED, Description, Rejection
 from flower_fgl.strategies.federation import called, client_lines
 from flower_fgl.strategies.rounds.discovery import describe_nodes
-from flower_fgl.strategies.rounds.membership import find_place, recognise
+from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
 
 if TYPE_CHECKING:
     from flower_fgl.strategies.base import FglStrategy
 
-__all__ = ["Newcomers"]
+__all__ = ["LateJoiners"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Newcomers:
+class LateJoiners:
     """Nodes that were not there when the run began.
 
     Parameters
@@ -42,7 +42,7 @@ class Newcomers:
     refused: set[int] = field(default_factory=set)
     waiting: dict[int, tuple[int, Description]] = field(default_factory=dict)
 
-    def welcome(self, strategy: FglStrategy, server_round: int) -> None:
+    def poll(self, strategy: FglStrategy, server_round: int) -> None:
         """Look for newcomers between two rounds, and take back who was here before.
 
         Parameters
@@ -69,41 +69,41 @@ class Newcomers:
             elif pid in failed or strategy.federation.nodes[pid] not in present:
                 del self.waiting[node]
                 self.refused.add(strategy.federation.nodes[pid])
-                _take_back(strategy, pid, node, description)
+                _reconnect(strategy, pid, node, description)
 
     def _consider(
         self,
         strategy: FglStrategy,
         server_round: int,
         node: int,
-        answer: Description | Unfit | str,
+        answer: Description | Rejection | str,
     ) -> None:
         """Let a newcomer wait for its place or join, or refuse it with a reason."""
         found: tuple[int, Description] | Description | str | None
         if isinstance(answer, Description):
-            found = recognise(strategy.federation.clients, answer)
+            found = match_known_client(strategy.federation.clients, answer)
             if found is None:
-                found = find_place(strategy.federation, answer, strategy.config)
+                found = admit_new_client(strategy.federation, answer, strategy.config)
         else:
-            found = answer.reason if isinstance(answer, Unfit) else answer
+            found = answer.reason if isinstance(answer, Rejection) else answer
         if isinstance(found, str):
             self.refused.add(node)
             log.warning("Node %s takes no part in this run: %s", node, found)
         elif isinstance(found, Description):
-            _let_in(strategy, server_round, node, found)
+            _admit(strategy, server_round, node, found)
         else:
             self.waiting[node] = found
             log.info("Node %s says that it is client %s.", node, found[0])
 
 
-def _turn(node: int, answer: Description | Unfit | str) -> tuple[bool, str, int]:
+def _turn(node: int, answer: Description | Rejection | str) -> tuple[bool, str, int]:
     """Order newcomers of one moment: who has a number first, then by name."""
     if not isinstance(answer, Description):
         return True, "", node
     return answer.partition_id == UNNUMBERED, answer.name, node
 
 
-def _let_in(
+def _admit(
     strategy: FglStrategy, server_round: int, node: int, client: Description
 ) -> None:
     """Make a newcomer a client from the coming round on."""
@@ -117,7 +117,7 @@ def _let_in(
         log.warning("Client %s has no training nodes: evaluated only.", pid)
 
 
-def _take_back(
+def _reconnect(
     strategy: FglStrategy, partition_id: int, node: int, description: Description
 ) -> None:
     """Let another node be a client from now on: its SuperNode was started anew."""

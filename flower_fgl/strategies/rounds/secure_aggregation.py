@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
-from flower_fgl.core.settings_validation import number_asked
+from flower_fgl.core.settings_validation import num_sampled
 from flower_fgl.protocols.base import Empty, Payload, Shapes
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.protocols.secure_aggregation.messages import (
@@ -63,7 +63,7 @@ class SecureExchanges:
                 f"Clients {without} sent no key for secure aggregation: all must run "
                 "with secure-aggregation = true and a method that can sum."
             )
-        asked = number_asked(strategy.config, len(able))
+        asked = num_sampled(strategy.config, len(able))
         if asked < MIN_SECURE_CLIENTS:
             raise RunError(
                 f"Secure aggregation needs {MIN_SECURE_CLIENTS} clients that train in a "

@@ -71,7 +71,7 @@ def test_what_it_remembers_comes_back() -> None:
     twin = agent_of(reward_window=2)
     twin = NeighbourAgent(
         twin.network,
-        twin.hyper,
+        twin.method_config,
         GRAPH,
         memory,
         draws=twin.draws,

@@ -15,7 +15,7 @@ from flower_fgl.algorithms.adpfedgnn.masks import (
     unpack_bits,
 )
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.nn.vectorize import flatten, unflatten
+from flower_fgl.nn.vectorize import state_to_vector, vector_to_state
 
 SHAPES = {"weight": (4, 5), "bias": (4,)}
 
@@ -75,7 +75,7 @@ def test_masks_are_made_tensor_by_tensor(generator: torch.Generator) -> None:
     flat = torch.randn(24, generator=generator)
     flat[20:] *= 1e-6  # a threshold over all tensors would leave the bias out
     mask = per_tensor(lambda g: local_mask(g, share=0.5), SHAPES, flat)
-    parts = unflatten(mask, SHAPES)
+    parts = vector_to_state(mask, SHAPES)
     assert {name: int(part.sum()) for name, part in parts.items()} == {
         "weight": 10,
         "bias": 2,
@@ -84,7 +84,7 @@ def test_masks_are_made_tensor_by_tensor(generator: torch.Generator) -> None:
 
 def test_flattening_comes_back(generator: torch.Generator) -> None:
     flat = torch.randn(24, generator=generator)
-    assert torch.equal(flatten(unflatten(flat, SHAPES)), flat)
+    assert torch.equal(state_to_vector(vector_to_state(flat, SHAPES)), flat)
 
 
 def masked_mean_of(literal: bool) -> list[float]:

@@ -20,15 +20,14 @@ from flower_fgl.algorithms.adpfedgnn.network import (
     build_backbone,
     build_networks,
 )
-from flower_fgl.core.config import RunConfig
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
 
 N, D, C, H = 20, 6, 3, 8
 
 
 def net_of(model: str = "graphsage", *, agent: QNetwork | None = None) -> TwoBranchNet:
-    config = RunConfig.parse({"method": "adpfedgnn", "hidden-channels": H}, METHODS)
+    config = parse_config({"method": "adpfedgnn", "hidden-channels": H})
     backbone = build_backbone(config, model, num_features=D, num_classes=C)
     return TwoBranchNet(backbone, agent, beta=0.5, fanout=50).eval()
 
@@ -198,7 +197,7 @@ def test_weights_come_back_from_their_vector() -> None:
 def test_networks_are_those_that_the_settings_use() -> None:
     def names(**settings: object) -> set[str]:
         values = {f"adpfedgnn.{key}": value for key, value in settings.items()}
-        config = RunConfig.parse({"method": "adpfedgnn", **values}, METHODS)
+        config = parse_config({"method": "adpfedgnn", **values})
         return set(build_networks(config, D, H))
 
     assert names() == {"agent", "estimator"}

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedlog.network import BranchNet, self_loops, start_nodes
+from flower_fgl.algorithms.fedlog.network import (
+    FedLogBranchNet,
+    self_loops,
+    start_nodes,
+)
 from flower_fgl.methods.fedlog import FedLogSettings
 from flower_fgl.nn import GraphInput, num_parameters
 from flower_fgl.protocols.fedlog import build_network
@@ -14,11 +18,11 @@ from flower_fgl.protocols.fedlog import build_network
 D, C, S, E = 5, 3, 4, 6
 
 
-def make_network(model: str = "graphsage", **settings: Any) -> BranchNet:
-    hyper = FedLogSettings(encoder_channels=8, nodes_per_class=S, **settings)
+def make_network(model: str = "graphsage", **settings: Any) -> FedLogBranchNet:
+    method_config = FedLogSettings(encoder_channels=8, nodes_per_class=S, **settings)
     torch.manual_seed(0)
     network = build_network(
-        hyper,
+        method_config,
         model=model,
         num_features=D,
         num_classes=C,
@@ -43,7 +47,7 @@ def make_graph() -> GraphInput:
     return GraphInput(x, torch.tensor(star + [(v, u) for u, v in star]).T)
 
 
-def slow_prediction(network: BranchNet, graph: GraphInput) -> Tensor:
+def slow_prediction(network: FedLogBranchNet, graph: GraphInput) -> Tensor:
     """Eqs. (1)-(3), node by node."""
     h = network.encoder(graph)
     rows = []

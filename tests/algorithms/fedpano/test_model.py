@@ -92,5 +92,5 @@ def test_the_shared_parts_have_the_stated_numbers_of_parameters() -> None:
         ({"aggregate_generator": False}, network + generic),
         ({"augment": "gaussian"}, network + generic),
     ]:
-        parts = SharedParts(hyper=FedPANOSettings(**settings), **sizes)  # type: ignore[arg-type]
+        parts = SharedParts(method_config=FedPANOSettings(**settings), **sizes)  # type: ignore[arg-type]
         assert num_parameters(parts) == expected, settings

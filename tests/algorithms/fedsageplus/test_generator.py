@@ -7,12 +7,12 @@ from torch import Tensor
 
 from flower_fgl.algorithms.fedsageplus import (
     FeatureGenerator,
-    Impaired,
-    MendedInput,
+    HiddenNodes,
+    MendedGraph,
     NeighbourGenerator,
     closest_rows,
     generator_loss,
-    impair,
+    hide_nodes,
     match_loss,
 )
 from flower_fgl.datasets.client_graph import NodeDataset
@@ -73,10 +73,12 @@ def network_of(most: int = 5) -> NeighbourGenerator:
 
 
 def test_fgen_has_the_widths_of_the_agreed_shapes() -> None:
-    hyper = FedSagePlusSettings(gen_channels=3, gen_wide_channels=7, max_neighbours=2)
+    method_config = FedSagePlusSettings(
+        gen_channels=3, gen_wide_channels=7, max_neighbours=2
+    )
     made = FeatureGenerator(4, (3, 7), 2, 6)
     found = {name: tuple(t.shape) for name, t in made.state_dict().items()}
-    assert found == generator_shapes(hyper, in_channels=4, num_features=6)
+    assert found == generator_shapes(method_config, in_channels=4, num_features=6)
 
 
 def test_the_first_neighbours_of_each_node_are_generated() -> None:
@@ -88,14 +90,14 @@ def test_the_first_neighbours_of_each_node_are_generated() -> None:
     assert some.abs().max().item() <= 1  # tanh
 
 
-def hidden_pair(toy: NodeDataset) -> tuple[Impaired, MendedInput]:
+def hidden_pair(toy: NodeDataset) -> tuple[HiddenNodes, MendedGraph]:
     """Hide nodes 2 and 4: 0, 1 miss node 2; 3 misses 2 and 4; 5 misses 4."""
     is_hidden = (torch.arange(6) == 2) | (torch.arange(6) == 4)
-    impaired = impair(GraphInput(toy.x, toy.edge_index), is_hidden)
+    impaired = hide_nodes(GraphInput(toy.x, toy.edge_index), is_hidden)
     wanted = impaired.wanted(5)
     owner = impaired.centres.repeat_interleave(wanted)
     nothing = torch.zeros(len(owner), 0)
-    return impaired, MendedInput(impaired.inputs, owner, nothing)
+    return impaired, MendedGraph(impaired.inputs, owner, nothing)
 
 
 def test_the_loss_is_the_sum_of_three_terms_of_a_slow_loop(toy: NodeDataset) -> None:
@@ -148,8 +150,8 @@ def test_without_training_nodes_and_lost_neighbours_only_the_counts_are_left(
     toy: NodeDataset,
 ) -> None:
     lonely = GraphInput(toy.x, torch.zeros((2, 0), dtype=torch.int64))
-    impaired = impair(lonely, torch.arange(6) == 0)
-    mended = MendedInput(impaired.inputs, impaired.centres, torch.zeros(0, 0))
+    impaired = hide_nodes(lonely, torch.arange(6) == 0)
+    mended = MendedGraph(impaired.inputs, impaired.centres, torch.zeros(0, 0))
     network, none = network_of(), torch.zeros(0, dtype=torch.int64)
     loss = generator_loss(network, impaired, mended, torch.zeros(0, 4), none, none)
     predicted = network.count(network.embed(impaired.inputs))

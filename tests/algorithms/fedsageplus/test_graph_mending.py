@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.fedsageplus import MendedInput, impair
+from flower_fgl.algorithms.fedsageplus import MendedGraph, hide_nodes
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.nn import MODELS, GraphInput, build_model
 from flower_fgl.nn.sparse import csr_matrix
@@ -19,7 +19,7 @@ def sparse(x: Tensor) -> Tensor:
 def test_hiding_a_node_tells_who_lost_it(toy: NodeDataset, is_sparse: bool) -> None:
     # node 2 is a neighbour of 0, 1 and 3; of the seven edges three go
     x = sparse(toy.x) if is_sparse else toy.x
-    found = impair(GraphInput(x, toy.edge_index), torch.arange(6) == 2)
+    found = hide_nodes(GraphInput(x, toy.edge_index), torch.arange(6) == 2)
     assert found.kept.tolist() == [0, 1, 3, 4, 5]
     assert found.counts.tolist() == [1, 1, 1, 0, 0]
     assert found.centres.tolist() == [0, 1, 2]
@@ -34,7 +34,7 @@ def test_hiding_a_node_tells_who_lost_it(toy: NodeDataset, is_sparse: bool) -> N
 
 def test_a_node_may_lose_several_neighbours(toy: NodeDataset) -> None:
     is_hidden = (torch.arange(6) == 4) | (torch.arange(6) == 5)
-    found = impair(GraphInput(toy.x, toy.edge_index), is_hidden)
+    found = hide_nodes(GraphInput(toy.x, toy.edge_index), is_hidden)
     assert found.counts.tolist() == [0, 0, 0, 2]
     assert found.lost.to_dense().tolist() == [[1, 1]]
     assert found.wanted(5).tolist() == [2]
@@ -43,7 +43,7 @@ def test_a_node_may_lose_several_neighbours(toy: NodeDataset) -> None:
 
 def test_without_edges_nobody_loses_anything(toy: NodeDataset) -> None:
     graph = GraphInput(sparse(toy.x), torch.zeros((2, 0), dtype=torch.int64))
-    found = impair(graph, torch.arange(6) < 2)
+    found = hide_nodes(graph, torch.arange(6) < 2)
     assert found.counts.tolist() == [0, 0, 0, 0]
     assert found.centres.numel() == 0
     assert found.hidden.shape == (0, 6)
@@ -70,7 +70,7 @@ def test_backbones_take_a_mended_graph_as_one_with_more_nodes(
     edges = torch.cat([toy.edge_index, new], dim=1)
     plain = model(GraphInput(torch.cat([toy.x, generated]), edges))
     x = sparse(toy.x) if is_sparse else toy.x
-    mended = MendedInput(GraphInput(x, toy.edge_index), owner, generated)
+    mended = MendedGraph(GraphInput(x, toy.edge_index), owner, generated)
     torch.testing.assert_close(model(mended), plain)
 
 
@@ -84,7 +84,7 @@ def test_a_gradient_reaches_the_generated_nodes(toy: NodeDataset) -> None:
         dropout=0.0,
     )
     graph = GraphInput(sparse(toy.x), toy.edge_index)
-    mended = MendedInput(graph, torch.tensor([3]), torch.zeros(1, 0))
+    mended = MendedGraph(graph, torch.tensor([3]), torch.zeros(1, 0))
     generated = torch.ones(1, 6, requires_grad=True)
     model(mended.with_generated(generated))[3].sum().backward()
     assert generated.grad is not None
@@ -102,5 +102,5 @@ def test_nothing_generated_leaves_the_graph_as_it_is(toy: NodeDataset) -> None:
     ).eval()
     graph = GraphInput(toy.x, toy.edge_index)
     nobody = torch.zeros(0, dtype=torch.int64)
-    mended = MendedInput(graph, nobody, torch.zeros(0, 6))
+    mended = MendedGraph(graph, nobody, torch.zeros(0, 6))
     torch.testing.assert_close(model(mended), model(graph))

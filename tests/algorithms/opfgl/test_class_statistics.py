@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.opfgl import statistics
+from flower_fgl.algorithms.opfgl import class_statistics as statistics
 from flower_fgl.algorithms.opfgl.class_statistics import (
     ClassStatistics,
     additive_sums,

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.opfgl import pairs
+from flower_fgl.algorithms.opfgl import pairwise
 from flower_fgl.algorithms.opfgl.pairwise import pair_scores, pair_similarity
 
 S, H, W, D = 5, 4, 3, 6
@@ -14,7 +14,7 @@ S, H, W, D = 5, 4, 3, 6
 @pytest.fixture(params=[1, 40, 2**18])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of one row, of two rows, of everything."""
-    monkeypatch.setattr(pairs, "BLOCK", request.param)
+    monkeypatch.setattr(pairwise, "BLOCK", request.param)
 
 
 @pytest.fixture

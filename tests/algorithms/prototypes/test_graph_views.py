@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes import views
+from flower_fgl.algorithms.prototypes import graph_views
 from flower_fgl.algorithms.prototypes.graph_views import (
     confidence_means,
     confident_labels,
@@ -85,7 +85,7 @@ def test_the_edge_loss_by_hand() -> None:
 def test_the_edge_loss_and_its_gradient_are_those_of_the_dense_matrix(
     block: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
-    monkeypatch.setattr(views, "BLOCK", block)
+    monkeypatch.setattr(graph_views, "BLOCK", block)
     pairs = union_pairs(11, torch.randint(0, 11, (2, 20), generator=generator))
     ours = torch.randn(11, 3, generator=generator).requires_grad_()
     dense = ours.detach().clone().requires_grad_()
@@ -118,7 +118,7 @@ def test_no_edges_or_no_others_leave_the_edge_loss_finite(
 def test_nearest_neighbours_are_those_of_a_slow_loop(
     block: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
-    monkeypatch.setattr(views, "BLOCK", block)
+    monkeypatch.setattr(graph_views, "BLOCK", block)
     h = torch.randn(15, 4, generator=generator)
     h[3] = 0  # no neighbour, and nobody's
     found = {tuple(edge) for edge in nearest_neighbours(h, 3).T.tolist()}

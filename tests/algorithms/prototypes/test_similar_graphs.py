@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes import similar
+from flower_fgl.algorithms.prototypes import similar_graphs
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.algorithms.prototypes.hop_prototypes import HopAverage
 from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
@@ -113,7 +113,7 @@ def test_blocks_of_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     f = torch.rand(20, 4, generator=draw)
     annotation = torch.randint(-1, 3, (20,), generator=draw)
     whole = similar_pairs(f, annotation, hops=2, rho=0.95)
-    monkeypatch.setattr(similar, "BLOCK", 50)
+    monkeypatch.setattr(similar_graphs, "BLOCK", 50)
     parts = similar_pairs(f, annotation, hops=2, rho=0.95)
     assert [listed(p) for p in whole] == [listed(p) for p in parts]
     assert len(whole[1].centre) > 0

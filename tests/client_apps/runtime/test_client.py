@@ -13,11 +13,10 @@ from flower_fgl.client_apps.runtime.data import ClientData, DataCache, node_plac
 from flower_fgl.client_apps.runtime.session import choose_device
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import make_optimizer
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import kebab
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput, SparseOperator
 
 
@@ -32,7 +31,7 @@ def data_of(toy: NodeDataset, *, has_val: bool = True) -> ClientData:
 
 def client_of(toy: NodeDataset, *, has_val: bool = True, **values: object) -> Client:
     settings = {kebab(key): value for key, value in values.items()}
-    config = RunConfig.parse(settings, METHODS)  # type: ignore[arg-type]
+    config = parse_config(settings)  # type: ignore[arg-type]
     device = torch.device("cpu")
     return Client(config, 0, 1, data_of(toy, has_val=has_val), ClientState(), device)
 
@@ -175,7 +174,7 @@ def test_with_few_shots_test_nodes_are_scored_among_own_classes_too(
     graph = Graph(toy.x, toy.edge_index, toy.y, masks)
     owned = ClientGraph(0, graph, toy.class_names, nodes)
     cpu = torch.device("cpu")
-    config = RunConfig.parse({"setting": setting}, METHODS)
+    config = parse_config({"setting": setting})
     data = ClientData.build(owned, cpu)
     client = Client(config, 0, 1, data, ClientState(), cpu)
     assert data.own_classes.tolist() == [True, False]
@@ -201,7 +200,7 @@ def test_weights_of_sparse_features_lie_by_columns(
     assert weight.t().is_contiguous() == is_sparse
     assert weight.is_contiguous() != is_sparse
     # fused steps would copy such weights, which SGD need not have
-    sgd = RunConfig.parse({"optimizer": "sgd"}, METHODS)
+    sgd = parse_config({"optimizer": "sgd"})
     assert make_optimizer(model, sgd).defaults["fused"] != is_sparse
     assert make_optimizer(model, client.config).defaults["fused"]
 
@@ -236,7 +235,7 @@ def test_the_part_that_few_training_nodes_need_counts_in_the_cache() -> None:
     graph = Graph(torch.rand(40, 5), edges, y, masks)
     client = ClientGraph(0, graph, ("a", "b"), torch.arange(40))
     data = ClientData.build(client, torch.device("cpu"))
-    config = RunConfig.parse({}, METHODS)
+    config = parse_config({})
     before = data.num_bytes
     model = Client(config, 0, 1, data, ClientState(), torch.device("cpu")).build_model(
         initialise=True

@@ -14,11 +14,11 @@ from flower_fgl import METHODS, simulate
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.data import file_stamps
-from flower_fgl.client_apps.runtime.session import Workplace
-from flower_fgl.core.config import RunConfig
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 from flower_fgl.simulation.local import run_config_of
@@ -29,10 +29,9 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     in_agreed_order,
     number_owners,
 )
-
-from .conftest import SMALL
-from .owners import CLASSES, in_own_order, owner_graphs, run_owners
-from .test_methods import comparable, shortened
+from tests.conftest import SMALL
+from tests.contract.test_methods import comparable, shortened
+from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 
 NAMES = ("ash", "birch", "cedar")
 
@@ -106,7 +105,7 @@ def test_owners_of_exported_graphs_give_the_numbers_of_the_partitions(
     cut = simulate("fedavg", clients=3, **settings)
     data = {"synthetic.nodes": 400, "synthetic.classes": 3, "synthetic.features": 8}
     values = {**data, "synthetic.block-skew": 0.3, "setting": setting, "clients": 3}
-    paths = export_clients(RunConfig.parse(values, METHODS), tmp_path / "graphs")
+    paths = export_clients(parse_config(values), tmp_path / "graphs")
     owned = run_owners(
         [{"graph": str(path)} for path in paths],
         tmp_path / "owned",
@@ -229,7 +228,7 @@ def test_a_graph_that_is_replaced_is_read_again(
         method="fedavg", dataset="synthetic", clients=1, seed=0, settings=SMALL
     )
     context = Context(1, 1, nodes[0], RecordDict(), values)
-    app = DispatchingClientApp(Workplace())
+    app = DispatchingClientApp(Session())
 
     def described() -> tuple[Any, ...]:
         with task_identity(1):

@@ -13,7 +13,7 @@ from flower_fgl.client_apps.runtime.state import (
     ContextStates,
     FileStates,
     MemoryStates,
-    StatePlace,
+    StateStore,
 )
 from flower_fgl.core.errors import RunError
 
@@ -26,7 +26,7 @@ def context() -> Context:
 
 
 @pytest.fixture(params=["memory", "file", "context"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> StatePlace:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> StateStore:
     return {
         "memory": MemoryStates(),
         "file": FileStates(tmp_path / "states"),
@@ -34,7 +34,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StatePlace:
     }[request.param]
 
 
-def test_a_state_comes_back_whole(place: StatePlace, context: Context) -> None:
+def test_a_state_comes_back_whole(place: StateStore, context: Context) -> None:
     assert place.load(context, 0) == ClientState()
     sent = ClientState(
         {"model/w": torch.randn(3, 2), "optimizer/step/w": torch.tensor(4.0)},
@@ -49,7 +49,7 @@ def test_a_state_comes_back_whole(place: StatePlace, context: Context) -> None:
 
 
 def test_changing_what_was_loaded_changes_nothing_until_it_is_saved(
-    place: StatePlace, context: Context
+    place: StateStore, context: Context
 ) -> None:
     place.save(context, 0, ClientState({"model/w": torch.zeros(2)}))
     place.load(context, 0).group("model")["w"] += 1
@@ -64,7 +64,7 @@ def test_groups_are_replaced_whole() -> None:
 
 
 def test_a_group_is_a_copy_in_order_of_names_wherever_it_is_kept(
-    place: StatePlace, context: Context
+    place: StateStore, context: Context
 ) -> None:
     layer = torch.nn.Linear(2, 2)
     state = ClientState()
@@ -89,7 +89,7 @@ def test_what_is_no_dense_tensor_is_refused_by_name(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [[1, 2], torch.ones(1), np.float32(1), None])
 def test_values_that_not_every_place_keeps_are_refused_by_name(
-    place: StatePlace, context: Context, value: Any
+    place: StateStore, context: Context, value: Any
 ) -> None:
     with pytest.raises(TypeError, match="client state value seen must be a bool"):
         place.save(context, 0, ClientState({}, {"seen": value}))
@@ -139,7 +139,7 @@ def test_a_late_worker_does_not_overwrite_newer_state(
 
 
 def test_a_state_may_hold_what_no_payload_may(
-    place: StatePlace, context: Context
+    place: StateStore, context: Context
 ) -> None:
     sent = {"nan": torch.tensor([float("nan")]), "count": torch.tensor([1, 2])}
     place.save(context, 0, ClientState(dict(sent)))
@@ -179,12 +179,12 @@ def test_a_client_goes_back_to_the_state_it_had_at_a_checkpoint(
     place = FileStates(tmp_path, keep_every=2)
     train(place, context, *rounds)
     resumed = next_run(8)
-    place.go_back(resumed, 0, context.run_id, point)
+    place.rewind(resumed, 0, context.run_id, point)
     state = place.load(resumed, 0)
     assert state.values.get("round", 0) == expected
     if expected:
         assert torch.equal(state.tensors["model/w"], torch.full((2,), expected))
-    place.go_back(resumed, 0, context.run_id, point)  # asked twice
+    place.rewind(resumed, 0, context.run_id, point)  # asked twice
     assert place.load(resumed, 0).values.get("round", 0) == expected
 
 
@@ -208,7 +208,7 @@ def test_a_state_saved_twice_in_a_round_is_that_of_its_end(
     train(place, context, 1, 2)
     place.save(context, 0, ClientState({"model/w": torch.ones(1)}, {"round": 2}))
     train(place, context, 3)
-    place.go_back(next_run(8), 0, context.run_id, 2)
+    place.rewind(next_run(8), 0, context.run_id, 2)
     assert torch.equal(place.load(next_run(8), 0).tensors["model/w"], torch.ones(1))
 
 

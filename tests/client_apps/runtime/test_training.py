@@ -20,13 +20,13 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.nn import Backbone, GraphInput, build_model
 
 
 @pytest.fixture
 def config() -> RunConfig:
-    return RunConfig.parse({}, METHODS)
+    return parse_config({})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flower_fgl import METHODS, Run, resume, simulate
-from flower_fgl.cli.check_graph import check_graph
+from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.client_apps.runtime.upload_privacy import origin_of
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
@@ -84,7 +84,7 @@ def test_check_graph_shows_the_counts_that_are_told(tmp_path: Path) -> None:
     save_client_graph(tmp_path / "ash.npz", graph)
     counts = graph.class_counts("train").tolist()
     least = max(counts) + 1
-    report = check_graph(tmp_path / "ash.npz", {"min-class-count": least})
+    report = inspect_graph(tmp_path / "ash.npz", {"min-class-count": least})
     assert report.description is not None
     assert report.description.class_counts == (0, 0, 0)
 

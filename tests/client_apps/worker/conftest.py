@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flower_fgl.client_apps.worker import asking
-from flower_fgl.client_apps.worker.socket_path import Master
+from flower_fgl.client_apps.worker import client as worker_client
+from flower_fgl.client_apps.worker.socket_path import ParentProcess
 from tests.support.flower_deployment import wait_until, workers_of
 
 
@@ -27,7 +27,7 @@ class Home:
             [sys.executable, "-c", "import time; time.sleep(600)"]
         )
         started = psutil.Process(self.process.pid).create_time()
-        self.master = Master(self.process.pid, started)
+        self.master = ParentProcess(self.process.pid, started)
 
     def workers(self) -> list[psutil.Process]:
         """Return the living workers of this test."""
@@ -44,7 +44,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     folder = Path(tempfile.mkdtemp(prefix="fgl", dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     made = Home(folder)
-    monkeypatch.setattr(asking, "find_master", lambda: made.master)
+    monkeypatch.setattr(worker_client, "find_parent_process", lambda: made.master)
     try:
         yield made
     finally:

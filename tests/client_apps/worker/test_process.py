@@ -11,9 +11,8 @@ import pytest
 
 from flower_fgl.client_apps.worker.client import reach_worker
 from flower_fgl.client_apps.worker.socket_path import worker_socket
+from tests.client_apps.worker.conftest import Home
 from tests.support.flower_deployment import wait_until
-
-from .conftest import Home
 
 NODE = {"partition-id": 0, "num-partitions": 2}
 

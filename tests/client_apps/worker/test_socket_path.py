@@ -12,13 +12,13 @@ import psutil
 import pytest
 
 from flower_fgl.client_apps.worker.socket_path import (
-    Master,
-    find_master,
+    ParentProcess,
+    find_parent_process,
     private_folder,
     worker_socket,
 )
 
-HERE = Master(os.getpid(), psutil.Process().create_time())
+HERE = ParentProcess(os.getpid(), psutil.Process().create_time())
 
 
 def test_every_supernode_config_and_folder_has_its_own_socket(
@@ -30,7 +30,7 @@ def test_every_supernode_config_and_folder_has_its_own_socket(
     found = {
         first,
         worker_socket({"partition-id": 1}, HERE),
-        worker_socket({"partition-id": 0}, Master(1, 0.0)),
+        worker_socket({"partition-id": 0}, ParentProcess(1, 0.0)),
     }
     monkeypatch.chdir(tmp_path)
     found.add(worker_socket({"partition-id": 0}, HERE))
@@ -61,7 +61,7 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_supernode_is_found_above_what_it_started(tmp_path: Path) -> None:
-    code = "from flower_fgl.client_apps.worker.socket_path import find_master; print(find_master().pid)"
+    code = "from flower_fgl.client_apps.worker.socket_path import find_parent_process; print(find_parent_process().pid)"
     between = (
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     )
@@ -76,14 +76,14 @@ def test_the_supernode_is_found_above_what_it_started(tmp_path: Path) -> None:
     )
     found, supernode = done.stdout.split()
     assert found == supernode
-    assert find_master().pid == os.getppid()
+    assert find_parent_process().pid == os.getppid()
 
 
 def test_a_number_that_is_used_again_and_an_unburied_process_are_not_alive() -> None:
     assert HERE.is_alive()
-    assert not Master(HERE.pid, HERE.started - 60).is_alive()
+    assert not ParentProcess(HERE.pid, HERE.started - 60).is_alive()
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    master = Master(ended.pid, psutil.Process(ended.pid).create_time())
+    master = ParentProcess(ended.pid, psutil.Process(ended.pid).create_time())
     while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
         pass
     assert not master.is_alive()

@@ -20,8 +20,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_fgl import Run, simulate
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
-from flower_fgl.client_apps.worker import asking
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.worker import client as worker_client
 from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
 from flower_fgl.client_apps.worker.socket_path import worker_socket
 from flower_fgl.client_apps.worker.wire import TAKEN, pack_reply, receive_request
@@ -30,11 +30,10 @@ from flower_fgl.protocols.base import INFO
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from tests.client_apps.worker.conftest import Home
 from tests.conftest import SMALL
 from tests.engines.test_run import numbers
 from tests.support.flower_deployment import wait_until
-
-from .conftest import Home
 
 
 def test_the_process_of_a_message_imports_no_torch() -> None:
@@ -66,7 +65,7 @@ def test_without_worker_idle_there_is_no_worker(home: Home) -> None:
             message = Message(RecordDict(), 1, "train")
         with pytest.raises(ValueError, match="no such method"):
             DispatchingClientApp()(message, context)
-    kept = DispatchingClientApp(Workplace())
+    kept = DispatchingClientApp(Session())
     context = Context(1, 1, {"worker-idle": 60}, RecordDict(), values)
     with pytest.raises(ValueError, match="no such method"):
         kept(message, context)
@@ -226,8 +225,8 @@ def test_what_a_worker_fails_to_answer_is_handled_here_and_said(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "BUSY_SECONDS", 1.0)
-    with caplog.at_level(logging.WARNING, asking.__name__):
+    monkeypatch.setattr(worker_client, "BUSY_SECONDS", 1.0)
+    with caplog.at_level(logging.WARNING, worker_client.__name__):
         case.ask(behave)
     assert case.here == 1
     (line,) = caplog.messages
@@ -272,7 +271,7 @@ def test_the_state_that_a_worker_leaves_is_that_of_the_context(case: Case) -> No
 def test_packages_that_are_installed_anew_leave_no_place_for_a_worker(
     case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["flwr-clientapp", asking.INSTALLING])
+    monkeypatch.setattr(sys, "argv", ["flwr-clientapp", worker_client.INSTALLING])
     reply = ask_worker(
         case.message,
         case.context,

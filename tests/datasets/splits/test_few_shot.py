@@ -23,7 +23,7 @@ from flower_fgl.datasets.splits.few_shot import (
     eligible_classes,
     few_shot_split,
 )
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from tests.support.real_sets import skip_unless_whole
 
 NETWORKS, SIZE, CLASSES = 5, 120, 9
@@ -37,7 +37,7 @@ def config(**values: Any) -> RunConfig:
         "synthetic.block-skew": 0.3,
         "clients": 3,
     }
-    return RunConfig.parse({**settings, **values}, METHODS)
+    return parse_config({**settings, **values})
 
 
 def labels_of(*counts: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -18,7 +18,7 @@ from flower_fgl.datasets.splits.graph_sets import (
     node_degrees,
 )
 from flower_fgl.datasets.store import open_store
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from tests.datasets.test_store import assert_same
 from tests.support.tiny_graphs import write_tiny
 
@@ -27,7 +27,7 @@ UNIFORM_MUTAG = "f29e8cb581210bed020e9dd44f449c615da5fa2e1b81174651e1cba41ab7436
 
 def config(dataset: str, data_dir: Path, **values: Any) -> RunConfig:
     settings = {"setting": "graph", "partition": "uniform", "data-dir": str(data_dir)}
-    return RunConfig.parse({"dataset": dataset, **settings, **values}, METHODS)
+    return parse_config({"dataset": dataset, **settings, **values})
 
 
 def load_set(dataset: str, data_dir: Path) -> GraphDataset:

@@ -31,7 +31,7 @@ from flower_fgl.datasets.transforms.largest_component import (
     largest_component,
     largest_dataset,
 )
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 
 # K = 3: train, val, test, unseen and missing together, new client; FedLoG, Tables 11 to 13
 PUBLISHED = {
@@ -72,7 +72,7 @@ def config(**values: Any) -> RunConfig:
         "synthetic.blocks": 6,
         "clients": 3,
     }
-    return RunConfig.parse({**settings, **values}, METHODS)
+    return parse_config({**settings, **values})
 
 
 def nodes_of(client: ClientGraph, column: str) -> int:

@@ -24,12 +24,12 @@ from flower_fgl.datasets.transforms.normalize_features import (
     normalise_rows,
     scale_client,
 )
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 
 
 def config(**values: Any) -> RunConfig:
     settings = {key.replace("_", "-"): value for key, value in values.items()}
-    return RunConfig.parse({"synthetic.nodes": 200, **settings}, METHODS)
+    return parse_config({"synthetic.nodes": 200, **settings})
 
 
 def sparse(x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from flower_fgl.datasets.transforms.sparsity import (
     remove_labels,
     sparsify,
 )
+from flower_fgl.methods import parse_config
 from tests.contract.test_methods import shortened
 from tests.support.owners import owner_graphs
 
@@ -58,7 +59,7 @@ def twenty() -> Graph:
 
 def config(**values: Any) -> RunConfig:
     settings = {"synthetic.nodes": 90, "synthetic.classes": 3, "synthetic.blocks": 6}
-    return RunConfig.parse({**settings, **values}, METHODS)
+    return parse_config({**settings, **values})
 
 
 def test_edges_go_in_both_directions_and_a_larger_share_takes_more_of_them() -> None:

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.secure_aggregation.keys import (
     SEAL_BYTES,
-    Agreement,
+    KeyAgreement,
     add_masks,
     digest,
     draw_secret,
@@ -20,8 +20,8 @@ from flower_fgl.protocols.secure_aggregation.keys import (
 
 def test_both_sides_agree_on_a_key() -> None:
     one, two = draw_secret(), draw_secret()
-    key = Agreement(one, 4).key(public_key(two), "mask", 0, 1)
-    assert key == Agreement(two, 4).key(public_key(one), "mask", 0, 1)
+    key = KeyAgreement(one, 4).key(public_key(two), "mask", 0, 1)
+    assert key == KeyAgreement(two, 4).key(public_key(one), "mask", 0, 1)
     assert len(key) == 32
 
 
@@ -39,14 +39,14 @@ def test_another_round_purpose_or_pair_has_another_key(
     other: tuple[int, str, int, int],
 ) -> None:
     secret, public = draw_secret(), public_key(draw_secret())
-    base = Agreement(secret, 4).key(public, "mask", 0, 1)
+    base = KeyAgreement(secret, 4).key(public, "mask", 0, 1)
     number, *rest = other
-    assert Agreement(secret, number).key(public, *rest) != base  # type: ignore[arg-type]
+    assert KeyAgreement(secret, number).key(public, *rest) != base  # type: ignore[arg-type]
 
 
 def test_a_public_key_that_is_none_is_refused() -> None:
     with pytest.raises(PayloadError, match="no X25519 key"):
-        Agreement(draw_secret(), 1).key(bytes(32), "mask", 0, 1)
+        KeyAgreement(draw_secret(), 1).key(bytes(32), "mask", 0, 1)
 
 
 def test_what_is_sealed_opens_with_its_key_only() -> None:

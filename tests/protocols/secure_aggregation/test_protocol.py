@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.secure_aggregation.client import Member
 from flower_fgl.protocols.secure_aggregation.keys import mask_stream
 from flower_fgl.protocols.secure_aggregation.messages import (
@@ -70,7 +69,7 @@ class Table:
 
 
 def seat(count: int, generator: torch.Generator, entries: int = 20) -> Table:
-    config = RunConfig.parse({"secure-aggregation": True}, METHODS)
+    config = parse_config({"secure-aggregation": True})
     members = {pid: Member(pid, config, {}) for pid in range(0, 2 * count, 2)}
     keys = {pid: member.join() for pid, member in members.items()}
     plain = {

@@ -15,10 +15,10 @@ from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import FileStates, MemoryStates
-from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
@@ -28,8 +28,7 @@ from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from flower_fgl.strategies.aggregation import mean_of_sums
 from flower_fgl.strategies.base import FglStrategy
 from flower_fgl.strategies.fedavg import FedAvg
-
-from ..conftest import SMALL
+from tests.conftest import SMALL
 
 SECURE = {"secure_aggregation": True, "clients": 5}
 EXCHANGES = ["query.secure_shares", "train", "query.secure_unmask"]
@@ -208,7 +207,7 @@ def test_secrets_survive_between_the_exchanges_wherever_states_are_kept(
         settings={**settings, "secure_aggregation": True, "state_dir": folder},
     )  # fmt: skip
     with task_identity(9):
-        grid = LocalGrid(DispatchingClientApp(Workplace()), 5, values, run_id=9)
+        grid = LocalGrid(DispatchingClientApp(Session()), 5, values, run_id=9)
         run = Run.load(run_server(grid, values, engine="local"))
         kept = [
             FileStates(Path(folder)).load(context, pid).group("secure")
@@ -395,10 +394,10 @@ def test_a_method_that_needs_more_than_sums_says_which_do_not() -> None:
     for name, row in METHODS.items():
         values = {"method": name, "secure-aggregation": True}
         if row.additive:
-            assert RunConfig.parse(values, METHODS).secure_aggregation
+            assert parse_config(values).secure_aggregation
         else:
             with pytest.raises(ConfigError, match=r"These methods can: .*fedavg, "):
-                RunConfig.parse(values, METHODS)
+                parse_config(values)
 
 
 def test_a_row_is_additive_if_and_only_if_its_upload_can_be_summed() -> None:
@@ -436,7 +435,7 @@ def test_fewer_than_three_clients_a_round_are_refused(
         "participation": participation,
     }
     with pytest.raises(ConfigError, match="needs 3 clients a round"):
-        RunConfig.parse(values, METHODS)
+        parse_config(values)
 
 
 def test_fewer_than_three_clients_that_can_train_are_refused(
@@ -447,8 +446,8 @@ def test_fewer_than_three_clients_that_can_train_are_refused(
         settings={**small, "clients": 0, "secure_aggregation": True},
     )  # fmt: skip
     with task_identity(9):
-        workplace = Workplace(memory=MemoryStates())
-        grid = LocalGrid(DispatchingClientApp(workplace), 2, values, run_id=9)
+        session = Session(memory=MemoryStates())
+        grid = LocalGrid(DispatchingClientApp(session), 2, values, run_id=9)
         with pytest.raises(RunError, match="3 clients that train"):
             run_server(grid, values, engine="local")
 
@@ -464,7 +463,7 @@ def test_fewer_than_three_clients_that_can_train_are_refused(
 )
 def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=key):
-        RunConfig.parse({key: value}, METHODS)
+        parse_config({key: value})
 
 
 def test_a_client_without_the_setting_answers_no_request(small: dict[str, Any]) -> None:
@@ -472,7 +471,7 @@ def test_a_client_without_the_setting_answers_no_request(small: dict[str, Any]) 
         method="fedavg", dataset="synthetic", clients=3, seed=0, settings=SMALL
     )
     with task_identity(9):
-        grid = LocalGrid(DispatchingClientApp(Workplace()), 3, values, run_id=9)
+        grid = LocalGrid(DispatchingClientApp(Session()), 3, values, run_id=9)
         node = grid.get_node_ids()[0]
         message = Message(RecordDict(), node, "query.secure_shares")
         (reply,) = grid.send_and_receive([message])

@@ -13,8 +13,9 @@ import pytest
 from flower_fgl import METHODS, Run
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.methods import parse_config
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.membership import find_place, recognise
+from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
 from tests.client_apps.runtime.test_owners import saved
 from tests.contract.test_methods import comparable, shortened
 from tests.strategies.rounds.test_rejoining import Nodes, comes_back, node_of, run_with
@@ -91,7 +92,7 @@ def test_a_client_that_joins_in_round_2_trains_and_is_scored(
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - set(takes_late)))
 def test_a_method_that_needs_all_clients_first_says_so(method: str) -> None:
     with pytest.raises(ConfigError, match=r"before round 1.*join later: .*fedavg"):
-        RunConfig.parse({"method": method, "min-clients": 2}, METHODS)
+        parse_config({"method": method, "min-clients": 2})
 
 
 def test_min_clients_changes_nothing_where_all_are_there(tmp_path: Path) -> None:
@@ -228,7 +229,7 @@ BOB = replace(ALICE, name="bob", partition_id=-1, num_partitions=0, model="")
 
 def config(**values: Any) -> RunConfig:
     settings = {"clients": 3, "min-clients": 1, **values}
-    return RunConfig.parse(settings, METHODS)
+    return parse_config(settings)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def config(**values: Any) -> RunConfig:
 def test_an_owner_that_does_not_fit_does_not_join(
     changes: dict[str, Any], words: str
 ) -> None:
-    answer = find_place(OWNERS, replace(BOB, **changes), config())
+    answer = admit_new_client(OWNERS, replace(BOB, **changes), config())
     assert isinstance(answer, str)
     assert "bob" in answer
     assert re.search(words, answer)
@@ -250,7 +251,7 @@ def test_an_owner_that_does_not_fit_does_not_join(
 
 def test_an_owner_keeps_its_own_number_where_it_is_free() -> None:
     for told, given in ((-1, 1), (0, 1), (2, 2), (7, 1)):
-        found = find_place(OWNERS, replace(BOB, partition_id=told), config())
+        found = admit_new_client(OWNERS, replace(BOB, partition_id=told), config())
         assert not isinstance(found, str)
         assert (found.partition_id, found.num_partitions) == (given, 3)
         assert found.model == "gcn"
@@ -272,8 +273,8 @@ def test_a_partition_of_another_cut_does_not_join(
     held = replace(ALICE, name="", partition_sha256="5e")
     federation = Federation({0: held}, {0: 10})
     newcomer = replace(held, partition_id=2)
-    assert find_place(federation, newcomer, config()) == newcomer
-    answer = find_place(federation, replace(newcomer, **changes), config())
+    assert admit_new_client(federation, newcomer, config()) == newcomer
+    answer = admit_new_client(federation, replace(newcomer, **changes), config())
     assert isinstance(answer, str)
     assert words in answer
 
@@ -281,12 +282,14 @@ def test_a_partition_of_another_cut_does_not_join(
 def test_owners_of_one_name_are_told_apart_by_number_and_graph() -> None:
     twin = replace(ALICE, partition_id=1)
     both = {0: ALICE, 1: twin}
-    known = recognise(both, replace(ALICE, partition_id=1))
+    known = match_known_client(both, replace(ALICE, partition_id=1))
     assert isinstance(known, tuple)
     assert known[0] == 1
     other = replace(ALICE, partition_id=2, num_nodes=99)
-    assert recognise(both, other) is None
-    assert "another graph" in str(recognise(both, replace(other, partition_id=-1)))
+    assert match_known_client(both, other) is None
+    assert "another graph" in str(
+        match_known_client(both, replace(other, partition_id=-1))
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpg", "fggp", "fedsem"])

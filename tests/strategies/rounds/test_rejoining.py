@@ -10,7 +10,7 @@ from flwr.app import Context, Error, Message, RecordDict
 
 from flower_fgl import METHODS, Run
 from flower_fgl.client_app import DispatchingClientApp
-from flower_fgl.client_apps.runtime.session import Workplace
+from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -67,7 +67,7 @@ def run_with(
         method=method, dataset="synthetic", clients=clients, seed=0, settings=settings
     )
     with task_identity(9):
-        grid = Nodes(DispatchingClientApp(Workplace()), 3, values, 9)
+        grid = Nodes(DispatchingClientApp(Session()), 3, values, 9)
         for context, node in zip(grid.contexts.values(), nodes or [], strict=False):
             context.node_config = {"model-dir": str(folder.parent / "models"), **node}
         for late in list(grid.contexts)[present:]:

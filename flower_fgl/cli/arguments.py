@@ -1,0 +1,87 @@
+"""Arguments that several commands share, and the console they print to."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from flower_fgl.cli.tables import WIDE
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import Scalar
+from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.methods import parse_config
+
+__all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
+
+console = Console(width=None if sys.stdout.isatty() else WIDE)
+
+SettingPairs = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Any run-config key, e.g. --set fedprox.mu=0.1."),
+]
+
+
+def show(text: str) -> None:
+    """Print text as it is: no markup, no colours, no wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
+    """Read ``key=value`` pairs; values are TOML, bare words are strings.
+
+    Parameters
+    ----------
+    pairs : sequence of str
+        E.g. ``["rounds=5", "model=gin", "fedprox.mu=0.1"]``.
+
+    Returns
+    -------
+    dict
+
+    Raises
+    ------
+    ConfigError
+        If a pair has no ``=`` or its value is a list or table.
+    """
+    out: dict[str, Scalar] = {}
+    for pair in pairs:
+        key, sign, text = pair.partition("=")
+        if not sign or not key.strip():
+            raise ConfigError(f'--set takes key=value, got "{pair}".')
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        if not isinstance(value, bool | int | float | str):
+            raise ConfigError(f"--set {key} takes one value, got {text}.")
+        out[key.strip()] = value
+    return out
+
+
+def given(**values: Scalar | None) -> dict[str, Scalar]:
+    """Keep the options a user gave, with their config keys."""
+    return {k.replace("_", "-"): v for k, v in values.items() if v is not None}
+
+
+def data_config(
+    dataset: str, clients: int, rule: str, settings: Sequence[str] | None
+) -> RunConfig:
+    """Check the settings of a command that only looks at data."""
+    pairs = parse_pairs(settings or [])
+    values: dict[str, Scalar] = {
+        "dataset": dataset,
+        "clients": clients,
+        "partition": rule,
+        **pairs,
+    }
+    config = parse_config(values)
+    reject_unused_settings(pairs, [config])
+    if config.clients < 1:
+        raise ConfigError(f"--clients must be at least 1, got {clients}.")
+    return config

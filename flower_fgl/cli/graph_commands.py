@@ -1,0 +1,109 @@
+"""Commands that look at graphs: partition, export, check-graph and predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_fgl.cli.arguments import (
+    SettingPairs,
+    console,
+    data_config,
+    parse_pairs,
+    show,
+)
+from flower_fgl.cli.tables import make_table
+
+__all__ = ["check_graph", "export", "partition", "predict"]
+
+
+def partition(
+    dataset: Annotated[
+        str, typer.Option(help="See flower-fgl datasets.")
+    ] = "synthetic",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
+    settings: SettingPairs = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a heat map of class by client (PNG).")
+    ] = None,
+) -> None:
+    """Partition a dataset and describe what each client holds."""
+    from flower_fgl.cli.partition import describe_clients, write_heat_map
+
+    config = data_config(dataset, clients, rule, settings)
+    description = describe_clients(config)
+    sets = ("train", "val", "test", *description.columns)
+    table = make_table("client", description.items, *sets, "classes", "exp(entropy)")
+    for row in description.rows:
+        table.add_row(*row)
+    console.print(table)
+    show(description.summary)
+    if out is not None:
+        write_heat_map(description, out)
+        show(f"Heat map: {out}")
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where the .npz files go.")],
+    dataset: Annotated[
+        str, typer.Option(help="See flower-fgl datasets.")
+    ] = "synthetic",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
+    settings: SettingPairs = None,
+) -> None:
+    """Write each client's graph as .npz, to rehearse a deployment."""
+    from flower_fgl.cli.partition import export_clients
+
+    for path in export_clients(data_config(dataset, clients, rule, settings), folder):
+        show(str(path))
+
+
+def check_graph(
+    graph: Annotated[Path, typer.Argument(help="An .npz file or a CSV folder.")],
+    settings: SettingPairs = None,
+) -> None:
+    """Check a data owner's graph and show what the server would learn of it."""
+    from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
+
+    report = inspect_graph(graph, parse_pairs(settings or []))
+    for number, problem in enumerate(report.problems, start=1):
+        show(f"Problem {number}: {problem}")
+    for note in report.notes:
+        show(f"Note: {note}")
+    if report.description is None:
+        show(f"{graph} cannot be used yet: {len(report.problems)} problems.")
+        raise typer.Exit(1)
+    show(f"{graph} can be used.")
+    show("What the server learns before round 1:")
+    full = learned_by_server(report.description, with_counts=True)
+    bare = learned_by_server(report.description, with_counts=False)
+    for key, value in full.items():
+        if bare[key] == value:
+            show(f"  {key} = {'(empty)' if value in ('', b'') else value}")
+        else:
+            show(f"  {key} = {value}   (share-class-counts = true)")
+            show(f"  {key} = {bare[key]}   (share-class-counts = false)")
+    show("partition-id -1: the server assigns the number, which determines the model.")
+    show("public-key: 32 random bytes with secure-aggregation = true.")
+
+
+def predict(
+    model: Annotated[Path, typer.Option(help="An owner's model, or a run folder.")],
+    graph: Annotated[Path, typer.Option(help="An .npz file or a CSV folder.")],
+    output: Annotated[Path, typer.Option(help="CSV file to write.")],
+) -> None:
+    """Write the class probabilities of a graph's nodes as CSV."""
+    from flower_fgl.cli.predict import predict_graph, write_csv
+
+    prediction = predict_graph(model, graph)
+    write_csv(prediction, output)
+    card = prediction.card
+    whose = f"of {card.owner}" if card.owner else "aggregated"
+    show(
+        f"{len(prediction.nodes):,} nodes, {len(card.class_names)} classes: {output}\n"
+        f"model: {card.method}, {card.model}, round {card.round}, {whose}"
+    )

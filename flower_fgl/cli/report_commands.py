@@ -1,0 +1,139 @@
+"""Commands that read run folders: report, embeddings, compare and reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_fgl.cli.arguments import console, show
+from flower_fgl.cli.tables import make_table
+from flower_fgl.core.errors import RunError
+
+__all__ = ["compare", "embeddings", "reach", "report"]
+
+
+def report(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run folders, folders of them or patterns; FOLDER:NAME takes one "
+            "method's or case's runs."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
+    against: Annotated[
+        str, typer.Option(help="Mark what is significantly better than this method.")
+    ] = "",
+    pictures: Annotated[
+        Path | None, typer.Option(help="Folder for the pictures, each an SVG file.")
+    ] = None,
+    client: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Client whose nodes to draw (needs a checkpoint); may repeat."
+        ),
+    ] = None,
+) -> None:
+    """Draw a run, or compare several, as one HTML page."""
+    from flower_fgl.runs.compare import select_runs
+    from flower_fgl.runs.report.page import write_report
+
+    found = [run for text in runs for run in select_runs(text)]
+    nodes = None
+    if client:
+        if len(found) > 1:
+            raise RunError(
+                f"--client draws the nodes of one run, got {len(found)} runs."
+            )
+        # imported here because it loads torch, which no other picture needs
+        from flower_fgl.cli.embeddings import embedding_figure
+
+        nodes = embedding_figure(found[0], client)
+    path = write_report(found, out, against=against, pictures=pictures, nodes=nodes)
+    show(f"Report: {path}")
+
+
+def embeddings(
+    run: Annotated[Path, typer.Argument(help="Run folder with a checkpoint.")],
+    out: Annotated[Path, typer.Option(help="Picture to write (PNG, SVG, PDF).")],
+    client: Annotated[list[int], typer.Option(help="Client to draw; may repeat.")],
+) -> None:
+    """Draw clients' training, test and synthetic nodes on their principal plane."""
+    from flower_fgl.cli.embeddings import draw_embeddings
+
+    path = draw_embeddings(run, client, out)
+    show(f"Picture: {path}")
+
+
+def compare(
+    one: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="Run folders, folders of them or patterns, separated by commas; "
+            "FOLDER:NAME takes one method's or case's runs.",
+        ),
+    ],
+    other: Annotated[str, typer.Argument(metavar="B", help="The same of the other.")],
+    column: Annotated[str, typer.Option(help="Which nodes' scores.")] = "test",
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="accuracy, macro_f1, mean_accuracy …; if not given the accuracy, with "
+            "few shots the mean of the clients' accuracies.",
+            show_default=False,
+        ),
+    ] = "",
+) -> None:
+    """Test whether two methods differ: paired t-test over data sets and seeds."""
+    from flower_fgl.runs.compare import (
+        common_metric,
+        compare_runs,
+        describe,
+        select_runs,
+        verdict,
+    )
+
+    sides = {"A": select_runs(one), "B": select_runs(other)}
+    metric = metric or common_metric([run for runs in sides.values() for run in runs])
+    result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
+    table = make_table("", "method", f"{column} {metric}, %", "not completed")
+    for (side, runs), scores in zip(
+        sides.items(), (result.one, result.other), strict=True
+    ):
+        pending = [run.path.name for run in runs if run.status != "completed"]
+        method = str(runs[0].summary["method"])
+        table.add_row(side, method, describe(scores), ", ".join(pending))
+    console.print(table)
+    show(
+        f"A - B = {100 * result.difference:+.2f}, n = {len(result.one)} pairs, "
+        f"t = {result.t:.3f}, p = {result.p:.4f}: {verdict(result)}"
+    )
+
+
+def reach(
+    accuracy: Annotated[float, typer.Argument(help="For example 0.8.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(help="Run folders, folders of them, patterns or FOLDER:NAME."),
+    ],
+    column: Annotated[str, typer.Option(help="Which nodes' accuracy.")] = "test",
+) -> None:
+    """Tell rounds, bytes and seconds until runs had reached an accuracy."""
+    from flower_fgl.runs.compare import select_runs
+    from flower_fgl.runs.cost_to_accuracy import cost_until
+    from flower_fgl.runs.report.page import show_bytes, show_seconds
+
+    table = make_table("run", "round", "bytes", "time", f"best {column} accuracy, %")
+    for run in (run for text in runs for run in select_runs(text)):
+        cost = cost_until(run, accuracy, column=column)
+        table.add_row(
+            run.path.name,
+            "not reached" if cost.server_round is None else str(cost.server_round),
+            show_bytes(cost.num_bytes),
+            show_seconds(cost.seconds),
+            "-" if cost.best is None else f"{100 * cost.best:.2f}",
+        )
+    console.print(table)

@@ -1,0 +1,18 @@
+"""Local: every client trains alone, nothing is exchanged."""
+
+from __future__ import annotations
+
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD"]
+
+METHOD = Method(
+    name="local",
+    paper="no federation: every client alone",
+    strategy="flower_fgl.strategies.local:Local",
+    client_app="flower_fgl.client_apps.local:LocalClientApp",
+    payload="0",
+    uploads=False,
+    has_global_model=False,
+    mixes_models=True,
+)

@@ -1,0 +1,113 @@
+"""The record that describes one method: its paper, its two halves, its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+from typing import Any
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import Scalar, kebab, nearest
+from flower_fgl.core.settings import GeneralSettings
+
+__all__ = ["Method"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """Describe one method: its paper, its two halves and its settings.
+
+    Settings are checked against these facts before either half is imported, so a wrong
+    setting is reported without loading torch. A contract test compares the facts with the
+    classes.
+
+    Parameters
+    ----------
+    name : str
+        Value of the setting ``method``, e.g. ``"fed-pub"``.
+    paper : str
+        Authors, venue and year.
+    strategy, client_app : str
+        ``module:class`` of the server half and of the client half. Each is imported only
+        by the process that runs it: a server never loads client code.
+    network : str
+        ``module:function`` that builds the network of a saved model; empty if the network
+        is one of the backbones.
+    settings : type or None
+        Dataclass of the method's own settings.
+    payload : str
+        Bytes per round and client, as formulas for the terminal.
+    defaults : mapping of str to bool, int, float or str
+        The method's own defaults of general settings.
+    uploads : bool
+        Whether clients upload anything.
+    has_global_model : bool
+        Whether there is an aggregated model to evaluate and save.
+    mixes_models : bool
+        Whether clients may have different backbones.
+    shares_embeddings : bool
+        Whether embeddings of different clients are compared, so all have one width.
+    is_one_shot : bool
+        Whether there is exactly one round (``rounds`` above 1 is an error).
+    graphs : bool
+        Whether the method also classifies whole graphs (``setting = "graph"``).
+    additive : bool
+        Whether the server needs only sums of the uploads (``secure-aggregation = true``).
+    takes_late_clients : bool
+        Whether a client may join after round 1 (``min-clients``). False if an exchange
+        before round 1 prepares every client.
+    takes_batches : bool
+        Whether the training reads ``batch-size`` and ``check-every``.
+    """
+
+    name: str
+    paper: str
+    strategy: str
+    client_app: str
+    network: str = ""
+    settings: type | None = None
+    payload: str = ""
+    defaults: Mapping[str, Scalar] = field(default_factory=dict)
+    uploads: bool = True
+    has_global_model: bool = True
+    mixes_models: bool = False
+    shares_embeddings: bool = False
+    is_one_shot: bool = False
+    graphs: bool = True
+    additive: bool = False
+    takes_late_clients: bool = True
+    takes_batches: bool = True
+
+    def __post_init__(self) -> None:
+        for f in () if self.settings is None else fields(self.settings):
+            if "text" not in f.metadata:
+                raise TypeError(
+                    f"{self.settings}.{f.name} is not a setting. Declare it with "
+                    "option(default, text)."
+                )
+
+        known = {kebab(f.name) for f in fields(GeneralSettings) if f.metadata["auto"]}
+        if unknown := sorted(set(self.defaults) - known):
+            raise ConfigError(
+                f'{self.name} has a default for "{unknown[0]}", which is not a general '
+                f"setting with a default per method. {nearest(unknown[0], known)}"
+            )
+
+    def load_strategy(self) -> type[Any]:
+        """Import the server half, a subclass of ``FglStrategy``."""
+        return _load(self.strategy)  # type: ignore[no-any-return]
+
+    def load_client_app(self) -> type[Any]:
+        """Import the client half, a subclass of ``FglClientApp``."""
+        return _load(self.client_app)  # type: ignore[no-any-return]
+
+    def load_network(self) -> Callable[..., Any]:
+        """Import the function that builds the method's own network."""
+        return _load(self.network)  # type: ignore[no-any-return]
+
+
+def _load(reference: str) -> Any:
+    """Import ``module:name``."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(module), name)
