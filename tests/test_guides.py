@@ -7,36 +7,28 @@ import re
 import runpy
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
-from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 import flower_fgl
 from flower_fgl import METHODS, simulate
-from flower_fgl.cli.main import app, parse_settings
 from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
-from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.settings import DATASETS
 from flower_fgl.methods import Method
-from flower_fgl.runs.files import flatten
-from flower_fgl.simulation.experiments import Experiment, read_experiment
 from flower_fgl.strategies.base import FglStrategy
-from tests.conftest import SMALL
-from tests.support.guides import PLACEHOLDER, ROOT, Block, blocks, commands, guides
+from tests.support.guide_commands import check_command, tiny
+from tests.support.guides import ROOT, Block, blocks, commands, guides
 
 METHOD_GUIDE = ROOT / "docs" / "adding-a-method.md"
-TINY = ("rounds=2", "hidden-channels=8", "synthetic.nodes=120", "synthetic.blocks=6")
-INPUTS = {"check-graph": ["graph"], "report": ["runs"], "predict": ["model", "graph"]}
-"""Commands that are executed if these files exist, because an earlier one wrote them."""
 
-every_guide = pytest.mark.parametrize("guide", guides(), ids=lambda path: path.name)
+every_guide = pytest.mark.parametrize(
+    "guide", guides(), ids=lambda path: str(path.relative_to(ROOT))
+)
 
 
 @pytest.fixture
@@ -78,7 +70,7 @@ def test_the_example_method_of_the_guide_runs(
     assert len(rows) == 1
     stem = Path(rows[0].file).stem
     row = importlib.import_module(f"flower_fgl.methods.{stem}").METHOD
-    monkeypatch.setitem(METHODS, stem, row)  # type: ignore[arg-type]
+    monkeypatch.setitem(METHODS, getattr(row, "name", stem), row)
     result = runpy.run_path(files[-1].file)["run"]
     trained = [r["round"] for r in result.rounds if r["phase"] == "train"]
     assert trained == [1, 2]
@@ -102,16 +94,16 @@ def test_the_method_guide_names_hooks_and_fields_that_exist() -> None:
         names = first_cells(header)
         assert names, f"no table of {header}s"
         assert {n for n in names if not hasattr(owner, n)} == set()
-    assert first_cells("field") | {"name"} == {f.name for f in fields(Method)} | {"name"}
+    assert first_cells("field") == {f.name for f in fields(Method)} | {"name"}
 
 
 def small_simulate(
     method: str = "fedavg", dataset: str = "synthetic", **settings: Any
 ) -> Any:
-    """Run ``simulate`` with a guide's arguments on a tiny synthetic graph."""
+    """Run ``simulate`` with a guide's arguments, but shortly and on the synthetic graph."""
     assert dataset in DATASETS, dataset
-    tiny = {**SMALL, "synthetic": {**SMALL["synthetic"], "nodes": 400}}  # type: ignore[dict-item]
-    return simulate(method, "synthetic", **{**settings, **tiny})
+    settings = {key.replace("_", "-"): value for key, value in settings.items()}
+    return simulate(method, "synthetic", **{**settings, **tiny(method)})
 
 
 @every_guide
@@ -151,167 +143,6 @@ def test_files_named_in_the_text_exist(guide: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- commands
-@cache
-def known_keys() -> frozenset[str]:
-    return frozenset(key for key, _ in flatten(pyproject_table(METHODS)))
-
-
-def check_config(values: Mapping[str, Any], place: str) -> None:
-    """Check keys, and values unless one of them is a placeholder."""
-    unknown = sorted(set(values) - known_keys())
-    assert not unknown, f"{place}: unknown settings {unknown}"
-    if PLACEHOLDER not in "".join(map(str, values.values())):
-        RunConfig.parse(values, METHODS)
-
-
-def parse(command: Any, words: list[str], place: str) -> tuple[str, dict[str, Any]]:
-    """Parse words with a typer program; return the command's name and its parameters."""
-    name = ""
-    while hasattr(command, "commands"):
-        assert words, place
-        assert words[0] in command.commands, f"{place}: unknown command {words[0]}"
-        name, words = words[0], words[1:]
-        command = command.commands[name]
-    try:
-        return name, dict(command.make_context(name, list(words)).params)
-    except Exception as error:  # click's, which typer may bring along itself
-        raise AssertionError(f"{place}: {name} {words}: {error}") from error
-
-
-def check_own(words: list[str], block: Block) -> None:
-    """Check a command of flower-fgl and execute it if it takes a moment."""
-    name, given = parse(typer.main.get_command(app), words, block.place)
-    options = parse_settings(given.get("settings") or [])
-    for key in ("method", "dataset", "clients", "rounds", "seed"):
-        if name in ("run", "partition", "export") and given.get(key) is not None:
-            options[key] = given[key]
-    if given.get("rule"):
-        options["partition"] = given["rule"]
-    file = given.get("experiment")
-    if file is None:
-        check_config(options, block.place)
-    else:
-        path = next((p for p in (Path(file), ROOT / file) if p.exists()), None)
-        is_ours = str(file).startswith("experiments/")
-        assert path or not is_ours, f"{block.place}: no file {file}"
-        if path is not None:
-            check_experiment(read_experiment(path), options, given, block.place)
-    if block.reason is None and is_cheap(name, given, options):
-        execute(name, words, given, options, block.place)
-
-
-def check_experiment(
-    experiment: Experiment, options: dict[str, Any], given: dict[str, Any], place: str
-) -> None:
-    experiment = experiment.with_options(options)
-    if given["case"]:
-        experiment = experiment.with_cases(given["case"])
-    check_config(experiment.runs()[0].settings, place)
-    for case in experiment.cases:
-        unknown = set(case) - known_keys() - {"name"}
-        assert not unknown, f"{place}: {unknown}"
-
-
-def is_cheap(name: str, given: dict[str, Any], options: dict[str, Any]) -> bool:
-    if name in ("methods", "settings", "datasets"):
-        return True
-    if name in ("run", "partition", "export"):
-        is_stored = given.get("experiment") or given.get("resume")
-        is_small = options.get("dataset", "synthetic") == "synthetic"
-        return is_small and not is_stored and PLACEHOLDER not in str(options)
-    paths = [given[key] for key in INPUTS.get(name, [])]
-    flat = [p for path in paths for p in (path if isinstance(path, tuple | list) else [path])]
-    return bool(flat) and all(Path(p).exists() for p in flat)
-
-
-def execute(
-    name: str,
-    words: list[str],
-    given: dict[str, Any],
-    options: dict[str, Any],
-    place: str,
-) -> None:
-    """Execute a command in the working folder; a run is a tiny one in this process."""
-    words = list(words)
-    if name == "run":
-        settings = options | parse_settings(TINY)
-        words = ["run", "--engine", "local", "--quiet"]
-        for key, value in settings.items():
-            words += ["--set", f"{key}={value!r}".replace("True", "true")]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, f"{place}: {words}: {result.output}{result.exception}"
-
-
-@cache
-def flower_parser(program: str) -> Any:
-    module = importlib.import_module(
-        {
-            "flower-superlink": "flwr.superlink.cli.flower_superlink",
-            "flower-supernode": "flwr.supernode.cli.flower_supernode",
-        }[program]
-    )
-    short = program.removeprefix("flower-")
-    parser = getattr(module, f"_parse_args_run_{short}")()
-    parser.allow_abbrev = False
-    return parser
-
-
-def check_flower_node(program: str, words: list[str], block: Block) -> None:
-    try:
-        arguments = flower_parser(program).parse_args(words)
-    except SystemExit as error:
-        raise AssertionError(f"{block.place}: {program} refuses {words}") from error
-    config = getattr(arguments, "node_config", None)
-    if config:
-        unknown = set(flower_values(config)) - node_config_keys()
-        assert not unknown, f"{block.place}: {unknown} are not in the guide's table"
-
-
-def flower_values(text: str) -> dict[str, Any]:
-    from flwr.common.config import parse_config_args
-
-    return dict(parse_config_args([text]))
-
-
-@cache
-def node_config_keys() -> frozenset[str]:
-    """Return the keys of the deployment guide's table; the client half reads each."""
-    text = (ROOT / "docs" / "deployment.md").read_text("utf-8")
-    table = text.partition("Keys of `--node-config`:")[2].split("\n\n")[1]
-    keys = set(re.findall(r"`([a-z-]+)`", "".join(re.findall(r"^\|[^|]*", table, re.M))))
-    sources = (ROOT / "flower_fgl" / "client_apps").rglob("*.py")
-    code = "".join(path.read_text("utf-8") for path in sources)
-    assert keys
-    assert {key for key in keys if f'"{key}"' not in code} <= {"num-partitions"}
-    return frozenset(keys)
-
-
-def check_flwr(words: list[str], block: Block) -> None:
-    from flwr.cli.app import app as flwr
-
-    name, given = parse(typer.main.get_command(flwr), words, block.place)
-    if name == "run" and given.get("run_config_overrides"):
-        values = flower_values(" ".join(given["run_config_overrides"]))
-        check_config(values, block.place)
-
-
-def check_script(words: list[str], block: Block) -> None:
-    path = ROOT / words[0]
-    assert path.exists(), f"{block.place}: no script {words[0]}"
-    text = path.read_text("utf-8")
-    for word in words[1:]:
-        if word.startswith("--"):
-            option = word.partition("=")[0]
-            assert f'"{option}"' in text, f"{block.place}: {words[0]} has no {option}"
-
-
-CHECKS: dict[str, Callable[[list[str], Block], None]] = {
-    "flower-fgl": check_own,
-    "flwr": check_flwr,
-    **{p: partial(check_flower_node, p) for p in ("flower-superlink", "flower-supernode")},
-}
-
-
 @every_guide
 def test_commands_of_bash_blocks_exist(guide: Path, folder: Path) -> None:
     for block in blocks(guide, "toml"):  # a command may read one
@@ -319,10 +150,38 @@ def test_commands_of_bash_blocks_exist(guide: Path, folder: Path) -> None:
             Path(block.file).write_text(block.text, "utf-8")
     for block in blocks(guide, "bash"):
         for command in commands(block):
-            program, *words = command.words or [""]
-            if program == "python" and words[:2] == ["-m", "flower_fgl"]:
-                check_own(words[2:], block)
-            elif program == "python" and words[0].endswith(".py"):
-                check_script(words, block)
-            elif program in CHECKS:
-                CHECKS[program](words, block)
+            check_command(command)
+
+
+def test_the_guides_use_every_program_that_is_checked() -> None:
+    bash = [block for guide in guides() for block in blocks(guide, "bash")]
+    programs = {
+        command.words[0] for b in bash for command in commands(b) if command.words
+    }
+    checked = {"flower-fgl", "flwr", "flower-superlink", "flower-supernode", "python"}
+    assert checked <= programs
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flower-fgl runs",
+        "flower-fgl run --metod fedavg",
+        "flower-fgl run --set roundz=2",
+        "flower-fgl run --method fedprox --set fedprox.mu=many",
+        "flower-fgl run experiments/none.toml",
+        "flower-fgl settings fedabc",
+        "flower-fgl predict --model a --graph b",
+        "FLWR_HOME=x flwr run . --run-config 'clients=3 method=\"fedabc\"'",
+        "flwr run . --streams",
+        "flower-superlink --insecure --databases x",
+        "flower-supernode --insecure --node-config 'graf=\"a.npz\"'",
+        "python examples/deployment/none.py",
+        "python examples/deployment/rehearse.py folder --ssl",
+    ],
+)
+def test_a_command_that_does_not_exist_is_found(text: str, folder: Path) -> None:
+    block = Block(ROOT / "README.md", 1, "bash", f"{text}\n", None)
+    (command,) = commands(block)
+    with pytest.raises(AssertionError, match=r"README\.md:1"):
+        check_command(command)
