@@ -3,8 +3,8 @@
     python benchmarks/round_path.py
     python benchmarks/round_path.py --methods fedavg --functions
 
-One round of a run in the local engine with three clients is traced: from the moment the
-first round is reported until the second one is. Files that only define things the round
+The third round of a run in the local engine with three clients is traced: from the moment
+the second round is reported until the third one is. Earlier rounds fill caches. Files that only define things the round
 uses (dataclasses, constants) do not count; files in which a function runs do. Use
 it as a reading list: the files stand in the order in which the round enters them.
 """
@@ -24,7 +24,7 @@ from flower_fgl import simulate
 ROOT = Path(flower_fgl.__file__).parent
 SETTINGS: dict[str, Any] = {
     "clients": 3,
-    "rounds": 2,
+    "rounds": 3,
     "local_epochs": 1,
     "synthetic": {"nodes": 120, "features": 8},
 }
@@ -33,7 +33,7 @@ LIMITS = {"fedavg": 25, "fedpg": 32}
 
 
 def trace_round(method: str, folder: Path) -> dict[str, list[str]]:
-    """Run two rounds and trace the second.
+    """Run three rounds and trace the third.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def trace_round(method: str, folder: Path) -> dict[str, list[str]]:
             seen.setdefault(frame.f_code)
 
     def on_round(row: Any) -> None:
-        sys.setprofile(on_event if row["round"] == 1 else None)
+        sys.setprofile(on_event if row["round"] == 2 else None)
 
     try:
         simulate(method, on_round=on_round, output_dir=str(folder), **SETTINGS)

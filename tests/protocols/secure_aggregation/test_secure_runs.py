@@ -475,4 +475,4 @@ def test_a_client_without_the_setting_answers_no_request(small: dict[str, Any]) 
         node = grid.get_node_ids()[0]
         message = Message(RecordDict(), node, "query.secure_shares")
         (reply,) = grid.send_and_receive([message])
-        assert "secure-aggregation is off here" in reply.error.reason
+        assert "secure-aggregation is off on this client" in reply.error.reason
