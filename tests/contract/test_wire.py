@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import flower_fgl
 from flower_fgl import METHODS, simulate
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.core.errors import RunError
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.strategies.rounds.messenger import send_receive
@@ -196,7 +196,7 @@ def test_garbage_is_dropped_and_named(method: str, stage: Stage) -> None:
 def test_an_upload_that_is_too_large_is_dropped_and_counted(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Message, context: Any) -> Message:
         reply = original(app, message, context)
@@ -206,7 +206,7 @@ def test_an_upload_that_is_too_large_is_dropped_and_counted(
             reply.content["more"] = write_tensors({"x": torch.zeros(300_000)})
         return reply
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     run = simulate(**small, max_message_mb=1.0)
     assert [row["replies"] for row in run.rounds] == [2, 2]
     (failure,) = run.rounds[0]["failures"]

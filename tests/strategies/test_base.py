@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl import METHODS, Run, simulate
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
@@ -54,7 +54,7 @@ class Faulty:
     """Make chosen clients misbehave in chosen rounds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, when: Any, how: Any) -> None:
-        original = DispatchingClientApp.__call__
+        original = Dispatcher.__call__
 
         def call(app: Any, message: Message, context: Context) -> Message:
             reply = original(app, message, context)
@@ -65,7 +65,7 @@ class Faulty:
                     how(reply)
             return reply
 
-        monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+        monkeypatch.setattr(Dispatcher, "__call__", call)
 
 
 def raises(reply: Message) -> None:

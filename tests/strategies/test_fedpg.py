@@ -11,7 +11,7 @@ from flwr.app import Array, Context, Message
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.strategies.base import Upload
@@ -164,7 +164,7 @@ class Listener:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.replies: list[tuple[int, Message]] = []
         self.sent: list[tuple[int, Message]] = []
-        original = DispatchingClientApp.__call__
+        original = Dispatcher.__call__
 
         def call(app: Any, message: Message, context: Context) -> Message:
             reply = original(app, message, context)
@@ -175,7 +175,7 @@ class Listener:
                 self.spoil(pid, len(self.replies), reply)
             return reply
 
-        monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+        monkeypatch.setattr(Dispatcher, "__call__", call)
 
     def spoil(self, pid: int, number: int, reply: Message) -> None:
         """Leave the reply as it is."""

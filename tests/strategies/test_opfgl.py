@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from flower_fgl import simulate
 from flower_fgl.algorithms.opfgl.class_statistics import ClassStatistics
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.opfgl import OPFGLClientApp
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.sources import load
@@ -183,7 +183,7 @@ class Meddler:
         how: Callable[[Message], None],
         action: str = "train",
     ) -> None:
-        original = DispatchingClientApp.__call__
+        original = Dispatcher.__call__
 
         def call(app: Any, message: Message, context: Context) -> Message:
             reply = original(app, message, context)
@@ -192,7 +192,7 @@ class Meddler:
                 how(reply)
             return reply
 
-        monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+        monkeypatch.setattr(Dispatcher, "__call__", call)
 
 
 def dies(reply: Message) -> None:

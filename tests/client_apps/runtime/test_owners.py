@@ -13,6 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from flower_fgl import METHODS, simulate
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.data import file_stamps
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import DataError, RunError
@@ -158,14 +159,14 @@ def test_an_owner_that_does_not_fit_is_refused_by_name(
 def test_a_node_that_fails_without_a_word_is_waited_for_then_left(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Any, context: Any) -> Any:
         if context.node_config.get("name") == "gone":
             raise MemoryError
         return original(app, message, context)
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     gone = {"graph": "gone.npz", "name": "gone"}
     run = run_owners([*nodes, gone], tmp_path / "run", join_timeout=0.2)
     assert run.status == "completed"

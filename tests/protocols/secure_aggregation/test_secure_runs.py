@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.session import Session
@@ -43,7 +44,7 @@ def spoil(
     monkeypatch: pytest.MonkeyPatch, kind: str, pids: set[int], how: Spoil
 ) -> None:
     """Let some clients spoil their replies of one exchange in round 2."""
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Message, context: Context) -> Message:
         is_theirs = context.node_config["partition-id"] in pids
@@ -58,7 +59,7 @@ def spoil(
             how(reply)
         return reply
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
 
 
 def raises(reply: Message) -> None:
@@ -228,7 +229,7 @@ def test_only_masked_vectors_and_keys_cross_the_wire(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
 ) -> None:
     seen: dict[str, set[str]] = {}
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Message, context: Context) -> Message:
         reply = original(app, message, context)
@@ -237,7 +238,7 @@ def test_only_masked_vectors_and_keys_cross_the_wire(
         seen.setdefault(f"{kind} up", set()).update(reply.content)
         return reply
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     simulate(**{**small, **SECURE})
     assert seen == {
         "query.describe down": set(),
@@ -374,7 +375,7 @@ def test_fewer_survivors_than_the_threshold_fail_the_round(
 def test_a_run_below_the_threshold_ends_with_an_error_that_says_so(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
 ) -> None:
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Message, context: Context) -> Message:
         is_train = message.metadata.message_type == "train"
@@ -382,7 +383,7 @@ def test_a_run_below_the_threshold_ends_with_an_error_that_says_so(
             raise RuntimeError("out of order")
         return original(app, message, context)
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     with pytest.raises(
         RunError, match=r"3 of 5 clients sent a masked sum, 4 are needed"
     ):
