@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer, unit_rows
-from flower_fgl.client_apps.fedproto import labelled
+from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
@@ -232,10 +232,10 @@ def test_a_batch_of_graphs_goes_with_its_labels() -> None:
     model = RecordingBackbone(client.build_model(initialise=True))
     data = client.data.training
     model.embed(data.inputs)
-    embedding, labels = labelled(model, data)
+    embedding, labels = labelled_embeddings(model, data)
     assert embedding.shape == (G - 2, WIDTH)
     assert torch.equal(labels, y[y >= 0])
     model.embed(data.inputs.select(torch.tensor([7, 1, 5])))
-    embedding, labels = labelled(model, data)
+    embedding, labels = labelled_embeddings(model, data)
     assert embedding.shape == (3, WIDTH)
     assert torch.equal(labels, y[[7, 1, 5]])

@@ -192,7 +192,7 @@ def test_a_round_that_ends_in_nan_leaves_the_client_as_it_was(
     assert [row["replies"] for row in run.rounds] == [4, 3, 4]
     (failure,) = run.rounds[1]["failures"]
     assert failure["partition_id"] == 1
-    assert "the client keeps what it had before" in failure["reason"]
+    assert "the client keeps its state from before the round" in failure["reason"]
 
 
 def test_a_generator_that_makes_nan_is_named_and_never_scored(
