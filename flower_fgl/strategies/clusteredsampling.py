@@ -85,7 +85,7 @@ class ClusteredSampling(FedAvg):
         return sum(self.draws[pid] or 1 for pid in uploads)
 
     def known(self, partition_ids: list[int]) -> np.ndarray[tuple[int, int]]:
-        """Stack the clients' last updates (K, P); a row of zeros stands for no update."""
+        """Stack the clients' last updates (K, P); rows without an update are zero."""
         zeros = torch.zeros_like(state_to_vector(self.weights.tensors))
         updates = [self.updates.get(pid, zeros) for pid in partition_ids]
         return torch.stack(updates).numpy()

@@ -43,8 +43,8 @@ class PFedFSL(FglStrategy):
 
     Notes
     -----
-    1. Candidates are drawn uniformly from the last uploads of the other clients, anew in
-       every round. Before the first upload there are none.
+    1. In every round new candidates are drawn uniformly from the last uploads of the
+       other clients. Before the first upload there are none.
     2. The client's own model is in the mixture, with its own loss. A mixture of the
        candidates alone would lose the client's training of the round.
     3. The mixture uses each candidate as it was when the client evaluated it.
