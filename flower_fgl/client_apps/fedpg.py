@@ -1,6 +1,6 @@
-"""Client half of FedPG: upload multi-hop prototypes, download personalized ones.
+"""Client half of FedPG: exchange multi-hop prototypes instead of weights.
 
-Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493. No weights are sent.
+Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 
 ===============================  ==================================================
 symbol                           argument or attribute

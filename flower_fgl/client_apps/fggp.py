@@ -7,7 +7,7 @@ Prototypes", AAAI 2024.
 part                                             function
 ===============================================  ==========================
 k-NN graph of the received model's features      ``nearest_neighbours``
-edges of the second view, drawn anew each step   ``resample_edges``
+edges of the second view, redrawn each step      ``resample_edges``
 weighted cross-entropy of the edge predictor     ``edge_loss``
 confidence-weighted class prototypes             ``confidence_means``
 alignment of both views' prototypes              ``view_contrast``
