@@ -19,18 +19,16 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
+from flower_fgl.datasets.sources.layout import Layout
+from flower_fgl.datasets.sources.raw_readers import Raw
 
-__all__ = ["Layout", "Raw", "obtain"]
-
-Raw = RawNodes | RawGraphs
+__all__ = ["obtain"]
 
 PROBE_SECONDS = 10.0
 """How long to wait for the server's first answer before calling it out of reach."""
@@ -41,39 +39,6 @@ STALL_SECONDS = 60.0
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One form in which a data set may lie on disk.
-
-    Parameters
-    ----------
-    folder : str
-        Folder below the data folder.
-    files : tuple of str
-        Files that must be there, relative to ``folder``.
-    read : callable from Path to RawNodes or RawGraphs
-        The reader.
-    leaf : str or None
-        The name that a stock loader gives ``folder`` below its root; ``.`` where they
-        are the same. The reader gets a root it may write to. ``None``: the reader gets
-        ``folder`` itself and only reads.
-    url : str
-        Where the files are published.
-    can_download : bool
-        Whether the reader fetches what is missing.
-    is_partial : bool
-        Whether parts of the published set are absent, so that its statistics differ.
-    """
-
-    folder: str
-    files: tuple[str, ...]
-    read: Callable[[Path], Raw]
-    leaf: str | None = None
-    url: str = ""
-    can_download: bool = False
-    is_partial: bool = False
 
 
 def obtain(

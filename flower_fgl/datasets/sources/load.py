@@ -24,8 +24,8 @@ from flower_fgl.datasets.graph_files.validate import (
     validate_node_dataset,
 )
 from flower_fgl.datasets.sources import raw_paths
-from flower_fgl.datasets.sources.download import Raw, obtain
-from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
+from flower_fgl.datasets.sources.download import obtain
+from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs, RawNodes
 from flower_fgl.datasets.sources.registry import (
     GRAPH_SPLIT,
     MORRIS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flower_fgl.datasets.sources import raw_paths
-from flower_fgl.datasets.sources.download import Layout
+from flower_fgl.datasets.sources.layout import Layout
 
 __all__ = ["GRAPH_SPLIT", "MORRIS", "SOURCES", "Source", "Statistics"]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import logging
 import os
 import pickle
@@ -11,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -102,6 +104,38 @@ def tree(folder: Path) -> list[tuple[str, int]]:
 
 def test_the_sources_are_the_ones_the_settings_know():
     assert list(SOURCES) == list(DATASETS)
+
+
+def test_the_table_of_datasets_imports_no_heavy_library():
+    code = (
+        "import sys; from flower_fgl.datasets.sources.registry import SOURCES; "
+        "heavy = {'torch', 'torch_geometric', 'ogb', 'scipy', 'pandas', 'numpy'}; "
+        "print(len(SOURCES), sorted(heavy & set(sys.modules)))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == f"{len(SOURCES)} []"
+
+
+def test_the_datasets_command_imports_no_torch():
+    code = (
+        "import sys; sys.argv = ['flower-fgl', 'datasets']\n"
+        "from flower_fgl.cli.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n    assert 'torch' not in sys.modules"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "ogbn-arxiv" in process.stdout
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "tu:ENZYMES"])
+def test_every_layout_names_a_reader_and_its_arguments(name):
+    for layout in find_source(name).layouts:
+        reader = resolve_name(layout.reader)
+        inspect.signature(reader).bind(Path(), **layout.arguments)
 
 
 def test_default_splits_are_percentages_or_public():
@@ -333,7 +367,7 @@ def test_few_shot_tables_that_share_a_node_are_refused(data, cache_dir):
     folder = data / "FewShot" / "dblp"
     raw.write_few_shot(folder, "dblp")
     (folder / "dblp_test.mat").write_bytes((folder / "dblp_train.mat").read_bytes())
-    with pytest.raises(DataError, match="names a node twice"):
+    with pytest.raises(DataError, match="a node number is repeated"):
         load_small("dblp-few-shot", data, cache_dir)
 
 
