@@ -124,7 +124,7 @@ def test_a_graph_of_the_size_of_ogbn_arxiv_gets_all_its_edges():
 )
 def test_a_graph_too_dense_to_draw_is_refused(changes, kind):
     with pytest.raises(
-        ConfigError, match=rf"edges {kind} are wanted.*synthetic\.degree"
+        ConfigError, match=rf"requested .* edges {kind}.*synthetic\.degree"
     ):
         draw(**changes)
 
