@@ -82,7 +82,7 @@ def test_the_hand_case_of_twelve_nodes_ends_in_five_and_seven(caplog):
         [5, 6, 7, 8, 9, 10, 11],
     ]
     assert merged.num_fallbacks == 1
-    assert "1 of 3 chunks fitted nowhere" in caplog.text
+    assert "1 of 3 chunks fitted no client" in caplog.text
 
 
 def test_a_merge_in_which_every_chunk_fits_logs_no_fallback(caplog):

@@ -100,12 +100,16 @@ def test_shares_too_small_for_a_float_still_cover_everything():
 
 
 def test_dirichlet_says_how_many_clients_its_smallest_size_allows():
-    with pytest.raises(DataError, match=r"4 clients need 20, there are 19.*at most 3"):
+    with pytest.raises(
+        DataError, match=r"4 clients need 20, but the dataset has 19.*at most 3"
+    ):
         dirichlet_parts(np.zeros(19, np.int64), 4, alpha=1, seed=0)
 
 
 def test_dirichlet_gives_up_after_a_hundred_tries_and_says_what_to_change():
-    with pytest.raises(DataError, match=r"alpha = 0\.01 .* in 100 tries. Use a larger"):
+    with pytest.raises(
+        DataError, match=r"alpha = 0\.01 .* in 100 attempts. Use a larger"
+    ):
         dirichlet_parts(np.zeros(60, np.int64), 6, alpha=0.01, seed=0)
 
 
@@ -145,7 +149,9 @@ def test_communities_of_like_labels_end_on_one_client():
 def test_too_few_kinds_of_community_is_an_error_that_names_the_numbers():
     communities = group_nodes(np.repeat(np.arange(4), 2), 4)
     labels = np.repeat([0, 0, 1, 1], 2)
-    with pytest.raises(DataError, match=r"3 kinds.*4 communities with 2 different"):
+    with pytest.raises(
+        DataError, match=r"3 clients need 3.*4 communities with 2 different"
+    ):
         cluster_by_labels(communities, labels, 2, 3, seed=0)
 
 
