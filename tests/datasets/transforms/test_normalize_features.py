@@ -92,7 +92,7 @@ def test_without_training_nodes_features_stay_and_the_log_says_so(
         client = scale_client(client_of(FEATURES, [False] * 4), "columns")
     assert torch.equal(client.graph.x, FEATURES)
     assert client.scaling is None
-    assert "without training nodes keeps its features unstandardised" in caplog.text
+    assert "without training nodes keeps its features unstandardized" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")  # torch's beta notice

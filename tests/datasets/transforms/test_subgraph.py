@@ -91,7 +91,7 @@ def test_an_induced_subgraph_follows_the_order_of_the_list(toy):
 
 
 def test_parts_that_share_a_node_are_refused(toy):
-    with pytest.raises(ValueError, match="list 4 nodes of which only 3 differ"):
+    with pytest.raises(ValueError, match="they list 4 nodes of which only 3 differ"):
         cut_clients(toy.edge_index, 6, [np.array([0, 1]), np.array([1, 2])])
 
 
