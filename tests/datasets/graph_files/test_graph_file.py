@@ -149,7 +149,7 @@ def test_loops_repeats_and_one_way_edges_are_put_right_and_told(path, caplog):
         dataset = load_graph_file(path).dataset
     assert dataset.edge_index.shape == (2, 6)
     # (2, 2), (3, 3) are loops; (0, 1) stands twice; (1, 2) and (2, 3) one way
-    assert "3 edges; dropped 2 self-loops and 1 repeated entries" in caplog.text
+    assert "3 edges; dropped 2 self-loops and 1 duplicate entries" in caplog.text
     assert "added the other direction of 2 edges" in caplog.text
 
 
@@ -205,7 +205,7 @@ BAD_FILES = {
     "feature beyond float32": (set_to("x", HUGE), "8 feature values are NaN or inf"),
     "flat features": (set_to("x", np.zeros(4)), r"x must be \(nodes, features\)"),
     "no features": (set_to("x", np.zeros((4, 0))), r"x must be \(nodes, features\)"),
-    "no nodes": (set_to("x", np.zeros((0, 2))), "neither 0"),
+    "no nodes": (set_to("x", np.zeros((0, 2))), "neither of them 0"),
     "x missing": (without("x"), "got neither"),
     "x twice": (
         lambda values: (x := values["x"], sparse()(values), set_to("x", x)(values)),
@@ -216,15 +216,18 @@ BAD_FILES = {
         "lack x_shape",
     ),
     "CSR of integers": (sparse(x_data=np.arange(7)), "must be floats"),
-    "CSR column out of range": (sparse(x_indices=np.arange(7)), "no CSR matrix"),
-    "CSR rows too few": (sparse(x_shape=np.array([9, 2])), "no CSR matrix"),
+    "CSR column out of range": (
+        sparse(x_indices=np.arange(7)),
+        "not a valid CSR matrix",
+    ),
+    "CSR rows too few": (sparse(x_shape=np.array([9, 2])), "not a valid CSR matrix"),
     "CSR entry twice": (
         sparse(
             x_indptr=np.array([0, 2, 2, 2, 2]),
             x_indices=np.array([1, 1]),
             x_data=np.ones(2),
         ),
-        "an entry is given twice",
+        "an entry is duplicate",
     ),
     "CSR infinite": (
         sparse(x_data=np.array([1, 2, 3, np.inf, 5, 6, 7])),
@@ -246,7 +249,7 @@ BAD_FILES = {
     "negative edge": (set_to("edge_index", np.array([[-1], [0]])), "nodes -1 to 0"),
     "edges as rows": (
         set_to("edge_index", np.zeros((3, 2), int)),
-        r"must be \(2, M\).*Name it edges",
+        r"must be \(2, M\).*Rename it to edges",
     ),
     "edges as columns": (
         lambda values: values.update(edges=values.pop("edge_index")),
@@ -265,7 +268,7 @@ BAD_FILES = {
     "ids too few": (set_to("node_ids", np.arange(3)), r"node_ids must have shape"),
     "ids twice": (
         set_to("node_ids", np.array([1, 4, 4, 7])),
-        "node id 4 is given to 2 nodes",
+        "node id 4 occurs 2 times",
     ),
     "ids unsorted": (set_to("node_ids", np.array([4, 1, 2, 3])), "must ascend"),
     "unknown array": (set_to("weights", np.ones(3)), 'unknown array "weights". Known'),
@@ -317,7 +320,7 @@ def test_pickled_objects_are_refused_unopened(path, tmp_path, monkeypatch):
     names = np.array([Trap(), "b", "c"], dtype=object)
     np.savez(path, **(arrays() | {"class_names": names}))
     with pytest.raises(
-        DataError, match=r'array "class_names" is no plain.*Pickled objects are'
+        DataError, match=r'array "class_names" is pickled.*Pickled objects are'
     ):
         load_graph_file(path)
     assert not (tmp_path / "opened").exists()
@@ -326,14 +329,14 @@ def test_pickled_objects_are_refused_unopened(path, tmp_path, monkeypatch):
 def test_a_pickle_in_place_of_a_file_is_refused_unopened(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.array([Trap()], dtype=object).dump(path)
-    with pytest.raises(DataError, match="Pickled objects are refused"):
+    with pytest.raises(DataError, match="Pickled objects are rejected"):
         load_graph_file(path)
     assert not (tmp_path / "opened").exists()
 
 
 def test_a_text_file_is_no_npz_file(path):
     path.write_text("id,label\n1,2\n")
-    with pytest.raises(DataError, match=r"mine\.npz is no \.npz file"):
+    with pytest.raises(DataError, match=r"mine\.npz is not an \.npz file"):
         load_graph_file(path)
 
 
@@ -532,7 +535,7 @@ BAD_TABLES = {
     "dangling edge below a blank line": (
         "edges.csv",
         EDGES + "\np1,p9\n",
-        r'edges\.csv, line 6: target "p9" is no id of nodes\.csv',
+        r'edges\.csv, line 6: target "p9" is not an id in nodes\.csv',
     ),
     "NaN feature": (
         "nodes.csv",
@@ -570,15 +573,19 @@ BAD_TABLES = {
     "unknown split": (
         "nodes.csv",
         NODES.replace("test", "eval"),
-        r'line 5: split "eval" is none of train, val, test or empty',
+        r'line 5: split must be train, val, test or empty, got "eval"',
     ),
     "no label at all": ("nodes.csv", "id,label,f\np1,,1\n", "no node has a label"),
     "dangling edge": (
         "edges.csv",
         EDGES + "p1,p9\n",
-        r'edges\.csv, line 5: target "p9" is no id of nodes\.csv',
+        r'edges\.csv, line 5: target "p9" is not an id in nodes\.csv',
     ),
-    "edge from nowhere": ("edges.csv", EDGES + ",p1\n", 'line 5: source "" is no id'),
+    "edge from nowhere": (
+        "edges.csv",
+        EDGES + ",p1\n",
+        'line 5: source "" is not an id',
+    ),
     "edge weights": (
         "edges.csv",
         "source,target,weight\np1,p2,3\n",
@@ -645,15 +652,18 @@ def test_sparse_features_are_those_below_a_tenth_and_wide():
     [
         ({"x": torch.zeros((6, 6), dtype=torch.float64)}, "features must be float32"),
         ({"y": torch.full((6,), 2)}, r"labels are outside \[-1, 2\)"),
-        ({"y": torch.zeros(6)}, "labels must be one int64 each"),
+        ({"y": torch.zeros(6)}, "labels must be int64 with one dimension"),
         ({"edge_index": torch.tensor([[0], [6]])}, "edges name nodes 0 to 6"),
         ({"edge_index": torch.tensor([[0, 1], [1, 0], [0, 0]])}, r"shape \(2, 2E\)"),
         ({"edge_index": torch.tensor([[0], [1]])}, "both directions"),
         ({"edge_index": torch.tensor([[1, 0], [0, 1]])}, "sorted"),
-        ({"edge_index": torch.tensor([[0], [0]])}, "no self-loop"),
-        ({"edge_index": torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])}, "none twice"),
+        ({"edge_index": torch.tensor([[0], [0]])}, "without self-loops"),
+        (
+            {"edge_index": torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])},
+            "self-loops or duplicates",
+        ),
         ({"masks": {"train": torch.zeros(5, dtype=torch.bool)}}, 'mask "train"'),
-        ({"network": torch.zeros(5, dtype=torch.int64)}, "one network per node"),
+        ({"network": torch.zeros(5, dtype=torch.int64)}, "one number per node"),
     ],
 )
 def test_a_data_set_that_breaks_its_promises_is_refused(change, message, toy):
