@@ -48,17 +48,17 @@ def test_the_published_split_is_asked_for_by_name():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is not understood. Give percentages"),
-        ("default", "is not understood"),
-        ("20", "is not understood"),
-        ("20/40/20/20", "is not understood"),
-        ("20/-40/120", "is not understood"),
-        ("20/forty/40", "is not understood"),
-        ("1e1/50/40", "is not understood"),
-        ("20/40/30", "adds up to 90, not to 100"),
-        ("0.2/0.4/0.4", "adds up to 1, not to 100"),
-        ("0/50/50", "leaves nothing to train on or to test on"),
-        ("60/40/0", "leaves nothing to train on or to test on"),
+        ("", "is not valid. Give percentages"),
+        ("default", "is not valid"),
+        ("20", "is not valid"),
+        ("20/40/20/20", "is not valid"),
+        ("20/-40/120", "is not valid"),
+        ("20/forty/40", "is not valid"),
+        ("1e1/50/40", "is not valid"),
+        ("20/40/30", "adds up to 90, expected 100"),
+        ("0.2/0.4/0.4", "adds up to 1, expected 100"),
+        ("0/50/50", "has no training or no test nodes"),
+        ("60/40/0", "has no training or no test nodes"),
     ],
 )
 def test_a_malformed_split_is_refused_with_an_example(text, message):
