@@ -317,5 +317,5 @@ def test_labels_are_renumbered_by_name() -> None:
         told.graph.y.tolist()
     )
     assert told.partition_id == 5
-    with pytest.raises(DataError, match="not agreed on: well"):
+    with pytest.raises(DataError, match="federation does not know: well"):
         graph.renumbered(5, ("flu", "cold"))

@@ -602,7 +602,7 @@ def test_a_full_disk_is_one_error(data, cache_dir, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(download, "_link_files", full)
-    with pytest.raises(DataError, match=r"No space left.*Free some space"):
+    with pytest.raises(DataError, match=r"No space left.*Free some disk space"):
         load_small("flickr", data, cache_dir)
 
 

@@ -112,7 +112,7 @@ def test_more_shots_are_the_same_and_more_with_the_same_queries() -> None:
 def test_a_class_too_small_for_the_shots_is_refused() -> None:
     assert MAX_SHOTS == few_shot.MAX_SHOTS
     split(labels_of(26, 26), [0, 1], MAX_SHOTS)
-    with pytest.raises(ValueError, match="needs 12 \\+ 15 nodes, one has 26"):
+    with pytest.raises(ValueError, match="at least 12 \\+ 15 nodes, one has 26"):
         split(labels_of(26, 30), [0, 1], MAX_SHOTS + 1)
     with pytest.raises(ValueError, match="one has 0"):
         split(labels_of(26, 0, 30), [0, 1], 3)
@@ -210,7 +210,9 @@ def test_an_owners_split_is_kept_and_a_missing_one_is_drawn(tmp_path: Path) -> N
     back = client_from_file(tmp_path / "few.npz", config())
     assert torch.equal(back.graph.y, client.graph.y)
     assert torch.equal(back.graph.masks["train"], client.graph.masks["train"])
-    with pytest.raises(DataError, match=r"own split has 3 .* of class .*shots = 5"):
+    with pytest.raises(
+        DataError, match=r"split in this file has 3 .* of class .*shots = 5"
+    ):
         client_from_file(tmp_path / "few.npz", config(shots=5))
     (whole, *_), _, _ = build_clients(config(setting="transductive"), 3)
     arrays = {

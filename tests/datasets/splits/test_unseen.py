@@ -293,18 +293,28 @@ def test_an_owner_needs_a_file_of_that_setting(tmp_path: Path) -> None:
     (plain, *_), _, _ = build_clients(config(), 3)
     save_client_graph(tmp_path / "plain.npz", plain)
     assert not load_graph_file(tmp_path / "plain.npz").evaluation
-    with pytest.raises(DataError, match=r'"closed-set" scores nodes outside.*export'):
+    with pytest.raises(
+        DataError, match=r'"closed-set" evaluates nodes outside.*export'
+    ):
         client_from_file(tmp_path / "plain.npz", config(setting="closed-set"))
 
 
 @pytest.mark.parametrize(
     ("held", "asked", "words"),
     [
-        ("closed-set", "open-set", '"open-set", but.*those of setting = "closed-set"'),
-        ("open-set", "closed-set", '"closed-set", but.*those of setting = "open-set"'),
+        (
+            "closed-set",
+            "open-set",
+            '"open-set", but.*exported with setting = "closed-set"',
+        ),
+        (
+            "open-set",
+            "closed-set",
+            '"closed-set", but.*exported with setting = "open-set"',
+        ),
         ("closed-set", "inductive", "hides validation and test.*missing, new_client"),
         ("open-set", "inductive", "hides validation and test.*missing, unseen"),
-        ("inductive", "open-set", "scores nodes outside"),
+        ("inductive", "open-set", "evaluates nodes outside"),
     ],
 )
 def test_an_owners_file_of_another_setting_is_refused(

@@ -161,7 +161,7 @@ def test_an_exported_file_says_how_it_was_scaled(norm: str, tmp_path: Path) -> N
     assert again.scaling.kind == norm
     for other in {"none", "rows", "columns"} - {norm}:
         with pytest.raises(
-            DataError, match=f'feature-norm = "{norm}", but this run asks'
+            DataError, match=f'feature-norm = "{norm}", but this run sets'
         ):
             client_from_file(tmp_path / "g.npz", config(feature_norm=other))
 

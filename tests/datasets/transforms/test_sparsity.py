@@ -206,7 +206,7 @@ def test_whole_graphs_lose_nothing(key: str) -> None:
 
 def test_an_owners_graph_is_used_as_it_is(tmp_path: Path) -> None:
     save_client_graph(tmp_path / "mine.npz", owner_graphs()[0])
-    with pytest.raises(ConfigError, match="An owner's own graph"):
+    with pytest.raises(ConfigError, match="An owner's graph file is used unchanged"):
         client_from_file(tmp_path / "mine.npz", config(**{"edge-sparsity": 0.5}))
 
 
