@@ -54,13 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a graph file, or of one table of it.
-
-    Raises
-    ------
-    DataError
-        If the file is missing or cannot be read.
-    """
+    """Return the bytes of a file; raise ``DataError`` if it cannot be read."""
     _check_exists(path)
     try:
         return path.read_bytes()

@@ -32,7 +32,7 @@ Change = Callable[[Arrays], object]
 
 
 def arrays() -> Arrays:
-    """Four nodes in a path, three classes of which one is absent, one label unknown."""
+    """Return a path of four nodes with one unknown label and one unused class of three."""
     return {
         "x": np.arange(8, dtype=np.float32).reshape(4, 2),
         "edge_index": np.array([[0, 1, 2], [1, 2, 3]]),
@@ -94,7 +94,7 @@ def test_a_file_of_plain_arrays_is_read(path):
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_a_client_graph_survives_its_file_to_the_last_bit(is_sparse, path):
+def test_a_client_graph_is_restored_exactly_from_its_file(is_sparse, path):
     before = client(is_sparse=is_sparse)
     save_client_graph(path, before)
     after = load_graph_file(path).client_graph(3)
@@ -114,7 +114,7 @@ def test_a_client_graph_survives_its_file_to_the_last_bit(is_sparse, path):
     data=st.data(),
 )
 @settings(max_examples=50, deadline=None)
-def test_any_finite_client_graph_survives_its_file(tmp_path_factory, x, data):
+def test_any_finite_client_graph_is_restored_from_its_file(tmp_path_factory, x, data):
     nodes = len(x)
     node = st.integers(0, nodes - 1)
     edges = data.draw(st.lists(st.tuples(node, node), max_size=12))
@@ -133,14 +133,14 @@ def test_any_finite_client_graph_survives_its_file(tmp_path_factory, x, data):
     assert_same_graph(load_graph_file(path).client_graph(0).graph, graph)
 
 
-def test_edges_may_stand_as_rows(path):
+def test_edges_may_be_rows(path):
     values = arrays()
     values["edges"] = values.pop("edge_index").T
     np.savez(path, **values)
     assert load_graph_file(path).dataset.edge_index.shape == (2, 6)
 
 
-def test_loops_repeats_and_one_way_edges_are_put_right_and_told(path, caplog):
+def test_self_loops_duplicates_and_one_way_edges_are_fixed_and_logged(path, caplog):
     values = arrays()
     values["edge_index"] = np.array([[0, 1, 1, 2, 2, 3], [1, 0, 2, 2, 3, 3]])
     values["edge_index"] = np.hstack([values["edge_index"], [[0], [1]]])
@@ -148,12 +148,12 @@ def test_loops_repeats_and_one_way_edges_are_put_right_and_told(path, caplog):
     with caplog.at_level(logging.INFO):
         dataset = load_graph_file(path).dataset
     assert dataset.edge_index.shape == (2, 6)
-    # (2, 2), (3, 3) are loops; (0, 1) stands twice; (1, 2) and (2, 3) one way
+    # (2, 2), (3, 3) are self-loops; (0, 1) is duplicate; (1, 2) and (2, 3) are one-way
     assert "3 edges; dropped 2 self-loops and 1 duplicate entries" in caplog.text
     assert "added the other direction of 2 edges" in caplog.text
 
 
-def test_a_clean_file_is_not_talked_about(path, caplog):
+def test_a_clean_file_logs_nothing(path, caplog):
     save_client_graph(path, client())
     with caplog.at_level(logging.INFO):
         load_graph_file(path)
@@ -309,13 +309,13 @@ def test_evaluation_graphs_have_the_features_of_the_graph(path):
 
 
 class Trap:
-    """A pickle that says whether it was opened."""
+    """A pickle that records whether it was loaded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("opened",)
 
 
-def test_pickled_objects_are_refused_unopened(path, tmp_path, monkeypatch):
+def test_pickled_objects_are_rejected_without_loading(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = np.array([Trap(), "b", "c"], dtype=object)
     np.savez(path, **(arrays() | {"class_names": names}))
@@ -326,7 +326,9 @@ def test_pickled_objects_are_refused_unopened(path, tmp_path, monkeypatch):
     assert not (tmp_path / "opened").exists()
 
 
-def test_a_pickle_in_place_of_a_file_is_refused_unopened(path, tmp_path, monkeypatch):
+def test_a_pickle_instead_of_an_npz_file_is_rejected_without_loading(
+    path, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     np.array([Trap()], dtype=object).dump(path)
     with pytest.raises(DataError, match="Pickled objects are rejected"):
@@ -340,7 +342,7 @@ def test_a_text_file_is_no_npz_file(path):
         load_graph_file(path)
 
 
-def test_an_empty_file_is_refused(path):
+def test_an_empty_file_is_rejected(path):
     path.write_bytes(b"")
     with pytest.raises(
         DataError, match=r"mine\.npz is empty, truncated or not an \.npz"
@@ -349,7 +351,7 @@ def test_an_empty_file_is_refused(path):
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.9, 0.99])
-def test_a_truncated_file_is_refused(share, path):
+def test_a_truncated_file_is_rejected(share, path):
     wide = np.random.default_rng(0).random((4, 5000))
     np.savez_compressed(path, **(arrays() | {"x": wide}))
     content = path.read_bytes()
@@ -375,12 +377,12 @@ def test_a_single_array_is_no_graph(path):
         load_graph_file(path)
 
 
-def test_a_file_that_is_not_there_is_said(path):
+def test_a_missing_file_is_an_error_with_its_path(path):
     with pytest.raises(DataError, match=r"No graph file at .*mine\.npz"):
         load_graph_file(path)
 
 
-def test_a_file_without_split_needs_one_drawn(path):
+def test_a_file_without_a_split_needs_masks(path):
     np.savez(path, **arrays())
     owned = load_graph_file(path)
     with pytest.raises(DataError, match=r"no split.*train_mask"):
@@ -404,7 +406,7 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_mask_the_file_does_not_know_is_refused(path):
+def test_a_mask_that_graph_files_do_not_support_is_rejected(path):
     graph = client().graph
     masks = {**graph.masks, "holdout": graph.masks["test"]}
     odd = ClientGraph(
@@ -458,7 +460,7 @@ def test_ids_and_labels_stay_text(folder):
     (folder / "edges.csv").write_text("source,target\n01,1\n1.0,NA\n")
     dataset = load_graph_file(folder).dataset
     assert dataset.edge_index.T.tolist() == [[0, 1], [1, 0], [2, 3], [3, 2]]
-    assert dataset.class_names == ("9", "10")  # numbers in their order
+    assert dataset.class_names == ("9", "10")  # numeric names sort as numbers
     assert not dataset.masks
 
 
@@ -468,7 +470,7 @@ def test_a_table_from_a_spreadsheet_is_read(folder):
     assert load_graph_file(folder).dataset.class_names == ("ant", "bee, honey")
 
 
-def test_blank_lines_and_blanks_around_text_of_a_table_mean_nothing(folder):
+def test_blank_lines_and_spaces_around_text_of_a_table_are_ignored(folder):
     whole = load_graph_file(folder)
     lines = (
         NODES.replace("bee,train", " bee , train").replace("p2", "p2 ").split("\n", 2)
@@ -493,7 +495,7 @@ def test_whole_numbers_of_any_size_are_numbers(folder):
     )
 
 
-def test_a_split_without_a_single_word_is_none(folder):
+def test_an_empty_split_column_is_no_split(folder):
     empty = NODES.replace("train", "").replace("val", " ").replace("test", "")
     (folder / "nodes.csv").write_text(empty)
     assert not load_graph_file(folder).dataset.masks
@@ -616,7 +618,7 @@ def test_a_missing_table_is_named(name, folder):
         load_graph_file(folder)
 
 
-# the form of all graphs
+# canonical form
 
 
 @given(
@@ -666,7 +668,7 @@ def test_sparse_features_are_those_below_a_tenth_and_wide():
         ({"network": torch.zeros(5, dtype=torch.int64)}, "one number per node"),
     ],
 )
-def test_a_data_set_that_breaks_its_promises_is_refused(change, message, toy):
+def test_an_invalid_dataset_is_rejected(change, message, toy):
     validate_node_dataset(toy)
     fields = {"name": "toy", "class_names": toy.class_names}
     fields |= {"x": toy.x, "edge_index": toy.edge_index, "y": toy.y}
