@@ -153,7 +153,7 @@ def test_an_owner_that_does_not_fit_is_refused_by_name(
     assert "16 features, the others' have 8" in refused["birch"]
     assert "check-graph" in refused["oak"]
     assert str(damaged) not in str(refused)
-    assert "damaged.npz is no .npz file" in caplog.text
+    assert "damaged.npz is not an .npz file" in caplog.text
 
 
 def test_a_node_that_fails_without_a_word_is_waited_for_then_left(
@@ -318,5 +318,5 @@ def test_labels_are_renumbered_by_name() -> None:
         told.graph.y.tolist()
     )
     assert told.partition_id == 5
-    with pytest.raises(DataError, match="not agreed on: well"):
+    with pytest.raises(DataError, match="federation does not know: well"):
         graph.renumbered(5, ("flu", "cold"))
