@@ -59,18 +59,15 @@ def test_the_example_method_of_the_guide_runs(
 ) -> None:
     files = [b for b in blocks(METHOD_GUIDE, "python") if b.reason is None]
     for block in files:
-        text = block.text
-        if "name" not in {f.name for f in fields(Method)}:  # a row without its name
-            text = re.sub(r'^    name=".*",\n', "", text, flags=re.MULTILINE)
         assert block.file, f"{block.place} has no first line with its file's name"
         path = importable / block.file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+        path.write_text(block.text, "utf-8")
     rows = [b for b in files if b.file.startswith("flower_fgl/methods/")]
     assert len(rows) == 1
     stem = Path(rows[0].file).stem
     row = importlib.import_module(f"flower_fgl.methods.{stem}").METHOD
-    monkeypatch.setitem(METHODS, getattr(row, "name", stem), row)
+    monkeypatch.setitem(METHODS, row.name, row)
     result = runpy.run_path(files[-1].file)["run"]
     trained = [r["round"] for r in result.rounds if r["phase"] == "train"]
     assert trained == [1, 2]
@@ -94,7 +91,7 @@ def test_the_method_guide_names_hooks_and_fields_that_exist() -> None:
         names = first_cells(header)
         assert names, f"no table of {header}s"
         assert {n for n in names if not hasattr(owner, n)} == set()
-    assert first_cells("field") == {f.name for f in fields(Method)} | {"name"}
+    assert first_cells("field") == {f.name for f in fields(Method)}
 
 
 def small_simulate(

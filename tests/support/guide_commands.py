@@ -15,9 +15,9 @@ from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 from flower_fgl import METHODS
-from flower_fgl.cli.main import app, parse_settings
+from flower_fgl.cli.main import app, parse_pairs
 from flower_fgl.core.config import RunConfig, pyproject_table
-from flower_fgl.runs.files import flatten
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation.experiments import read_experiment
 from tests.support.guides import PLACEHOLDER, ROOT, Block, Command
 
@@ -60,7 +60,7 @@ def tiny(method: str) -> dict[str, int]:
 @cache
 def _known_keys() -> frozenset[str]:
     """Return every key of the run config."""
-    return frozenset(key for key, _ in flatten(pyproject_table(METHODS)))
+    return frozenset(key for key, _ in flatten_config(pyproject_table(METHODS)))
 
 
 def _check_config(values: Mapping[str, Any], place: str) -> None:
@@ -90,7 +90,7 @@ def _parse(command: Any, words: list[str], place: str) -> tuple[str, dict[str, A
 def _check_own(words: list[str], block: Block) -> None:
     """Check a command of flower-fgl."""
     name, given = _parse(typer.main.get_command(app), words, block.place)
-    options: dict[str, Any] = parse_settings(given.get("settings") or [])
+    options: dict[str, Any] = parse_pairs(given.get("settings") or [])
     if name in ("run", "partition", "export"):
         keys = ("method", "dataset", "clients", "rounds", "seed")
         options |= {key: given[key] for key in keys if given.get(key) is not None}
