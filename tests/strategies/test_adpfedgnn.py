@@ -112,7 +112,7 @@ def test_an_upload_whose_mask_has_another_length_is_dropped_and_named(
     for row in run.rounds:
         (failure,) = row["failures"]
         assert failure["partition_id"] == 1
-        assert "A mask over" in failure["reason"]
+        assert "A mask of" in failure["reason"]
         assert row["replies"] == 2
 
 

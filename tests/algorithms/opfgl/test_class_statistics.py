@@ -199,7 +199,7 @@ def test_what_stands_for_a_missing_class_is_not_read(parts):
 
 def test_a_negative_count_is_refused(parts):
     parts[0].count[0] = -3
-    with pytest.raises(PayloadError, match="Counts must not be negative, got -3"):
+    with pytest.raises(PayloadError, match="Class counts must not be negative, got -3"):
         merged(parts)
 
 
