@@ -53,7 +53,7 @@ class Backbone(nn.Module):
     sizes on one scale, as networks that average neighbours expect."""
 
     rep_norm: str = ""
-    """Normalization of representations in networks with a separate classifier."""
+    """Normalisation of representations in networks with a separate classifier."""
 
     steps: int = 0
     """Propagation steps of backbones that count them apart from layers, else 0."""
@@ -177,8 +177,8 @@ class Backbone(nn.Module):
         """
         if self.readout != (graph.batch is not None):
             raise ValueError(
-                "A network with readout needs a GraphInput with batch, a network "
-                f"without readout one without: got readout = {self.readout}, batch of "
+                "A network with readout needs a GraphInput with batch, any other network "
+                f"one without batch: got readout = {self.readout}, batch of "
                 f"{'no' if graph.batch is None else graph.num_graphs} graphs."
             )
         h = self.embed_nodes(graph)

@@ -104,10 +104,9 @@ class _Level(GraphInput):
         # Input nodes by distance. The first ``inner`` are output nodes, and all their
         # neighbours are input nodes.
         self._whole, self._nodes, self._inner = whole, nodes, inner
-        self._is_batch = (
-            is_batch  # select rows of the whole graph's propagated features
-        )
-        # position of each node of the graph in ``nodes``; the inputs of all layers
+        # In a mini-batch, select rows of the whole graph's propagated features.
+        self._is_batch = is_batch
+        # Position of each node of the graph in ``nodes``; the inputs of all layers.
         self._place, self._levels = place, levels
         self._rows: dict[int, Tensor | SparseOperator] = {}
         self._operators: dict[OperatorKind, SparseOperator] = {}

@@ -102,7 +102,7 @@ class GCN(LayeredNet):
 
     Notes
     -----
-    1. The paper also drops features. Here only hidden representations are dropped, as
+    1. The paper also drops features. Here only hidden representations are dropped, as is
        common in federated graph learning benchmarks.
     """
 
@@ -145,7 +145,7 @@ class GAT(LayeredNet):
     """
 
     reach = None
-    """Attention needs all edges, so it takes no receptive field."""
+    """A receptive field does not provide the edges that attention needs."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a :class:`~torch_geometric.nn.GATConv`."""

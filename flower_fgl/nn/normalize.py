@@ -1,4 +1,4 @@
-"""Normalization of representations to unit length or to a bounded range."""
+"""Normalisation of representations to unit length or to a bounded range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["RepNorm", "bound"]
 
 
 RepNorm = Literal["l2", "tanh", "none"]
-"""Normalization of representations: unit length, tanh, or none."""
+"""Normalisation of representations: unit length, tanh, or none."""
 
 
 def bound(h: Tensor, how: RepNorm) -> Tensor:

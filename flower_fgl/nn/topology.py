@@ -26,10 +26,8 @@ class Topology:
     edge_weight : Tensor of shape (E,), float, or None
         Weight of each edge. If it requires grad, operators are differentiable in it and
         are not cached.
-    num_nodes : int
-        Number of nodes N.
-    dtype : torch.dtype
-        Type of the operators.
+    num_nodes, dtype : int and torch.dtype
+        Number of nodes N, and type of the operators.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from flower_fgl.nn.computation_graph import _surroundings, receptive_field
 
 MakeGraph = Callable[..., GraphInput]
 TARGETS = torch.tensor([31, 2, 7, 39])
-"""In no order; the last has no neighbour."""
+"""Unsorted; the last has no neighbour."""
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_logits_and_gradients_are_those_of_the_whole_graph(
         logits.square().sum().backward()
         found.append((logits, [p.grad.clone() for p in model.parameters()]))
     torch.testing.assert_close(*found)
-    torch.testing.assert_close(model(part), found[0][0])  # from what is kept
+    torch.testing.assert_close(model(part), found[0][0])  # from the cache
     assert part.num_bytes > 0  # type: ignore[attr-defined]
 
 
@@ -136,14 +136,14 @@ def test_training_on_few_nodes_is_training_on_the_whole_graph(
     graph: GraphInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for is_cut in (True, False):
+    for has_field in (True, False):
         model = model_of("graphsage", graph)
         data = TrainingSet(graph, TARGETS, torch.tensor([0, 1, 2, 1]))
-        if not is_cut:
+        if not has_field:
             data.fields[2] = None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = train_epochs(model, data, optimizer, epochs=3)
-        assert (data.fields[2] is not None) == is_cut
+        assert (data.fields[2] is not None) == has_field
         found.append((loss, dict(model.state_dict())))
     torch.testing.assert_close(*found)
 

@@ -152,7 +152,7 @@ def test_a_filter_is_the_sum_of_its_terms(
 def test_sgc_keeps_one_propagated_copy_of_dense_features_and_none_of_sparse(
     make_graph: MakeGraph,
 ) -> None:
-    shape = (103, 37)  # of nothing else in the process
+    shape = (103, 37)  # no other tensor in the process has this shape
     for is_sparse, kept in [(False, 1), (True, 0)]:
         graph = make_graph(shape[0], 200, shape[1], is_sparse=is_sparse)
         model = build_model(
