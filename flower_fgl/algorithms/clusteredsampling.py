@@ -48,10 +48,8 @@ def table_by_similarity(
 
     Parameters
     ----------
-    counts : array of shape (K,), int64
-        n_i, positive.
-    draws : int, at least 1
-        m.
+    counts, draws
+        As in :func:`table_by_size`.
     angles : array of shape (K, K), float64
         Result of :func:`update_angles`.
 

@@ -152,10 +152,8 @@ def distillation(
     ----------
     teacher, student : Tensor of shape (…, M, C), float32
         Logits.
-    rows : Tensor of shape (…, M), bool
-        Selected rows; the loss is 0 if there are none.
-    classes : Tensor of shape (…, C), bool
-        Classes to which both are restricted.
+    rows, classes
+        As in :func:`masked_cross_entropy`; both distributions use only ``classes``.
 
     Returns
     -------

@@ -84,10 +84,8 @@ def residual_loss(mean: Tensor, log_variance: Tensor, local: Tensor) -> Tensor:
 
     Parameters
     ----------
-    mean, log_variance : Tensor of shape (B, H), float
-        μ and log σ² of each node.
-    local : Tensor of shape (B, H), float
-        h^l, detached.
+    mean, log_variance, local : Tensor of shape (B, H), float
+        μ and log σ² of each node, and h^l, detached.
 
     Returns
     -------

@@ -161,16 +161,12 @@ def sample_block(
 
     Parameters
     ----------
-    lists : NeighbourLists
-        The graph.
+    lists, limit, generator
+        As in :func:`sample_neighbours`; the limit holds per node and layer.
     batch : Tensor of shape (B,), int64
         Distinct nodes.
-    limit : int
-        Maximum number of neighbours per node and layer, k in the paper, at least 1.
     num_layers : int
         Layers of the network.
-    generator : torch.Generator
-        Draws on the CPU.
 
     Returns
     -------

@@ -46,10 +46,8 @@ def mean_shift(h: Tensor, prototypes: Tensor, scalars: Tensor) -> Tensor:
 
     Parameters
     ----------
-    h : Tensor of shape (n, E), float32
-        h_v.
-    prototypes : Tensor of shape (P, E), float32
-        h_j.
+    h, prototypes : Tensor of shape (n, E) and (P, E), float32
+        h_v and h_j.
     scalars : Tensor of shape (n, P), float32
         MLP_trans(m_vj).
 
@@ -83,10 +81,8 @@ def distance_log_probs(h: Tensor, means: Tensor) -> Tensor:
 
     Parameters
     ----------
-    h : Tensor of shape (n, E), float32
-        h'_v.
-    means : Tensor of shape (C, E), float32
-        h̄_c.
+    h, means : Tensor of shape (n, E) and (C, E), float32
+        h'_v and h̄_c.
 
     Returns
     -------

@@ -142,8 +142,9 @@ def train_generator(
 
     Notes
     -----
-    1. The paper sums Eq. (11) over all nodes of the graph. Here labels of validation
-       and test nodes are unknown, and nodes without neighbours have no target.
+    1. The paper sums Eq. (11) over all nodes of the graph. Here the sum covers training
+       nodes with neighbours: labels of validation and test nodes are unknown, and nodes
+       without neighbours have no target.
     2. Draws from torch's global generator.
     """
     x, around, labels = task.features()

@@ -98,8 +98,8 @@ def aggregation_weights(
         Clients whose rates are known. The rates of the others are 0, and so is their
         weight for a class that a known client has.
     tail_classes : bool
-        Give more weight to clients with few nodes of a class: ``Σ_j r_j^c / (r_k^c +
-        ε)`` instead of ``r_k^c``.
+        Give more weight to clients with few nodes of a class, by
+        ``Σ_j r_j^c / (r_k^c + ε)`` instead of ``r_k^c``.
 
     Returns
     -------
@@ -168,10 +168,8 @@ def scale_nodes(nodes: Tensor, gamma: Tensor) -> Tensor:
 
     Parameters
     ----------
-    nodes : Tensor of shape (C·s, d), float32
-        X^g.
-    gamma : Tensor of shape (C,), float32, in [0, 1]
-        γ_k.
+    nodes, gamma : Tensor of shape (C·s, d) and (C,), float32
+        X^g, and γ_k in [0, 1].
 
     Returns
     -------

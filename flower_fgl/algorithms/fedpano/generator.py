@@ -76,10 +76,8 @@ def gaussian_copies(nodes: Tensor, noise: Tensor) -> Tensor:
 
     Parameters
     ----------
-    nodes : Tensor of shape (n, H), float32
-        h_u of the training nodes.
-    noise : Tensor of shape (n, m, H), float32
-        ε.
+    nodes, noise : Tensor of shape (n, H) and (n, m, H), float32
+        h_u of the training nodes, and ε.
 
     Returns
     -------
@@ -95,10 +93,8 @@ def mean_distance(nodes: Tensor, synthetic: Tensor) -> Tensor:
 
     Parameters
     ----------
-    nodes : Tensor of shape (n, H), float32
-        h_u, constant.
-    synthetic : Tensor of shape (n, m, H), float32
-        ĥ.
+    nodes, synthetic : Tensor of shape (n, H) and (n, m, H), float32
+        h_u, constant, and ĥ.
 
     Returns
     -------

@@ -69,7 +69,7 @@ class PersonalNet(Backbone):
     num_classes : int
         C.
     rep_norm : {"l2", "tanh", "none"}
-        Normalization of representations, see :func:`~flower_fgl.nn.normalize.bound`.
+        Normalisation of representations, see :func:`~flower_fgl.nn.normalize.bound`.
     """
 
     classes: Tensor
@@ -97,7 +97,7 @@ class PersonalNet(Backbone):
         return self.encoder.reach
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
-        """Return the normalized representation of each node: (N, H)."""
+        """Return the normalised representation of each node: (N, H)."""
         return bound(self.encoder.represent(graph), self.rep_norm)
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:

@@ -22,10 +22,8 @@ def node_weights(
 
     Parameters
     ----------
-    soft : Tensor of shape (N, C), float32
-        ỹ, not normalised.
-    factor : Tensor of shape (C,), float32
-        w_dist.
+    soft, factor : Tensor of shape (N, C) and (C,), float32
+        ỹ, not normalised, and w_dist.
     beta : float, non-negative
         β.
     low, high : float, optional

@@ -114,10 +114,8 @@ def reliable_nodes(
         V_U.
     class_homophily : Tensor of shape (C,), float32
         H.
-    min_confidence : float in [0, 1]
-        f_th.
-    min_degree : int
-        d_th.
+    min_confidence, min_degree : float in [0, 1], and int
+        f_th and d_th.
     num_classes_kept : int
         K of topK(H); the smaller class id wins a tie.
 

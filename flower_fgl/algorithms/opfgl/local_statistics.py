@@ -84,10 +84,8 @@ def study_labels(
         Training nodes and their classes.
     num_classes : int
         C.
-    steps : int, at least 0
-        n_lp.
-    share : float in [0, 1]
-        a.
+    steps, share : int, at least 0, and float in [0, 1]
+        n_lp and a.
 
     Returns
     -------

@@ -23,10 +23,8 @@ def link_weights(
 
     Parameters
     ----------
-    scores : Tensor of shape (s, s), float32, symmetric
-        z.
-    threshold : float in [0, 1]
-        δ.
+    scores, threshold : Tensor of shape (s, s), float32, symmetric, and float in [0, 1]
+        z and δ.
     is_hard : bool
         Give kept edges weight 1, with the gradient of σ(z).
 
@@ -121,10 +119,8 @@ def smoothness_loss(x: Tensor, adjacency: Tensor) -> Tensor:
 
     Parameters
     ----------
-    x : Tensor of shape (s, d), float32
-        X'.
-    adjacency : Tensor of shape (s, s), float32, symmetric, zero diagonal
-        A'.
+    x, adjacency : Tensor of shape (s, d) and (s, s), float32
+        X', and A', symmetric with a zero diagonal.
 
     Returns
     -------

@@ -94,7 +94,7 @@ class NeighbourScorer(nn.Module):
 
 
 class _PairScore(torch.autograd.Function):
-    """Compute ``w · LeakyReLU(a_u + b_v)`` for each pair (v, u) in cached blocks."""
+    """Compute ``w · LeakyReLU(a_u + b_v)`` for each pair (v, u), block by block."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:

@@ -59,7 +59,7 @@ def finch(points: Tensor) -> Tensor:
     Parameters
     ----------
     points : Tensor of shape (n, p), float32
-        At least one.
+        At least one point.
 
     Returns
     -------

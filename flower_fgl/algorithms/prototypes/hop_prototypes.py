@@ -186,10 +186,8 @@ def node_distance(
     ----------
     embedding : Tensor of shape (N, p), float32
         f(x), with gradient.
-    target : Tensor of shape (C, H, p), float32
-        Ṗ, a constant.
-    present : Tensor of shape (C, H), bool
-        Targets that exist.
+    target, present : Tensor of shape (C, H, p) and (C, H)
+        Ṗ, a constant, and which targets exist.
     hops : sequence of Pairs, length H
         The neighbours of each hop.
     annotation : Tensor of shape (N,), int64

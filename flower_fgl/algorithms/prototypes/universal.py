@@ -214,12 +214,8 @@ def topology_loss(
 
     Parameters
     ----------
-    universal : Tensor of shape (C, H, p), float32
-        P̂, with gradient.
-    uploads : Tensor of shape (K, C, H, p), float32
-        P.
-    members : Tensor of shape (H, K, C, H), bool
-        Uploads used at each hop, see :func:`draw_context`.
+    universal, uploads, members
+        P̂ with gradient, P, and the uploads used, as in :func:`contrastive_loss`.
     margin : Tensor of shape () or float
         m.
 
@@ -254,10 +250,8 @@ def mean_prototypes(uploads: Tensor, counts: Tensor) -> Tensor:
 
     Parameters
     ----------
-    uploads : Tensor of shape (K, C, H, p), float32
-        Local prototypes.
-    counts : Tensor of shape (K, C, H), int64
-        n, 0 marks a missing prototype.
+    uploads, counts : Tensor of shape (K, C, H, p) and (K, C, H)
+        Local prototypes and n, as in :func:`adaptive_margin`.
 
     Returns
     -------
