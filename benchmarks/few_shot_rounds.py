@@ -4,7 +4,8 @@
     python benchmarks/few_shot_rounds.py --dataset computers --shots 10
     python benchmarks/few_shot_rounds.py --whole-run local ray --rounds 500
 
-Methods take turns over the whole graph and over its part (``nn/computation_graph.py``), in the
+Methods take turns over the whole graph and over its part
+(``nn/computation_graph.py``), in the
 local engine with one thread, 10 METIS clients of which half train; shown are medians over
 the rounds after the warm-up, none of which is scored. ``--whole-run`` instead times one run
 of the last method by each engine, from start to end and scored every 50 rounds.

@@ -110,7 +110,7 @@ class F2LClientApp(FglClientApp):
             teacher = logits[data.index] if network.items is None else logits
             drawn = draw_episodes(
                 labels,
-                client.data.graph.num_classes,
+                client.data.num_classes,
                 episodes=method_config.episodes,
                 ways=method_config.ways,
                 shots=method_config.shots,
@@ -151,7 +151,7 @@ class F2LClientApp(FglClientApp):
 
 def build_module(client: Client, backbone: Backbone) -> Adaptation:
     """Build the client's module with uninitialised weights."""
-    classes = client.data.graph.num_classes
+    classes = client.data.num_classes
     return Adaptation.blank(backbone.hidden_channels, classes, client.device)
 
 
@@ -184,7 +184,7 @@ def adapt_for_prediction(
     data, method_config = client.data.training, client.config.method_config
     if len(data.index) == 0:
         return backbone
-    num_classes = client.data.graph.num_classes
+    num_classes = client.data.num_classes
     listed, order = data.labels.sort(stable=True)
     order = order[ranks_in_class(listed, num_classes) < method_config.support]
     with torch.no_grad():

@@ -114,7 +114,7 @@ class FedEDClientApp(FedAvgClientApp):
         distill: float = method_config.distill_weight
         suppress: float = method_config.suppress_weight
         own = client.data.training.labels
-        count = torch.bincount(own, minlength=client.data.graph.num_classes)
+        count = torch.bincount(own, minlength=client.data.num_classes)
         prior = count / count.sum().clamp(min=1)
         absent = count == 0
         received = received_logits(client, model)

@@ -106,7 +106,7 @@ class FedLogClientApp(FglClientApp):
             client.config.method_config,
             client.data.training,
         )
-        classes = client.data.graph.num_classes
+        classes = client.data.num_classes
         loss, prompts = 0.0, {}
         if method_config.pg:
             with seeded(derive_seed(config.seed, 0, SERVER, "prompts")):

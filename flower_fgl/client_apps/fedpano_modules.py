@@ -93,7 +93,7 @@ def build_parts(client: Client) -> Parts:
 def _own_classifier(client: Client, width: int, classes: Tensor) -> nn.Linear:
     """Draw θ_i^c as rows of a classifier of all classes that is the same on all clients."""
     with seeded(derive_seed(client.config.seed, 0, SERVER, "own classifier")):
-        every = nn.Linear(width, client.data.graph.num_classes)
+        every = nn.Linear(width, client.data.num_classes)
     own = nn.Linear(width, len(classes))
     with torch.no_grad():
         own.weight.copy_(every.weight[classes.cpu()])

@@ -194,7 +194,7 @@ def unit_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
     """Return a function that returns the current unit-length embeddings of all items."""
     training, config = client.data.training, client.config
     is_whole = len(training.index) == training.inputs.num_graphs
-    if not config.classifies_graphs or (is_whole and not config.batch_size):
+    if training.inputs.batch is None or (is_whole and not config.batch_size):
         return lambda: unit_length(model.embedding)
     # A step may embed only a part of the graphs: a mini-batch, or those with a label.
     # The others keep their last embedding, at first without dropout, without gradient.
@@ -251,7 +251,8 @@ def average_of(
     kept = memo.get(("average",))
     # Neighbours of graphs depend on the embeddings. The cached ones may come from a copy
     # of the client that was trained only to be evaluated.
-    is_stale = is_retrained and client.config.classifies_graphs
+    has_graphs = client.data.training.inputs.batch is not None
+    is_stale = is_retrained and has_graphs
     if (
         kept is not None
         and not is_stale
@@ -261,7 +262,7 @@ def average_of(
         found: HopAverage = kept[2]
         return found
     same_class = method_config.neighbor_filter == "same-class"
-    if client.config.classifies_graphs:
+    if has_graphs:
         pairs = similar_pairs(
             embed(),
             annotation,
@@ -282,6 +283,6 @@ def average_of(
                 client.config.seed, server_round, client.partition_id, "neighbours"
             ),
         )
-    made = HopAverage(pairs, annotation, client.data.graph.num_classes)
+    made = HopAverage(pairs, annotation, client.data.num_classes)
     memo[("average",)] = (key, annotation, made)
     return made

@@ -78,7 +78,7 @@ class PrototypeClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> tuple[int, int, int]:
         """Return (C, H, p): at most one prototype of each class and hop."""
-        classes = client.data.graph.num_classes
+        classes = client.data.num_classes
         return classes, self.num_hops(client), client.config.hidden_channels
 
     def personal_model(self, client: Client, download: Prototypes) -> Backbone:
@@ -104,7 +104,7 @@ class FedProtoClientApp(PrototypeClientApp):
         model.eval()
         with torch.no_grad():
             embedding = model.embed(data.inputs)[data.index]
-        classes = client.data.graph.num_classes
+        classes = client.data.num_classes
         means = class_means(embedding, data.labels, classes)
         counts = torch.bincount(data.labels, minlength=classes)
         upload = LocalPrototypes(means[:, None].cpu(), counts[:, None].cpu())

@@ -85,7 +85,7 @@ class FGGPClientApp(FedAvgClientApp):
 
     def table(self, client: Client) -> tuple[int, int, int]:
         """Return the shape of the prototypes in an upload."""
-        return client.data.graph.num_classes, 1, client.config.hidden_channels
+        return client.data.num_classes, 1, client.config.hidden_channels
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train on both views, then compute the prototypes without dropout."""
@@ -93,7 +93,7 @@ class FGGPClientApp(FedAvgClientApp):
         load_state(model.backbone, download.tensors)
         penalty = self.second_view(client, server_round, model)
         loss = client.train(model, server_round, penalty=penalty)
-        data, classes = client.data.training, client.data.graph.num_classes
+        data, classes = client.data.training, client.data.num_classes
         model.eval()
         with torch.no_grad():
             model(data.inputs)
@@ -109,7 +109,7 @@ class FGGPClientApp(FedAvgClientApp):
     ) -> Callable[[], Tensor]:
         """Return a function for all loss terms beside the first view's cross-entropy."""
         method_config, data = client.config.method_config, client.data.training
-        inputs, classes = data.inputs, client.data.graph.num_classes
+        inputs, classes = data.inputs, client.data.num_classes
         near = nearest_neighbours(model.at_rest(inputs), method_config.neighbors)
         pairs = union_pairs(inputs.num_nodes, inputs.edge_index, near)
         both = torch.cat([pairs, pairs.flip(0)], dim=1)

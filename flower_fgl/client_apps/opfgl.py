@@ -175,7 +175,7 @@ class OPFGLClientApp(FglClientApp):
         if not variant.starts_anew:
             load_state(model, state_of(teacher))
         data = client.data.training
-        classes = client.data.graph.num_classes
+        classes = client.data.num_classes
         weight = None
         if variant.weighs_classes:
             counts = torch.bincount(data.labels, minlength=classes)
@@ -276,7 +276,7 @@ def local_statistics(client: Client) -> ClassStatistics:
     stats = class_statistics(
         propagated_features(operator, inputs.x, method_config.depth),
         classes,
-        client.data.graph.num_classes,
+        client.data.num_classes,
         min_count=MIN_COUNT,
         is_labelled=own >= 0,
     )

@@ -51,7 +51,7 @@ class PFedFSLClientApp(FglClientApp):
             data.inputs,
             data.index,
             data.labels,
-            client.data.graph.num_classes,
+            client.data.num_classes,
         )
 
     def fit(self, client: Client, server_round: int, download: CandidateModels) -> Fit:
