@@ -39,6 +39,9 @@ from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["F2LClientApp", "F2LNetwork"]
 
+INNER_LR = 0.1
+"""Learning rate (SGD) of the adaptation steps on a support set."""
+
 
 class F2LNetwork(RecordingBackbone):
     """Remember embeddings and logits of the client model for the episodes."""
@@ -94,7 +97,7 @@ class F2LClientApp(FglClientApp):
         module = adaptation_of(network)
         weights = EpisodeWeights(
             method_config.inner_steps,
-            method_config.inner_lr,
+            INNER_LR,
             method_config.tau,
             method_config.contrast_weight,
             method_config.distillation_weight,
@@ -211,7 +214,7 @@ def settle(client: Client, backbone: Backbone, module: Adaptation) -> Backbone:
             torch.ones_like(labels, dtype=torch.bool),
             classes,
             steps=method_config.inner_steps,
-            lr=method_config.inner_lr,
+            lr=INNER_LR,
         )
     copy = build_module(client, backbone)
     load_state(copy, {name: t.detach() for name, t in adapted.items()})

@@ -10,7 +10,16 @@ from typing import Any, get_type_hints
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = ["AUTO", "Scalar", "kebab", "nearest", "option", "parse_settings"]
+__all__ = [
+    "AUTO",
+    "Scalar",
+    "drop_removed",
+    "kebab",
+    "nearest",
+    "option",
+    "parse_settings",
+    "removed_settings",
+]
 
 Scalar = bool | int | float | str
 AUTO = "auto"
@@ -114,6 +123,60 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     return typed
 
 
+def removed_settings(cls: type[Any] | None) -> Mapping[str, Scalar]:
+    """Return the former settings of a settings class, with their fixed values.
+
+    Parameters
+    ----------
+    cls : type or None
+        A settings dataclass. Its class variable ``REMOVED``, if any, maps the kebab-case
+        key of each former setting to the value that the code now uses.
+
+    Returns
+    -------
+    mapping of str to bool, int, float or str
+    """
+    removed: Mapping[str, Scalar] = getattr(cls, "REMOVED", {})
+    return removed
+
+
+def drop_removed(
+    cls: type[Any] | None, values: Mapping[str, Any], *, prefix: str = ""
+) -> dict[str, Any]:
+    """Leave out the former settings of a settings class.
+
+    Run folders and model files of earlier versions hold such keys.
+
+    Parameters
+    ----------
+    cls : type or None
+        A settings dataclass.
+    values : mapping of str to bool, int, float or str
+        Kebab-case keys without prefix.
+    prefix : str
+        Table name for messages, e.g. ``"fedprox"``.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+        ``values`` without the removed keys.
+
+    Raises
+    ------
+    ConfigError
+        If a removed key has another value than its fixed one.
+    """
+    removed = removed_settings(cls)
+    for key, fixed in removed.items():
+        if key in values and values[key] != fixed:
+            raise ConfigError(
+                f"{prefix}.{key} is no longer a setting: its value is always {fixed!r}, "
+                f"got {values[key]!r}. Remove the key, or use the version of flower-fgl "
+                "that the file was written with."
+            )
+    return {key: value for key, value in values.items() if key not in removed}
+
+
 def parse_settings(
     cls: type[Any], values: Mapping[str, Any], *, prefix: str = ""
 ) -> Any:
@@ -124,7 +187,8 @@ def parse_settings(
     cls : type
         A dataclass whose fields are made by :func:`option`.
     values : mapping of str to bool, int, float or str
-        Kebab-case keys without prefix; missing ones take their default.
+        Kebab-case keys without prefix; missing ones take their default. A removed key
+        is accepted with its fixed value, see :func:`drop_removed`.
     prefix : str
         Table name for messages, e.g. ``"fedprox"``.
 
@@ -135,9 +199,11 @@ def parse_settings(
     Raises
     ------
     ConfigError
-        For an unknown key, a wrong type, or a value out of range.
+        For an unknown key, a wrong type, a value out of range, or another value than
+        the fixed one of a removed key.
     """
     dot = f"{prefix}." if prefix else ""
+    values = drop_removed(cls, values, prefix=prefix)
     known = {kebab(f.name): f for f in fields(cls)}
     unknown = [key for key in values if key not in known]
     if unknown:

@@ -7,6 +7,7 @@ from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import removed_settings
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 
 __all__ = ["reject_unused_settings"]
@@ -59,7 +60,7 @@ def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) 
     """
     names = {config.method for config in configs} | {c.dataset for c in configs}
     for key in keys:
-        table, dot, _ = key.partition(".")
+        table, dot, name = key.partition(".")
         if dot and table not in names:
             kind = "dataset" if table == "synthetic" else "method"
             found = ", ".join(sorted({getattr(config, kind) for config in configs}))
@@ -67,6 +68,13 @@ def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) 
                 f"{key} belongs to {kind} = {table} and would do nothing with {kind} = "
                 f"{found}. Leave it out, or choose {table}."
             )
+        for config in configs:
+            removed = removed_settings(type(config.method_config))
+            if table == config.method and name in removed:
+                raise ConfigError(
+                    f"{key} is no longer a setting: its value is always "
+                    f"{removed[name]!r}. Leave it out."
+                )
         if key in NEEDED and not any(map(NEEDED[key][1], configs)):
             raise ConfigError(
                 f"{key} would do nothing: it needs {NEEDED[key][0]}. Set that too, or "

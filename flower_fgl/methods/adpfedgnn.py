@@ -6,9 +6,11 @@ Network", IJCAI 2025.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "ADPFedGNNSettings"]
@@ -23,6 +25,12 @@ class ADPFedGNNSettings:
     1. The paper defers most of its settings to an appendix that is not to be had; those
        without a source are ours.
     """
+
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+        "lambda-rl": 1.0,
+        "replay-batch": 128,
+        "agent-width": 128,
+    }
 
     decouple: bool = option(
         True, "masks, mutual information, Eq. (14) and (15); false: ablation -r, -n"
@@ -73,7 +81,6 @@ class ADPFedGNNSettings:
         "gradient that Adam rescales",
         choices="decoupled gradient",
     )
-    lambda_rl: float = option(1.0, "λ_rl, scale of the reward in Eq. (3)", ge=0)
     gamma_rl: float = option(
         0.9, "γ, discount of the agent; 0: every choice by itself", ge=0, lt=1
     )
@@ -89,8 +96,6 @@ class ADPFedGNNSettings:
     )
     reward_window: int = option(10, "how many former losses Eq. (3) takes", ge=1)
     buffer: int = option(10_000, "steps in the replay buffer", ge=1)
-    replay_batch: int = option(128, "steps the agent learns from at once", ge=1)
-    agent_width: int = option(128, "width of the agent's two hidden layers", ge=1)
     network_lr: float = option(
         1e-3, "learning rate of agent and estimator (Adam)", gt=0
     )

@@ -5,12 +5,14 @@ Wang et al., "Federated Few-shot Learning", KDD 2023.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
-__all__ = ["METHOD", "ADAPTATION", "F2LSettings"]
+__all__ = ["ADAPTATION", "METHOD", "F2LSettings"]
 
 ADAPTATION = "adaptation."
 """What the names of the adaptation module's weights begin with."""
@@ -20,6 +22,8 @@ ADAPTATION = "adaptation."
 class F2LSettings:
     """Settings of F²L."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"inner-lr": 0.1}
+
     episodes: int = option(4, "episodes drawn in each local step", ge=1)
     ways: int = option(5, "N, classes of an episode at most", ge=1)
     shots: int = option(3, "support nodes of a class in an episode at most", ge=1)
@@ -28,7 +32,6 @@ class F2LSettings:
         32, "training nodes of a class at most to adapt to before prediction", ge=1
     )
     inner_steps: int = option(5, "steps of adaptation to a support set", ge=0)
-    inner_lr: float = option(0.1, "learning rate of these steps (SGD)", gt=0)
     tau: float = option(0.5, "τ, temperature of the contrast", gt=0)
     contrast_weight: float = option(
         0.1,

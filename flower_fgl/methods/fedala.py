@@ -6,9 +6,11 @@ AAAI 2023.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
@@ -19,13 +21,14 @@ __all__ = ["METHOD", "FedALASettings"]
 class FedALASettings(FedAvgSettings):
     """Settings of FedALA."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"weight-lr": 1.0}
+
     layers: int = option(
         1, "last layers that are blended weight by weight, the others are copied", ge=1
     )
     sample: float = option(
         80.0, "percent of the training nodes on which W is learned", gt=0, le=100
     )
-    weight_lr: float = option(1.0, "η, step size of W", gt=0)
 
 
 METHOD = Method(

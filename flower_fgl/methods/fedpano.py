@@ -6,10 +6,12 @@ Zhao et al., "Personalized federated few-shot node classification", Sci China In
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedPANOSettings"]
@@ -29,6 +31,11 @@ class FedPANOSettings:
        slowly at lr 0.1 (docs/results/fedpano.md). L^g falls to half its first value, but
        the synthetic nodes carry no class: the origin is at distance 1 from all of them.
     """
+
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+        "gaussian-std": 0.1,
+        "mask-to-local-labels": False,
+    }
 
     m: int = option(5, "synthetic nodes of each training node", ge=1)
     noise_std: float = option(
@@ -60,12 +67,6 @@ class FedPANOSettings:
         "generator",
         "what makes synthetic nodes: φ, or noise on the training nodes (nG)",
         choices="generator gaussian",
-    )
-    gaussian_std: float = option(
-        0.1, "standard deviation of the noise of augment = gaussian", ge=0
-    )
-    mask_to_local_labels: bool = option(
-        False, "whether nT predicts the client's own classes only"
     )
 
     def __post_init__(self) -> None:

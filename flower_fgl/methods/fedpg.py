@@ -5,9 +5,11 @@ Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedPGSettings"]
@@ -25,13 +27,14 @@ class FedPGSettings:
        on validation nodes (``experiments/fedpg-selection.toml``).
     """
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"server-weight-decay": 0.0005}
+
     server_epochs: int = option(
         10, "epochs of the prototype generator per round; the paper: 3, 10, 50", ge=0
     )
     server_lr: float = option(
         0.01, "learning rate of the generator (Adam); the paper: 1e-2, 1e-3", gt=0
     )
-    server_weight_decay: float = option(5e-4, "weight decay of the generator", ge=0)
     epsilon: float = option(0.5, "ε, the largest margin in Eq. (4)", ge=0, le=1)
     tau: float = option(1.0, "τ, temperature of Eq. (4)", gt=0)
     context_share: float = option(

@@ -6,9 +6,11 @@ Prototypes", AAAI 2024.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
@@ -19,11 +21,10 @@ __all__ = ["METHOD", "FGGPSettings"]
 class FGGPSettings(FedAvgSettings):
     """Settings of FGGP."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"edge-tau": 0.5}
+
     neighbors: int = option(
         3, "k, nearest nodes by cosine to which the second view links a node", ge=1
-    )
-    edge_tau: float = option(
-        0.5, "temperature at which edges of the second view are drawn", gt=0
     )
     tau: float = option(0.5, "temperature of the prototypes' contrast", gt=0)
     view_weight: float = option(1.0, "weight of the second view's cross-entropy", ge=0)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
-__all__ = ["METHOD", "OPFGLSettings", "VARIANTS", "Variant"]
+__all__ = ["METHOD", "VARIANTS", "OPFGLSettings", "Variant"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 class OPFGLSettings:
     """Settings of O-pFGL; the defaults are those for Cora cut by Louvain."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"link-threshold": 0.01}
+
     variant: str = option(
         "ours", "the method or an ablation of it", choices=" ".join(VARIANTS)
     )
@@ -93,9 +95,6 @@ class OPFGLSettings:
     lr_links: float = option(1e-3, "the generator's step for the link predictor", gt=0)
     link_channels: int = option(
         128, "width of the link predictor; 256 for arxiv, Flickr and Reddit", ge=1
-    )
-    link_threshold: float = option(
-        0.01, "δ, weight below which a link is dropped", ge=0, le=1
     )
     links: str = option(
         "soft", "whether links keep their weight or all weigh 1", choices="soft hard"

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
+from flower_fgl.core import options
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods.method import Method
 
-__all__ = ["METHODS", "parse_config"]
+__all__ = ["METHODS", "drop_removed", "parse_config"]
 
 
 def _collect() -> dict[str, Method]:
@@ -48,3 +49,29 @@ def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
         For an unknown method, dataset or key, a wrong type or a value out of range.
     """
     return RunConfig.parse(values, METHODS)
+
+
+def drop_removed(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Leave out the former settings of all methods from a flat run config.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat keys, e.g. those of the ``config.toml`` of an earlier version.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+
+    Raises
+    ------
+    ConfigError
+        If a removed key has another value than its fixed one.
+    """
+    kept = {}
+    for key, value in values.items():
+        table, _, name = key.partition(".")
+        settings = METHODS[table].settings if table in METHODS else None
+        if options.drop_removed(settings, {name: value}, prefix=table):
+            kept[key] = value
+    return kept

@@ -38,7 +38,7 @@ class FedSagePlus(FedAvg):
        ``peers`` clients judge a generator each round, in turn, so that all have done so
        after (K − 1)/``peers`` rounds; their gradients are averaged where the paper adds
        them up. Each gradient is of the weights that began the round, and is added to the
-       local gradient of all ``gen-epochs`` steps.
+       local gradient of all steps of a round.
     2. Generator training is written down as round 0, phase ``generate``. A client that
        fails there, or loses its memory later, takes part in the rounds all the same, with
        its graph as it is; its log says so.

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import kebab
+from flower_fgl.core.options import Scalar, kebab, removed_settings
 from flower_fgl.core.settings import DATASETS, GeneralSettings
 from flower_fgl.core.settings_validation import num_sampled
-from flower_fgl.methods import METHODS, Method, parse_config
+from flower_fgl.methods import METHODS, Method, drop_removed, parse_config
+from flower_fgl.runs.files import flatten_config
+from flower_fgl.simulation.experiments import read_experiment
 
 ROOT = Path(__file__).parents[2]
 
@@ -252,3 +254,48 @@ def test_any_unknown_key_gives_one_clear_error(key: str) -> None:
         return
     with pytest.raises(ConfigError, match="Unknown setting"):
         parse_config({key: 1})
+
+
+REMOVED = [
+    (name, key, fixed)
+    for name, row in METHODS.items()
+    for key, fixed in removed_settings(row.settings).items()
+]
+
+
+@pytest.mark.parametrize(("method", "key", "fixed"), REMOVED)
+def test_a_removed_setting_is_accepted_with_its_fixed_value_only(
+    method: str, key: str, fixed: Scalar
+) -> None:
+    values: dict[str, Scalar] = {"method": method, f"{method}.{key}": fixed}
+    config = parse_config(values)
+    assert config.flat() == parse(method=method).flat()
+    assert drop_removed(values) == {"method": method}
+    # the settings of all methods are checked, whichever method runs
+    for chosen in (method, "fedavg"):
+        wrong: dict[str, Scalar] = {"method": chosen, f"{method}.{key}": 7}
+        for read in (parse_config, drop_removed):
+            with pytest.raises(ConfigError) as error:
+                read(wrong)
+            for word in (f"{method}.{key} is no longer", repr(fixed), "got 7"):
+                assert word in str(error.value)
+
+
+def test_no_setting_is_both_present_and_removed() -> None:
+    for name, row in METHODS.items():
+        known = {kebab(f.name) for f in fields(row.settings)} if row.settings else set()
+        assert not known & removed_settings(row.settings).keys(), name
+
+
+def test_the_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        'method = "fedpg"\nrounds = 2\n\n[fedpg]\nmu = 0.1\n'
+        "server-weight-decay = 0.0005\n",
+        encoding="utf-8",
+    )
+    table = tomllib.loads((tmp_path / "config.toml").read_text("utf-8"))
+    config = parse_config(dict(flatten_config(table)))
+    assert (config.method_config.mu, config.rounds) == (0.1, 2)
+    assert not config.flat().keys() & {"fedpg.server-weight-decay"}
+    (experiment,) = read_experiment(tmp_path / "config.toml").runs()
+    assert parse_config(experiment.settings).flat() == config.flat()

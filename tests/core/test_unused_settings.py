@@ -40,3 +40,9 @@ def test_a_methods_default_is_enough() -> None:
 def test_the_rules_that_read_alpha_are_those_that_are_named() -> None:
     rules = {**NODE_RULES, **NETWORK_RULES, **GRAPH_RULES}
     assert [n for n, r in rules.items() if "alpha" in r.options] == ["dirichlet"]
+
+
+def test_a_removed_setting_is_refused_on_the_command_line() -> None:
+    config = parsed(method="fedala", **{"fedala.weight-lr": 1.0})
+    with pytest.raises(ConfigError, match=r"fedala\.weight-lr is no longer.*1\.0"):
+        reject_unused_settings(["fedala.weight-lr"], [config])
