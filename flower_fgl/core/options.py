@@ -1,4 +1,4 @@
-"""Options: how one setting is declared, and how values are checked against it."""
+"""Declaration of single settings, and parsing of values into settings dataclasses."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def option(
     Parameters
     ----------
     default : bool, int, float or str
-        Value if nobody says otherwise.
+        Value if the user gives none.
     text : str
-        What it is, with its unit and source.
+        Help text: meaning, unit, special values and source.
     ge, gt, le, lt : float, optional
         Bounds of a number.
     choices : str
-        Space-separated values a string may take; empty allows any.
+        Space-separated values that a string may take; empty: any.
     auto : bool
-        Whether a method may bring its own default.
+        Whether a method may have its own default (the value ``"auto"``).
 
     Returns
     -------
@@ -68,12 +68,12 @@ def option(
 
 
 def kebab(name: str) -> str:
-    """Turn a Python name into a config key."""
+    """Convert a Python name to a kebab-case config key."""
     return name.replace("_", "-")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Name what is known, and the nearest, for an error message.
+    """List the known names and the closest match, for an error message.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
-    """Return ``value`` as ``kind``, or say what was expected."""
+    """Return ``value`` converted to ``kind``, or raise ConfigError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         bool: isinstance(value, bool),
@@ -180,14 +180,14 @@ def drop_removed(
 def parse_settings(
     cls: type[Any], values: Mapping[str, Any], *, prefix: str = ""
 ) -> Any:
-    """Make a settings dataclass from kebab-case values.
+    """Build a settings dataclass from kebab-case values.
 
     Parameters
     ----------
     cls : type
-        A dataclass whose fields are made by :func:`option`.
+        A dataclass whose fields are declared with :func:`option`.
     values : mapping of str to bool, int, float or str
-        Kebab-case keys without prefix; missing ones take their default. A removed key
+        Kebab-case keys without prefix; missing keys take their default. A removed key
         is accepted with its fixed value, see :func:`drop_removed`.
     prefix : str
         Table name for messages, e.g. ``"fedprox"``.

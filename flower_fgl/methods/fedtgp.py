@@ -1,4 +1,4 @@
-"""Settings of FedTGP; its payloads are those of ``protocols/prototypes.py``.
+"""Settings and row of FedTGP.
 
 Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
 Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
@@ -23,10 +23,15 @@ class FedTGPSettings:
     REMOVED: ClassVar[Mapping[str, Scalar]] = {"server-lr": 0.01, "margin-limit": 100.0}
 
     proto_weight: float = option(
-        1.0, "λ, weight of the distance to the prototypes; 1 to 10", ge=0
+        1.0,
+        "λ, weight of the distance to the global prototypes; typical: 1 to 10",
+        ge=0,
     )
     server_epochs: int = option(
-        10, "epochs of the global prototypes per round; 10 to 100", ge=0
+        10,
+        "epochs per round in which the server trains the global prototypes; typical: "
+        "10 to 100",
+        ge=0,
     )
 
 

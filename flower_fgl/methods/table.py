@@ -1,4 +1,4 @@
-"""METHODS: the rows of all modules of this folder that define ``METHOD``."""
+"""``METHODS``, the table of all methods, and the parser of their settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["METHODS", "drop_removed", "parse_config"]
 
 
 def _collect() -> dict[str, Method]:
-    """Import every module beside this one and keep the rows, by name."""
+    """Collect the ``METHOD`` of every module in this package, by name."""
     package = __name__.rpartition(".")[0]
     folder = list(import_module(package).__path__)
     modules = (
@@ -28,11 +28,11 @@ def _collect() -> dict[str, Method]:
 
 
 METHODS: dict[str, Method] = _collect()
-"""Every method by its name, sorted."""
+"""All methods by name, sorted."""
 
 
 def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
-    """Check a flat run config against all methods.
+    """Parse a flat run config and check it against all methods.
 
     Parameters
     ----------

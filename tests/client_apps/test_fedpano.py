@@ -268,7 +268,7 @@ def test_the_bytes_are_those_of_the_formula() -> None:
 
 
 def test_without_both_classifiers_nothing_would_classify() -> None:
-    with pytest.raises(ConfigError, match="nothing would classify"):
+    with pytest.raises(ConfigError, match="so there is no classifier"):
         make_client(use_client_classifier=False, use_shared_classifier=False)
 
 

@@ -93,9 +93,9 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
     ("values", "words"),
     [
         ({"method": "fedpox"}, ["Unknown method", "fedavg", '"fedprox"']),
-        ({"dataset": "corra"}, ["Unknown data set", '"cora"', "path"]),
+        ({"dataset": "corra"}, ["Unknown dataset", '"cora"', "path"]),
         # longer than any file's name may be
-        ({"dataset": "c" * 300}, ["Unknown data set", "path"]),
+        ({"dataset": "c" * 300}, ["Unknown dataset", "path"]),
         ({"roundz": 3}, ['"roundz"', 'Did you mean "rounds"']),
         ({"rounds": "many"}, ["rounds", "'many'", "int", "auto"]),
         ({"rounds": 2.5}, ["rounds", "2.5", "int"]),
@@ -122,13 +122,16 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"model": "gcn:2x64:3x64"}, ["gcn:LAYERSxWIDTH"]),
         ({"model": "appnp:k2:k3"}, ["appnp:2x128:kSTEPS"]),
         ({"model": "gcn:2x64:k2"}, ["gcn", "steps", "appnp and gamlp"]),
-        ({"model": "gcn:linear:2x64"}, ["gcn:LAYERSxWIDTH", ":linear after it"]),
-        ({"model": "sgc:linear"}, ["head of sgc is linear", "gat, gcn, gin"]),
+        ({"model": "gcn:linear:2x64"}, ["gcn:LAYERSxWIDTH", "followed by :linear"]),
+        (
+            {"model": "sgc:linear"},
+            ["classifier of sgc is always linear", "gat, gcn, gin"],
+        ),
         (
             {"method": "fedproto", "model": "gcn,gcn:2x128"},
             ["fedproto", '"gcn:2x128"', "hidden-channels = 64", "128"],
         ),
-        ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
+        ({"method": "local", "evaluate": "global"}, ["local", "no global model"]),
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
         ({"num-layers": 1}, ['"gcn" needs at least 2', "1 by num-layers", "sgc"]),
         ({"model": "sgc,gin:1x8", "method": "local"}, ['"gin:1x8"', "1 by its name"]),
@@ -141,7 +144,7 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"min-clients": 2, "min-replies": 3}, ["min-replies = 3", "to 2 or less"]),
         (
             {"min-clients": 3, "secure-aggregation": True},
-            ["secure-aggregation", "min-clients = 3", "Leave one"],
+            ["secure-aggregation", "min-clients = 3", "Remove one"],
         ),
         (
             {"method": "fedsage+", "min-clients": 2},

@@ -28,7 +28,7 @@ def parsed(**values: Scalar) -> RunConfig:
 @pytest.mark.parametrize("key", NEEDED)
 def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
     idle, busy = parsed(), parsed(**WITH[key])
-    with pytest.raises(ConfigError, match=f"{key} would do nothing: it needs"):
+    with pytest.raises(ConfigError, match=f"{key} has no effect: it needs"):
         reject_unused_settings([key], [idle])
     reject_unused_settings([key], [idle, busy])
 

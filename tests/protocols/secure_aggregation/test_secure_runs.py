@@ -396,7 +396,9 @@ def test_a_method_that_needs_more_than_sums_says_which_do_not() -> None:
         if row.additive:
             assert parse_config(values).secure_aggregation
         else:
-            with pytest.raises(ConfigError, match=r"These methods can: .*fedavg, "):
+            with pytest.raises(
+                ConfigError, match=r"These methods support it: .*fedavg, "
+            ):
                 parse_config(values)
 
 
@@ -434,7 +436,7 @@ def test_fewer_than_three_clients_a_round_are_refused(
         "clients": clients,
         "participation": participation,
     }
-    with pytest.raises(ConfigError, match="needs 3 clients a round"):
+    with pytest.raises(ConfigError, match="needs 3 clients per round"):
         parse_config(values)
 
 
