@@ -215,7 +215,8 @@ def _reject_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
             raise ConfigError(
                 f"{settings.method} compares the embeddings of different clients: model "
                 f'"{name}" must have the width hidden-channels = '
-                f"{settings.hidden_channels}, got {width}. Other methods, e.g. local, accept any widths."
+                f"{settings.hidden_channels}, got {width}. Other methods, e.g. local, "
+                "accept any widths."
             )
 
 

@@ -82,8 +82,8 @@ class FedPANOSettings:
         """Reject settings without a classifier or with an unused ``augment``."""
         if self.augment != "generator" and not self.use_generator:
             raise ConfigError(
-                f'fedpano.augment = "{self.augment}" chooses the source of the synthetic nodes, '
-                "but fedpano.use-generator = false disables them. Remove one of the two."
+                f'fedpano.augment = "{self.augment}" sets the source of synthetic nodes, '
+                "but fedpano.use-generator = false disables them. Remove one."
             )
         if not (self.use_client_classifier or self.use_shared_classifier):
             raise ConfigError(

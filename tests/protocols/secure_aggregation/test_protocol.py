@@ -168,7 +168,7 @@ def test_a_client_whose_shares_belong_to_no_secret_is_named(
     swapped = {0: {"seed_digest": other.seed_digest}, 1: {"mask_key": other.mask_key}}
     uploads = table.uploads(lost=lost)
     table.server.offers[4] = replace(offer, **swapped[which])
-    with pytest.raises(PayloadError, match=f"client 4 do not give back {match}"):
+    with pytest.raises(PayloadError, match=f"client 4 do not reconstruct {match}"):
         table.close(uploads)
 
 
@@ -297,7 +297,7 @@ def test_a_client_masks_once_a_round(table: Table) -> None:
     table.members[0].mask(1, peers[0], table.plain[0])
     with pytest.raises(PayloadError, match="not at this step"):
         table.members[0].mask(1, peers[0], table.plain[0])
-    with pytest.raises(PayloadError, match="already sent in round 1"):
+    with pytest.raises(PayloadError, match="already sent a masked vector in round 1"):
         table.members[0].offer(1, table.server.roster())
 
 
