@@ -171,11 +171,11 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"participants = {settings.participants} and participation = "
             f"{settings.participation:g} both set the number of sampled clients. Give one."
         )
-    asked = num_sampled(settings, settings.clients)
-    if settings.clients and settings.min_replies > asked:
+    sampled = num_sampled(settings, settings.clients)
+    if settings.clients and settings.min_replies > sampled:
         raise ConfigError(
             f"min-replies is {settings.min_replies}, but {describe_sampling(settings)} "
-            f"samples {asked} of {settings.clients} clients per round, so every round "
+            f"samples {sampled} of {settings.clients} clients per round, so every round "
             "would fail. Lower min-replies or sample more clients."
         )
 
@@ -232,12 +232,12 @@ def _check_secure(
             f"{settings.method} needs more than the sum of its uploads: "
             f"secure-aggregation = true is not possible. These methods support it: {able}."
         )
-    asked = num_sampled(settings, settings.clients)
-    if settings.clients and asked < MIN_SECURE_CLIENTS:
+    sampled = num_sampled(settings, settings.clients)
+    if settings.clients and sampled < MIN_SECURE_CLIENTS:
         raise ConfigError(
             f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients per round: with one or "
             "two, the sum reveals individual updates. clients = "
-            f"{settings.clients} and {describe_sampling(settings)} give {asked}."
+            f"{settings.clients} and {describe_sampling(settings)} give {sampled}."
         )
 
 

@@ -79,13 +79,7 @@ class SharedWeights(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Sizes) -> Self:
-        """Unpack; the tensors must have exactly the shapes of ``spec``.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; the tensors must have exactly the shapes of ``spec``."""
         return cls(
             read_tensors(content, WEIGHTS, spec.weights),
             read_tensors(content, NETWORKS, spec.networks),

@@ -42,13 +42,7 @@ class Weights(AdditivePayload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
-        """Unpack; names and shapes must be exactly those of ``spec``.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; names and shapes must be exactly those of ``spec``."""
         return cls(read_tensors(content, "weights", spec))
 
     def summands(self, weight: float) -> dict[str, Tensor]:

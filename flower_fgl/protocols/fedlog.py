@@ -211,13 +211,7 @@ class FedLogUpload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
-        """Unpack.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; the shapes are those of ``spec``."""
         shapes = {} if spec.nodes is None else {NODES: spec.nodes}
         nodes = read_tensors(content, NODES, shapes)
         return cls(read_tensors(content, WEIGHTS, spec.weights), nodes.get(NODES))
@@ -262,13 +256,7 @@ class FedLogDownload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
-        """Unpack; each record must be complete or empty.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; each record must be complete or empty."""
         expected = {
             WEIGHTS: spec.weights,
             NODES: {} if spec.nodes is None else {NODES: spec.nodes},

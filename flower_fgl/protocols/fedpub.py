@@ -54,13 +54,7 @@ class EmbeddedWeights(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack; ``spec`` = (shapes of the weights, width p of the embedding).
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; ``spec`` = (shapes of the weights, width p of the embedding)."""
         shapes, width = spec
         mean = read_tensors(content, "embedding", {"mean": (width,)})["mean"]
         return cls(read_tensors(content, "weights", shapes), mean)

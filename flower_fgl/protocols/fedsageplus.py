@@ -82,13 +82,7 @@ class FeatureGradient(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
-        """Unpack; the gradient must match ``spec`` or be absent.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; the gradient must match ``spec`` or be absent."""
         if "gradient" not in content:
             return cls({})
         return cls(read_tensors(content, "gradient", spec))

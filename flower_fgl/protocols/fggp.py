@@ -41,13 +41,7 @@ class ModelAndPrototypes(Weights):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any) -> Self:
-        """Unpack; ``spec`` = (shapes of the weights, table of the prototypes).
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; ``spec`` = (shapes of the weights, table of the prototypes)."""
         shapes, table = spec
         weights = Weights.from_record(content, shapes)
         return cls(weights.tensors, Prototypes.from_record(content, table))

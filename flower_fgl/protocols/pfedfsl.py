@@ -58,8 +58,8 @@ class CandidateModels(Payload):
         number = counts.pop()
         if counts or not 1 <= number <= 1 + limit:
             raise PayloadError(
-                f'Record "{MODELS}" must hold 1 to {1 + limit} models, as many of each '
-                f"tensor, got {sorted({number, *counts})}."
+                f'Record "{MODELS}" must hold 1 to {1 + limit} models, the same number '
+                f"of each tensor, got {sorted({number, *counts})}."
             )
         for name, shape in shapes.items():
             if tuple(tensors[name].shape) != (number, *shape):
@@ -107,13 +107,7 @@ class ScoredModel(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack; ``spec`` = (shapes of the model, number of candidates m).
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; ``spec`` = (shapes of the model, number of candidates m)."""
         shapes, candidates = spec
         losses = read_tensors(content, LOSSES, {LOSSES: (1 + candidates,)})
         return cls(read_tensors(content, WEIGHTS, shapes), losses[LOSSES])

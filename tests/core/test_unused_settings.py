@@ -1,4 +1,4 @@
-"""Settings that do nothing are refused, with what they need."""
+"""Command-line settings without effect are rejected; the error names what they need."""
 
 import pytest
 

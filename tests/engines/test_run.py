@@ -276,7 +276,7 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--set", "device=cuda:0"], "--client-gpus"),
         (["--set", "device=gpu"], 'device must be "auto".*"gpu"'),
         (["--rounds", "3", "--set", "rounds=4"], "--rounds and --set rounds"),
-        (["--set", "fedprox.mu=0.1"], "nothing with method = fedavg"),
+        (["--set", "fedprox.mu=0.1"], "no effect with method = fedavg"),
         (["--set", "dirichlet-alpha=0.1"], 'it needs partition = "dirichlet"'),
         (["--set", "patience=5"], "it needs check-every above 0"),
         (["--dataset", "cora", "--set", "synthetic.nodes=9"], "dataset = cora"),

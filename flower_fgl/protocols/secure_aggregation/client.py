@@ -148,12 +148,12 @@ class Member:
             do not include the client; or if a summand cannot be encoded.
         """
         self._expect("seed", server_round)
-        asked = self.memory["ids"].tolist()
+        sampled = self.memory["ids"].tolist()
         ids = self._listed(peers.ids, "peers")
-        need = threshold(len(asked), self.config.secure_threshold)
-        if not set(ids) <= set(asked) or len(ids) < need:
+        need = threshold(len(sampled), self.config.secure_threshold)
+        if not set(ids) <= set(sampled) or len(ids) < need:
             raise PayloadError(
-                f"at least {need} of the clients {asked} must have sent shares, "
+                f"at least {need} of the clients {sampled} must have sent shares, "
                 f"got shares of {ids}"
             )
         vector = encode(
@@ -161,7 +161,7 @@ class Member:
             fraction_bits=self.config.secure_fraction_bits,
             summands=len(ids),
         )
-        held = self._open_shares(server_round, ids, asked, peers)
+        held = self._open_shares(server_round, ids, sampled, peers)
         agreement = KeyAgreement(to_bytes(self.memory["mask-secret"][0]), server_round)
         pair_keys = {
             other: agreement.key(
@@ -210,11 +210,11 @@ class Member:
         return Reveal(torch.where(in_sum[:, None], of_seed, of_key).contiguous())
 
     def _open_shares(
-        self, server_round: int, ids: list[int], asked: list[int], peers: Peers
+        self, server_round: int, ids: list[int], sampled: list[int], peers: Peers
     ) -> Tensor:
         """Decrypt the shares of the peers for this client, uint8 of shape (m, 66)."""
         identity = self._identity(server_round)
-        keys = dict(zip(asked, self.memory["keys"], strict=True))
+        keys = dict(zip(sampled, self.memory["keys"], strict=True))
         rows = []
         for pid, sealed in zip(ids, peers.sealed, strict=True):
             key = identity.key(to_bytes(keys[pid]), SEAL, pid, self.partition_id)
