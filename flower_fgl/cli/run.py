@@ -26,7 +26,7 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import reject_unused_settings
-from flower_fgl.methods import parse_config
+from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.checkpoints import UNCOMPARED, newest_checkpoint
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.run import Run
@@ -224,7 +224,7 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
     with hold(folder):
         run = Run.load(folder)
         before, now = (
-            config.general_defaults() | dict(flatten_config(run.config)),
+            config.general_defaults() | drop_removed(dict(flatten_config(run.config))),
             config.flat(),
         )
         changed = [

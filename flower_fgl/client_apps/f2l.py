@@ -39,6 +39,9 @@ from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["F2LClientApp", "F2LNetwork"]
 
+INNER_LR = 0.1
+"""Learning rate (SGD) of the adaptation steps on a support set."""
+
 
 class F2LNetwork(RecordingBackbone):
     """Store the last embeddings and logits of the client model for the episodes."""
@@ -95,7 +98,7 @@ class F2LClientApp(FglClientApp):
         module = adaptation_of(network)
         weights = EpisodeWeights(
             method_config.inner_steps,
-            method_config.inner_lr,
+            INNER_LR,
             method_config.tau,
             method_config.contrast_weight,
             method_config.distillation_weight,
@@ -200,7 +203,7 @@ def adapt_for_prediction(
             torch.ones_like(labels, dtype=torch.bool),
             classes,
             steps=method_config.inner_steps,
-            lr=method_config.inner_lr,
+            lr=INNER_LR,
         )
     copy = build_module(client, backbone)
     load_state(copy, {name: t.detach() for name, t in adapted.items()})

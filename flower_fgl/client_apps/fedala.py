@@ -10,7 +10,7 @@ symbol       here
 Θ^{t-1}      ``received``
 Θ̂_i^t        result of :func:`blend`
 W_i^p        ``weights``, stored in the client's state as ``blend``
-p, s, η      ``fedala.layers``, ``fedala.sample``, ``fedala.weight-lr``
+p, s, η      ``fedala.layers``, ``fedala.sample``, ``WEIGHT_LR``
 ===========  ==========================================================
 
 ===============================================  ==========================
@@ -41,6 +41,8 @@ from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
 
+WEIGHT_LR = 1.0
+"""η, step size of the blending weights W."""
 WINDOW = 10
 """Number of last losses that decide whether W has converged, as in the published code."""
 SPREAD = 0.1
@@ -162,9 +164,7 @@ class FedALAClientApp(FedAvgClientApp):
             loss, gradients = _gradients(client, model, names, index, labels)
             losses.append(loss)
             weights = {
-                name: blend_step(
-                    weights[name], gradient, *ends[name], lr=method_config.weight_lr
-                )
+                name: blend_step(weights[name], gradient, *ends[name], lr=WEIGHT_LR)
                 for name, gradient in zip(names, gradients, strict=True)
             }
         client.state.set_group("blend", weights)

@@ -63,6 +63,8 @@ __all__ = ["FedPANOClientApp", "Trainer"]
 
 LOSSES = ("generic", "own", "generator", "synthetic")
 """L^s, L^c, L^g and L^ĉ of Eq. (9)."""
+GAUSSIAN_STD = 0.1
+"""Standard deviation of the noise on training nodes with ``augment = gaussian`` (nG)."""
 
 
 class FedPANOClientApp(FglClientApp):
@@ -272,7 +274,7 @@ class Trainer:
         is_context = self.parts.generator is not None
         shape = (len(self.labels), method_config.m, 2 * width if is_context else width)
         noise = torch.randn(shape, generator=self.noise)
-        noise *= method_config.noise_std if is_context else method_config.gaussian_std
+        noise *= method_config.noise_std if is_context else GAUSSIAN_STD
         if is_context and method_config.noise_on == "agg":
             noise[..., :width] = 0
         return noise.to(self.labels.device)

@@ -79,7 +79,7 @@ def build_parts(client: Client) -> Parts:
             own = _own_classifier(client, width, classes)
         if method_config.has_generator and generator is None:
             generator = NodeGenerator(width)
-    chosen = classes if own or method_config.mask_to_local_labels else every
+    chosen = classes if own else every
     # the settings' validation ensures that there is one of the two
     classifier = cast(nn.Linear, own or shared.classifier)
     norm = cast(RepNorm, method_config.rep_norm)

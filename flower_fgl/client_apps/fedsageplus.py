@@ -59,6 +59,11 @@ log = logging.getLogger(__name__)
 
 __all__ = ["FedSagePlusClientApp", "judge_generator", "train_generator"]
 
+GENERATOR_EPOCHS = 5
+"""Adam steps of a generator in each round of generator training."""
+GENERATOR_LR = 1e-3
+"""Learning rate (Adam) of the generator."""
+
 
 class FedSagePlusClientApp(FedAvgClientApp):
     """Train a neighbour generator, mend every graph once, then train as FedAvg.
@@ -199,7 +204,7 @@ def open_generator(client: Client) -> NeighbourGenerator:
 def train_generator(
     client: Client, step: int, gradient: Mapping[str, Tensor]
 ) -> NeighbourGenerator:
-    """Take ``gen-epochs`` steps on the client's own loss and the others' gradient.
+    """Take ``GENERATOR_EPOCHS`` steps on the client's own loss and the others' gradient.
 
     Parameters
     ----------
@@ -229,12 +234,10 @@ def train_generator(
         for name, weight in network.features.named_parameters()
         if gradient
     ]
-    optimizer = torch.optim.Adam(
-        network.parameters(), lr=method_config.gen_lr, fused=True
-    )
+    optimizer = torch.optim.Adam(network.parameters(), lr=GENERATOR_LR, fused=True)
     generator = noise_of(client, step, "generator")
     width = client.config.hidden_channels
-    for _ in range(method_config.gen_epochs):
+    for _ in range(GENERATOR_EPOCHS):
         noise = torch.randn((len(impaired.centres), width), generator=generator)
         optimizer.zero_grad(set_to_none=True)
         loss = generator_loss(

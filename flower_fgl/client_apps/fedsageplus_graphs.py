@@ -21,6 +21,9 @@ from flower_fgl.core.seeds import torch_generator
 
 __all__ = ["impaired_of", "keep_mended", "mended_data", "noise_of"]
 
+HIDDEN_SHARE = 0.5
+"""Share of the validation nodes that are hidden to train the generator."""
+
 
 def noise_of(client: Client, step: int, purpose: str) -> torch.Generator:
     """Return a random generator for a round of generator training."""
@@ -30,7 +33,7 @@ def noise_of(client: Client, step: int, purpose: str) -> torch.Generator:
 def impaired_of(client: Client) -> HiddenNodes:
     """Return the client's training graph with hidden nodes, the same in every round."""
     data, config = client.data, client.config
-    key = ("impaired", config.seed, config.method_config.hide_share)
+    key = ("impaired", config.seed)
     if key not in data.memo:
         masks = data.graph.graph.masks
         size = data.inputs[0].num_nodes
@@ -39,7 +42,7 @@ def impaired_of(client: Client) -> HiddenNodes:
         generator = torch_generator(config.seed, 0, client.partition_id, "hide")
         order = torch.randperm(len(eligible), generator=generator)
         is_hidden = torch.zeros(size, dtype=torch.bool)
-        num_hidden = int(config.method_config.hide_share * len(eligible))
+        num_hidden = int(HIDDEN_SHARE * len(eligible))
         is_hidden[eligible[order[:num_hidden]]] = True
         data.memo[key] = hide_nodes(data.inputs[0], is_hidden.to(client.device))
     found: HiddenNodes = data.memo[key]

@@ -46,6 +46,9 @@ from flower_fgl.protocols.prototypes import Prototypes
 
 __all__ = ["FGGPClientApp"]
 
+EDGE_TAU = 0.5
+"""Temperature at which the edges of the second view are drawn."""
+
 
 class TwoViews(RecordingBackbone):
     """Backbone that stores its last embedding and its last ``logits`` (N, C)."""
@@ -121,7 +124,7 @@ class FGGPClientApp(FedAvgClientApp):
             first, logits = model.embedding, model.logits
             noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
             scores = edge_scores(first, pairs)
-            weight = resample_edges(scores, noise, tau=method_config.edge_tau)
+            weight = resample_edges(scores, noise, tau=EDGE_TAU)
             view = inputs.with_edges(both, torch.cat([weight, weight]))
             second = model.backbone.embed(view)
             predicted = model.backbone.head(second, view)[data.index]

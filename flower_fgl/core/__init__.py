@@ -1,1 +1,1 @@
-"""Settings, errors, seeds, metrics and locks: what every other package may import."""
+"""Settings, errors, seeds, metrics and locks; every other package may import them."""

@@ -1,13 +1,12 @@
-"""Settings: Flower's flat run config to checked, frozen dataclasses.
+"""``RunConfig``: Flower's flat run config as checked, frozen dataclasses.
 
-Flower hands over a flat mapping of strings, numbers and booleans and checks no types.
-Each setting is declared once, as a field made by :func:`option`; ``pyproject.toml`` and
-the generated app folder repeat its default (a test compares them).
+Flower passes a flat mapping of strings, numbers and booleans and checks no types. Each
+setting is declared once, as a field made by :func:`option`; ``pyproject.toml`` and the
+generated app folder repeat its default (a test compares them).
 
-A general setting whose field says ``auto`` may be left to the method: its value in
-``pyproject.toml`` is ``"auto"``, which stands for the method's own default (its paper's
-value), else for the data set's, else for the general one. Which of them was taken is kept
-in :attr:`RunConfig.sources`.
+General settings declared with ``auto=True`` have the value ``"auto"`` in
+``pyproject.toml``. It stands for the method's default (its paper's value), else for the
+dataset's default, else for the general default. :attr:`RunConfig.sources` records which.
 """
 
 from __future__ import annotations
@@ -31,23 +30,22 @@ INSTEAD: Mapping[str, frozenset[str]] = {
     "participation": frozenset({"participants"}),
     "participants": frozenset({"participation"}),
 }
-"""Settings whose own value puts a method's default of another out of force."""
+"""Settings that, if the user gives them, disable a method's default of another one."""
 DATASET_DEFAULTS: Mapping[str, Mapping[str, Scalar]] = {"synthetic": {"rounds": 20}}
 
 
 @dataclass(frozen=True)
 class RunConfig(GeneralSettings):
-    """Everything one run is told.
+    """All settings of one run.
 
     Parameters
     ----------
     synthetic : SyntheticSettings
-        Settings of the synthetic data set.
-    hyper : object or None
-        Settings of the method (its ``config`` dataclass), ``None`` if it has none.
+        Settings of the synthetic dataset.
+    method_config : object or None
+        Settings of the method (its settings dataclass), ``None`` if it has none.
     sources : mapping of str to str
-        Where each general value came from: ``user``, ``method``, ``data set`` or
-        ``default``.
+        Origin of each general value: ``user``, ``method``, ``data set`` or ``default``.
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
@@ -56,27 +54,28 @@ class RunConfig(GeneralSettings):
 
     @property
     def classifies_graphs(self) -> bool:
-        """Whether whole graphs are classified instead of nodes."""
+        """Whether the run classifies whole graphs instead of nodes."""
         return self.setting == "graph"
 
     @property
     def has_unseen(self) -> bool:
-        """Whether nodes are scored that the client did not have in training."""
+        """Whether the run also scores nodes that clients do not have in training."""
         return self.setting in UNSEEN_SETTINGS
 
     def scale_of_features(self, *, is_dense: bool) -> str:
-        """Resolve ``feature-norm = "default"`` to what the setting's paper does.
+        """Resolve ``feature-norm``; ``"default"`` follows the paper of the setting.
 
         Parameters
         ----------
         is_dense : bool
-            Whether features are strided; sparse ones would fill up if they were shifted.
+            Whether features are dense. Shifting sparse features would fill them.
 
         Returns
         -------
         {"none", "rows", "columns"}
-            By rows where unseen nodes are scored (FedLoG Appendix A.12), by columns in
-            the inductive setting (O-pFGL's published code) if features are dense.
+            The default is ``rows`` if unseen nodes are scored (FedLoG Appendix A.12),
+            ``columns`` in the inductive setting with dense features (O-pFGL's published
+            code), and ``none`` otherwise.
         """
         if self.feature_norm != "default":
             return self.feature_norm
@@ -92,18 +91,18 @@ class RunConfig(GeneralSettings):
         *,
         datasets: Iterable[str] = DATASETS,
     ) -> RunConfig:
-        """Read Flower's flat run config.
+        """Parse and check Flower's flat run config.
 
         Parameters
         ----------
         values : mapping of str to bool, int, float or str
-            Flat keys: ``rounds``, ``fedprox.mu``, ``synthetic.nodes``; missing ones take
-            their default.
+            Flat keys such as ``rounds``, ``fedprox.mu``, ``synthetic.nodes``; missing
+            keys take their default.
         methods : mapping of str to Method
             The table of methods, each with ``settings`` (a dataclass or ``None``) and
-            ``defaults`` (general settings it brings).
+            ``defaults`` (its own defaults of general settings).
         datasets : iterable of str
-            Names of known data sets.
+            Names of the known datasets.
 
         Returns
         -------
@@ -112,7 +111,8 @@ class RunConfig(GeneralSettings):
         Raises
         ------
         ConfigError
-            For an unknown method, data set or key, a wrong type or range.
+            For an unknown method, dataset or key, a wrong type, a value out of range, or
+            settings that cannot be combined.
         """
         general = {k: v for k, v in values.items() if "." not in k}
         tables: dict[str, dict[str, Scalar]] = {}
@@ -129,7 +129,7 @@ class RunConfig(GeneralSettings):
             for name, entry in methods.items()
             if entry.settings is not None
         }
-        _refuse_without_table(general, chosen, method.settings)
+        _reject_without_table(general, chosen, method.settings)
         read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)
         return cls(
@@ -142,19 +142,19 @@ class RunConfig(GeneralSettings):
         )
 
     def flat(self) -> dict[str, Scalar]:
-        """Return the flat run config that gives this configuration again."""
+        """Return the flat run config that parses to this configuration."""
         return self._by_key(getattr)
 
     def method_settings(self) -> dict[str, Scalar]:
-        """Return the method's settings by kebab-case key, without its name."""
+        """Return the method's settings by kebab-case key, without the method's name."""
         start = f"{self.method}."
         flat = self.flat().items()
         return {k.removeprefix(start): v for k, v in flat if k.startswith(start)}
 
     def general_defaults(self) -> dict[str, Scalar]:
-        """Return what a run made before a setting existed had in its place.
+        """Return the flat general defaults, without those of the method or dataset.
 
-        The general defaults, not those of the method or data set.
+        A run made before a setting existed used the setting's general default.
         """
         return self._by_key(lambda settings, name: getattr(type(settings), name))
 
@@ -174,10 +174,10 @@ class RunConfig(GeneralSettings):
         return out
 
 
-def _refuse_without_table(
+def _reject_without_table(
     general: Mapping[str, Scalar], method: str, settings: Any
 ) -> None:
-    """Refuse a setting of the method's own that was given without its name."""
+    """Reject a setting of the method that was given without the method's name."""
     known = {kebab(f.name) for f in fields(GeneralSettings)}
     own = {kebab(f.name) for f in fields(settings)} if settings else set()
     for key in general:
@@ -190,7 +190,7 @@ def _refuse_without_table(
 def _fill(
     general: Mapping[str, Scalar], method_defaults: Mapping[str, Scalar]
 ) -> tuple[dict[str, Scalar], dict[str, str]]:
-    """Resolve ``"auto"`` and say where each general value came from."""
+    """Resolve ``"auto"``; also return the origin of each general value."""
     dataset = str(general.get("dataset", GeneralSettings.dataset))
     stated = {key for key, value in general.items() if value != AUTO}
     method_defaults = {
@@ -224,7 +224,7 @@ def _fill(
 
 
 def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
-    """Build ``[tool.flwr.app.config]`` as ``pyproject.toml`` must hold it.
+    """Build the table ``[tool.flwr.app.config]`` of ``pyproject.toml``.
 
     Parameters
     ----------
@@ -234,7 +234,7 @@ def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        General keys first, then one table for each method with settings of its own.
+        General keys first, then one table per method that has settings.
     """
     table: dict[str, Any] = {
         kebab(f.name): AUTO if f.metadata["auto"] else f.default

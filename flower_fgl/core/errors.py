@@ -1,4 +1,4 @@
-"""Errors a user can mend: the command line prints them without a traceback."""
+"""Errors that a user can fix; the command line prints them without a traceback."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["ConfigError", "DataError", "FglError", "PayloadError", "RunError"]
 
 
 class FglError(ValueError):
-    """Base of all errors whose message says what to do."""
+    """Base class of all errors that a user can fix; the message says how."""
 
 
 class ConfigError(FglError):
@@ -14,12 +14,12 @@ class ConfigError(FglError):
 
 
 class DataError(FglError):
-    """A data set or a graph file is missing, malformed or does not fit."""
+    """A dataset or graph file is missing, malformed or does not match the run."""
 
 
 class PayloadError(FglError):
-    """A message does not hold what its protocol promises."""
+    """A message violates its protocol."""
 
 
 class RunError(FglError):
-    """A run cannot go on."""
+    """A run cannot start, continue or resume."""

@@ -1,4 +1,4 @@
-"""Locks on folders, held while a process works on them."""
+"""Locks that give one process exclusive access to a run folder."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["hold"]
 def hold(
     folder: Path, *, is_server: bool = False, timeout: float = 0.0
 ) -> Iterator[None]:
-    """Hold a run folder while it is worked on; the lock goes when its process does.
+    """Lock a run folder; the lock is released when the block or the process ends.
 
     Parameters
     ----------
     folder : Path
-        The run folder; the lock is a file beside it.
+        The run folder; the lock file lies beside it.
     is_server : bool
-        Whether the caller is the run's server half, which writes to the folder while
-        who launched it holds the folder: its lock is one inside.
+        Whether the caller is the server of the run. The launcher holds the lock beside
+        the folder meanwhile, so the server uses a second lock inside the folder.
     timeout : float
-        Seconds to wait for another process to let go.
+        Seconds to wait until another process releases the lock.
 
     Raises
     ------
     RunError
-        If another process works on it.
+        If another process still holds the lock.
     """
     beside = folder.with_name(f".{folder.name}.lock")
     lock = folder / ".server.lock" if is_server else beside

@@ -1,9 +1,9 @@
-"""Scores: of one client on one set of nodes, of all clients, of a whole run.
+"""Scores of one client on one node set, and their average over clients.
 
-The three node scores are derived from one count of hits, predictions and labels of each
-class, because they are wanted for every client, set and round. They equal torchmetrics',
-which takes a second to load: too long where every message starts a new process. The area
-under the ROC curve is torchmetrics', imported where it is asked for.
+Accuracy, macro-F1 and macro-recall are computed from one count per class of hits,
+predictions and labels. They equal those of torchmetrics, whose import takes a second: too
+long where each message starts a new process. AUROC uses torchmetrics and imports it only
+when needed.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ __all__ = [
 
 AbsentClasses = Literal["ignore", "zero"]
 SCORE_NAMES = ("accuracy", "macro_f1", "macro_recall")
-"""Names of the node scores, in the order in which they are shown."""
+"""Names of the node scores, in display order."""
 SETTING_COLUMNS = {
     "unseen": "unseen",
     "missing": "missing",
     "new_client": "new client",
     "test_masked": "own classes",
 }
-"""Columns that only some settings have, besides ``val`` and ``test``, and their titles."""
+"""Columns that only some settings have besides ``val`` and ``test``, with their titles."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How well one model predicts one set of nodes, or of graphs.
+    """Scores of one model on one set of nodes or graphs.
 
     Parameters
     ----------
     num_nodes : int
-        Labelled nodes in the set; where whole graphs are classified, graphs.
+        Labelled nodes in the set; in graph classification, graphs.
     accuracy, macro_f1, macro_recall : float in [0, 1]
-        NaN where ``num_nodes`` is 0; the run folder writes ``null`` for it.
+        NaN if ``num_nodes`` is 0; the run folder stores it as ``null``.
     auroc : float in [0, 1]
-        Area under the ROC curve; NaN, and left out of records, where it was not asked
-        for (nodes) or is undefined (graphs of one class only).
+        Area under the ROC curve. NaN, and omitted from records, for nodes and where it
+        is undefined (graphs of a single class).
     """
 
     num_nodes: int
@@ -60,7 +60,7 @@ class Scores:
     auroc: float = math.nan
 
     def as_dict(self) -> dict[str, float]:
-        """Return the four numbers by name, and ``auroc`` where there is one."""
+        """Return the four numbers by name, and ``auroc`` unless it is NaN."""
         out = {
             "num_nodes": self.num_nodes,
             "accuracy": self.accuracy,
@@ -83,16 +83,16 @@ def score(
     Parameters
     ----------
     logits : Tensor of shape (N, C), float
-        One score per class; the largest is the prediction.
+        One score per class; the class with the largest score is the prediction.
     y : Tensor of shape (N,), int64
-        Classes; nodes with -1 (unknown) are never counted.
+        Classes; nodes with -1 (unknown) are ignored.
     mask : Tensor of shape (N,), bool
         Nodes to score.
     num_classes : int
         C.
     absent_classes : {"ignore", "zero"}
-        What a class adds to the macro means if it is neither among the labels nor the
-        predictions: nothing (torchmetrics), or a zero (the mean is over all C).
+        Contribution to the macro means of a class that occurs neither in the labels nor
+        in the predictions: none, as in torchmetrics, or a score of 0.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def score(
 
     Notes
     -----
-    1. A class that is predicted but has no node counts as 0 in both macro means, as in
+    1. A class that is predicted but has no node scores 0 in both macro means, as in
        ``torchmetrics``' ``multiclass_recall`` and ``multiclass_f1_score``.
     """
     chosen = mask & (y >= 0)
@@ -118,7 +118,7 @@ def score(
     f1 = 2 * true_pos / (true_pos + predicted_or_true).clamp(min=1)
     recall = true_pos / support.clamp(min=1)
     num_present = (predicted_or_true > 0).sum()
-    # one transfer for all four numbers: on a GPU each costs a synchronisation
+    # one transfer for all four numbers: each one synchronises the GPU
     sums = torch.stack([true_pos.sum(), f1.sum(), recall.sum(), num_present])
     hits, sum_f1, sum_recall, present = sums.tolist()
     over = num_classes if absent_classes == "zero" else present
@@ -126,14 +126,14 @@ def score(
 
 
 def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
-    """Return the area under the ROC curve, one class against the rest, macro mean.
+    """Return the area under the ROC curve, one-vs-rest, averaged over classes.
 
     Parameters
     ----------
     logits : Tensor of shape (N, C), float
         One score per class.
     y : Tensor of shape (N,), int64
-        Classes; -1 (unknown) is never counted.
+        Classes; -1 (unknown) is ignored.
     mask : Tensor of shape (N,), bool
         Nodes or graphs to score.
     num_classes : int
@@ -146,15 +146,15 @@ def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
 
     Notes
     -----
-    1. The curve of a class that is absent, or alone, is undefined: it is left out of
-       the mean, where ``torchmetrics`` would warn and count 0.
+    1. The curve of a class without members or without non-members is undefined. The
+       mean omits such a class; ``torchmetrics`` would warn and count 0.
     2. With two classes this is the usual binary AUROC.
     """
     from torchmetrics.functional.classification import binary_auroc
 
     chosen = mask & (y >= 0)
     labels = y[chosen]
-    # torchmetrics takes numbers in [0, 1] for probabilities: logits may lie there too
+    # torchmetrics treats numbers in [0, 1] as probabilities; logits may lie there too
     probabilities = logits[chosen].to(torch.float64).softmax(dim=-1)
     size = torch.bincount(labels, minlength=num_classes)
     defined = ((size > 0) & (size < labels.numel())).nonzero().flatten().tolist()
@@ -168,20 +168,20 @@ def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
 
 
 def pool(scores: Sequence[Scores]) -> dict[str, float]:
-    """Put the scores of the clients together.
+    """Average the scores of the clients.
 
     Parameters
     ----------
     scores : sequence of Scores
-        One per client; those without nodes add nothing.
+        One per client; clients without nodes are ignored.
 
     Returns
     -------
     dict of str to float
-        ``num_nodes`` (their sum), ``accuracy``, ``macro_f1``, ``macro_recall`` (means
+        ``num_nodes`` (the sum), ``accuracy``, ``macro_f1``, ``macro_recall`` (means
         weighted by nodes) and ``mean_accuracy``, ``mean_macro_f1``,
-        ``mean_macro_recall`` (plain means over the clients that have nodes); NaN if no
-        client has any. Where a client has ``auroc``, also ``auroc`` and ``mean_auroc``,
+        ``mean_macro_recall`` (unweighted means over the clients with nodes); NaN if no
+        client has nodes. If a client has ``auroc``, also ``auroc`` and ``mean_auroc``,
         over the clients that have it.
     """
     counted = [entry for entry in scores if entry.num_nodes > 0]
@@ -202,5 +202,5 @@ def pool(scores: Sequence[Scores]) -> dict[str, float]:
 
 
 def _ratio(values: Iterable[float], count: int) -> float:
-    """Divide an exactly rounded sum, so that the order of clients does not matter."""
+    """Return the mean; the exactly rounded sum is independent of the client order."""
     return math.fsum(values) / count if count else math.nan

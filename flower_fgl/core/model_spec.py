@@ -1,12 +1,12 @@
-"""What the setting ``model`` takes: names of backbones, with sizes where they differ.
+"""Parser of the setting ``model``: names of backbones, optionally with sizes.
 
 ::
 
     gcn                     the general sizes num-layers and hidden-channels
     gcn:3x512               3 layers, 512 wide
-    appnp:2x64:k2           and 2 steps of propagation, where they are counted apart
-    graphsage:linear        all layers embed, a linear map of the embedding classifies
-    gcn,gcn:2x128,sgc:4x64  dealt to the clients in turn
+    appnp:2x64:k2           2 propagation steps, for backbones that count them separately
+    graphsage:linear        all layers are encoder layers, the classifier is linear
+    gcn,gcn:2x128,sgc:4x64  assigned to the clients in turn
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ BACKBONES = [
 ]
 """Names in ``nn.MODELS`` (a test compares them)."""
 STEPPED = ("appnp", "gamlp")
-"""Those whose steps of propagation are counted apart from layers (a test compares)."""
+"""Backbones that count propagation steps separately from layers (a test compares)."""
 SHALLOW = ("gcnii", "sgc", "sign", "ssgc")
-"""Those that one layer is enough for; others need two (a test compares)."""
+"""Backbones that work with one layer; the others need two (a test compares)."""
 LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
-"""Those whose last layer is the head unless it is to be linear (a test compares)."""
+"""Backbones whose last layer is the classifier unless ``:linear`` (a test compares)."""
 
 SIZES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 STEPS = re.compile(r"k([1-9]\d*)")
@@ -54,12 +54,11 @@ class ModelName:
     name : str
         One of ``BACKBONES``.
     num_layers, hidden_channels : int or None
-        ``None`` stands for the general setting.
+        ``None`` for the general setting.
     steps : int or None
-        Steps of propagation; ``None`` for the backbone's own number.
+        Propagation steps; ``None`` for the backbone's own number.
     has_linear_head : bool
-        Whether the head of a row of equal layers is a linear map instead of the last of
-        them.
+        Whether the classifier is a linear map instead of the last of the layers.
     """
 
     name: str
@@ -75,7 +74,7 @@ def split_models(models: str) -> list[str]:
     Returns
     -------
     list of str
-        At least one, each checked.
+        At least one name, each checked by :func:`read_model`.
 
     Raises
     ------
@@ -89,7 +88,7 @@ def split_models(models: str) -> list[str]:
 
 
 def read_model(text: str) -> ModelName:
-    """Read ``name`` or ``name:LAYERSxWIDTH``, with ``:kSTEPS`` or ``:linear`` after it.
+    """Parse ``name[:LAYERSxWIDTH][:kSTEPS][:linear]``.
 
     Parameters
     ----------
@@ -103,8 +102,8 @@ def read_model(text: str) -> ModelName:
     Raises
     ------
     ConfigError
-        If the name is unknown, a size is malformed or comes twice, the backbone has no
-        steps, or its head is linear in any case.
+        If the name is unknown, a size is malformed or given twice, the backbone has no
+        separate propagation steps, or its classifier is always linear.
     """
     name, *parts = text.split(":")
     if name not in BACKBONES:
@@ -122,16 +121,16 @@ def read_model(text: str) -> ModelName:
                 f'model "{text}" must be written {name}, {name}:LAYERSxWIDTH (e.g. '
                 f"{name}:2x128)"
                 + (f" or {name}:2x128:kSTEPS" if name in STEPPED else "")
-                + (", with :linear after it or not." if name in LAYERED else ".")
+                + (", optionally followed by :linear." if name in LAYERED else ".")
             )
     if steps is not None and name not in STEPPED:
         raise ConfigError(
-            f'model "{text}": {name} does not count steps of propagation apart from '
-            f"layers. Only {' and '.join(STEPPED)} do."
+            f'model "{text}": {name} has no propagation steps of its own. Only '
+            f"{' and '.join(STEPPED)} take :kSTEPS."
         )
     if is_linear and name not in LAYERED:
         raise ConfigError(
-            f'model "{text}": the head of {name} is linear in any case. Leave :linear '
-            f"out; {', '.join(LAYERED)} take it."
+            f'model "{text}": the classifier of {name} is always linear. Remove :linear; '
+            f"only {', '.join(LAYERED)} take it."
         )
     return ModelName(name, layers, hidden, steps, is_linear)

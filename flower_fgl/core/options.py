@@ -1,4 +1,4 @@
-"""Options: how one setting is declared, and how values are checked against it."""
+"""Declaration of single settings, and parsing of values into settings dataclasses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Any, get_type_hints
 
 from flower_fgl.core.errors import ConfigError
 
-__all__ = ["AUTO", "Scalar", "kebab", "nearest", "option", "parse_settings"]
+__all__ = [
+    "AUTO",
+    "Scalar",
+    "drop_removed",
+    "kebab",
+    "nearest",
+    "option",
+    "parse_settings",
+    "removed_settings",
+]
 
 Scalar = bool | int | float | str
 AUTO = "auto"
@@ -32,15 +41,15 @@ def option(
     Parameters
     ----------
     default : bool, int, float or str
-        Value if nobody says otherwise.
+        Value if the user gives none.
     text : str
-        What it is, with its unit and source.
+        Help text: meaning, unit, special values and source.
     ge, gt, le, lt : float, optional
         Bounds of a number.
     choices : str
-        Space-separated values a string may take; empty allows any.
+        Space-separated values that a string may take; empty: any.
     auto : bool
-        Whether a method may bring its own default.
+        Whether a method may have its own default (the value ``"auto"``).
 
     Returns
     -------
@@ -59,12 +68,12 @@ def option(
 
 
 def kebab(name: str) -> str:
-    """Turn a Python name into a config key."""
+    """Convert a Python name to a kebab-case config key."""
     return name.replace("_", "-")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Name what is known, and the nearest, for an error message.
+    """List the known names and the closest match, for an error message.
 
     Returns
     -------
@@ -78,7 +87,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
-    """Return ``value`` as ``kind``, or say what was expected."""
+    """Return ``value`` converted to ``kind``, or raise ConfigError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         bool: isinstance(value, bool),
@@ -114,17 +123,72 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     return typed
 
 
+def removed_settings(cls: type[Any] | None) -> Mapping[str, Scalar]:
+    """Return the former settings of a settings class, with their fixed values.
+
+    Parameters
+    ----------
+    cls : type or None
+        A settings dataclass. Its class variable ``REMOVED``, if any, maps the kebab-case
+        key of each former setting to the value that the code now uses.
+
+    Returns
+    -------
+    mapping of str to bool, int, float or str
+    """
+    removed: Mapping[str, Scalar] = getattr(cls, "REMOVED", {})
+    return removed
+
+
+def drop_removed(
+    cls: type[Any] | None, values: Mapping[str, Any], *, prefix: str = ""
+) -> dict[str, Any]:
+    """Leave out the former settings of a settings class.
+
+    Run folders and model files of earlier versions hold such keys.
+
+    Parameters
+    ----------
+    cls : type or None
+        A settings dataclass.
+    values : mapping of str to bool, int, float or str
+        Kebab-case keys without prefix.
+    prefix : str
+        Table name for messages, e.g. ``"fedprox"``.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+        ``values`` without the removed keys.
+
+    Raises
+    ------
+    ConfigError
+        If a removed key has another value than its fixed one.
+    """
+    removed = removed_settings(cls)
+    for key, fixed in removed.items():
+        if key in values and values[key] != fixed:
+            raise ConfigError(
+                f"{prefix}.{key} is no longer a setting: its value is always {fixed!r}, "
+                f"got {values[key]!r}. Remove the key, or use the version of flower-fgl "
+                "that the file was written with."
+            )
+    return {key: value for key, value in values.items() if key not in removed}
+
+
 def parse_settings(
     cls: type[Any], values: Mapping[str, Any], *, prefix: str = ""
 ) -> Any:
-    """Make a settings dataclass from kebab-case values.
+    """Build a settings dataclass from kebab-case values.
 
     Parameters
     ----------
     cls : type
-        A dataclass whose fields are made by :func:`option`.
+        A dataclass whose fields are declared with :func:`option`.
     values : mapping of str to bool, int, float or str
-        Kebab-case keys without prefix; missing ones take their default.
+        Kebab-case keys without prefix; missing keys take their default. A removed key
+        is accepted with its fixed value, see :func:`drop_removed`.
     prefix : str
         Table name for messages, e.g. ``"fedprox"``.
 
@@ -135,9 +199,11 @@ def parse_settings(
     Raises
     ------
     ConfigError
-        For an unknown key, a wrong type, or a value out of range.
+        For an unknown key, a wrong type, a value out of range, or another value than
+        the fixed one of a removed key.
     """
     dot = f"{prefix}." if prefix else ""
+    values = drop_removed(cls, values, prefix=prefix)
     known = {kebab(f.name): f for f in fields(cls)}
     unknown = [key for key in values if key not in known]
     if unknown:

@@ -1,4 +1,4 @@
-"""Randomness derived from (seed, round, partition-id, purpose), never from global state."""
+"""Random seeds and generators derived from (seed, round, partition-id, purpose)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch
 __all__ = ["derive_seed", "numpy_generator", "seeded", "torch_generator"]
 
 SERVER = -1
-"""Partition-id under which the server half draws."""
+"""Partition-id of the server's random draws."""
 
 
 def derive_seed(seed: int, server_round: int, partition_id: int, purpose: str) -> int:
-    """Derive an independent 63-bit seed, the same in every process and place.
+    """Derive an independent 63-bit seed, the same in every process and on every machine.
 
     Parameters
     ----------
     seed : int
-        The run's (or partition's) seed.
+        Seed of the run or of the partition.
     server_round : int
-        Round, 0 before the first.
+        Round; 0 before the first round.
     partition_id : int
-        Client, or ``SERVER``.
+        Client, or ``SERVER`` for the server.
     purpose : str
-        What is drawn, e.g. ``"dropout"``; different purposes never share a stream.
+        What the numbers are for, e.g. ``"dropout"``; each purpose has its own stream.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def derive_seed(seed: int, server_round: int, partition_id: int, purpose: str) -
 def torch_generator(
     seed: int, server_round: int, partition_id: int, purpose: str
 ) -> torch.Generator:
-    """Return a CPU generator for one purpose, see :func:`derive_seed`."""
+    """Return a torch CPU generator for one purpose, see :func:`derive_seed`."""
     generator = torch.Generator()
     generator.manual_seed(derive_seed(seed, server_round, partition_id, purpose))
     return generator
@@ -56,11 +56,10 @@ def numpy_generator(
 
 @contextlib.contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Run a block on freshly seeded global torch generators, then put them back.
+    """Seed torch's global generators for a block, and restore them afterwards.
 
-    Layers (dropout, initialisation, attention dropout inside PyG) can only draw from
-    torch's global generator; forking it keeps their draws a function of ``seed`` and
-    leaves no trace outside the block.
+    Dropout, initialisation and PyG's attention dropout can only draw from torch's global
+    generator.
     """
     is_cuda = device is not None and device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if is_cuda and device else []):

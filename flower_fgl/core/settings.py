@@ -1,4 +1,4 @@
-"""The settings that do not belong to a method: their defaults, ranges and choices."""
+"""Settings of all methods and of the synthetic dataset: defaults, ranges, choices."""
 
 from __future__ import annotations
 
@@ -44,233 +44,309 @@ DATASETS = [
     "dblp-few-shot",
     "fold-ppi",
 ]
-"""Names of the sources in ``datasets/sources.py`` (a test compares them)."""
+"""Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
 
 PARTITIONS = (
     "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
 )
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
-"""Rules that deal whole graphs (a test compares them)."""
+"""Rules that assign whole graphs to clients (a test compares them)."""
 MIN_SECURE_CLIENTS = 3
-"""A sum of one is no secret, and in a sum of two each knows the other's part."""
+"""With one or two clients the sum reveals individual updates."""
 
 
 @dataclass(frozen=True)
 class SyntheticSettings:
-    """Settings of the ``synthetic`` data set, see ``datasets/synthetic.py``."""
+    """Settings of the ``synthetic`` dataset, see ``datasets/sources/synthetic.py``."""
 
     nodes: int = option(2000, "number of nodes", ge=2)
     classes: int = option(5, "number of classes", ge=2)
-    features: int = option(64, "feature width", ge=1)
+    features: int = option(64, "number of features of a node", ge=1)
     degree: float = option(8.0, "expected number of neighbours of a node", ge=0)
-    homophily: float = option(0.7, "share of edges inside a class", ge=0, le=1)
-    feature_noise: float = option(
-        5.0, "standard deviation of the features around their class mean", ge=0
+    homophily: float = option(
+        0.7, "share of edges that join two nodes of the same class", ge=0, le=1
     )
-    blocks: int = option(20, "latent communities, each with its own classes", ge=1)
+    feature_noise: float = option(
+        5.0, "standard deviation of the features around the mean of their class", ge=0
+    )
+    blocks: int = option(
+        20, "number of latent communities, each with its own class distribution", ge=1
+    )
     block_skew: float = option(
-        0.7, "0: every community has all classes alike; 1: one class only", ge=0, le=1
+        0.7,
+        "class skew of a community; 0: the same class distribution everywhere, 1: a "
+        "single class per community",
+        ge=0,
+        le=1,
     )
 
 
 @dataclass(frozen=True)
 class GeneralSettings:
-    """Settings that every method reads."""
+    """Settings that all methods share."""
 
-    method: str = option("fedavg", "which method to run: flower-fgl methods lists them")
+    method: str = option(
+        "fedavg", "federated learning method; `flower-fgl methods` lists all names"
+    )
     dataset: str = option(
-        "synthetic", "data set (flower-fgl datasets), tu:NAME, or a graph file's path"
+        "synthetic",
+        "dataset name (`flower-fgl datasets` lists them), `tu:NAME` for a TUDataset, "
+        "or the path of a graph file",
     )
     clients: int = option(
-        0, "clients to wait for; 0: as many as the federation has partitions", ge=0
+        0,
+        "number of clients in the federation; 0: the number of partitions of the "
+        "Flower federation",
+        ge=0,
     )
     min_clients: int = option(
         0,
-        "clients with which the run begins when join-timeout is over, while the others "
-        "may join between two rounds; 0: all of them must be there",
+        "number of clients with which the run starts once join-timeout is over; later "
+        "clients may join between rounds; 0: all clients must be connected",
         ge=0,
     )
     data_dir: str = option(
-        "", "folder of raw data; empty: FLOWER_FGL_DATA, else the user's cache folder"
+        "",
+        "folder of the raw datasets; empty: the environment variable FLOWER_FGL_DATA, "
+        "or else the user's cache folder",
     )
-    partition: str = option("metis", "rule that cuts the graph", choices=PARTITIONS)
-    partition_seed: int = option(42, "seed of partition and split", ge=0)
-    dirichlet_alpha: float = option(0.5, "concentration of `dirichlet`", gt=0)
+    partition: str = option(
+        "metis",
+        "rule that partitions the dataset among the clients",
+        choices=PARTITIONS,
+    )
+    partition_seed: int = option(
+        42, "random seed of the partition and of the train/val/test split", ge=0
+    )
+    dirichlet_alpha: float = option(
+        0.5,
+        "concentration parameter of partition = dirichlet; smaller values give more "
+        "skewed label distributions",
+        gt=0,
+    )
     split: str = option(
-        "default", "train/val/test in percent of each class, `default` or `public`"
+        "default",
+        "train/val/test shares in percent per class, e.g. 20/40/40; `default`: those "
+        "of the setting and dataset; `public`: the dataset's published split",
     )
     feature_norm: str = option(
         "default",
-        "features: each node's divided by their absolute sum (rows), each feature "
-        "standardised over the client's training nodes (columns), as given (none), or "
-        "what the setting's paper does",
+        "feature scaling; rows: divide each node's features by their absolute sum, "
+        "columns: standardise each feature over the client's training nodes, none: "
+        "unchanged, default: as in the paper of the setting",
         choices="default none rows columns",
     )
     feature_sparsity: float = option(
-        0.0, "share of features missing on nodes that do not train", ge=0, lt=1
+        0.0, "share of features hidden on nodes outside the training set", ge=0, lt=1
     )
     edge_sparsity: float = option(
-        0.0, "share of each client's edges missing", ge=0, lt=1
+        0.0, "share of each client's edges that is removed", ge=0, lt=1
     )
     label_sparsity: float = option(
-        0.0, "share of each client's training labels missing, by class", ge=0, lt=1
+        0.0,
+        "share of each client's training labels that is removed, per class",
+        ge=0,
+        lt=1,
     )
     setting: str = option(
         "transductive",
-        "what is known when; `graph` classifies whole graphs of a set",
+        "task and what clients know while they train; `graph` classifies whole "
+        "graphs, all others classify nodes (docs/settings.md)",
         choices="transductive inductive closed-set open-set few-shot graph",
     )
     expansion_hops: int = option(
         0,
-        "radius around a client in which `closed-set` and `open-set` score unseen nodes; "
-        "0: the data set's",
+        "radius in hops around a client within which closed-set and open-set score "
+        "unseen nodes; 0: the dataset's own value (Cora 2, CiteSeer 3, others 1)",
         ge=0,
     )
-    shots: int = option(3, "training nodes per class of `few-shot`", ge=1)
+    shots: int = option(3, "training nodes per class in the few-shot setting", ge=1)
     model: str = option(
         "gcn",
-        "backbone, or several (gcn,gin) dealt to the clients in turn; sizes of its own: "
-        "gcn:3x512 is 3 layers, 512 wide; gcn:linear has a linear map for a head",
+        "backbone, or a comma-separated list assigned to the clients in turn "
+        "(gcn,gin); sizes may follow the name: gcn:3x512 has 3 layers of width 512, "
+        "gcn:linear has a linear classifier",
         auto=True,
     )
-    hidden_channels: int = option(64, "width of the embedding", ge=1, auto=True)
-    num_layers: int = option(2, "layers or propagation steps", ge=1, auto=True)
+    hidden_channels: int = option(
+        64, "width of the hidden layers and of the embedding", ge=1, auto=True
+    )
+    num_layers: int = option(
+        2, "number of layers or propagation steps", ge=1, auto=True
+    )
     dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
-    rounds: int = option(100, "federated rounds", ge=1, auto=True)
-    local_epochs: int = option(3, "epochs a client trains per round", ge=1, auto=True)
+    rounds: int = option(100, "number of federated rounds", ge=1, auto=True)
+    local_epochs: int = option(
+        3, "epochs that a sampled client trains per round", ge=1, auto=True
+    )
     check_every: int = option(
         0,
-        "local epochs between checks on the validation nodes, the best weights of a "
-        "round's training kept; 0: keep the last",
+        "local epochs between two evaluations on the validation nodes; training keeps "
+        "the best weights of the round; 0: no check, training keeps the last weights",
         ge=0,
         auto=True,
     )
     patience: int = option(
         0,
-        "checks without a better one after which local training ends; 0: never",
+        "number of checks without improvement after which local training stops; 0: "
+        "never stop early",
         ge=0,
         auto=True,
     )
     batch_size: int = option(
-        0, "training nodes (or graphs) per step; 0: all of them", ge=0, auto=True
+        0,
+        "training nodes (or graphs) per optimizer step; 0: all of them (full batch)",
+        ge=0,
+        auto=True,
     )
     optimizer: str = option(
-        "adam", "client optimizer", choices="adam adamw sgd", auto=True
+        "adam", "optimizer of the clients", choices="adam adamw sgd", auto=True
     )
-    lr: float = option(0.01, "client learning rate", gt=0, auto=True)
-    weight_decay: float = option(5e-4, "client weight decay", ge=0, auto=True)
+    lr: float = option(0.01, "learning rate of the clients", gt=0, auto=True)
+    weight_decay: float = option(5e-4, "weight decay of the clients", ge=0, auto=True)
     optimizer_state: str = option(
         "keep",
-        "whether optimizer moments outlive a round",
+        "whether a client keeps its optimizer's moments between rounds",
         choices="keep reset",
         auto=True,
     )
     weight_by: str = option(
         "train-nodes",
-        "what a client's model weighs in the average",
+        "weight of a client's model in the average: its number of training nodes, its "
+        "number of nodes, or equal",
         choices="train-nodes nodes equal",
         auto=True,
     )
     participation: float = option(
         1.0,
-        "share of the clients able to train that a round asks, rounded up",
+        "share of the trainable clients that a round samples, rounded up; 1: all",
         gt=0,
         le=1,
         auto=True,
     )
     participants: int = option(
         0,
-        "how many of them a round asks instead, all if they are fewer; 0: "
-        "participation says",
+        "number of trainable clients that a round samples (all, if there are fewer); "
+        "0: use participation instead",
         ge=0,
         auto=True,
     )
-    min_replies: int = option(1, "usable replies below which a round fails", ge=1)
-    round_timeout: float = option(600.0, "seconds to wait for the replies", gt=0)
-    join_timeout: float = option(120.0, "seconds to wait for the clients", gt=0)
+    min_replies: int = option(
+        1, "minimum number of usable replies; a round with fewer fails", ge=1
+    )
+    round_timeout: float = option(
+        600.0, "seconds that the server waits for the replies of a round", gt=0
+    )
+    join_timeout: float = option(
+        120.0, "seconds that the server waits for clients before round 1", gt=0
+    )
     max_message_mb: float = option(
-        1000.0, "10⁶ bytes above which a client or the server drops a message", gt=0
+        1000.0,
+        "largest accepted message in megabytes (10⁶ bytes); clients and server drop "
+        "larger ones",
+        gt=0,
     )
     evaluate: str = option(
         "local",
-        "which model is scored on a client: its own, the aggregated one, or both",
+        "models that are evaluated on each client: its personalized model (local), "
+        "the global model (global), or both",
         choices="local global both",
         auto=True,
     )
-    evaluate_every: int = option(1, "rounds between evaluations", ge=1)
+    evaluate_every: int = option(1, "number of rounds between two evaluations", ge=1)
     eval_policy: str = option(
         "stale",
-        "which own model a client scores in a round that it sat out: what it has, or a "
-        "copy trained for final-local-epochs from the newest download",
+        "personalized model that a client not sampled in the round is evaluated with; "
+        "stale: the last one it trained, refresh: a copy of the newest download, "
+        "trained for final-local-epochs",
         choices="stale refresh",
         auto=True,
     )
     final_local_epochs: int = option(
-        5, "local epochs of that copy with eval-policy = refresh", ge=0, auto=True
+        5, "local epochs of the copy that eval-policy = refresh trains", ge=0, auto=True
     )
     absent_classes: str = option(
         "ignore",
-        "what a class that is neither true nor predicted on a client adds to its macro "
-        "means: nothing, or a zero",
+        "contribution to the macro means of a class that is neither a label nor a "
+        "prediction on the client; ignore: none, zero: a score of 0",
         choices="ignore zero",
         auto=True,
     )
     share_class_counts: bool = option(
-        True, "whether clients tell the server their training nodes per class"
+        True,
+        "whether clients report their number of training nodes per class to the server",
     )
     min_class_count: int = option(
         1,
-        "training nodes (or graphs) of a class below which a client tells nothing of it: "
-        "no count, prototype or statistic",
+        "smallest number of training nodes (or graphs) of a class for which a client "
+        "uploads anything about the class (count, prototype or statistic)",
         ge=1,
     )
     upload_clip: float = option(
         0.0,
-        "L2 norm to which the numbers of an upload (of weights: their change) are clipped; "
-        "0: as they are",
+        "L2 norm to which each upload is clipped (for weights: their change in the "
+        "round); 0: no clipping",
         ge=0,
     )
     upload_noise: float = option(
         0.0,
-        "standard deviation of Gaussian noise on every upload, in units of upload-clip",
+        "standard deviation of the Gaussian noise added to every upload, as a "
+        "multiple of upload-clip; 0: no noise",
         ge=0,
     )
     upload_delta: float = option(
-        1e-5, "δ for which the ε of the noise is reported", gt=0, lt=1
+        1e-5, "δ of differential privacy for which ε is reported", gt=0, lt=1
     )
     secure_aggregation: bool = option(
-        False, "whether the server sees sums of the uploads only"
+        False,
+        "whether uploads are masked so that the server only sees their sum (Bonawitz "
+        "et al., CCS 2017)",
     )
     secure_threshold: float = option(
         0.66,
-        "share of the asked clients that must stay for a sum to be opened",
+        "share of the sampled clients that must stay until the end of a round for its "
+        "sum to be unmasked",
         gt=0.5,
         le=1,
     )
     secure_fraction_bits: int = option(
-        24, "numbers are summed in steps of 2 to the power of minus this", ge=1, le=40
+        24,
+        "fractional bits of the fixed-point numbers that secure aggregation sums; the "
+        "step is 2^-bits",
+        ge=1,
+        le=40,
     )
-    seed: int = option(0, "seed of the run", ge=0)
-    device: str = option("auto", "auto, cpu, cuda, or one GPU such as cuda:0")
-    threads: int = option(1, "torch threads of one client", ge=1, le=1024)
-    output_dir: str = option("runs", "where run folders go")
-    run_dir: str = option("", "this run's folder; empty: a new one in output-dir")
+    seed: int = option(0, "random seed of the run", ge=0)
+    device: str = option(
+        "auto",
+        "device of the clients: auto (a GPU if there is one), cpu, cuda, or one GPU "
+        "such as cuda:0",
+    )
+    threads: int = option(1, "number of PyTorch threads per client", ge=1, le=1024)
+    output_dir: str = option("runs", "folder in which run folders are created")
+    run_dir: str = option("", "folder of this run; empty: a new folder in output-dir")
     state_dir: str = option(
-        "", "where clients keep large state; empty: in Flower's context"
+        "",
+        "folder in which clients keep large state between rounds; empty: in Flower's "
+        "context",
     )
     checkpoint_every: int = option(
-        10, "rounds between checkpoints, from which a killed run goes on; 0: none", ge=0
+        10,
+        "rounds between two checkpoints, from which an interrupted run can resume; 0: "
+        "no checkpoints",
+        ge=0,
     )
     keep_checkpoint: bool = option(
         False,
-        "whether a completed run keeps a checkpoint of its last round, from which "
-        "flower-fgl embeddings draws FedPANO's nodes",
+        "whether a completed run keeps a checkpoint of its last round; `flower-fgl "
+        "embeddings` needs it to draw FedPANO's synthetic nodes",
     )
     resume: bool = option(
-        False, "whether to continue the interrupted run in run-dir from its checkpoint"
+        False,
+        "whether to resume the interrupted run in run-dir from its last checkpoint",
     )
 
 
 def is_file(dataset: str) -> bool:
-    """Say whether ``dataset`` is a path rather than a source's name."""
+    """Return whether ``dataset`` is a path instead of the name of a dataset."""
     return any(mark in dataset for mark in ("/", "\\", ".npz"))

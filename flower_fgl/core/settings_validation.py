@@ -1,4 +1,4 @@
-"""Which settings go together, with each other and with the chosen method."""
+"""Checks that settings are compatible with each other and with the chosen method."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 UNSEEN_SETTINGS = ("closed-set", "open-set")
-"""Settings that score nodes which the client did not have in training."""
+"""Settings that score nodes which clients do not have in training."""
 
 MAX_SHOTS = 11
-"""A class that is kept has 26 nodes or more, of which 15 test (a test compares them)."""
+"""A kept class has at least 26 nodes, 15 of which are test nodes (a test compares)."""
 
 
 def check_names(
@@ -40,23 +40,23 @@ def check_names(
     methods: Mapping[str, Any],
     datasets: Iterable[str],
 ) -> None:
-    """Refuse an unknown method, data set or table before anything else is read.
+    """Reject an unknown method, dataset or table, before anything else is parsed.
 
     Parameters
     ----------
     general : mapping of str to object
-        General settings by key, those that were given.
+        General settings that were given, by key.
     tables : mapping of str to object
-        Names of the tables that were given.
+        Tables that were given, by name.
     methods : mapping of str to Method
         The table of methods.
     datasets : iterable of str
-        Names of known data sets.
+        Names of the known datasets.
 
     Raises
     ------
     ConfigError
-        Naming what is like it.
+        Naming the closest known name.
     """
     method = str(general.get("method", GeneralSettings.method))
     if method not in methods:
@@ -66,9 +66,9 @@ def check_names(
     if not (is_known or is_file(dataset)):
         is_folder = os.path.isdir(dataset)  # False too for a name too long for a path
         raise ConfigError(
-            f'Unknown data set "{dataset}". {nearest(dataset, datasets)} '
-            "A path to a graph file (.npz or a CSV folder) works as well"
-            + (f": for the folder here write ./{dataset}" if is_folder else "")
+            f'Unknown dataset "{dataset}". {nearest(dataset, datasets)} '
+            "The path of a graph file (.npz or a CSV folder) is also accepted"
+            + (f": for the folder of that name write ./{dataset}" if is_folder else "")
             + "."
         )
     known = {"synthetic", *(n for n, m in methods.items() if m.settings is not None)}
@@ -80,25 +80,25 @@ def check_names(
 def check_settings(
     settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
 ) -> None:
-    """Refuse settings that do not go together.
+    """Reject settings that cannot be combined.
 
     Parameters
     ----------
     settings : GeneralSettings
-        All general settings, each of which is in its range.
+        All general settings, each in its range.
     method : Method
         The row of the chosen method.
     methods : mapping of str to Method
-        The table of methods, to name those that can.
+        The table of methods, to name alternatives.
 
     Raises
     ------
     ConfigError
-        If ``device`` names none; if the method cannot do what is asked of it; in
-        ``graph``, for a partition that cuts one graph, or any sparsity; in
+        If ``device`` is malformed; if the method does not support a setting; with
+        ``setting = "graph"``, for a partition of a single graph, or any sparsity; with
         ``closed-set`` or ``open-set``, for a partition other than METIS, or any
-        sparsity; in ``few-shot``, for too many shots, a split, or ``label-sparsity``;
-        with ``secure-aggregation``, for fewer than three clients a round; with
+        sparsity; with ``few-shot``, for too many shots, a split, or ``label-sparsity``;
+        with ``secure-aggregation``, for fewer than three clients per round; with
         ``min-clients``, for more than ``clients``, fewer than ``min-replies``, or
         ``secure-aggregation``.
     """
@@ -115,51 +115,51 @@ def check_settings(
 
 
 def _check_method(settings: GeneralSettings, method: Any) -> None:
-    """Refuse what the chosen method cannot do."""
+    """Reject settings that the chosen method does not support."""
     if settings.evaluate != "local" and not method.has_global_model:
         raise ConfigError(
-            f'{settings.method} has no aggregated model: evaluate = "'
-            f'{settings.evaluate}" is not possible, use evaluate = "local".'
+            f'{settings.method} has no global model, so evaluate = "'
+            f'{settings.evaluate}" is not possible. Use evaluate = "local".'
         )
     names = split_models(settings.model)
-    _refuse_depths(settings, names)
+    _reject_depths(settings, names)
     if method.shares_embeddings:
-        _refuse_widths(settings, names)
+        _reject_widths(settings, names)
     if "," in settings.model and not method.mixes_models:
         raise ConfigError(
             f'model = "{settings.model}" gives the clients different backbones, which '
-            f"{settings.method} cannot average. Use one name."
+            f"{settings.method} cannot average. Give one backbone."
         )
     if method.is_one_shot and settings.rounds > 1:
         raise ConfigError(
-            f"{settings.method} is one upload and one download: rounds must be 1, got "
-            f"{settings.rounds}. Set rounds = 1, or leave it out."
+            f"{settings.method} is one-shot (one upload, one download): rounds must be 1, "
+            f"got {settings.rounds}. Set rounds = 1, or remove it."
         )
     if method.is_one_shot and settings.eval_policy == "refresh":
         raise ConfigError(
-            f"{settings.method} has no round to catch up with: use eval-policy = "
-            '"stale", or leave it out.'
+            f"{settings.method} samples all clients in its single round: use eval-policy = "
+            '"stale", or remove it.'
         )
     if not method.takes_batches and (settings.batch_size or settings.check_every):
         raise ConfigError(
-            f"{settings.method} takes steps on all training nodes of a client and keeps "
-            "the last: batch-size and check-every must be 0, got "
+            f"{settings.method} trains on all training nodes of a client at once and keeps "
+            "the last weights: batch-size and check-every must be 0, got "
             f"{settings.batch_size} and {settings.check_every}."
         )
     if method.is_one_shot and settings.batch_size:
         raise ConfigError(
-            f"{settings.method} trains on its graph as a whole: batch-size must be 0, got "
+            f"{settings.method} trains on each graph as a whole: batch-size must be 0, got "
             f"{settings.batch_size}."
         )
     if settings.upload_noise and not settings.upload_clip:
         raise ConfigError(
-            f"upload-noise = {settings.upload_noise:g} says nothing without a bound on "
-            "what a client uploads: set upload-clip."
+            f"upload-noise = {settings.upload_noise:g} is a multiple of upload-clip, which "
+            "is 0: set upload-clip."
         )
     if settings.upload_clip and not method.uploads:
         raise ConfigError(
-            f"{settings.method} uploads nothing that upload-clip or upload-noise could "
-            "act on: leave them out."
+            f"{settings.method} has no uploads to clip or to add noise to: remove "
+            "upload-clip and upload-noise."
         )
     if settings.clients and settings.min_replies > settings.clients:
         raise ConfigError(
@@ -169,81 +169,82 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
     if settings.participants and settings.participation != 1:
         raise ConfigError(
             f"participants = {settings.participants} and participation = "
-            f"{settings.participation:g} both say how many clients a round asks. Give one."
+            f"{settings.participation:g} both set the number of sampled clients. Give one."
         )
-    asked = num_sampled(settings, settings.clients)
-    if settings.clients and settings.min_replies > asked:
+    sampled = num_sampled(settings, settings.clients)
+    if settings.clients and settings.min_replies > sampled:
         raise ConfigError(
-            f"min-replies is {settings.min_replies}, but {describe_sampling(settings)} asks "
-            f"{asked} of {settings.clients} clients a round: no round could end. Lower "
-            "min-replies or ask more."
+            f"min-replies is {settings.min_replies}, but {describe_sampling(settings)} "
+            f"samples {sampled} of {settings.clients} clients per round, so every round "
+            "would fail. Lower min-replies or sample more clients."
         )
 
 
 def num_sampled(settings: GeneralSettings, able: int) -> int:
-    """Return how many of the clients that can train a round asks."""
+    """Return how many of the ``able`` trainable clients a round samples."""
     if settings.participants:
         return min(settings.participants, able)
     return math.ceil(settings.participation * able - 1e-9)
 
 
 def describe_sampling(settings: GeneralSettings) -> str:
-    """Name the setting that :func:`num_sampled` obeys, with its value."""
+    """Return the setting that :func:`num_sampled` uses, with its value."""
     if settings.participants:
         return f"participants = {settings.participants}"
     return f"participation = {settings.participation:g}"
 
 
-def _refuse_depths(settings: GeneralSettings, names: Iterable[str]) -> None:
-    """Refuse a backbone with fewer layers than it takes."""
+def _reject_depths(settings: GeneralSettings, names: Iterable[str]) -> None:
+    """Reject a backbone with fewer layers than it needs."""
     for text in names:
         model = read_model(text)
         layers = model.num_layers or settings.num_layers
         if layers < 2 and model.name not in SHALLOW:
             where = "its name" if model.num_layers else "num-layers"
             raise ConfigError(
-                f'model "{text}" needs at least 2 layers, got {layers} by {where}. One is '
-                f"enough for {', '.join(SHALLOW)}."
+                f'model "{text}" needs at least 2 layers, got {layers} by {where}. Only '
+                f"{', '.join(SHALLOW)} work with one layer."
             )
 
 
-def _refuse_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
-    """Refuse embeddings of different widths where they meet."""
+def _reject_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
+    """Reject embeddings of different widths if the method compares them."""
     for name in names:
         width = read_model(name).hidden_channels
         if width not in (None, settings.hidden_channels):
             raise ConfigError(
-                f'{settings.method} compares the clients\' embeddings, so model "{name}" '
-                f"must be hidden-channels = {settings.hidden_channels} wide, got "
-                f"{width}. Other methods, e.g. local, take any widths."
+                f"{settings.method} compares the embeddings of different clients: model "
+                f'"{name}" must have the width hidden-channels = '
+                f"{settings.hidden_channels}, got {width}. Other methods, e.g. local, "
+                "accept any widths."
             )
 
 
 def _check_secure(
     settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
 ) -> None:
-    """Refuse secure aggregation where uploads are no summands, or too few."""
+    """Reject secure aggregation for non-additive uploads or too few clients."""
     if not settings.secure_aggregation:
         return
     if not method.additive:
         able = ", ".join(sorted(name for name, row in methods.items() if row.additive))
         raise ConfigError(
             f"{settings.method} needs more than the sum of its uploads: "
-            f"secure-aggregation = true is not possible. These methods can: {able}."
+            f"secure-aggregation = true is not possible. These methods support it: {able}."
         )
-    asked = num_sampled(settings, settings.clients)
-    if settings.clients and asked < MIN_SECURE_CLIENTS:
+    sampled = num_sampled(settings, settings.clients)
+    if settings.clients and sampled < MIN_SECURE_CLIENTS:
         raise ConfigError(
-            f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients a round: one alone is "
-            "no secret, and of two each knows the other's part. clients = "
-            f"{settings.clients} and {describe_sampling(settings)} give {asked}."
+            f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients per round: with one or "
+            "two, the sum reveals individual updates. clients = "
+            f"{settings.clients} and {describe_sampling(settings)} give {sampled}."
         )
 
 
 def _check_late(
     settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
 ) -> None:
-    """Refuse clients that join later where all must be there from the start."""
+    """Reject ``min-clients`` if all clients are needed from the start."""
     least = settings.min_clients
     if not least:
         return
@@ -256,7 +257,7 @@ def _check_late(
     if settings.secure_aggregation:
         raise ConfigError(
             "With secure-aggregation all clients exchange keys before round 1: "
-            f"min-clients = {least} is not possible. Leave one of the two out."
+            f"min-clients = {least} is not possible. Remove one of the two."
         )
     if settings.clients and least > settings.clients:
         raise ConfigError(
@@ -264,7 +265,7 @@ def _check_late(
         )
     if settings.min_replies > least:
         raise ConfigError(
-            f"With min-clients = {least} rounds of so many clients would fail, since "
+            f"Rounds with min-clients = {least} clients would always fail, since "
             f"min-replies = {settings.min_replies}. Set min-replies to {least} or less."
         )
 
@@ -272,7 +273,7 @@ def _check_late(
 def _check_graphs(
     settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
 ) -> None:
-    """Refuse a method or a partition rule that cannot do with a set of graphs."""
+    """Reject a method or partition rule that does not support graph classification."""
     if settings.setting != "graph":
         return
     if not method.graphs:
@@ -284,59 +285,59 @@ def _check_graphs(
     if settings.partition not in GRAPH_PARTITIONS:
         names = '" or "'.join(GRAPH_PARTITIONS)
         raise ConfigError(
-            f'partition = "{settings.partition}" cuts one graph, but setting = "graph" '
-            f'deals whole graphs: use partition = "{names}".'
+            f'partition = "{settings.partition}" partitions a single graph, but setting = '
+            f'"graph" assigns whole graphs to clients: use partition = "{names}".'
         )
-    _refuse_sparsity(
+    _reject_sparsity(
         settings,
         'the nodes of one graph, but setting = "graph" classifies whole graphs',
     )
 
 
-def _refuse_sparsity(settings: GeneralSettings, why: str) -> None:
-    """Refuse to take away from what is not there to take from."""
+def _reject_sparsity(settings: GeneralSettings, why: str) -> None:
+    """Reject the sparsity settings; ``why`` says which data they would remove."""
     for name in ("feature_sparsity", "edge_sparsity", "label_sparsity"):
         if getattr(settings, name):
             raise ConfigError(
-                f"{kebab(name)} takes away from {why}: use {kebab(name)} = 0, got "
+                f"{kebab(name)} removes data from {why}: use {kebab(name)} = 0, got "
                 f"{getattr(settings, name)}."
             )
 
 
 def _check_unseen(settings: GeneralSettings) -> None:
-    """Refuse what does not go with nodes that are unseen in training."""
+    """Reject settings that the closed-set and open-set settings do not support."""
     if settings.setting not in UNSEEN_SETTINGS:
         return
     if settings.partition != "metis":
         raise ConfigError(
-            f'setting = "{settings.setting}" cuts the graph into the clients and a new '
-            f'one with METIS: use partition = "metis", got "{settings.partition}".'
+            f'setting = "{settings.setting}" partitions the graph among the clients and a '
+            f'new one with METIS: use partition = "metis", got "{settings.partition}".'
         )
-    _refuse_sparsity(
+    _reject_sparsity(
         settings,
-        f'what a client has, but setting = "{settings.setting}" scores it on more than '
-        "that",
+        f'the graph of a client, but setting = "{settings.setting}" also scores nodes '
+        "outside it",
     )
 
 
 def _check_few_shot(settings: GeneralSettings) -> None:
-    """Refuse what does not go with a fixed number of training nodes per class."""
+    """Reject settings that the few-shot setting does not support."""
     if settings.setting != "few-shot":
         return
     if settings.shots > MAX_SHOTS:
         raise ConfigError(
-            "A client keeps the classes of which it has more than 25 nodes; 15 of them "
-            f"test, so that at least 11 are left to train: shots must be at most "
+            "A client keeps the classes with more than 25 nodes. Of these, 15 are test "
+            "nodes, which leaves at least 11 for training: shots must be at most "
             f"{MAX_SHOTS}, got {settings.shots}."
         )
     if settings.split != "default":
         raise ConfigError(
-            'setting = "few-shot" draws the shots and 15 test nodes of each class: '
-            f'split = "{settings.split}" is not possible, leave it at "default".'
+            'setting = "few-shot" draws the training nodes and 15 test nodes per class: '
+            f'split = "{settings.split}" is not possible. Use split = "default".'
         )
     if settings.label_sparsity:
         raise ConfigError(
-            'label-sparsity takes training nodes away, but setting = "few-shot" gives '
-            "every class the same number: use label-sparsity = 0 and fewer shots, got "
+            'label-sparsity removes training nodes, but setting = "few-shot" has the same '
+            "number in every class: use label-sparsity = 0 and fewer shots, got "
             f"{settings.label_sparsity}."
         )

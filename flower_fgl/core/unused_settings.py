@@ -1,4 +1,4 @@
-"""Refuse settings from the command line that would do nothing."""
+"""Rejection of command-line settings that have no effect."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import removed_settings
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 
 __all__ = ["reject_unused_settings"]
@@ -36,39 +37,45 @@ NEEDED: Mapping[str, Rule] = {
     "secure-threshold": _SECURE,
     "secure-fraction-bits": _SECURE,
 }
-"""Settings that mean nothing by themselves: what each needs, and if it is there."""
+"""Settings that depend on another one: the condition as text and as a function."""
 
 
 def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
-    """Refuse a key that does nothing in any of the runs.
+    """Reject a command-line key that has no effect in any of the runs.
 
-    Files may hold such keys, for cases or values of a grid that use them; who types one
-    means it.
+    Files are not checked: their keys may be meant for some cases or grid values only.
 
     Parameters
     ----------
     keys : iterable of str
         Settings given on the command line.
     configs : collection of RunConfig
-        Of all runs they are for.
+        Configurations of all runs.
 
     Raises
     ------
     ConfigError
-        Naming the key and what it needs.
+        Naming the unused key and the setting it needs.
     """
     names = {config.method for config in configs} | {c.dataset for c in configs}
     for key in keys:
-        table, dot, _ = key.partition(".")
+        table, dot, name = key.partition(".")
         if dot and table not in names:
             kind = "dataset" if table == "synthetic" else "method"
             found = ", ".join(sorted({getattr(config, kind) for config in configs}))
             raise ConfigError(
-                f"{key} belongs to {kind} = {table} and would do nothing with {kind} = "
-                f"{found}. Leave it out, or choose {table}."
+                f"{key} belongs to {kind} = {table} and has no effect with {kind} = "
+                f"{found}. Remove it, or choose {kind} = {table}."
             )
+        for config in configs:
+            removed = removed_settings(type(config.method_config))
+            if table == config.method and name in removed:
+                raise ConfigError(
+                    f"{key} is no longer a setting: its value is always "
+                    f"{removed[name]!r}. Remove it."
+                )
         if key in NEEDED and not any(map(NEEDED[key][1], configs)):
             raise ConfigError(
-                f"{key} would do nothing: it needs {NEEDED[key][0]}. Set that too, or "
-                f"leave {key} out."
+                f"{key} has no effect: it needs {NEEDED[key][0]}. Set that too, or remove "
+                f"{key}."
             )

@@ -1,6 +1,6 @@
-"""METHODS, and the row and settings of each method; loads no torch."""
+"""The row and settings of each method, collected in ``METHODS``; does not import torch."""
 
 from flower_fgl.methods.method import Method
-from flower_fgl.methods.table import METHODS, parse_config
+from flower_fgl.methods.table import METHODS, drop_removed, parse_config
 
-__all__ = ["METHODS", "Method", "parse_config"]
+__all__ = ["METHODS", "Method", "drop_removed", "parse_config"]

@@ -1,4 +1,4 @@
-"""Settings of ADPFedGNN.
+"""Settings and row of ADPFedGNN.
 
 Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
 Network", IJCAI 2025.
@@ -6,9 +6,11 @@ Network", IJCAI 2025.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "ADPFedGNNSettings"]
@@ -20,84 +22,119 @@ class ADPFedGNNSettings:
 
     Notes
     -----
-    1. The paper defers most of its settings to an appendix that is not to be had; those
-       without a source are ours.
+    1. The paper defers most of its settings to an appendix that is not available. Values
+       without a source are this library's choice.
     """
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+        "lambda-rl": 1.0,
+        "replay-batch": 128,
+        "agent-width": 128,
+    }
+
     decouple: bool = option(
-        True, "masks, mutual information, Eq. (14) and (15); false: ablation -r, -n"
+        True,
+        "whether local and global knowledge are decoupled by masks, mutual "
+        "information and Eqs. (14), (15); false: the paper's ablations -r and (with "
+        "rl = false) -n",
     )
     rl: bool = option(
-        True, "whether an agent chooses neighbours; false: ablation -d, -n"
+        True,
+        "whether a reinforcement-learning agent selects the neighbours; false: the "
+        "paper's ablations -d and (with decouple = false) -n",
     )
     selection: str = option(
         "dqn",
-        "which neighbours are kept: the agent's, as many at random, or all",
+        "neighbours that are kept: those the agent selects (dqn), the same number at "
+        "random (random-drop), or all",
         choices="dqn random-drop all",
     )
     eval_actions: str = option(
         "expected",
-        "neighbours of a prediction: each counts by its probability in Eq. (2), or the "
-        "agent's better action is taken",
+        "neighbours at prediction: weighted by their probability in Eq. (2) "
+        "(expected), or the action with the larger Q-value (greedy)",
         choices="expected greedy",
     )
     beta: float = option(
-        0.5, "β, weight of the global branch's logits in Eq. (11)", ge=0, le=1
+        0.5,
+        "β, weight of the global branch's logits in Eq. (11); the paper: 0.1 to 0.9",
+        ge=0,
+        le=1,
     )
-    k: int = option(10, "neighbours drawn for a node and layer", ge=1, le=1000)
+    k: int = option(
+        10, "k, neighbours sampled per node and layer in training", ge=1, le=1000
+    )
     eval_fanout: int = option(
-        50, "neighbours of a node at most when nodes are predicted", ge=1, le=1000
+        50, "largest number of neighbours per node at prediction", ge=1, le=1000
     )
-    q: float = option(0.5, "share of each tensor's weights in a mask", ge=0, le=1)
+    q: float = option(
+        0.5, "q, share of the weights of each tensor that a mask selects", ge=0, le=1
+    )
     mask_score: str = option(
         "product",
-        "how the global mask compares gradient and global direction",
+        "score by which the global mask compares the gradient with the global "
+        "direction: their product, or the negative absolute difference",
         choices="product neg-abs-diff",
     )
     masked_agg: str = option(
         "per-position",
-        "Eq. (14): divide by the weights of who shares an entry, or of all as printed",
+        "divisor of each entry in Eq. (14): the weights of the clients that share the "
+        "entry (per-position), or of all clients as printed (literal)",
         choices="per-position literal",
     )
-    mi: bool = option(True, "whether the loss has the mutual information of Eq. (6)")
-    club_norm: str = option(
-        "mean", "Eq. (6) as CLUB's estimate, or as printed", choices="mean literal"
+    mi: bool = option(
+        True, "whether the loss contains the mutual information of Eq. (6)"
     )
-    lambda_mi: float = option(0.3, "λ_mi in Eq. (13); the paper: 0.1 to 0.9", ge=0)
+    club_norm: str = option(
+        "mean",
+        "form of Eq. (6): CLUB's estimate (mean), or as printed (literal)",
+        choices="mean literal",
+    )
+    lambda_mi: float = option(
+        0.3,
+        "λ_mi, weight of the mutual information in Eq. (13); the paper: 0.1 to 0.9",
+        ge=0,
+    )
     lambda_reg: float = option(
-        0.003, "λ_reg in Eq. (13); the paper: 0.001 to 0.009", ge=0
+        0.003,
+        "λ_reg, weight of the regularisation in Eq. (13); the paper: 0.001 to 0.009",
+        ge=0,
     )
     reg_step: str = option(
         "decoupled",
-        "how λ_reg acts: shrinks weights by itself, as in AdamW, or is a part of the "
-        "gradient that Adam rescales",
+        "how λ_reg is applied: shrink the weights directly as in AdamW (decoupled), "
+        "or add to the gradient that Adam rescales (gradient)",
         choices="decoupled gradient",
     )
-    lambda_rl: float = option(1.0, "λ_rl, scale of the reward in Eq. (3)", ge=0)
     gamma_rl: float = option(
-        0.9, "γ, discount of the agent; 0: every choice by itself", ge=0, lt=1
+        0.9,
+        "γ, discount factor of the agent; 0: each choice counts by itself",
+        ge=0,
+        lt=1,
     )
     reward_sign: str = option(
         "corrected",
-        "Eq. (3): a loss below the former ones is rewarded, or one above as printed",
+        "sign of Eq. (3): reward a loss below the former ones (corrected), or above "
+        "them as printed (literal)",
         choices="corrected literal",
     )
     reward_scale: str = option(
         "batch",
-        "former losses of Eq. (3): of batches, or means of rounds",
+        "former losses that Eq. (3) compares with: of single batches, or means of "
+        "rounds",
         choices="batch round",
     )
-    reward_window: int = option(10, "how many former losses Eq. (3) takes", ge=1)
-    buffer: int = option(10_000, "steps in the replay buffer", ge=1)
-    replay_batch: int = option(128, "steps the agent learns from at once", ge=1)
-    agent_width: int = option(128, "width of the agent's two hidden layers", ge=1)
+    reward_window: int = option(10, "number of former losses in Eq. (3)", ge=1)
+    buffer: int = option(10_000, "capacity of the replay buffer in steps", ge=1)
     network_lr: float = option(
-        1e-3, "learning rate of agent and estimator (Adam)", gt=0
+        1e-3,
+        "learning rate (Adam) of the agent and the mutual-information estimator",
+        gt=0,
     )
 
     @property
     def has_agent(self) -> bool:
-        """Whether there is an agent, be it to say how many are dropped."""
+        """Whether there is an agent; ``random-drop`` needs it to know how many to drop."""
         return self.rl and self.selection != "all"
 
     @property

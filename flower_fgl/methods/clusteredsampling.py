@@ -1,4 +1,4 @@
-"""What both halves of clustered sampling agree on; its payload is FedAvg's.
+"""Settings and row of clustered sampling.
 
 Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for
 Clients Selection in Federated Learning", ICML 2021.
@@ -21,8 +21,8 @@ class ClusteredSamplingSettings(FedAvgSettings):
 
     clusters: str = option(
         "similarity",
-        "what puts clients into one cluster: like updates (Algorithm 2), or their size "
-        "alone (Algorithm 1)",
+        "how clients are clustered: by the similarity of their updates (Algorithm 2), "
+        "or by their number of training nodes (Algorithm 1)",
         choices="similarity size",
     )
 

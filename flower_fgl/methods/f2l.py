@@ -1,38 +1,51 @@
-"""What both halves of F²L agree on; its payload is FedAvg's with more weights in it.
+"""Settings and row of F²L.
 
 Wang et al., "Federated Few-shot Learning", KDD 2023.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["ADAPTATION", "METHOD", "F2LSettings"]
 
 ADAPTATION = "adaptation."
-"""What the names of the adaptation module's weights begin with."""
+"""Prefix of the adaptation module's weight names."""
 
 
 @dataclass(frozen=True)
 class F2LSettings:
     """Settings of F²L."""
 
-    episodes: int = option(4, "episodes drawn in each local step", ge=1)
-    ways: int = option(5, "N, classes of an episode at most", ge=1)
-    shots: int = option(3, "support nodes of a class in an episode at most", ge=1)
-    queries: int = option(15, "query nodes of a class in an episode at most", ge=1)
-    support: int = option(
-        32, "training nodes of a class at most to adapt to before prediction", ge=1
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"inner-lr": 0.1}
+
+    episodes: int = option(4, "number of episodes per local step", ge=1)
+    ways: int = option(5, "N, largest number of classes in an episode", ge=1)
+    shots: int = option(
+        3, "largest number of support nodes per class in an episode", ge=1
     )
-    inner_steps: int = option(5, "steps of adaptation to a support set", ge=0)
-    inner_lr: float = option(0.1, "learning rate of these steps (SGD)", gt=0)
-    tau: float = option(0.5, "τ, temperature of the contrast", gt=0)
+    queries: int = option(
+        15, "largest number of query nodes per class in an episode", ge=1
+    )
+    support: int = option(
+        32,
+        "largest number of training nodes per class to which the model adapts before "
+        "it predicts",
+        ge=1,
+    )
+    inner_steps: int = option(
+        5, "gradient steps of the adaptation to a support set; 0: no adaptation", ge=0
+    )
+    tau: float = option(0.5, "τ, temperature of the contrastive loss", gt=0)
     contrast_weight: float = option(
         0.1,
-        "weight of the contrast between both representations of a support set",
+        "weight of the contrastive loss between the two representations of a support "
+        "set",
         ge=0,
     )
     distillation_weight: float = option(

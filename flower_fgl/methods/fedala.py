@@ -1,4 +1,4 @@
-"""What both halves of FedALA agree on; its payload is FedAvg's.
+"""Settings and row of FedALA.
 
 Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
 AAAI 2023.
@@ -6,9 +6,11 @@ AAAI 2023.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
@@ -19,13 +21,20 @@ __all__ = ["METHOD", "FedALASettings"]
 class FedALASettings(FedAvgSettings):
     """Settings of FedALA."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"weight-lr": 1.0}
+
     layers: int = option(
-        1, "last layers that are blended weight by weight, the others are copied", ge=1
+        1,
+        "p, number of last layers whose weights are blended one by one; the other "
+        "layers are copied from the global model",
+        ge=1,
     )
     sample: float = option(
-        80.0, "percent of the training nodes on which W is learned", gt=0, le=100
+        80.0,
+        "s, percent of the training nodes on which the blending weights W are learned",
+        gt=0,
+        le=100,
     )
-    weight_lr: float = option(1.0, "η, step size of W", gt=0)
 
 
 METHOD = Method(

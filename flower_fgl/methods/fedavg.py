@@ -1,4 +1,4 @@
-"""Settings of FedAvg.
+"""Settings and row of FedAvg.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017.
@@ -20,7 +20,8 @@ class FedAvgSettings:
 
     finetune_epochs: int = option(
         0,
-        "local epochs after the last round, the best by validation kept; 0: none",
+        "local epochs after the last round (fine-tuning); keeps the epoch with the "
+        "best validation accuracy; 0: no fine-tuning",
         ge=0,
     )
 

@@ -1,4 +1,4 @@
-"""What both halves of FedED agree on; its payload is FedAvg's.
+"""Settings and row of FedED.
 
 Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning" (FedVLS, first
 called FedED), 2024.
@@ -19,14 +19,15 @@ class FedEDSettings:
     """Settings of FedED."""
 
     distill_weight: float = option(
-        0.1, "weight λ of the distillation of classes that the client lacks", ge=0
+        0.1, "λ, weight of the distillation of the classes that the client lacks", ge=0
     )
     suppress_weight: float = option(
-        0.005, "weight κ of the suppression of non-label logits", ge=0
+        0.005, "κ, weight of the suppression of non-label logits", ge=0
     )
     finetune_epochs: int = option(
         0,
-        "local epochs after the last round, the best by validation kept; 0: none",
+        "local epochs after the last round (fine-tuning); keeps the epoch with the "
+        "best validation accuracy; 0: no fine-tuning",
         ge=0,
     )
 

@@ -1,4 +1,4 @@
-"""Settings of FedLoG.
+"""Settings and row of FedLoG.
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 """
@@ -19,75 +19,112 @@ class FedLogSettings:
 
     encoder_channels: int = option(
         128,
-        "width of the encoder's hidden layers; embeddings are hidden-channels",
+        "width of the encoder's hidden layers; its output is hidden-channels wide",
         ge=1,
     )
     nodes_per_class: int = option(
         20, "s, learnable nodes per class and branch; the paper: 1 to 50", ge=1
     )
     tail_degree: float = option(
-        3.0, "λ, degree up to which the tail branch outweighs; the paper: 0 to 20", ge=0
+        3.0,
+        "λ, degree up to which the tail branch has the larger weight in Eq. (3); the "
+        "paper: 0 to 20",
+        ge=0,
     )
     alpha_fixed: float = option(
-        -1.0, "α of all nodes instead of Eq. (3); negative: by degree", ge=-1, le=1
+        -1.0,
+        "α of all nodes, in place of Eq. (3); negative: α follows the node's degree, "
+        "Eq. (3)",
+        ge=-1,
+        le=1,
     )
-    beta: float = option(1.0, "β, weight of the norm of the learnable nodes", ge=0)
+    beta: float = option(
+        1.0, "β, weight of the norm of the learnable nodes in the loss", ge=0
+    )
     norm: str = option(
         "fro",
-        "half the Frobenius norm of each branch's nodes, or the paper's sum of norms",
+        "norm of the learnable nodes: half the Frobenius norm of each branch (fro), "
+        "or the paper's sum of norms (sum)",
         choices="fro sum",
     )
     loss_mix: str = option(
         "branch",
-        "loss of real nodes: each branch's, weighted by α, or that of the mixture (3)",
+        "loss of real nodes: the loss of each branch, weighted by α (branch), or the "
+        "loss of the mixed prediction of Eq. (3) (mixture)",
         choices="branch mixture",
     )
     classifier_update: bool = option(
-        True, "whether Eqs. (6)-(10) move nodes; they do not in the published code"
+        True,
+        "whether the classifier updates node positions by Eqs. (6)-(10); false: as in "
+        "the published code",
     )
     msg_input: str = option(
         "full",
-        "messages of node, neighbours and distance; or, as published, without the node",
+        "input of the classifier's messages: node, neighbours and distance (full), or "
+        "without the node as in the published code (neighbor)",
         choices="full neighbor",
     )
-    lg: bool = option(True, "whether clients learn from global synthetic nodes")
+    lg: bool = option(
+        True,
+        "whether clients also learn from the global synthetic nodes (local "
+        "generalization)",
+    )
     lg_mode: str = option(
         "joint",
-        "whether they do so in the steps on their own nodes, or in steps after them",
+        "when clients learn from synthetic nodes: in the steps on their own nodes "
+        "(joint), or in separate steps after them (sequential)",
         choices="joint sequential",
     )
     synthetic_mode: str = option(
         "HH",
-        "class and degree that synthetic nodes are made of, each head (H) or tail (T)",
+        "class (first letter) and degree (second letter) that synthetic nodes are "
+        "made from, each head (H) or tail (T)",
         choices="HH HT TH TT",
     )
     permute_slots: bool = option(
-        False, "whether the server shuffles each client's nodes within a class"
+        False,
+        "whether the server shuffles each client's learnable nodes within a class",
     )
-    fs: bool = option(True, "whether synthetic nodes are scaled by γ, Eq. (5)")
-    gamma_step: float = option(0.001, "by how much γ moves in a step", ge=0, le=1)
+    fs: bool = option(
+        True, "whether synthetic nodes are scaled by γ, Eq. (5) (feature scaling)"
+    )
+    gamma_step: float = option(0.001, "amount by which γ changes in a step", ge=0, le=1)
     gamma_threshold: float = option(
         0.8, "accuracy on a class's synthetic nodes above which γ grows", ge=0, le=1
     )
-    pg: bool = option(True, "whether synthetic nodes get a generated neighbour")
-    prompt_epochs: int = option(100, "epochs of a client's prompt generator", ge=1)
-    prompt_lr: float = option(0.01, "learning rate of the prompt generator", gt=0)
+    pg: bool = option(
+        True,
+        "whether each synthetic node gets a generated neighbour (prompt generation)",
+    )
+    prompt_epochs: int = option(
+        100, "epochs in which a client trains its prompt generator before round 1", ge=1
+    )
+    prompt_lr: float = option(
+        0.01, "learning rate (Adam) of the prompt generator", gt=0
+    )
     prompt_networks: int = option(
-        20, "N, fresh networks per epoch whose gradients are matched", ge=1
+        20,
+        "N, randomly initialised networks per epoch whose gradients the prompt "
+        "generator matches",
+        ge=1,
     )
     local_pretrain_epochs: int = option(
         0,
-        "epochs at most of a client's encoder alone before it first trains, ended by "
-        "validation accuracy; 0, as in the paper: none",
+        "largest number of epochs in which a client trains its encoder alone before "
+        "its first round; stops early by validation accuracy; 0: no pretraining, as "
+        "in the paper",
         ge=0,
     )
     class_rate_noise: str = option(
         "none",
-        "how clients disguise their class distribution",
+        "how clients disguise the class distribution that they upload: not at all, by "
+        "Gaussian noise, or by a permutation",
         choices="none gauss permute",
     )
     noise_scale: float = option(
-        0.1, "a, deviation of `gauss` noise as a share of the rate", ge=0
+        0.1,
+        "a, standard deviation of class-rate-noise = gauss as a share of the rate",
+        ge=0,
     )
 
 

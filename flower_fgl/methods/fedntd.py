@@ -1,4 +1,4 @@
-"""What both halves of FedNTD agree on; its payload is FedAvg's.
+"""Settings and row of FedNTD.
 
 Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
 Learning", NeurIPS 2022.
@@ -18,15 +18,17 @@ __all__ = ["METHOD", "FedNTDSettings"]
 class FedNTDSettings:
     """Settings of FedNTD."""
 
-    beta: float = option(1.0, "weight of the not-true distillation", ge=0)
+    beta: float = option(1.0, "β, weight of the not-true distillation", ge=0)
     tau: float = option(
         1.0,
-        "temperature of the distillation; a default of the published code is 3",
+        "τ, temperature of the distillation; the published code also has a default of "
+        "3",
         gt=0,
     )
     finetune_epochs: int = option(
         0,
-        "local epochs after the last round, the best by validation kept; 0: none",
+        "local epochs after the last round (fine-tuning); keeps the epoch with the "
+        "best validation accuracy; 0: no fine-tuning",
         ge=0,
     )
 

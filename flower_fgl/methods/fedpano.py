@@ -1,4 +1,4 @@
-"""Settings of FedPANO; its payload is FedAvg's ``Weights``, of the parts it shares.
+"""Settings and row of FedPANO.
 
 Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
 68(1):112105, 2025.
@@ -6,10 +6,12 @@ Zhao et al., "Personalized federated few-shot node classification", Sci China In
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedPANOSettings"]
@@ -21,74 +23,82 @@ class FedPANOSettings:
 
     Notes
     -----
-    1. The ablations of Table 3: nT is ``use-client-classifier = false``, nS
+    1. Ablations of Table 3: nT is ``use-client-classifier = false``, nS
        ``use-shared-classifier = false``, nN ``use-generator = false``, nF
-       ``aggregate-generator = false``, nG ``augment = "gaussian"``.
-    2. The paper does not say how h is bounded, but φ ends in tanh, so that Eq. (7) cannot
-       be small for unbounded h. Under unit length, the other candidate, classifiers learn
-       slowly at lr 0.1 (docs/results/fedpano.md). L^g falls to half its first value, but
-       the synthetic nodes carry no class: the origin is at distance 1 from all of them.
+       ``aggregate-generator = false`` and nG ``augment = "gaussian"``.
+    2. The paper does not say how h is bounded. φ ends in tanh, so Eq. (7) cannot become
+       small for unbounded h. The alternative, unit length, makes classifiers learn slowly
+       at lr 0.1 (docs/results/fedpano.md): L^g falls to half its initial value, but the
+       synthetic nodes carry no class, since the origin is at distance 1 from all of them.
     """
 
-    m: int = option(5, "synthetic nodes of each training node", ge=1)
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+        "gaussian-std": 0.1,
+        "mask-to-local-labels": False,
+    }
+
+    m: int = option(5, "m, synthetic nodes per training node", ge=1)
     noise_std: float = option(
-        1.0, "standard deviation of ε in Eq. (6); the paper: 1", ge=0
+        1.0, "standard deviation of the noise ε in Eq. (6); the paper: 1", ge=0
     )
     noise_on: str = option(
         "both",
-        "what ε is added to: the node's and its neighbours' representation, or theirs",
+        "representations to which Eq. (6) adds ε: the node's and its neighbours' "
+        "(both), or its neighbours' only (agg)",
         choices="both agg",
     )
     rep_norm: str = option(
         "tanh",
-        "what bounds representations: tanh, unit length or nothing",
+        "bound on the representations: tanh, unit length (l2), or none",
         choices="tanh l2 none",
     )
     use_client_classifier: bool = option(
-        True, "whether clients have classifiers of their own; false is nT"
+        True,
+        "whether each client has its own classifier; false: ablation nT of Table 3",
     )
     use_shared_classifier: bool = option(
-        True, "whether Eq. (5) trains a classifier over all classes; false is nS"
+        True,
+        "whether a shared classifier of all classes is trained, Eq. (5); false: "
+        "ablation nS of Table 3",
     )
     use_generator: bool = option(
-        True, "whether there are synthetic nodes, Eq. (6) to (8); false is nN"
+        True,
+        "whether synthetic nodes are generated, Eqs. (6)-(8); false: ablation nN of "
+        "Table 3",
     )
     aggregate_generator: bool = option(
-        True, "whether generators are averaged; false is nF"
+        True,
+        "whether the server averages the clients' generators; false: ablation nF of "
+        "Table 3",
     )
     augment: str = option(
         "generator",
-        "what makes synthetic nodes: φ, or noise on the training nodes (nG)",
+        "source of the synthetic nodes: the generator φ, or Gaussian noise on the "
+        "training nodes (gaussian, ablation nG of Table 3)",
         choices="generator gaussian",
-    )
-    gaussian_std: float = option(
-        0.1, "standard deviation of the noise of augment = gaussian", ge=0
-    )
-    mask_to_local_labels: bool = option(
-        False, "whether nT predicts the client's own classes only"
     )
 
     def __post_init__(self) -> None:
-        """Refuse a model without any classifier, and noise that nothing asks for."""
+        """Reject settings without a classifier or with an unused ``augment``."""
         if self.augment != "generator" and not self.use_generator:
             raise ConfigError(
-                f'fedpano.augment = "{self.augment}" says what makes synthetic nodes, but '
-                "fedpano.use-generator = false makes none. Leave one of them out."
+                f'fedpano.augment = "{self.augment}" sets the source of synthetic nodes, '
+                "but fedpano.use-generator = false disables them. Remove one."
             )
         if not (self.use_client_classifier or self.use_shared_classifier):
             raise ConfigError(
                 "fedpano.use-client-classifier and fedpano.use-shared-classifier are both "
-                "false: nothing would classify. Set one of them to true."
+                "false, so there is no classifier. Set one of them to true."
             )
 
     @property
     def has_generator(self) -> bool:
-        """Whether φ is trained."""
+        """Whether the generator φ is trained."""
         return self.use_generator and self.augment == "generator"
 
     @property
     def sends_generator(self) -> bool:
-        """Whether φ is among what is averaged."""
+        """Whether the server averages the generators φ."""
         return self.has_generator and self.aggregate_generator
 
 

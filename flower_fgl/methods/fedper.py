@@ -1,4 +1,4 @@
-"""FedPer: the body of the network is averaged, each client keeps its head.
+"""Row of FedPer.
 
 Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818,
 2019.

@@ -1,13 +1,15 @@
-"""Settings of FedPG; its payloads are those of ``protocols/prototypes.py``.
+"""Settings and row of FedPG.
 
 Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedPGSettings"]
@@ -19,86 +21,137 @@ class FedPGSettings:
 
     Notes
     -----
-    1. The paper sums the norms of Eq. (6) and recommends μ = 0.5. Over up to C(L + 1)
-       norms, whose gradients do not shrink, that outweighs the cross-entropy: it is
-       below training alone on Cora and CiteSeer. Reduction and μ are those that did best
-       on validation nodes (``experiments/fedpg-selection.toml``).
+    1. The paper sums the norms of Eq. (6) and recommends μ = 0.5. There are up to
+       C(L + 1) norms, and their gradients do not shrink: the sum outweighs the
+       cross-entropy, and results on Cora and CiteSeer are below local training. The
+       default reduction and μ did best on validation nodes
+       (``experiments/fedpg-selection.toml``).
     """
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"server-weight-decay": 0.0005}
+
     server_epochs: int = option(
-        10, "epochs of the prototype generator per round; the paper: 3, 10, 50", ge=0
+        10,
+        "epochs per round in which the server trains the prototype generator; the "
+        "paper: 3, 10, 50",
+        ge=0,
     )
     server_lr: float = option(
-        0.01, "learning rate of the generator (Adam); the paper: 1e-2, 1e-3", gt=0
+        0.01,
+        "learning rate (Adam) of the prototype generator; the paper: 1e-2, 1e-3",
+        gt=0,
     )
-    server_weight_decay: float = option(5e-4, "weight decay of the generator", ge=0)
-    epsilon: float = option(0.5, "ε, the largest margin in Eq. (4)", ge=0, le=1)
-    tau: float = option(1.0, "τ, temperature of Eq. (4)", gt=0)
+    epsilon: float = option(
+        0.5,
+        "ε, upper limit of the adaptive margin in Eq. (4); the paper: 0 to 1",
+        ge=0,
+        le=1,
+    )
+    tau: float = option(1.0, "τ, temperature of Eq. (4); the paper: 0.1, 0.5, 1", gt=0)
     context_share: float = option(
-        0.5, "Δs, uploads of other hops per upload of the hop in Eq. (4)", ge=0, le=1
+        0.5,
+        "Δs, uploads of other hops that enter Eq. (4), per upload of the hop; 0: none",
+        ge=0,
+        le=1,
     )
-    rf_context: bool = option(True, "whether uploads of other hops enter Eq. (4)")
-    ada_margin: bool = option(True, "whether Eq. (4) has its adaptive margin")
+    rf_context: bool = option(
+        True, "whether uploads of other hops enter Eq. (4) (receptive-field context)"
+    )
+    ada_margin: bool = option(True, "whether Eq. (4) uses its adaptive margin")
     contrast: str = option(
         "cos-margin",
-        "form of Eq. (4): margin against the positives, for them, or FedTGP's",
+        "form of Eq. (4): margin subtracted from the positives (cos-margin), added to "
+        "them as printed (literal), or FedTGP's loss (tgp)",
         choices="cos-margin literal tgp",
     )
     alpha: float = option(
-        0.5, "α, weight of the universal prototype in Eq. (5)", ge=0, le=1
+        0.5,
+        "α, weight of the universal prototype in Eq. (5); 1: no prototypes of other "
+        "clients",
+        ge=0,
+        le=1,
     )
     threshold: float = option(
-        0.8, "λ, cosine from which clients share prototypes in Eq. (5)", ge=-1, le=1
+        0.8,
+        "λ, cosine similarity from which two clients share prototypes in Eq. (5)",
+        ge=-1,
+        le=1,
     )
     personalized: bool = option(
-        True, "whether Eq. (5) is used; else all get the universal prototypes"
+        True,
+        "whether Eq. (5) personalizes the prototypes; false: all clients get the "
+        "universal ones",
     )
-    mu: float = option(0.03, "μ, weight of the prototype term in Eq. (6)", ge=0)
-    mu_warmup: int = option(0, "rounds over which μ grows linearly; 0: at once", ge=0)
+    mu: float = option(0.03, "μ, weight of the prototype loss in Eq. (6)", ge=0)
+    mu_warmup: int = option(
+        0,
+        "rounds over which μ grows linearly to its value; 0: full weight from the "
+        "start",
+        ge=0,
+    )
     proto_loss: str = option(
         "proto-norm",
-        "term of Eq. (6): norms of prototype differences, or squares of nodes'",
+        "prototype loss of Eq. (6): norms of prototype differences (proto-norm), or "
+        "mean squared error of the nodes (node-mse)",
         choices="proto-norm node-mse",
     )
     proto_reduction: str = option(
         "mean",
-        "mean or sum of the norms; the paper: sum, with mu 0.5",
+        "reduction of the norms in Eq. (6); the paper: sum, with mu = 0.5",
         choices="mean sum",
     )
-    hops: int = option(2, "L, farthest hop with prototypes of its own", ge=0)
+    hops: int = option(
+        2, "L, largest hop with prototypes of its own; 0: one prototype per class", ge=0
+    )
     hop_mode: str = option(
         "ring",
-        "neighbours at distance exactly h, or at most h",
+        "neighbours at hop h: at distance exactly h (ring), or at most h (within)",
         choices="ring within",
     )
     neighbor_filter: str = option(
         "same-class",
-        "neighbours of the centre's class, or any",
+        "neighbours that count: those of the centre's class, or any",
         choices="same-class any",
     )
     neighbor_limit: int = option(
         32,
-        "neighbours of a node, hop and round at most, drawn at random; of a graph the "
-        "most similar",
+        "largest number of neighbours per node, hop and round, drawn at random; "
+        "between graphs: the most similar ones",
         ge=1,
     )
     rho: float = option(
-        0.9, "ρ_1, cosine from which graphs are neighbours at hop 1", gt=0, le=1
+        0.9,
+        "ρ_1, cosine similarity from which two graphs are neighbours at hop 1",
+        gt=0,
+        le=1,
     )
     rho_decay: float = option(
-        0.9, "factor from one hop's cosine to the next, ρ_h", gt=0, le=1
+        0.9,
+        "factor from the similarity threshold ρ_h of one hop to that of the next",
+        gt=0,
+        le=1,
     )
-    attention: bool = option(True, "whether Eq. (2) weighs neighbours by attention")
+    attention: bool = option(
+        True, "whether Eq. (2) weights neighbours by attention; false: equal weights"
+    )
     annotation: str = option(
         "train+pseudo",
-        "nodes with a class: training nodes, or predicted ones too",
+        "nodes with a class: training nodes only, or also nodes with a predicted "
+        "class (train+pseudo)",
         choices="train train+pseudo",
     )
     pseudo_conf_min: float = option(
-        0.0, "softmax probability from which a prediction counts", ge=0, le=1
+        0.0,
+        "softmax probability from which a predicted class is used; 0: always",
+        ge=0,
+        le=1,
     )
     noise_dims: float = option(
-        0.0, "share of each uploaded prototype's dimensions with noise", ge=0, le=1
+        0.0,
+        "share of the dimensions of each uploaded prototype to which noise is added; "
+        "0: no noise",
+        ge=0,
+        le=1,
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of FedProto; its payloads are those of ``protocols/prototypes.py``.
+"""Settings and row of FedProto.
 
 Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients",
 AAAI 2022.
@@ -19,7 +19,9 @@ class FedProtoSettings:
     """Settings of FedProto."""
 
     proto_weight: float = option(
-        1.0, "λ, weight of the distance to the prototypes; search 0.1, 1, 10", ge=0
+        1.0,
+        "λ, weight of the distance to the global prototypes; typical: 0.1, 1, 10",
+        ge=0,
     )
 
 

@@ -1,4 +1,4 @@
-"""What both halves of FedProx agree on; its payload is FedAvg's.
+"""Settings and row of FedProx.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 """
@@ -18,11 +18,12 @@ class FedProxSettings:
     """Settings of FedProx."""
 
     mu: float = option(
-        1e-3, "weight of (μ/2)‖θ − w‖²; the paper searches 1e-4 to 1", ge=0
+        1e-3, "μ, weight of the proximal term (μ/2)‖θ − w‖²; the paper: 1e-4 to 1", ge=0
     )
     finetune_epochs: int = option(
         0,
-        "local epochs after the last round, the best by validation kept; 0: none",
+        "local epochs after the last round (fine-tuning); keeps the epoch with the "
+        "best validation accuracy; 0: no fine-tuning",
         ge=0,
     )
 

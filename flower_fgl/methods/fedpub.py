@@ -1,4 +1,4 @@
-"""Settings of FED-PUB.
+"""Settings and row of FED-PUB.
 
 Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
 """
@@ -19,13 +19,18 @@ class FedPubSettings:
 
     tau: float = option(
         10.0,
-        "sharpness of the attention among clients; the paper searches 3 to 10",
+        "τ, sharpness of the attention between clients; 0: equal weights; the paper: "
+        "3 to 10",
         ge=0,
     )
     l1: float = option(
-        1e-3, "weight λ_1 of ‖ν‖_1; mask entries nearer to 0 than this are pruned", ge=0
+        1e-3,
+        "λ_1, weight of ‖ν‖_1; mask entries with a smaller magnitude are pruned",
+        ge=0,
     )
-    l2: float = option(1e-3, "weight λ_2 of ‖θ − w‖_2", ge=0)
+    l2: float = option(
+        1e-3, "λ_2, weight of the distance ‖θ − w‖_2 to the received weights", ge=0
+    )
 
 
 METHOD = Method(

@@ -1,4 +1,4 @@
-"""What both halves of FedRep agree on; its payload is FedPer's: the body's weights.
+"""Settings and row of FedRep.
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
 ICML 2021.
@@ -19,7 +19,10 @@ class FedRepSettings:
     """Settings of FedRep."""
 
     head_epochs: int = option(
-        5, "local epochs on the head before local-epochs on the body; FedPANO: 5", ge=0
+        5,
+        "local epochs on the head, before local-epochs on the body; 5 as in FedPANO's "
+        "experiments",
+        ge=0,
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of FedSage+.
+"""Settings and row of FedSage+.
 
 Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
 2021.
@@ -6,9 +6,11 @@ Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", Ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedSagePlusSettings"]
@@ -18,26 +20,40 @@ __all__ = ["METHOD", "FedSagePlusSettings"]
 class FedSagePlusSettings:
     """Settings of FedSage+."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {
+        "gen-epochs": 5,
+        "gen-lr": 0.001,
+        "hide-share": 0.5,
+    }
+
     gen_rounds: int = option(
         10,
-        "rounds of generator training before round 1; 0: graphs stay as they are",
+        "rounds of generator training before round 1; 0: no generator, graphs stay as "
+        "they are",
         ge=0,
     )
-    gen_epochs: int = option(5, "steps of Adam of a generator a round", ge=1)
-    gen_lr: float = option(1e-3, "learning rate of the generator", gt=0)
-    gen_channels: int = option(256, "first hidden width of fGen", ge=1)
-    gen_wide_channels: int = option(2048, "second hidden width of fGen", ge=1)
-    max_neighbours: int = option(5, "neighbours generated for a node at most", ge=1)
-    hide_share: float = option(
-        0.5, "share of the validation nodes hidden to train the generator", gt=0, lt=1
+    gen_channels: int = option(
+        256, "width of the first hidden layer of the feature generator fGen", ge=1
+    )
+    gen_wide_channels: int = option(
+        2048, "width of the second hidden layer of the feature generator fGen", ge=1
+    )
+    max_neighbours: int = option(
+        5, "largest number of neighbours generated for a node", ge=1
     )
     peers: int = option(
-        1, "other clients that judge a generator each round, in turn; 0: all", ge=0
+        1,
+        "number of other clients that judge each generator per round, in turn; 0: all "
+        "others",
+        ge=0,
     )
-    peer_weight: float = option(1.0, "weight α of what other clients find", ge=0)
+    peer_weight: float = option(
+        1.0, "α, weight of the gradients from other clients", ge=0
+    )
     finetune_epochs: int = option(
         0,
-        "local epochs after the last round, the best by validation kept; 0: none",
+        "local epochs after the last round (fine-tuning); keeps the epoch with the "
+        "best validation accuracy; 0: no fine-tuning",
         ge=0,
     )
 

@@ -1,4 +1,4 @@
-"""What both halves of FedSEM agree on; its payload is FedAvg's.
+"""Settings and row of FedSEM.
 
 Long et al., "Multi-Center Federated Learning: Clients Clustering for Better
 Personalization", World Wide Web 26, 2023.
@@ -21,7 +21,8 @@ class FedSEMSettings(FedAvgSettings):
 
     centers: int = option(
         2,
-        "K, models that the server keeps, at most one per client; search 2 to 4",
+        "K, number of cluster models on the server, at most one per client; typical: "
+        "2 to 4",
         ge=1,
     )
 

@@ -1,4 +1,4 @@
-"""Settings of FedTGP; its payloads are those of ``protocols/prototypes.py``.
+"""Settings and row of FedTGP.
 
 Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
 Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
@@ -6,9 +6,11 @@ Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AA
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedTGPSettings"]
@@ -18,14 +20,19 @@ __all__ = ["METHOD", "FedTGPSettings"]
 class FedTGPSettings:
     """Settings of FedTGP."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"server-lr": 0.01, "margin-limit": 100.0}
+
     proto_weight: float = option(
-        1.0, "λ, weight of the distance to the prototypes; 1 to 10", ge=0
+        1.0,
+        "λ, weight of the distance to the global prototypes; typical: 1 to 10",
+        ge=0,
     )
     server_epochs: int = option(
-        10, "epochs of the global prototypes per round; 10 to 100", ge=0
+        10,
+        "epochs per round in which the server trains the global prototypes; typical: "
+        "10 to 100",
+        ge=0,
     )
-    server_lr: float = option(0.01, "learning rate of the global prototypes", gt=0)
-    margin_limit: float = option(100.0, "κ, the largest margin", ge=0)
 
 
 METHOD = Method(

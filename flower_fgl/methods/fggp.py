@@ -1,4 +1,4 @@
-"""Settings of FGGP.
+"""Settings and row of FGGP.
 
 Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
 Prototypes", AAAI 2024.
@@ -6,9 +6,11 @@ Prototypes", AAAI 2024.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.fedavg import FedAvgSettings
 from flower_fgl.methods.method import Method
 
@@ -19,16 +21,22 @@ __all__ = ["METHOD", "FGGPSettings"]
 class FGGPSettings(FedAvgSettings):
     """Settings of FGGP."""
 
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"edge-tau": 0.5}
+
     neighbors: int = option(
-        3, "k, nearest nodes by cosine to which the second view links a node", ge=1
+        3,
+        "k, nearest nodes (by cosine similarity) to which the second view connects "
+        "each node",
+        ge=1,
     )
-    edge_tau: float = option(
-        0.5, "temperature at which edges of the second view are drawn", gt=0
+    tau: float = option(0.5, "τ, temperature of the prototype contrastive loss", gt=0)
+    view_weight: float = option(
+        1.0, "weight of the cross-entropy on the second view", ge=0
     )
-    tau: float = option(0.5, "temperature of the prototypes' contrast", gt=0)
-    view_weight: float = option(1.0, "weight of the second view's cross-entropy", ge=0)
     edge_weight: float = option(1.0, "weight of the edge predictor's loss", ge=0)
-    contrast_weight: float = option(1.0, "weight of the prototypes' contrast", ge=0)
+    contrast_weight: float = option(
+        1.0, "weight of the prototype contrastive loss", ge=0
+    )
 
 
 METHOD = Method(

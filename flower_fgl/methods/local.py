@@ -1,4 +1,4 @@
-"""Local: every client trains alone, nothing is exchanged."""
+"""Row of local training: each client trains alone, nothing is exchanged."""
 
 from __future__ import annotations
 

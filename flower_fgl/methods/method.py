@@ -1,4 +1,4 @@
-"""The record that describes one method: its paper, its two halves, its settings."""
+"""``Method``: the description of one method in the table ``METHODS``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Method"]
 
 @dataclass(frozen=True)
 class Method:
-    """Describe one method: its paper, its two halves and its settings.
+    """Describe one method: its paper, its server and client classes, and its settings.
 
-    Settings are checked against these facts before either half is imported, so a wrong
+    Settings are checked against these facts before the classes are imported, so a wrong
     setting is reported without loading torch. A contract test compares the facts with the
     classes.
 
@@ -29,36 +29,37 @@ class Method:
     paper : str
         Authors, venue and year.
     strategy, client_app : str
-        ``module:class`` of the server half and of the client half. Each is imported only
-        by the process that runs it: a server never loads client code.
+        ``module:class`` of the server and of the client code. Only the process that runs
+        a class imports it: a server never loads client code.
     network : str
         ``module:function`` that builds the network of a saved model; empty if the network
-        is one of the backbones.
+        is one of the library's backbones.
     settings : type or None
         Dataclass of the method's own settings.
     payload : str
-        Bytes per round and client, as formulas for the terminal.
+        Bytes per round and client, as formulas to display.
     defaults : mapping of str to bool, int, float or str
         The method's own defaults of general settings.
     uploads : bool
         Whether clients upload anything.
     has_global_model : bool
-        Whether there is an aggregated model to evaluate and save.
+        Whether there is a global model to evaluate and save.
     mixes_models : bool
         Whether clients may have different backbones.
     shares_embeddings : bool
-        Whether embeddings of different clients are compared, so all have one width.
+        Whether the embeddings of different clients are compared, so that all must have
+        the same width.
     is_one_shot : bool
         Whether there is exactly one round (``rounds`` above 1 is an error).
     graphs : bool
         Whether the method also classifies whole graphs (``setting = "graph"``).
     additive : bool
-        Whether the server needs only sums of the uploads (``secure-aggregation = true``).
+        Whether the server needs only the sum of the uploads (``secure-aggregation``).
     takes_late_clients : bool
-        Whether a client may join after round 1 (``min-clients``). False if an exchange
-        before round 1 prepares every client.
+        Whether a client may join after round 1 (``min-clients``). False if messages
+        before round 1 prepare every client.
     takes_batches : bool
-        Whether the training reads ``batch-size`` and ``check-every``.
+        Whether training uses ``batch-size`` and ``check-every``.
     """
 
     name: str
@@ -83,23 +84,23 @@ class Method:
         for f in () if self.settings is None else fields(self.settings):
             if "text" not in f.metadata:
                 raise TypeError(
-                    f"{self.settings}.{f.name} is not a setting. Declare it with "
+                    f"{self.settings}.{f.name} is not a setting. Declare the field with "
                     "option(default, text)."
                 )
 
         known = {kebab(f.name) for f in fields(GeneralSettings) if f.metadata["auto"]}
         if unknown := sorted(set(self.defaults) - known):
             raise ConfigError(
-                f'{self.name} has a default for "{unknown[0]}", which is not a general '
-                f"setting with a default per method. {nearest(unknown[0], known)}"
+                f'{self.name} has a default for "{unknown[0]}", but this is not a general '
+                f"setting declared with auto=True. {nearest(unknown[0], known)}"
             )
 
     def load_strategy(self) -> type[Any]:
-        """Import the server half, a subclass of ``FglStrategy``."""
+        """Import the server class, a subclass of ``FglStrategy``."""
         return _load(self.strategy)  # type: ignore[no-any-return]
 
     def load_client_app(self) -> type[Any]:
-        """Import the client half, a subclass of ``FglClientApp``."""
+        """Import the client class, a subclass of ``FglClientApp``."""
         return _load(self.client_app)  # type: ignore[no-any-return]
 
     def load_network(self) -> Callable[..., Any]:
@@ -108,6 +109,6 @@ class Method:
 
 
 def _load(reference: str) -> Any:
-    """Import ``module:name``."""
+    """Import the object of a ``module:name`` reference."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)

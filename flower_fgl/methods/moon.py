@@ -1,4 +1,4 @@
-"""What both halves of MOON agree on; its payload is FedAvg's.
+"""Settings and row of MOON.
 
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
 """
@@ -19,12 +19,13 @@ class MoonSettings(FedAvgSettings):
     """Settings of MOON."""
 
     mu: float = option(
-        1.0, "weight of the contrastive term; the paper searches 0.1, 1, 5", ge=0
+        1.0, "μ, weight of the contrastive loss; the paper: 0.1, 1, 5", ge=0
     )
-    tau: float = option(0.5, "temperature of the contrastive term", gt=0)
+    tau: float = option(0.5, "τ, temperature of the contrastive loss", gt=0)
     nodes: str = option(
         "all",
-        "whose embeddings are contrasted: all local nodes, or those that train",
+        "nodes whose embeddings are contrasted: all local nodes, or the training "
+        "nodes only",
         choices="all train",
     )
 

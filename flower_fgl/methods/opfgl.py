@@ -1,4 +1,4 @@
-"""Settings of O-pFGL.
+"""Settings and row of O-pFGL.
 
 Yan et al., "Toward Personalized Federated Node Classification in One-shot
 Communication", arXiv 2411.11304.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
-from flower_fgl.core.options import option
+from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "VARIANTS", "OPFGLSettings", "Variant"]
@@ -19,20 +19,20 @@ __all__ = ["METHOD", "VARIANTS", "OPFGLSettings", "Variant"]
 
 @dataclass(frozen=True)
 class Variant:
-    """What an ablation switches off, Sec. V of the paper.
+    """Describe the method or one of its ablations, Sec. V of the paper.
 
     Parameters
     ----------
     distill : {"node", "fixed", "none"}
-        γ of Eq. (19), the constant β, or no distillation.
+        Distillation weight: γ of Eq. (19), the constant β, or no distillation.
     expands : bool
-        Whether reliable nodes enter the statistics, Eq. (8).
+        Whether reliable nodes enter the class statistics, Eq. (8).
     weighs_classes : bool
-        Whether rare classes weigh more in the cross-entropy.
+        Whether rare classes have a larger weight in the cross-entropy.
     starts_anew : bool
-        Whether stage 2 starts from initial weights instead of the global model.
+        Whether stage 2 starts from the initial weights instead of the global model.
     personalises : bool
-        Whether there is a stage 2.
+        Whether clients run stage 2, the personalization.
     """
 
     distill: Literal["node", "fixed", "none"] = "node"
@@ -53,20 +53,22 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
         "global": Variant(distill="none", expands=True, personalises=False),
     }
 )
-
-
-"""The method and its ablations by the name that the setting ``variant`` takes."""
+"""The method and its ablations, by value of the setting ``variant``."""
 
 
 @dataclass(frozen=True)
 class OPFGLSettings:
-    """Settings of O-pFGL; the defaults are those for Cora cut by Louvain."""
+    """Settings of O-pFGL; defaults are the paper's for Cora, Louvain partition."""
+
+    REMOVED: ClassVar[Mapping[str, Scalar]] = {"link-threshold": 0.01}
 
     variant: str = option(
-        "ours", "the method or an ablation of it", choices=" ".join(VARIANTS)
+        "ours",
+        "the method (ours), or one of the ablations in Sec. V of the paper",
+        choices=" ".join(VARIANTS),
     )
-    depth: int = option(1, "h, steps of propagation in the statistics", ge=0)
-    propagation_steps: int = option(2, "steps of label propagation", ge=0)
+    depth: int = option(1, "h, propagation steps in the class statistics", ge=0)
+    propagation_steps: int = option(2, "number of label propagation steps", ge=0)
     propagation_share: float = option(
         0.9, "a, weight of the neighbours in label propagation", ge=0, le=1
     )
@@ -74,45 +76,71 @@ class OPFGLSettings:
         0.95, "f_th, soft label from which a node is reliable, Eq. (7)", ge=0, le=1
     )
     reliable_degree: int = option(
-        20, "d_th, neighbours from which a node is reliable, Eq. (7)", ge=0
+        20, "d_th, number of neighbours from which a node is reliable, Eq. (7)", ge=0
     )
     reliable_classes: int = option(
-        1, "K, classes of largest homophily with reliable nodes, Eq. (7)", ge=0
+        1,
+        "K, number of classes (those of largest homophily) with reliable nodes, Eq. "
+        "(7)",
+        ge=0,
     )
     denominator: str = option(
         "n-1",
-        "divisor of the pooled sum of squares, Eq. (9): N - 1, or N less the clients "
-        "that hold the class",
+        "divisor of the pooled sum of squares in Eq. (9): N - 1 (n-1), or N minus the "
+        "number of clients that hold the class (n-mc)",
         choices="n-1 n-mc",
     )
     node_share: float = option(
-        0.0, "p, pseudo-nodes per labelled node of a class; 0: one node", ge=0, le=1
+        0.0,
+        "p, pseudo-nodes per labelled node of a class; 0: one pseudo-node per class",
+        ge=0,
+        le=1,
     )
-    server_steps: int = option(3000, "T_c, steps of the generator", ge=0)
-    lr_features: float = option(5e-3, "the generator's step for X'", gt=0)
-    lr_links: float = option(1e-3, "the generator's step for the link predictor", gt=0)
+    server_steps: int = option(
+        3000, "T_c, training steps of the pseudo-graph generator", ge=0
+    )
+    lr_features: float = option(
+        5e-3, "learning rate of the generated features X'", gt=0
+    )
+    lr_links: float = option(1e-3, "learning rate of the link predictor g_θ", gt=0)
     link_channels: int = option(
-        128, "width of the link predictor; 256 for arxiv, Flickr and Reddit", ge=1
-    )
-    link_threshold: float = option(
-        0.01, "δ, weight below which a link is dropped", ge=0, le=1
+        128,
+        "hidden width of the link predictor; the paper's code: 256 for ogbn-arxiv, "
+        "Flickr and Reddit",
+        ge=1,
     )
     links: str = option(
-        "soft", "whether links keep their weight or all weigh 1", choices="soft hard"
+        "soft",
+        "weights of the generated links: their probability (soft), or 1 for all (hard)",
+        choices="soft hard",
     )
-    alignment_weight: float = option(10.0, "weight of Eq. (11)", ge=0)
-    smoothness_weight: float = option(0.1, "weight of Eq. (12)", ge=0)
+    alignment_weight: float = option(
+        10.0, "weight of the alignment loss, Eq. (11)", ge=0
+    )
+    smoothness_weight: float = option(
+        0.1, "weight of the smoothness loss, Eq. (12)", ge=0
+    )
     smoothness: str = option(
         "separate",
-        "whether Eq. (12) is minimised as printed, which separates linked nodes, or "
-        "maximised as in graph condensation",
+        "direction of Eq. (12): minimised as printed, which separates linked nodes "
+        "(separate), or maximised as in graph condensation (attract)",
         choices="separate attract",
     )
-    lr_global: float = option(1e-4, "client learning rate of stage 1", gt=0)
-    lr_personal: float = option(5e-5, "client learning rate of stage 2", gt=0)
-    beta: float = option(0.2, "β of Eq. (19); of ft-dist: γ itself", ge=0)
-    gamma_min: float = option(0.0, "smallest γ, Eq. (19)", ge=0)
-    gamma_max: float = option(0.15, "largest γ, Eq. (19)", ge=0)
+    lr_global: float = option(
+        1e-4, "client learning rate of stage 1 (global model)", gt=0
+    )
+    lr_personal: float = option(
+        5e-5, "client learning rate of stage 2 (personalized model)", gt=0
+    )
+    beta: float = option(
+        0.2, "β of Eq. (19); for variant = ft-dist: the constant γ", ge=0
+    )
+    gamma_min: float = option(
+        0.0, "smallest distillation weight γ of a node, Eq. (19)", ge=0
+    )
+    gamma_max: float = option(
+        0.15, "largest distillation weight γ of a node, Eq. (19)", ge=0
+    )
 
 
 METHOD = Method(

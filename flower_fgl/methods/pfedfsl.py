@@ -1,4 +1,4 @@
-"""Settings of pFedFSL.
+"""Settings and row of pFedFSL.
 
 Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
 """
@@ -18,7 +18,7 @@ class PFedFSLSettings:
     """Settings of pFedFSL."""
 
     candidates: int = option(
-        3, "q, models of other clients that a client tries in a round", ge=0
+        3, "q, models of other clients that a client evaluates per round; 0: none", ge=0
     )
 
 

@@ -1,4 +1,4 @@
-"""METHODS: the rows of all modules of this folder that define ``METHOD``."""
+"""``METHODS``, the table of all methods, and the parser of their settings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
 
+from flower_fgl.core import options
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods.method import Method
 
-__all__ = ["METHODS", "parse_config"]
+__all__ = ["METHODS", "drop_removed", "parse_config"]
 
 
 def _collect() -> dict[str, Method]:
-    """Import every module beside this one and keep the rows, by name."""
+    """Collect the ``METHOD`` of every module in this package, by name."""
     package = __name__.rpartition(".")[0]
     folder = list(import_module(package).__path__)
     modules = (
@@ -27,11 +28,11 @@ def _collect() -> dict[str, Method]:
 
 
 METHODS: dict[str, Method] = _collect()
-"""Every method by its name, sorted."""
+"""All methods by name, sorted."""
 
 
 def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
-    """Check a flat run config against all methods.
+    """Parse a flat run config and check it against all methods.
 
     Parameters
     ----------
@@ -48,3 +49,29 @@ def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
         For an unknown method, dataset or key, a wrong type or a value out of range.
     """
     return RunConfig.parse(values, METHODS)
+
+
+def drop_removed(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Leave out the former settings of all methods from a flat run config.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat keys, e.g. those of the ``config.toml`` of an earlier version.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+
+    Raises
+    ------
+    ConfigError
+        If a removed key has another value than its fixed one.
+    """
+    kept = {}
+    for key, value in values.items():
+        table, _, name = key.partition(".")
+        settings = METHODS[table].settings if table in METHODS else None
+        if options.drop_removed(settings, {name: value}, prefix=table):
+            kept[key] = value
+    return kept

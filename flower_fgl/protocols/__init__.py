@@ -1,1 +1,1 @@
-"""What both halves of a method agree on: hyper-parameters and payloads."""
+"""Payloads that server and clients exchange, and their byte formulas."""

@@ -1,4 +1,4 @@
-"""What both halves of ADPFedGNN agree on: masked weights up, whole weights down.
+"""Payloads of ADPFedGNN: masked weights up, full weights down.
 
 Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
 Network", IJCAI 2025.
@@ -32,14 +32,14 @@ VALUES, BITS, WEIGHT = "values", "bits", "num-examples"
 
 
 class Sizes(NamedTuple):
-    """What payloads are checked against.
+    """Expected shapes and weight of a payload.
 
     Parameters
     ----------
     weights, networks : mapping of str to tuple of int
-        Shapes of θ, and of agent and estimator.
+        Shapes of θ, and of the agent and the estimator.
     weight : float
-        What the client weighs, n_i.
+        n_i, the client's weight in the average.
     """
 
     weights: Shapes
@@ -48,7 +48,7 @@ class Sizes(NamedTuple):
 
     @property
     def num_weights(self) -> int:
-        """P."""
+        """P, the number of weights in θ."""
         return sum(math.prod(shape) for shape in self.weights.values())
 
 
@@ -61,7 +61,7 @@ class SharedWeights(Payload):
     weights : mapping of str to Tensor, float32
         θ^global, P numbers.
     networks : mapping of str to Tensor, float32
-        θ_μ and θ_σ (P_mi) and θ_q (P_q), as far as the settings use them.
+        θ_μ and θ_σ (P_mi) and θ_q (P_q), those that the settings use.
     """
 
     weights: Mapping[str, Tensor]
@@ -79,13 +79,7 @@ class SharedWeights(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Sizes) -> Self:
-        """Unpack, expecting exactly the shapes of ``spec``.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; the tensors must have exactly the shapes of ``spec``."""
         return cls(
             read_tensors(content, WEIGHTS, spec.weights),
             read_tensors(content, NETWORKS, spec.networks),
@@ -100,21 +94,21 @@ class SharedWeights(Payload):
 
 @dataclass(frozen=True)
 class MaskedWeights(Payload):
-    """What a client shares: 4·M + ⌈P/8⌉ + 4·(P_mi + P_q) + 4 bytes.
+    """A client's masked weights: 4·M + ⌈P/8⌉ + 4·(P_mi + P_q) + 4 bytes.
 
-    M ≤ ⌊qP⌋ of its P weights are sent. A mask of ones only, as in the first round and
-    without decoupling, is left out: 4·P + 4·(P_mi + P_q) + 4 bytes.
+    M ≤ ⌊qP⌋ of the P weights are sent. A mask of ones only (first round, or no
+    decoupling) is omitted: 4·P + 4·(P_mi + P_q) + 4 bytes.
 
     Parameters
     ----------
     values : Tensor of shape (P,), float32
-        θ_i, zero where not shared.
+        θ_i, zero outside the mask.
     mask : Tensor of shape (P,), bool
-        M^g_i.
+        M^g_i, the weights that are sent.
     networks : mapping of str to Tensor, float32
         As in :class:`SharedWeights`.
     weight : int
-        n_i, which the server knows.
+        n_i, which the server already knows.
     """
 
     values: Tensor
@@ -142,13 +136,13 @@ class MaskedWeights(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Sizes) -> Self:
-        """Unpack, expecting a mask over the weights of ``spec``.
+        """Unpack; the mask must cover the weights of ``spec``.
 
         Raises
         ------
         PayloadError
             If an array is missing, unexpected, of the wrong shape or type, or not
-            finite; if n_i is not what the client said of itself before round 1.
+            finite; if n_i differs from the client's description before round 1.
         """
         masked = read_tensors(content, MASKED, is_checked=False)
         if set(masked) != {VALUES, BITS, WEIGHT}:
@@ -167,8 +161,8 @@ class MaskedWeights(Payload):
         weight = float(check_tensor(f"{MASKED}/{WEIGHT}", masked[WEIGHT], shape=(1,)))
         if weight != spec.weight:
             raise PayloadError(
-                f'"{MASKED}/{WEIGHT}" must be {spec.weight:g} as the client described '
-                f"itself, got {weight:g}."
+                f'"{MASKED}/{WEIGHT}" must be {spec.weight:g}, as in the client\'s '
+                f"description before round 1, got {weight:g}."
             )
         values = torch.zeros(size)
         values[mask] = kept
@@ -177,6 +171,6 @@ class MaskedWeights(Payload):
 
     @property
     def num_bytes(self) -> int:
-        """4·M + ⌈P/8⌉ + 4·(P_mi + P_q) + 4, without ⌈P/8⌉ where M = P."""
+        """4·M + ⌈P/8⌉ + 4·(P_mi + P_q) + 4, without ⌈P/8⌉ if M = P."""
         floats = sum(tensor.numel() for tensor in self.networks.values())
         return 4 * (int(self.mask.sum()) + floats + 1) + self._bits.numel()

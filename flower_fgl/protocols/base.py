@@ -1,7 +1,8 @@
-"""Payloads: what crosses the wire, checked at both ends.
+"""``Payload``, the base class of all message contents, and readers of records.
 
-A payload is a frozen dataclass that turns into named records of a Flower message and back.
-Arrays travel as ``.npy`` bytes, the form Flower itself uses; nothing is ever pickled.
+A payload is a frozen dataclass that converts to named records of a Flower message and back;
+the receiver checks it. Arrays are sent as ``.npy`` bytes, Flower's own format, never as
+pickles.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ __all__ = [
 ]
 
 CONFIG = "config"
-"""Record with which the server tells a client about the round (a ConfigRecord)."""
+"""ConfigRecord in which the server describes the round to a client."""
 METRICS = "metrics"
-"""Record with loss, scores and seconds of a reply (a MetricRecord)."""
+"""MetricRecord of a reply: loss, scores and seconds."""
 INFO = "info"
-"""Record with which a client describes itself (a ConfigRecord)."""
+"""ConfigRecord in which a client describes itself."""
 DESCRIBE = "describe"
-"""Action of the query exchange before round 1."""
+"""Action of the query message before round 1."""
 RESUME = "resume"
-"""Action of the query exchange with which a run goes on from a checkpoint."""
+"""Action of the query message with which a run resumes from a checkpoint."""
 MEGABYTE = 1_000_000
 NUMPY = "numpy.ndarray"
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
-"""What is sent of every score column."""
+"""Metrics sent for every score column."""
 EXTRA_SCORES = ("auroc",)
-"""What is sent of a score column where it is asked for and defined."""
+"""Metrics sent for a score column only if requested and defined."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Payload(ABC):
-    """One direction of a method's exchange.
+    """Content of a method's upload or download.
 
-    Subclasses are frozen dataclasses and state the formula of their bytes.
+    Subclasses are frozen dataclasses whose docstrings state the number of bytes.
     """
 
     records: ClassVar[tuple[str, ...]]
@@ -77,38 +78,39 @@ class Payload(ABC):
     @classmethod
     @abstractmethod
     def from_record(cls, content: RecordDict, spec: Any) -> Self:
-        """Unpack from a message and check against what was agreed.
+        """Unpack from a message and check.
 
         Parameters
         ----------
         content : RecordDict
-            Content of the message; records of other names are left alone.
+            Content of the message; records with other names are ignored.
         spec : object
-            What both halves agreed on, e.g. the shapes of the weights.
+            Expected content, known to both sides, e.g. the shapes of the weights.
 
         Raises
         ------
         PayloadError
-            If a record or entry is missing or too many, or has the wrong shape, type
-            or a non-finite number.
+            If a record or entry is missing or unexpected, or has the wrong shape or
+            type or a non-finite number.
         """
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Bytes of the numbers it carries, by the stated formula."""
+        """Bytes of the numbers in the payload, by the stated formula."""
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
-        """Leave out what is made of too few nodes; a payload of classes overrides it.
+        """Remove content derived from too few nodes.
 
-        By default payloads inside this one leave out theirs.
+        Payloads with content per class override this method. By default it is applied
+        to the payloads inside this one.
 
         Parameters
         ----------
         shared : Tensor of shape (C,), bool
-            Classes with at least ``min-class-count`` training nodes at the client.
+            Classes with at least ``min-class-count`` training nodes on the client.
         min_count : int
-            ``min-class-count``: what stands for fewer nodes is left out as well.
+            ``min-class-count``; entries that summarise fewer nodes are removed as well.
         """
         if not is_dataclass(self):
             return self
@@ -121,15 +123,15 @@ class Payload(ABC):
         return replace(self, **changed) if changed else self
 
     def in_range(self) -> Self:
-        """Put numbers that noise was added to back where they can be.
+        """Clamp noisy numbers to their valid range.
 
-        Made of the noisy numbers alone, so that it tells no more than they do.
+        This uses only the noisy numbers, so it reveals no more than they do.
         """
         return self
 
 
 class Empty(Payload):
-    """Nothing: 0 bytes."""
+    """Empty payload: 0 bytes."""
 
     records = ()
 
@@ -139,7 +141,7 @@ class Empty(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Expect nothing."""
+        """Return an empty payload."""
         return cls()
 
     @property
@@ -154,7 +156,7 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        Any device; bfloat16 is not supported.
+        Tensors on any device; bfloat16 is not supported.
 
     Returns
     -------
@@ -162,8 +164,8 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
     Notes
     -----
-    1. ``Array(ndarray)`` goes through ``np.save`` on a BytesIO, which copies piece by
-       piece; header and bytes joined give the same string several times faster.
+    1. ``Array(ndarray)`` calls ``np.save`` on a BytesIO, which copies in pieces. Joining
+       header and bytes gives the same string several times faster.
     """
     record = ArrayRecord()
     for name, tensor in tensors.items():
@@ -189,22 +191,25 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Read a .npy header; evaluating it takes 50 µs, and few different ones come."""
+    """Parse a .npy header; cached, since parsing takes 50 µs and few headers differ."""
     stream = io.BytesIO(header)
     if npy.read_magic(stream) != (1, 0):
-        raise ValueError("not version 1.0 of the .npy format")
+        raise ValueError("expected version 1.0 of the .npy format")
     shape, is_fortran, dtype = npy.read_array_header_1_0(stream)
     if dtype.hasobject or is_fortran:
-        raise ValueError(f"dtype {dtype}, Fortran order {is_fortran}")
+        raise ValueError(
+            "expected plain numbers in C order, got "
+            f"dtype {dtype}, Fortran order {is_fortran}"
+        )
     return shape, dtype
 
 
 def _read_array(name: str, array: Array) -> Tensor:
-    """Read ``.npy`` bytes without pickle; the tensor owns its memory."""
+    """Read ``.npy`` bytes without pickle into a tensor that owns its memory."""
     if array.stype != NUMPY:
         raise PayloadError(f'"{name}" is stored as {array.stype}, expected {NUMPY}.')
     try:
-        # magic string and version (8 bytes), length of the header (2), header
+        # layout: magic string and version (8 bytes), header length (2), header, data
         start = 10 + int.from_bytes(array.data[8:10], "little")
         shape, dtype = _parse_npy_header(array.data[:start])
         flat = np.frombuffer(array.data, dtype=dtype, offset=start)
@@ -220,23 +225,23 @@ def check_tensor(
     shape: tuple[int, ...] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return ``tensor`` if it is what was agreed.
+    """Return ``tensor`` if it has the expected shape and type.
 
     Parameters
     ----------
     name : str
-        Name for the message.
+        Name for error messages.
     tensor : Tensor
-        What came.
+        Received tensor.
     shape : tuple of int, optional
         Expected shape.
     dtype : torch.dtype
-        Expected type; floating types must also be finite.
+        Expected type; floating-point numbers must also be finite.
 
     Raises
     ------
     PayloadError
-        Naming what was expected and what came.
+        If shape or type differ, or a number is not finite.
     """
     if shape is not None and tuple(tensor.shape) != tuple(shape):
         raise PayloadError(
@@ -244,7 +249,7 @@ def check_tensor(
         )
     if tensor.dtype != dtype:
         raise PayloadError(f'"{name}" must be {dtype}, got {tensor.dtype}.')
-    # a sum is finite unless an entry is not, or the entries are near overflow
+    # cheap test first: a non-finite sum needs a non-finite entry, or an overflow
     if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):
         bad = int((~tensor.isfinite()).sum())
         if bad:
@@ -268,15 +273,15 @@ def read_tensors(
     record : str
         Name of the record.
     shapes : mapping of str to tuple of int, optional
-        Exactly the entries expected, with their shapes.
+        Expected entries with their shapes; by default any.
     is_checked : bool
-        Whether the numbers must be float32 and finite: so for what others send, not for
-        a client's own memory.
+        Whether the numbers must be float32 and finite. False for a client's own state
+        and for payloads with their own checks.
 
     Returns
     -------
     dict of str to Tensor
-        In the order of ``shapes``.
+        Tensors in the order of ``shapes``.
 
     Raises
     ------
@@ -309,13 +314,13 @@ def record_bytes(content: RecordDict) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        Bytes by record name, names and headers included.
+        Bytes by record name, including names and headers.
     """
     return {name: _count_bytes(name, record) for name, record in content.items()}
 
 
 def _count_bytes(name: str, record: Any) -> int:
-    """Count a record's bytes; Flower's count fails where a text or list in it is empty."""
+    """Count a record's bytes; Flower's own count fails for empty texts or lists."""
     try:
         return int(record.count_bytes())
     except (ValueError, IndexError):
@@ -327,7 +332,7 @@ def write_scores(
 ) -> dict[str, float]:
     """Flatten ``{mode: {column: {metric: value}}}`` for a MetricRecord.
 
-    NaN marks a metric without nodes; Flower's records hold it as it is.
+    NaN marks a metric without nodes; Flower's records can hold NaN.
     """
     return {
         f"{mode}/{column}/{metric}": float(value)
@@ -338,13 +343,13 @@ def write_scores(
 
 
 def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]:
-    """Undo :func:`write_scores`, ignoring other entries.
+    """Invert :func:`write_scores`; other entries are ignored.
 
     Raises
     ------
     PayloadError
-        If a column lacks a metric, counts no whole number of nodes, or holds a score
-        outside [0, 1] (NaN stands for no node, and only for that).
+        If a metric is missing or unexpected, the number of nodes is no count, or a
+        score lies outside [0, 1]. A score must be NaN exactly if there is no node.
     """
     out: dict[str, dict[str, dict[str, float]]] = {}
     for key, value in metrics.items():
@@ -358,7 +363,7 @@ def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]
 
 
 def _check_scores(where: str, values: Mapping[str, float]) -> None:
-    """Refuse scores that no evaluation can give."""
+    """Reject scores that no evaluation can produce."""
     extra = [name for name in EXTRA_SCORES if name in values]
     odd = sorted(set(values) ^ {*SCORES, *extra})
     if odd:
@@ -389,23 +394,23 @@ def read_loss(metrics: MetricRecord) -> float:
 
 
 def check_size(content: RecordDict, max_mb: float) -> None:
-    """Refuse a message that is too large, before anything of it is read.
+    """Reject a message that is too large, before its records are read.
 
     Parameters
     ----------
     content : RecordDict
-        What came.
+        Received message.
     max_mb : float
-        ``max-message-mb``, in units of 10⁶ bytes.
+        ``max-message-mb``, in megabytes (10⁶ bytes).
 
     Raises
     ------
     PayloadError
-        Naming both sizes.
+        If the message exceeds ``max_mb``.
     """
     size = sum(record_bytes(content).values())
     if size > max_mb * MEGABYTE:
         raise PayloadError(
-            f"a message of {size / MEGABYTE:.3g} MB came, more than max-message-mb = "
-            f"{max_mb:g} allows"
+            f"a message of {size / MEGABYTE:.3g} MB arrived, more than max-message-mb = "
+            f"{max_mb:g}; raise that setting if the size is correct"
         )

@@ -1,9 +1,9 @@
-"""The query exchange before round 1: what a client says about itself.
+"""Payloads of the describe query before round 1.
 
-A client answers with a :class:`Description`, or with :class:`Rejection` where it cannot take
-part. Owners who bring their own graphs may number classes as they like and need no number
-themselves: the server settles both, and every later message to such a client carries the
-:class:`ClassAgreement`, so that nothing has to be remembered.
+A client replies with a :class:`Description`, or with a :class:`Rejection` if it cannot take
+part. Data owners with their own graph files may number classes in any order and need no
+partition-id: the server assigns both. Every later message to such a client carries the
+:class:`ClassAgreement`, so that the client need not store it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from flower_fgl.protocols.base import INFO, Payload
 __all__ = ["AGREEMENT", "UNNUMBERED", "ClassAgreement", "Description", "Rejection"]
 
 AGREEMENT = "agreement"
-"""Record with which the server tells an owner what was agreed (a ConfigRecord)."""
+"""ConfigRecord with the class order and partition-id that the server assigned."""
 UNNUMBERED = -1
-"""Partition-id of an owner who leaves the numbering to the server."""
+"""Partition-id of a data owner that the server has yet to number."""
 MAX_TEXT = 300
-"""Characters of an owner's name, a class's name or a reason."""
+"""Largest number of characters of an owner's name, a class name or a reason."""
 
 KEY_BYTES = 32
 SCALES = ("none", "rows", "columns")
@@ -41,17 +41,16 @@ _INTEGERS = (
 
 @dataclass(frozen=True)
 class Description(Payload):
-    """What the server may know of a client; no node, edge or feature is among it.
+    """Description of a client for the server; contains no node, edge or feature.
 
     Parameters
     ----------
     partition_id, num_partitions : int
-        The client's number and how many there are; -1 and 0 where an owner leaves the
-        numbering to the server.
+        The client's number and the number of clients; -1 and 0 if the server is to
+        number a data owner.
     num_nodes, num_edges : int
-        Size of its graph, in nodes and undirected edges. Where whole graphs are
-        classified, ``num_nodes`` counts what carries a label: its graphs, all splits
-        together, and ``num_edges`` the edges of all of them.
+        Size of its graph, in nodes and undirected edges. In graph classification,
+        ``num_nodes`` counts the graphs of all splits, ``num_edges`` their edges.
     num_train, num_val, num_test : int
         Nodes (or graphs) in its masks.
     num_features : int
@@ -59,17 +58,18 @@ class Description(Payload):
     class_names : tuple of str
         Length C, in the client's own order.
     class_counts : tuple of int
-        Training nodes (or graphs) per class, empty if ``share-class-counts`` is off.
+        Training nodes (or graphs) per class; empty without ``share-class-counts``.
     model : str
-        Backbone the client builds.
+        Backbone of the client.
     partition_sha256 : str
-        Hash of the partition its graph belongs to; empty for an owner's own file.
+        Hash of the partition of its graph; empty for a data owner's own file.
     public_key : bytes
-        With secure aggregation 32 bytes, the key to which shares are sealed; else empty.
+        With secure aggregation, the key (32 bytes) that encrypts shares to this client;
+        else empty.
     name : str
-        What an owner is called in logs; empty for a partition of a data set.
+        Name of the data owner in logs; empty for a partition of a dataset.
     scale : {"none", "rows", "columns"}
-        How the client's features were scaled.
+        Scaling of the client's features.
     """
 
     partition_id: int
@@ -91,7 +91,7 @@ class Description(Payload):
 
     @property
     def is_owned(self) -> bool:
-        """Whether the graph is an owner's own file."""
+        """Whether the graph is a data owner's own file."""
         return not self.partition_sha256
 
     def to_record(self) -> RecordDict:
@@ -153,7 +153,7 @@ class Description(Payload):
 
     @property
     def num_bytes(self) -> int:
-        """8 bytes a count, and the names."""
+        """8 bytes per count, and the bytes of all texts."""
         names = sum(len(name.encode()) for name in self.class_names)
         texts = (self.model, self.partition_sha256, self.name, self.scale)
         text = sum(len(value.encode()) for value in texts) + len(self.public_key)
@@ -162,14 +162,14 @@ class Description(Payload):
 
 @dataclass(frozen=True)
 class Rejection(Payload):
-    """What a client says that cannot take part.
+    """Reply of a client that cannot take part.
 
     Parameters
     ----------
     name : str
-        What its owner is called in logs.
+        Name of the data owner in logs.
     reason : str
-        Why; never a value of the owner's data.
+        Why it cannot take part; contains no value of the owner's data.
     """
 
     name: str
@@ -196,32 +196,32 @@ class Rejection(Payload):
         Raises
         ------
         PayloadError
-            If an entry is missing or no text.
+            If an entry is missing or no single line of text.
         """
         info = _record(content, INFO)
         return cls(_read_text(info, "name"), _read_text(info, "unfit"))
 
     @classmethod
     def is_in(cls, content: RecordDict) -> bool:
-        """Say whether an answer is of this kind."""
+        """Return whether a reply is a rejection."""
         return "unfit" in content.config_records.get(INFO, {})
 
     @property
     def num_bytes(self) -> int:
-        """The two texts."""
+        """Bytes of the two texts."""
         return len(self.name.encode()) + len(self.reason.encode())
 
 
 @dataclass(frozen=True)
 class ClassAgreement(Payload):
-    """What the server settled with owners who bring their own graphs.
+    """Numbering of clients and classes that the server assigns to data owners.
 
     Parameters
     ----------
     partition_id, num_partitions : int
-        The client's number and how many there are.
+        The client's number and the number of clients.
     class_names : tuple of str
-        Names of the C classes in the order in which all clients number them.
+        Names of the C classes in the common order of all clients.
     """
 
     partition_id: int
@@ -251,12 +251,12 @@ class ClassAgreement(Payload):
         number = _read_integer(info, "partition-id", lowest=0)
         total = _read_integer(info, "num-partitions", lowest=1)
         if number >= total:
-            raise PayloadError(f"There is no client {number} of {total}.")
+            raise PayloadError(f'"partition-id" must be below {total}, got {number}.')
         return cls(number, total, _read_names(info))
 
     @property
     def num_bytes(self) -> int:
-        """8 bytes a count, and the names."""
+        """8 bytes per count, and the bytes of the names."""
         return 16 + sum(len(name.encode()) for name in self.class_names)
 
 
@@ -270,7 +270,7 @@ def _record(content: RecordDict, name: str) -> ConfigRecord:
 def _read_integer(info: ConfigRecord, key: str, *, lowest: int) -> int:
     value: Any = info.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise PayloadError(f'"{key}" must be a count, got {value!r}.')
+        raise PayloadError(f'"{key}" must be an integer >= {lowest}, got {value!r}.')
     return value
 
 
@@ -285,7 +285,7 @@ def _read_text(info: ConfigRecord, key: str) -> str:
 
 
 def _read_names(info: ConfigRecord) -> tuple[str, ...]:
-    """Check the class names: some, and no two alike."""
+    """Read the class names: at least one, all different."""
     values = info.get("class-names")
     names = (
         [v for v in values if isinstance(v, str)] if isinstance(values, list) else []
@@ -300,7 +300,7 @@ def _read_names(info: ConfigRecord) -> tuple[str, ...]:
 
 
 def _read_counts(values: object, num_classes: int) -> tuple[int, ...]:
-    """Check the training nodes per class: one count a class, or none at all."""
+    """Read the training nodes per class: one count per class, or none at all."""
     if isinstance(values, list) and len(values) in (0, num_classes):
         counts = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
         if len(counts) == len(values) and min(counts, default=0) >= 0:

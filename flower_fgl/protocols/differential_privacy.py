@@ -1,13 +1,13 @@
-"""Clipped and blurred uploads, and the ε that Gaussian noise gives.
+"""Clipping of uploads, Gaussian noise, and the resulting privacy loss ε.
 
-Dwork & Roth, "The Algorithmic Foundations of Differential Privacy", 2014; the exact ε of
-the Gaussian mechanism is of Balle & Wang, "Improving the Gaussian Mechanism for
-Differential Privacy", ICML 2018, and that of several of Dong, Roth & Su, "Gaussian
-Differential Privacy", JRSS B 2022.
+Dwork & Roth, "The Algorithmic Foundations of Differential Privacy", 2014. Exact ε of the
+Gaussian mechanism: Balle & Wang, "Improving the Gaussian Mechanism for Differential
+Privacy", ICML 2018. Composition: Dong, Roth & Su, "Gaussian Differential Privacy",
+JRSS B 2022.
 
-The unit is a client and a release is one upload: neighbours are any two graphs that one
-client might hold. Both clipped uploads lie within the clipping norm S of the same point, so
-they are at most 2·S apart, and noise of standard deviation z·S makes a release
+Privacy is per client, and each upload is one release: any two graphs that a client might
+have are neighbours. Both clipped uploads lie within the clipping norm S of the same point,
+so they are at most 2·S apart. Noise of standard deviation z·S makes a release
 (2/z)-Gaussian differentially private.
 """
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 SENSITIVITY = 2.0
-"""Largest distance of two clipped uploads, in clipping norms."""
+"""Largest distance between two clipped uploads, in multiples of the clipping norm."""
 
 
 def clip_and_add_noise(
@@ -44,32 +44,32 @@ def clip_and_add_noise(
     origin: Sequence[Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> list[Tensor]:
-    """Bound the length of an upload and add Gaussian noise.
+    """Clip an upload to an L2 norm and add Gaussian noise.
 
-    ``o + (u − o)·min(1, S/‖u − o‖₂) + z·S·N(0, I)``, the norm taken over all tensors.
+    ``o + (u − o)·min(1, S/‖u − o‖₂) + z·S·N(0, I)``, with one norm over all tensors.
 
     Parameters
     ----------
     numbers : sequence of Tensor, float
-        u, on the CPU.
+        u, the upload, on the CPU.
     clip : float, positive
-        S.
+        S, the clipping norm.
     noise : float, at least 0
-        z, standard deviation in units of S.
+        z, standard deviation of the noise in units of S.
     origin : sequence of Tensor, float, optional
-        o, what the server knows already, in the shapes of ``numbers``; by default zero.
+        o, values that the server already knows, shaped like ``numbers``; by default zero.
     generator : torch.Generator, optional
-        Draws the noise.
+        Source of the noise.
 
     Returns
     -------
     list of Tensor
-        In the types of ``numbers``.
+        Clipped upload with noise, in the types of ``numbers``.
 
     Raises
     ------
     ValueError
-        If a number is not finite: its length cannot be bounded.
+        If a number is not finite, since its norm cannot be bounded.
     """
     start = [torch.zeros_like(u) for u in numbers] if origin is None else origin
     away = [u.double() - o.double() for u, o in zip(numbers, start, strict=True)]
@@ -88,18 +88,18 @@ def clip_and_add_noise(
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return the ε of several releases, Balle & Wang Theorem 8.
+    """Return the ε of T releases, Balle & Wang, Theorem 8.
 
-    The least ε with ``Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ``, where μ = 2·√T/z: T
-    Gaussian releases are one of √T times their sensitivity, also where each depends on
-    those before (Dong et al., Corollary 3.3).
+    The smallest ε with ``Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ) ≤ δ``, where μ = 2·√T/z: T
+    Gaussian releases equal one of √T times the sensitivity, even if each depends on the
+    previous ones (Dong et al., Corollary 3.3).
 
     Parameters
     ----------
     noise : float, positive
         z, standard deviation in units of the clipping norm.
     releases : int, at least 0
-        T.
+        T, number of releases.
     delta : float in (0, 1)
         δ.
 
@@ -126,19 +126,19 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
 
 
 def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
-    """Find all floating-point tensors of a payload.
+    """Collect all floating-point tensors of a payload.
 
     Parameters
     ----------
     value : Payload
-        A dataclass; tensors may lie in mappings, sequences and dataclasses inside it.
+        A dataclass; tensors may be nested in mappings, sequences and dataclasses.
     path : str
-        Where it lies itself.
+        Path of ``value`` itself, for nested calls.
 
     Returns
     -------
     dict of str to Tensor
-        By place: ``/tensors/conv.weight`` for a field ``tensors``.
+        Tensors by path, e.g. ``/tensors/conv.weight`` for a field ``tensors``.
     """
     if isinstance(value, Tensor):
         return {path: value} if value.is_floating_point() else {}
@@ -149,22 +149,22 @@ def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:
 
 
 def refuse_unbounded(value: Any, path: str = "") -> None:
-    """Refuse a payload with numbers that :func:`numbers_of` does not find.
+    """Reject a payload with real numbers that :func:`numbers_of` does not find.
 
-    Whole numbers, masks and texts are left as they are, see ``docs/security.md``.
+    Integers, masks and texts are neither clipped nor noised, see ``docs/security.md``.
 
     Parameters
     ----------
     value : Payload
         A dataclass.
     path : str
-        Where it lies itself.
+        Path of ``value`` itself, for nested calls.
 
     Raises
     ------
     TypeError
-        If it holds, or is, anything else than tensors of real numbers in dataclasses,
-        mappings and sequences.
+        If it is, or contains, anything but real tensors, integers and texts in
+        dataclasses, mappings and sequences.
     """
     if isinstance(value, Tensor):
         is_known = not value.is_complex()
@@ -178,21 +178,21 @@ def refuse_unbounded(value: Any, path: str = "") -> None:
     if not (is_known or is_container):
         raise TypeError(
             f"{path or 'the payload'} is a {type(value).__name__}: only real tensors in "
-            "dataclasses, mappings and lists can be clipped and blurred"
+            "dataclasses, mappings and lists can be clipped and noised"
         )
 
 
 def with_numbers(value: Any, numbers: Mapping[str, Tensor], path: str = "") -> Any:
-    """Return a copy of a payload with other numbers in the places of :func:`numbers_of`.
+    """Return a copy of a payload with other tensors at the paths of :func:`numbers_of`.
 
     Parameters
     ----------
     value : Payload
-        Left as it is.
+        Payload; it is not changed.
     numbers : mapping of str to Tensor
-        By place, all that :func:`numbers_of` finds.
+        New tensors by path, one for each path of :func:`numbers_of`.
     path : str
-        Where it lies itself.
+        Path of ``value`` itself, for nested calls.
     """
     if isinstance(value, Tensor):
         return numbers.get(path, value)
@@ -208,7 +208,7 @@ def with_numbers(value: Any, numbers: Mapping[str, Tensor], path: str = "") -> A
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return what a container holds, by key, position or field; nothing of others."""
+    """Return the elements of a container by key, index or field; empty for others."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list | tuple):

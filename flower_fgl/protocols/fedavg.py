@@ -1,4 +1,4 @@
-"""What both halves of FedAvg and its kin agree on: weights up, weights down.
+"""Payload of FedAvg and related methods: the weights of a model.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017.
@@ -24,13 +24,13 @@ __all__ = ["Weights"]
 class Weights(AdditivePayload):
     """All weights of a model: 4·P bytes for its P parameters, up and down.
 
-    With secure aggregation 8·(P + 2) bytes go up instead: the weights times what the
-    client weighs, the weight, and a check entry.
+    With secure aggregation the upload has 8·(P + 2) bytes: the weights times the
+    client's weight in the average, this weight, and a check entry.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor, float32
-        The model's state, by parameter name.
+        State of the model, by parameter name.
     """
 
     tensors: Mapping[str, Tensor]
@@ -42,17 +42,11 @@ class Weights(AdditivePayload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
-        """Unpack, expecting exactly the names and shapes of ``spec``.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; names and shapes must be exactly those of ``spec``."""
         return cls(read_tensors(content, "weights", spec))
 
     def summands(self, weight: float) -> dict[str, Tensor]:
-        """Return n_k·θ_k and n_k: the mean is the quotient of their sums."""
+        """Return n_k·θ_k and n_k; the mean is the quotient of their sums."""
         scaled = {f"weights/{n}": weight * t.double() for n, t in self.tensors.items()}
         return {"weight": torch.tensor(weight, dtype=torch.float64), **scaled}
 

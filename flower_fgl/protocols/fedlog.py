@@ -1,4 +1,4 @@
-"""What both halves of FedLoG agree on: weights, learnable nodes, prompt generators.
+"""Payloads and network of FedLoG: weights, learnable nodes, prompt generators.
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 """
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PRETRAIN = "pretrain"
-"""Action of the exchange before round 1, which trains the prompt generators."""
+"""Action of the message before round 1 that trains the prompt generators."""
 WEIGHTS, NODES, PROMPTS, RATES = "weights", "nodes", "prompts", "class-rates"
 
 
@@ -44,23 +44,23 @@ def build_network(
     num_layers: int,
     dropout: float,
 ) -> FedLogBranchNet:
-    """Build the network of both halves, initialised from torch's global generator.
+    """Build FedLoG's network, initialised from torch's global generator.
 
     Parameters
     ----------
-    hyper : FedLogSettings
+    method_config : FedLogSettings
         The method's settings.
     model : str
-        Backbone of the encoder; its outputs are embeddings.
+        Backbone of the encoder; its outputs are the embeddings.
     num_features, num_classes, width, num_layers : int
-        d, C, E and the encoder's depth.
+        d, C, E and the number of encoder layers.
     dropout : float in [0, 1)
-        Between the encoder's layers.
+        Dropout probability between the encoder's layers.
 
     Returns
     -------
     FedLogBranchNet
-        Its learnable nodes are undefined.
+        Network whose learnable nodes are not initialised.
     """
     encoder = build_model(
         model,
@@ -85,16 +85,16 @@ def build_network(
 
 @dataclass(frozen=True)
 class FedLogShapes:
-    """What payloads are checked against.
+    """Expected shapes of FedLoG's payloads.
 
     Parameters
     ----------
     weights : mapping of str to tuple of int
         φ, θ^H and θ^T.
     nodes : tuple of int, or None
-        (C·s, d); ``None`` without local generalisation.
+        (C·s, d); ``None`` without local generalization.
     prompts : mapping of str to tuple of int, or None
-        One prompt generator; ``None`` without.
+        Shapes of one prompt generator; ``None`` without prompts.
     num_classes : int
         C.
     """
@@ -106,7 +106,7 @@ class FedLogShapes:
 
     @classmethod
     def of(cls, network: FedLogBranchNet, method_config: FedLogSettings) -> Self:
-        """Return the shapes that a network and the settings lead to."""
+        """Return the shapes for a network and its settings."""
         size, width = network.nodes["head"].shape
         has_prompts = method_config.lg and method_config.pg
         with torch.device("meta"):
@@ -127,14 +127,14 @@ class FedLogShapes:
 
 @dataclass(frozen=True)
 class PromptUpload(Payload):
-    """What goes up before round 1: 4·(C + P_pg) bytes, P_pg = 0 without generators.
+    """Upload before round 1: 4·(C + P_pg) bytes; P_pg = 0 without generators.
 
     Parameters
     ----------
     rates : Tensor of shape (C,), float32
-        r_k, disguised or not.
+        r_k, class distribution of the client, possibly with noise.
     prompts : mapping of str to Tensor, float32
-        PG_k of P_pg numbers; empty without prompts.
+        PG_k, P_pg numbers; empty without prompts.
     """
 
     rates: Tensor
@@ -168,11 +168,11 @@ class PromptUpload(Payload):
         return cls(rates, read_tensors(content, PROMPTS, spec.prompts or {}))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
-        """Put the rates of classes that are not shared at 0."""
+        """Set the rates of classes that are not shared to 0."""
         return replace(self, rates=self.rates.masked_fill(~shared, 0))
 
     def in_range(self) -> Self:
-        """Put negative rates at 0."""
+        """Clamp negative rates to 0."""
         return replace(self, rates=self.rates.clamp(min=0))
 
     @property
@@ -183,15 +183,15 @@ class PromptUpload(Payload):
 
 @dataclass(frozen=True)
 class FedLogUpload(Payload):
-    """A round's upload: 4·(P_enc + P_cls + C·s·d) bytes.
+    """Upload of a round: 4·(P_enc + P_cls + C·s·d) bytes.
 
-    Of the learnable nodes only those of one branch travel: the head's, or the tail's if
-    the second letter of ``synthetic-mode`` is T. Without local generalisation none do.
+    The learnable nodes of one branch are sent: the head branch, or the tail branch if the
+    second letter of ``synthetic-mode`` is T. Without local generalization none are sent.
 
     Parameters
     ----------
     weights : mapping of str to Tensor, float32
-        φ_k and θ_k: P_enc + P_cls numbers.
+        φ_k and θ_k, P_enc + P_cls numbers.
     nodes : Tensor of shape (C·s, d), float32, or None
         X_k^H or X_k^T.
     """
@@ -211,13 +211,7 @@ class FedLogUpload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
-        """Unpack.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; the shapes are those of ``spec``."""
         shapes = {} if spec.nodes is None else {NODES: spec.nodes}
         nodes = read_tensors(content, NODES, shapes)
         return cls(read_tensors(content, WEIGHTS, spec.weights), nodes.get(NODES))
@@ -230,20 +224,19 @@ class FedLogUpload(Payload):
 
 @dataclass(frozen=True)
 class FedLogDownload(Payload):
-    """A round's download: 4·(P_enc + P_cls + C·s·d) bytes, once 4·C·P_pg more.
+    """Download of a round: 4·(P_enc + P_cls + C·s·d) bytes, once 4·C·P_pg more.
 
-    Before the first aggregation there are no synthetic nodes, in the exchange before
-    round 1 nothing is sent; the generators come with the first synthetic nodes that a
-    client gets.
+    The message before round 1 is empty. Synthetic nodes exist after the first
+    aggregation; the first download with synthetic nodes also contains the generators.
 
     Parameters
     ----------
     weights : mapping of str to Tensor, float32
-        φ and θ: P_enc + P_cls numbers; empty before round 1.
+        φ and θ, P_enc + P_cls numbers; empty before round 1.
     nodes : Tensor of shape (C·s, d), float32, or None
-        X^g.
+        X^g, the global synthetic nodes.
     prompts : mapping of str to Tensor of shape (C, ...), float32
-        PG^1 … PG^C, stacked; empty if the client has them, or has no use for them yet.
+        PG^1 … PG^C, stacked; empty if the client has them or does not need them yet.
     """
 
     weights: Mapping[str, Tensor] = field(default_factory=dict)
@@ -263,13 +256,7 @@ class FedLogDownload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: FedLogShapes) -> Self:
-        """Unpack, each record whole or empty.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; each record must be complete or empty."""
         expected = {
             WEIGHTS: spec.weights,
             NODES: {} if spec.nodes is None else {NODES: spec.nodes},
@@ -283,15 +270,17 @@ class FedLogDownload(Payload):
 
     @property
     def num_bytes(self) -> int:
-        """4·(P_enc + P_cls + C·s·d + C·P_pg) for what is there."""
+        """4·(P_enc + P_cls + C·s·d + C·P_pg), counting the parts that are present."""
         return sum(
             _bytes_of(part) for part in (self.weights, _named(self.nodes), self.prompts)
         )
 
 
 def _named(nodes: Tensor | None) -> dict[str, Tensor]:
+    """Return the entries of the record ``nodes``."""
     return {} if nodes is None else {NODES: nodes}
 
 
 def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """Count the bytes of float32 tensors."""
     return 4 * sum(tensor.numel() for tensor in tensors.values())

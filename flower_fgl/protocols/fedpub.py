@@ -1,4 +1,4 @@
-"""What both halves of FED-PUB agree on.
+"""Upload of FED-PUB, and the proxy graph on which the server compares models.
 
 Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
 """
@@ -24,19 +24,19 @@ from flower_fgl.protocols.base import (
 __all__ = ["EmbeddedWeights", "proxy_graph"]
 
 BLOCKS, BLOCK_SIZE, LINK_SHARE = 5, 100, 0.1
-"""The proxy graph: blocks, nodes of each, and the chance of an edge within one."""
+"""Proxy graph: number of blocks, nodes per block, edge probability within a block."""
 
 
 @dataclass(frozen=True)
 class EmbeddedWeights(Payload):
-    """A client's weights and what its model says of the proxy graph: 4·(P + p) bytes up.
+    """Upload of a client: weights and mean proxy embedding, 4·(P + p) bytes.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor, float32
-        θ_i, the P weights without the mask, by parameter name.
+        θ_i, the P weights before masking, by parameter name.
     embedding : Tensor of shape (p,), float32
-        o_i, the mean embedding of the proxy graph's nodes.
+        o_i, mean embedding of the proxy graph's nodes.
     """
 
     tensors: Mapping[str, Tensor]
@@ -54,13 +54,7 @@ class EmbeddedWeights(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack, expecting weights of the given shapes and an embedding of width p.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; ``spec`` = (shapes of the weights, width p of the embedding)."""
         shapes, width = spec
         mean = read_tensors(content, "embedding", {"mean": (width,)})["mean"]
         return cls(read_tensors(content, "weights", shapes), mean)
@@ -73,21 +67,21 @@ class EmbeddedWeights(Payload):
 
 
 def proxy_graph(seed: int, num_features: int) -> tuple[Tensor, Tensor]:
-    """Draw the random graph on which models are compared, Baek et al. 2023, Sec. 4.1.
+    """Draw the random proxy graph on which models are compared, Baek et al., Sec. 4.1.
 
     Parameters
     ----------
     seed : int
-        The run's, which both halves know.
+        Seed of the run, which server and clients know.
     num_features : int
         Feature width d.
 
     Returns
     -------
     x : Tensor of shape (500, d), float32
-        Standard normal.
+        Standard normal features.
     edge_index : Tensor of shape (2, 2E), int64
-        Undirected; edges join nodes of one of the five blocks only.
+        Undirected edges, each within one of the five blocks.
     """
     generator = torch_generator(seed, 0, SERVER, "proxy")
     pairs = torch.rand((BLOCKS, BLOCK_SIZE, BLOCK_SIZE), generator=generator)

@@ -1,4 +1,4 @@
-"""What both halves of FedSage+ agree on: generators of neighbours beside the weights.
+"""Payloads of FedSage+ for the training of the neighbour generators.
 
 Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
 2021.
@@ -29,20 +29,20 @@ __all__ = ["GENERATE", "JUDGE", "FeatureGradient"]
 __all__ += ["GeneratorState", "generator_shapes"]
 
 GENERATE = "generate"
-"""Query action: train the own generator, with the gradient that others found."""
+"""Query action: train the client's generator, using the gradient from other clients."""
 JUDGE = "judge"
-"""Query action: find the gradient for another client's generator."""
+"""Query action: compute the gradient for another client's generator."""
 
 
 def generator_shapes(
     settings: FedSagePlusSettings, *, in_channels: int, num_features: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of fGen's weights, P_f numbers, by name.
+    """Return the shapes of the feature generator fGen's P_f weights, by name.
 
     Parameters
     ----------
     settings : FedSagePlusSettings
-        Its widths.
+        Settings with the hidden widths.
     in_channels : int
         Embedding width p.
     num_features : int
@@ -63,32 +63,26 @@ def generator_shapes(
 
 @dataclass(frozen=True)
 class FeatureGradient(Payload):
-    """What other clients find: a gradient of fGen, 4·P_f bytes, or 0 for none.
+    """Gradient of fGen from other clients: 4·P_f bytes, or 0 without a gradient.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor, float32
-        By parameter name; empty for none.
+        Gradient by parameter name; empty for none.
     """
 
     tensors: Mapping[str, Tensor]
     records = ("gradient",)
 
     def to_record(self) -> RecordDict:
-        """Pack into the record ``gradient``, if there is any."""
+        """Pack into the record ``gradient``, or nothing."""
         if not self.tensors:
             return RecordDict()
         return RecordDict({"gradient": write_tensors(self.tensors)})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
-        """Unpack, expecting the names and shapes of ``spec``, or nothing.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; the gradient must match ``spec`` or be absent."""
         if "gradient" not in content:
             return cls({})
         return cls(read_tensors(content, "gradient", spec))
@@ -101,18 +95,18 @@ class FeatureGradient(Payload):
 
 @dataclass(frozen=True)
 class GeneratorState(Payload):
-    """What others need to judge a generator: 4·(P_f + M·p) + M bytes for M nodes.
+    """Generator that other clients judge: 4·(P_f + M·p) + M bytes for M nodes.
 
-    A client none of whose nodes lost a neighbour sends nothing: 0 bytes.
+    A client without hidden neighbours sends nothing: 0 bytes.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor, float32
-        fGen's weights; empty if ``counts`` is.
+        Weights of fGen; empty if ``counts`` is.
     inputs : Tensor of shape (M, p), float32
-        Embeddings of the nodes with hidden neighbours, noise added.
+        Embeddings of the nodes with hidden neighbours, with noise added.
     counts : Tensor of shape (M,), uint8
-        Neighbours to generate for each, at least 1.
+        Number of neighbours to generate per node, at least 1.
     """
 
     tensors: Mapping[str, Tensor]
@@ -121,7 +115,7 @@ class GeneratorState(Payload):
     records = ("generator", "nodes")
 
     def to_record(self) -> RecordDict:
-        """Pack into the records ``generator`` and ``nodes``, if there are nodes."""
+        """Pack into the records ``generator`` and ``nodes``, or nothing."""
         if not len(self.counts):
             return RecordDict()
         nodes = {"inputs": self.inputs, "counts": self.counts}
@@ -131,7 +125,7 @@ class GeneratorState(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int, int]) -> Self:
-        """Unpack, expecting fGen's shapes, width p, and at most so many neighbours.
+        """Unpack; ``spec`` = (shapes of fGen, width p, largest number of neighbours).
 
         Raises
         ------
@@ -154,7 +148,7 @@ class GeneratorState(Payload):
         check_tensor("nodes/inputs", inputs, shape=(size, width))
         if not size or int(counts.min()) < 1 or int(counts.max()) > most:
             raise PayloadError(
-                f'"nodes/counts" must name nodes with 1 to {most} neighbours to generate.'
+                f'"nodes/counts" must hold at least one count, each from 1 to {most}.'
             )
         return cls(tensors, inputs, counts)
 

@@ -1,4 +1,4 @@
-"""What both halves of FGGP agree on: weights and prototypes, both ways.
+"""Payload of FGGP: weights and prototypes, in both directions.
 
 Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
 Prototypes", AAAI 2024.
@@ -21,15 +21,14 @@ __all__ = ["ModelAndPrototypes"]
 class ModelAndPrototypes(Weights):
     """A model and class prototypes: 4·(P + M·p) bytes.
 
-    Up M is at most C, one prototype for each class; down there is one for each cluster of
-    a class.
+    An upload has one prototype per class, M ≤ C; a download one per cluster of a class.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor, float32
-        The model's state, by parameter name.
+        State of the model, by parameter name.
     prototypes : Prototypes
-        Of the classes (C, 1, p), or clusters (C, K, p) for K clients.
+        Prototypes of the classes (C, 1, p), or of the clusters (C, K, p) for K clients.
     """
 
     prototypes: Prototypes
@@ -42,13 +41,7 @@ class ModelAndPrototypes(Weights):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any) -> Self:
-        """Unpack, expecting ``spec`` = (shapes of the weights, table of prototypes).
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; ``spec`` = (shapes of the weights, table of the prototypes)."""
         shapes, table = spec
         weights = Weights.from_record(content, shapes)
         return cls(weights.tensors, Prototypes.from_record(content, table))

@@ -1,4 +1,4 @@
-"""What both halves of O-pFGL agree on: class statistics up, a pseudo-graph down.
+"""Payloads of O-pFGL: class statistics up, a pseudo-graph down.
 
 Yan et al., "Toward Personalized Federated Node Classification in One-shot
 Communication", arXiv 2411.11304.
@@ -33,22 +33,22 @@ __all__ = [
 STATISTICS = "statistics"
 PSEUDO_GRAPH = "pseudo-graph"
 MIN_COUNT = 2
-"""n_min, nodes of a class below which a client keeps its statistics to itself."""
+"""n_min, smallest number of nodes of a class whose statistics a client uploads."""
 
 
 @dataclass(frozen=True)
 class LocalStatistics(AdditivePayload):
     """Class statistics of one client: 4·C_k·(2D + 2) bytes for its C_k classes.
 
-    Mean and variance of width D = (h + 1)·d, the nodes behind them, and how many of
-    those carry a label, as int32. Which classes there are travels as one bit each,
-    ⌈C/8⌉ bytes of the record's own overhead. With secure aggregation 8·C·(2D + 3) bytes
-    of masked sums, whatever the client holds.
+    Mean and variance of width D = (h + 1)·d, and two int32 counts: the nodes and the
+    labelled nodes of the class. A bitmap marks the classes that are present, ⌈C/8⌉ bytes
+    of record overhead. With secure aggregation the upload is 8·C·(2D + 3) bytes of masked
+    sums, whatever classes the client has.
 
     Parameters
     ----------
     statistics : ClassStatistics
-        On the CPU; a class with count 0 is not sent.
+        Statistics on the CPU; classes with count 0 are not sent.
     """
 
     statistics: ClassStatistics
@@ -69,7 +69,7 @@ class LocalStatistics(AdditivePayload):
         return RecordDict({STATISTICS: write_tensors(tensors)})
 
     def summands(self, weight: float) -> dict[str, Tensor]:
-        """Return N, Nμ, (N − 1)s² + Nμ², owners and labelled nodes of every class."""
+        """Return N, Nμ, (N − 1)s² + Nμ², number of clients and labelled nodes per class."""
         count, total, squares, owners = additive_sums(self.statistics)
         labelled = self.statistics.labelled_count.double()
         return {
@@ -94,14 +94,14 @@ class LocalStatistics(AdditivePayload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:
-        """Unpack, expecting at most ``spec`` = (C, D).
+        """Unpack; ``spec`` = (C, D).
 
         Raises
         ------
         PayloadError
-            If an array is missing or too many, has the wrong type or shape (another
-            feature width or depth), a mean or variance is not finite, a variance is
-            negative, or a count is below 2 or smaller than the labelled nodes in it.
+            If an array is missing or unexpected or has the wrong type or shape (another
+            feature width or depth); if a mean or variance is not finite, a variance is
+            negative, or a count is below 2 or below the number of labelled nodes.
         """
         classes, width = spec
         tensors = read_tensors(content, STATISTICS, is_checked=False)
@@ -117,8 +117,8 @@ class LocalStatistics(AdditivePayload):
             tensor = tensors[name]
             if tensor.dim() == 2 and tensor.shape[1] != width:
                 raise PayloadError(
-                    f"Statistics must be {width} wide, got {tensor.shape[1]}: do all "
-                    "clients have the same features and opfgl.depth?"
+                    f"Statistics must be {width} wide, got {tensor.shape[1]}. Check that "
+                    "all clients have the same features and opfgl.depth."
                 )
             check_tensor(f"{STATISTICS}/{name}", tensor, shape=(number, width))
             out[name] = torch.zeros((classes, width))
@@ -137,7 +137,7 @@ class LocalStatistics(AdditivePayload):
         return cls(ClassStatistics(out["mean"], out["variance"], count, labelled))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
-        """Leave out classes that are not shared, and statistics of too few nodes."""
+        """Remove classes that are not shared, and statistics of too few nodes."""
         s = self.statistics
         kept = shared & (s.count >= min_count)
         return type(self)(
@@ -150,7 +150,7 @@ class LocalStatistics(AdditivePayload):
         )
 
     def in_range(self) -> Self:
-        """Put negative variances at 0."""
+        """Clamp negative variances to 0."""
         s = self.statistics
         return type(self)(replace(s, variance=s.variance.clamp(min=0)))
 
@@ -163,12 +163,12 @@ class LocalStatistics(AdditivePayload):
 
 @dataclass(frozen=True)
 class GraphDownload(Payload):
-    """The pseudo-graph: 4·(s·d + s + s²) bytes for its s nodes; 0 before there is one.
+    """The pseudo-graph: 4·(s·d + s + s²) bytes for s nodes; 0 before it exists.
 
     Parameters
     ----------
     graph : PseudoGraph
-        On the CPU.
+        Graph on the CPU.
     """
 
     graph: PseudoGraph
@@ -188,14 +188,14 @@ class GraphDownload(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:
-        """Unpack, expecting nothing, or a graph of ``spec`` = (C, d).
+        """Unpack; ``spec`` = (C, d), the message may hold no graph.
 
         Raises
         ------
         PayloadError
-            If an array is missing or too many, has the wrong type or shape or a
-            non-finite number, a label is no class, or the adjacency is not symmetric
-            in [0, 1] with a zero diagonal.
+            If an array is missing or unexpected, or has the wrong type, the wrong shape
+            or a non-finite number; if a label is no class, or the adjacency is not
+            symmetric in [0, 1] with a zero diagonal.
         """
         classes, width = spec
         if PSEUDO_GRAPH not in content:
@@ -238,7 +238,7 @@ class GraphDownload(Payload):
 
 
 def no_pseudo_graph(num_features: int) -> PseudoGraph:
-    """Return the graph without nodes that stands for none."""
+    """Return the empty pseudo-graph, used before there is one."""
     return PseudoGraph(
         torch.zeros((0, num_features)),
         torch.zeros(0, dtype=torch.int64),
@@ -247,24 +247,26 @@ def no_pseudo_graph(num_features: int) -> PseudoGraph:
 
 
 def _read_present(bits: Tensor, classes: int) -> Tensor:
-    """Read which of the classes a client sent."""
+    """Read the bitmap of the classes that a client sent."""
     name = f"{STATISTICS}/present"
     check_tensor(name, bits, shape=(-(-classes // 8),), dtype=torch.uint8)
     flat = np.unpackbits(bits.numpy()).astype(bool)
     if flat[classes:].any():
-        raise PayloadError(f'"{name}" names classes beyond the {classes} agreed on.')
+        raise PayloadError(f'"{name}" marks classes beyond the {classes} agreed on.')
     return torch.from_numpy(flat[:classes])
 
 
 def _check_counts(counts: Tensor) -> None:
-    """Refuse counts (n, 2) of nodes and labelled nodes that cannot be."""
+    """Reject invalid counts (n, 2) of nodes and labelled nodes."""
     if not len(counts):
         return
     number, labelled = counts.unbind(dim=1)
     if int(number.min()) < MIN_COUNT:
         raise PayloadError(
-            f"A class is uploaded from {MIN_COUNT} nodes on, got {int(number.min())}: "
+            f"A class may be uploaded from {MIN_COUNT} nodes on, got {int(number.min())}: "
             "a single node has no variance."
         )
     if int(labelled.min()) < 0 or bool((labelled > number).any()):
-        raise PayloadError("Labelled nodes of a class must be 0 up to its nodes.")
+        raise PayloadError(
+            "Labelled nodes of a class must be between 0 and its number of nodes."
+        )

@@ -1,4 +1,4 @@
-"""What both halves of pFedFSL agree on: models of peers down, a model and scores up.
+"""Payloads of pFedFSL: models of other clients down, a model and losses up.
 
 Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
 """
@@ -22,12 +22,12 @@ MODELS, WEIGHTS, LOSSES = "models", "weights", "losses"
 
 @dataclass(frozen=True)
 class CandidateModels(Payload):
-    """A client's own start and m candidates: 4·P·(1 + m) bytes.
+    """A client's initial model and m candidates: 4·P·(1 + m) bytes.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor of shape (1 + m, ...), float32
-        Weights by name, of the start first.
+        Weights by name; index 0 is the initial model, the others are candidates.
     """
 
     tensors: Mapping[str, Tensor]
@@ -39,25 +39,27 @@ class CandidateModels(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack, expecting the shapes of one model and at most q candidates.
+        """Unpack; ``spec`` = (shapes of one model, largest number of candidates q).
 
         Raises
         ------
         PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite, or
-            there is no start, or too many candidates.
+            If a tensor is missing, unexpected, of the wrong shape, or not finite, or if
+            there is no initial model, or more than q candidates.
         """
         shapes, limit = spec
         tensors = read_tensors(content, MODELS)
         if set(tensors) != set(shapes):
             odd = sorted(set(tensors) ^ set(shapes))
-            raise PayloadError(f'Record "{MODELS}": missing or unexpected {odd}.')
+            raise PayloadError(
+                f'Record "{MODELS}": missing or unexpected entries {odd}.'
+            )
         counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
         number = counts.pop()
         if counts or not 1 <= number <= 1 + limit:
             raise PayloadError(
                 f'Record "{MODELS}" must hold 1 to {1 + limit} models, the same number '
-                f"of every tensor, got {sorted({number, *counts})}."
+                f"of each tensor, got {sorted({number, *counts})}."
             )
         for name, shape in shapes.items():
             if tuple(tensors[name].shape) != (number, *shape):
@@ -68,12 +70,12 @@ class CandidateModels(Payload):
         return cls({name: tensors[name] for name in shapes})
 
     def model(self, number: int) -> dict[str, Tensor]:
-        """Return the weights of one model: 0 is the start."""
+        """Return the weights of one model; 0 is the initial model."""
         return {name: tensor[number] for name, tensor in self.tensors.items()}
 
     @property
     def num_candidates(self) -> int:
-        """M."""
+        """Number of candidates m."""
         return len(next(iter(self.tensors.values()))) - 1
 
     @property
@@ -84,7 +86,7 @@ class CandidateModels(Payload):
 
 @dataclass(frozen=True)
 class ScoredModel(Payload):
-    """A trained model and how well it and m candidates do: 4·(P + 1 + m) bytes.
+    """A trained model, and the losses of it and of m candidates: 4·(P + 1 + m) bytes.
 
     Parameters
     ----------
@@ -105,13 +107,7 @@ class ScoredModel(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
-        """Unpack, expecting a model of these shapes and 1 + m losses.
-
-        Raises
-        ------
-        PayloadError
-            If a tensor is missing, unexpected, of the wrong shape, or not finite.
-        """
+        """Unpack; ``spec`` = (shapes of the model, number of candidates m)."""
         shapes, candidates = spec
         losses = read_tensors(content, LOSSES, {LOSSES: (1 + candidates,)})
         return cls(read_tensors(content, WEIGHTS, shapes), losses[LOSSES])

@@ -1,4 +1,4 @@
-"""Payloads of the methods that send class prototypes and no weights."""
+"""Payloads of class prototypes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ PRESENT = "present"
 COUNTS = "counts"
 
 LARGEST = 1e15
-"""Numbers above this are refused: sums of their squares leave float32's range, and one
-would make the server's prototypes, and with them every client's, NaN for good."""
+"""Largest accepted number. Squares of larger ones can overflow float32, and a single one
+would make the server's prototypes, and then those of all clients, NaN permanently."""
 
 Table = tuple[int, int, int]
-"""Classes C, hops H and width p: what a payload is checked against."""
+"""Expected number of classes C, hops H and width p of a payload."""
 
 
 @dataclass(frozen=True)
 class Prototypes(Payload):
-    """Prototypes of some classes and hops: 4·M·p bytes for the M present.
+    """Prototypes of some classes and hops: 4·M·p bytes for M prototypes.
 
-    A missing prototype is not sent. Which ones are there travels as one bit for each
-    class and hop, ⌈C·H/8⌉ bytes of the record's own overhead.
+    Missing prototypes are not sent. A bitmap marks those that are present, ⌈C·H/8⌉ bytes
+    of record overhead.
 
     Parameters
     ----------
     values : Tensor of shape (C, H, p), float32
         Zero where missing.
     present : Tensor of shape (C, H), bool
-        Which prototypes there are.
+        True where there is a prototype.
     """
 
     values: Tensor
@@ -56,18 +56,18 @@ class Prototypes(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Table) -> Self:
-        """Unpack, expecting at most ``spec`` = (C, H, p).
+        """Unpack; ``spec`` = (C, H, p).
 
         Raises
         ------
         PayloadError
-            If an array is missing or too many, or has the wrong type, shape or a
-            number that is not finite or above ``LARGEST``.
+            If an array is missing or unexpected, or has the wrong type or shape; if a
+            number is not finite or above ``LARGEST``.
         """
         return cls(*_read(_record(content, [VALUES, PRESENT]), spec))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
-        """Leave out classes that are not shared."""
+        """Remove classes that are not shared."""
         kept = shared[:, None] & self.present
         return replace(self, values=self.values * kept[..., None], present=kept)
 
@@ -79,14 +79,14 @@ class Prototypes(Payload):
 
 @dataclass(frozen=True)
 class LocalPrototypes(Payload):
-    """A client's prototypes with their counts: 4·M·(p + 1) bytes for the M present.
+    """Prototypes of a client with their counts: 4·M·(p + 1) bytes for M prototypes.
 
     Parameters
     ----------
     values : Tensor of shape (C, H, p), float32
         Zero where missing.
     counts : Tensor of shape (C, H), int64
-        Nodes behind each prototype, below 2³¹; 0 marks a missing one.
+        Number of nodes of each prototype, below 2³¹; 0 marks a missing one.
     """
 
     values: Tensor
@@ -103,13 +103,13 @@ class LocalPrototypes(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Table) -> Self:
-        """Unpack, expecting at most ``spec`` = (C, H, p).
+        """Unpack; ``spec`` = (C, H, p).
 
         Raises
         ------
         PayloadError
-            If an array is missing or too many, or has the wrong type, shape or a
-            number that is not finite or above ``LARGEST``, or a count is not positive.
+            If an array is missing or unexpected, or has the wrong type or shape; if a
+            number is not finite or above ``LARGEST``, or a count is not positive.
         """
         record = _record(content, [VALUES, PRESENT, COUNTS])
         values, present = _read(record, spec)
@@ -129,7 +129,7 @@ class LocalPrototypes(Payload):
         return cls(values, counts)
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
-        """Leave out classes that are not shared, and prototypes of too few nodes."""
+        """Remove classes that are not shared, and prototypes of too few nodes."""
         kept = shared[:, None] & (self.counts >= min_count)
         return replace(
             self, values=self.values * kept[..., None], counts=self.counts * kept
@@ -142,12 +142,12 @@ class LocalPrototypes(Payload):
 
 
 def no_prototypes(table: Table) -> Prototypes:
-    """Return the payload before there is a prototype: 0 bytes."""
+    """Return a payload without any prototype: 0 bytes."""
     return Prototypes(torch.zeros(table), torch.zeros(table[:2], dtype=torch.bool))
 
 
 def _record(content: RecordDict, names: list[str]) -> ArrayRecord:
-    """Return the record if it has exactly the entries ``names``."""
+    """Return the record ``prototypes``; it must have exactly the entries ``names``."""
     record = content.array_records.get(RECORD)
     if record is None:
         raise PayloadError(
@@ -162,7 +162,7 @@ def _record(content: RecordDict, names: list[str]) -> ArrayRecord:
 
 
 def _tensor(record: ArrayRecord, name: str) -> Tensor:
-    """Read one array without pickle; the tensor owns its memory."""
+    """Read one array without pickle into a tensor that owns its memory."""
     try:
         return torch.from_numpy(record[name].numpy().copy())
     except (ValueError, TypeError, OSError, EOFError, AttributeError) as error:
@@ -172,7 +172,7 @@ def _tensor(record: ArrayRecord, name: str) -> Tensor:
 
 
 def _read(record: ArrayRecord, table: Table) -> tuple[Tensor, Tensor]:
-    """Read values (C, H, p) and presence (C, H)."""
+    """Read ``values`` (C, H, p) and ``present`` (C, H)."""
     classes, hops, width = table
     size = classes * hops
     bits = check_tensor(
@@ -184,7 +184,7 @@ def _read(record: ArrayRecord, table: Table) -> tuple[Tensor, Tensor]:
     flat = np.unpackbits(bits.numpy())
     if flat[size:].any():
         raise PayloadError(
-            f'"{RECORD}/{PRESENT}" names prototypes beyond the {classes} classes and '
+            f'"{RECORD}/{PRESENT}" marks prototypes beyond the {classes} classes and '
             f"{hops} hops agreed on."
         )
     present = torch.from_numpy(flat[:size].astype(bool)).view(classes, hops)
@@ -197,7 +197,7 @@ def _read(record: ArrayRecord, table: Table) -> tuple[Tensor, Tensor]:
     if largest > LARGEST:
         raise PayloadError(
             f'"{RECORD}/{VALUES}" has a number of size {largest:.2g}, expected '
-            f"{LARGEST:.0e} at most: training diverged; try a smaller learning rate."
+            f"{LARGEST:.0e} at most. Training diverged: use a smaller learning rate."
         )
     values = torch.zeros(table)
     values[present] = kept

@@ -17,7 +17,7 @@ from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import is_file
-from flower_fgl.methods import METHODS
+from flower_fgl.methods import METHODS, drop_removed
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import Run
@@ -80,7 +80,7 @@ def run_one(
     if engine == "local":
         choose_device(config.device)  # before a folder is made
     folder = Path(config.run_dir).resolve() if config.resume else _claim(config)
-    values = {**values, "run-dir": str(folder)}
+    values = {**drop_removed(values), "run-dir": str(folder)}
     for key in ("data-dir", "dataset"):
         path = str(values.get(key, ""))
         if path and (key == "data-dir" or is_file(path)):

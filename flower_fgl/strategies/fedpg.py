@@ -52,6 +52,8 @@ __all__ = ["FedPG"]
 
 TGP_LIMIT = 100.0
 """Upper limit of the margin in FedTGP's loss, from the published code."""
+SERVER_WEIGHT_DECAY = 5e-4
+"""Weight decay (Adam) of the prototype generator."""
 
 
 class FedPG(FglStrategy):
@@ -85,7 +87,7 @@ class FedPG(FglStrategy):
             seed=self.config.seed,
             is_normalised=True,
             lr=method_config.server_lr,
-            weight_decay=method_config.server_weight_decay,
+            weight_decay=SERVER_WEIGHT_DECAY,
         )
         self.nothing = no_prototypes(self.table)
         self.latest: dict[int, Upload] = {}

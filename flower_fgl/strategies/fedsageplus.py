@@ -37,7 +37,7 @@ class FedSagePlus(FedAvg):
        ``peers`` clients evaluate a generator each round, in turn, so that all have done so
        after (K − 1)/``peers`` rounds. Their gradients are averaged; the paper sums them.
        Each gradient is taken at the weights that began the round and added to the local
-       gradient of all ``gen-epochs`` steps.
+       gradient of all steps of a round.
     2. Generator training is recorded as round 0, phase ``generate``. A client that fails
        there, or loses its state later, still takes part in the rounds, with its graph
        unmended; its log says so.

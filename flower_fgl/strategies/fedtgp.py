@@ -15,6 +15,11 @@ from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 
 __all__ = ["FedTGP"]
 
+SERVER_LR = 0.01
+"""Learning rate (Adam) of the global prototypes."""
+MARGIN_LIMIT = 100.0
+"""κ, the largest margin."""
+
 
 class FedTGP(FedProto):
     """Replace FedProto's average by trained prototypes."""
@@ -26,13 +31,13 @@ class FedTGP(FedProto):
             self.table,
             seed=self.config.seed,
             is_normalised=False,
-            lr=self.config.method_config.server_lr,
+            lr=SERVER_LR,
         )
 
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
         """Train for ``server-epochs`` and return P̂."""
         method_config = self.config.method_config
-        margin = class_spread(uploads, counts, limit=method_config.margin_limit)
+        margin = class_spread(uploads, counts, limit=MARGIN_LIMIT)
         members = (counts > 0)[None]  # (H, K, C, H) with one hop
         return self.trainer.train(
             method_config.server_epochs,

@@ -11,7 +11,8 @@ symbol                      argument or attribute
 μ^c, s^{2c}, N^c            ``statistics`` of :meth:`OPFGL.make_graph`
 G' = (A', X', Y')           ``OPFGL.pseudo.graph``
 g_θ                         ``LinkPredictor``
-T_c, δ, p                   ``opfgl.server-steps``, ``link-threshold``, ``node-share``
+T_c, p                      ``opfgl.server-steps``, ``opfgl.node-share``
+δ                           ``GeneratorSettings.threshold``
 ==========================  ==============================================
 
 ==========================================  ==============================
@@ -202,7 +203,6 @@ def generator_settings(method_config: OPFGLSettings) -> GeneratorSettings:
         lr_features=method_config.lr_features,
         lr_links=method_config.lr_links,
         hidden_channels=method_config.link_channels,
-        threshold=method_config.link_threshold,
         is_hard=method_config.links == "hard",
         alignment_weight=method_config.alignment_weight,
         smoothness_weight=method_config.smoothness_weight,

@@ -268,7 +268,7 @@ def test_the_bytes_match_the_formula() -> None:
 
 
 def test_a_variant_without_any_classifier_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="nothing would classify"):
+    with pytest.raises(ConfigError, match="so there is no classifier"):
         make_client(use_client_classifier=False, use_shared_classifier=False)
 
 

@@ -211,11 +211,11 @@ def test_an_upload_that_is_too_large_is_dropped_and_counted(
     assert [row["replies"] for row in run.rounds] == [2, 2]
     (failure,) = run.rounds[0]["failures"]
     assert failure["partition_id"] == 1
-    assert "1.2 MB came, more than max-message-mb = 1" in failure["reason"]
+    assert "1.2 MB arrived, more than max-message-mb = 1" in failure["reason"]
 
 
 def test_a_download_that_is_too_large_is_refused(small: dict[str, Any]) -> None:
-    with pytest.raises(RunError, match=r"more than max-message-mb = 0\.001 allows"):
+    with pytest.raises(RunError, match=r"more than max-message-mb = 0\.001; raise"):
         simulate(**{**small, "rounds": 1}, max_message_mb=0.001)
 
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import kebab
+from flower_fgl.core.options import Scalar, kebab, removed_settings
 from flower_fgl.core.settings import DATASETS, GeneralSettings
 from flower_fgl.core.settings_validation import num_sampled
-from flower_fgl.methods import METHODS, Method, parse_config
+from flower_fgl.methods import METHODS, Method, drop_removed, parse_config
+from flower_fgl.runs.files import flatten_config
+from flower_fgl.simulation.experiments import read_experiment
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,9 +104,9 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
     ("values", "words"),
     [
         ({"method": "fedpox"}, ["Unknown method", "fedavg", '"fedprox"']),
-        ({"dataset": "corra"}, ["Unknown data set", '"cora"', "path"]),
+        ({"dataset": "corra"}, ["Unknown dataset", '"cora"', "path"]),
         # longer than any file's name may be
-        ({"dataset": "c" * 300}, ["Unknown data set", "path"]),
+        ({"dataset": "c" * 300}, ["Unknown dataset", "path"]),
         ({"roundz": 3}, ['"roundz"', 'Did you mean "rounds"']),
         ({"rounds": "many"}, ["rounds", "'many'", "int", "auto"]),
         ({"rounds": 2.5}, ["rounds", "2.5", "int"]),
@@ -131,13 +133,16 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"model": "gcn:2x64:3x64"}, ["gcn:LAYERSxWIDTH"]),
         ({"model": "appnp:k2:k3"}, ["appnp:2x128:kSTEPS"]),
         ({"model": "gcn:2x64:k2"}, ["gcn", "steps", "appnp and gamlp"]),
-        ({"model": "gcn:linear:2x64"}, ["gcn:LAYERSxWIDTH", ":linear after it"]),
-        ({"model": "sgc:linear"}, ["head of sgc is linear", "gat, gcn, gin"]),
+        ({"model": "gcn:linear:2x64"}, ["gcn:LAYERSxWIDTH", "followed by :linear"]),
+        (
+            {"model": "sgc:linear"},
+            ["classifier of sgc is always linear", "gat, gcn, gin"],
+        ),
         (
             {"method": "fedproto", "model": "gcn,gcn:2x128"},
             ["fedproto", '"gcn:2x128"', "hidden-channels = 64", "128"],
         ),
-        ({"method": "local", "evaluate": "global"}, ["local", "no aggregated model"]),
+        ({"method": "local", "evaluate": "global"}, ["local", "no global model"]),
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
         ({"num-layers": 1}, ['"gcn" needs at least 2', "1 by num-layers", "sgc"]),
         ({"model": "sgc,gin:1x8", "method": "local"}, ['"gin:1x8"', "1 by its name"]),
@@ -150,7 +155,7 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"min-clients": 2, "min-replies": 3}, ["min-replies = 3", "to 2 or less"]),
         (
             {"min-clients": 3, "secure-aggregation": True},
-            ["secure-aggregation", "min-clients = 3", "Leave one"],
+            ["secure-aggregation", "min-clients = 3", "Remove one"],
         ),
         (
             {"method": "fedsage+", "min-clients": 2},
@@ -263,3 +268,48 @@ def test_any_unknown_key_gives_one_clear_error(key: str) -> None:
         return
     with pytest.raises(ConfigError, match="Unknown setting"):
         parse_config({key: 1})
+
+
+REMOVED = [
+    (name, key, fixed)
+    for name, row in METHODS.items()
+    for key, fixed in removed_settings(row.settings).items()
+]
+
+
+@pytest.mark.parametrize(("method", "key", "fixed"), REMOVED)
+def test_a_removed_setting_is_accepted_with_its_fixed_value_only(
+    method: str, key: str, fixed: Scalar
+) -> None:
+    values: dict[str, Scalar] = {"method": method, f"{method}.{key}": fixed}
+    config = parse_config(values)
+    assert config.flat() == parse(method=method).flat()
+    assert drop_removed(values) == {"method": method}
+    # the settings of all methods are checked, whichever method runs
+    for chosen in (method, "fedavg"):
+        wrong: dict[str, Scalar] = {"method": chosen, f"{method}.{key}": 7}
+        for read in (parse_config, drop_removed):
+            with pytest.raises(ConfigError) as error:
+                read(wrong)
+            for word in (f"{method}.{key} is no longer", repr(fixed), "got 7"):
+                assert word in str(error.value)
+
+
+def test_no_setting_is_both_present_and_removed() -> None:
+    for name, row in METHODS.items():
+        known = {kebab(f.name) for f in fields(row.settings)} if row.settings else set()
+        assert not known & removed_settings(row.settings).keys(), name
+
+
+def test_the_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        'method = "fedpg"\nrounds = 2\n\n[fedpg]\nmu = 0.1\n'
+        "server-weight-decay = 0.0005\n",
+        encoding="utf-8",
+    )
+    table = tomllib.loads((tmp_path / "config.toml").read_text("utf-8"))
+    config = parse_config(dict(flatten_config(table)))
+    assert (config.method_config.mu, config.rounds) == (0.1, 2)
+    assert not config.flat().keys() & {"fedpg.server-weight-decay"}
+    (experiment,) = read_experiment(tmp_path / "config.toml").runs()
+    assert parse_config(experiment.settings).flat() == config.flat()

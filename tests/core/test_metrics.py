@@ -97,7 +97,7 @@ def test_auroc_of_two_classes_is_the_share_of_ordered_pairs() -> None:
 
 @pytest.mark.parametrize("sizes", [(10, 11), (11, 11), (27, 54)])
 def test_auroc_is_at_most_one(sizes: tuple[int, int]) -> None:
-    # a sum of float32 shares may be above it, which a server would refuse
+    # a float32 sum may exceed 1, which a server would reject
     y = torch.tensor([0] * sizes[0] + [1] * sizes[1])
     draw = torch.Generator().manual_seed(0)
     logits = torch.rand(len(y), 2, generator=draw) + 9 * torch.eye(2)[y]

@@ -1,4 +1,4 @@
-"""Settings that do nothing are refused, with what they need."""
+"""Command-line settings without effect are rejected; the error names what they need."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def parsed(**values: Scalar) -> RunConfig:
 @pytest.mark.parametrize("key", NEEDED)
 def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
     idle, busy = parsed(), parsed(**WITH[key])
-    with pytest.raises(ConfigError, match=f"{key} would do nothing: it needs"):
+    with pytest.raises(ConfigError, match=f"{key} has no effect: it needs"):
         reject_unused_settings([key], [idle])
     reject_unused_settings([key], [idle, busy])
 
@@ -40,3 +40,9 @@ def test_a_methods_default_is_enough() -> None:
 def test_the_rules_that_read_alpha_are_those_that_are_named() -> None:
     rules = {**NODE_RULES, **NETWORK_RULES, **GRAPH_RULES}
     assert [n for n, r in rules.items() if "alpha" in r.options] == ["dirichlet"]
+
+
+def test_a_removed_setting_is_refused_on_the_command_line() -> None:
+    config = parsed(method="fedala", **{"fedala.weight-lr": 1.0})
+    with pytest.raises(ConfigError, match=r"fedala\.weight-lr is no longer.*1\.0"):
+        reject_unused_settings(["fedala.weight-lr"], [config])

@@ -276,7 +276,7 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--set", "device=cuda:0"], "--client-gpus"),
         (["--set", "device=gpu"], 'device must be "auto".*"gpu"'),
         (["--rounds", "3", "--set", "rounds=4"], "--rounds and --set rounds"),
-        (["--set", "fedprox.mu=0.1"], "nothing with method = fedavg"),
+        (["--set", "fedprox.mu=0.1"], "no effect with method = fedavg"),
         (["--set", "dirichlet-alpha=0.1"], 'it needs partition = "dirichlet"'),
         (["--set", "patience=5"], "it needs check-every above 0"),
         (["--dataset", "cora", "--set", "synthetic.nodes=9"], "dataset = cora"),
@@ -393,6 +393,25 @@ def test_a_run_made_before_a_setting_existed_still_counts(tmp_path: Path) -> Non
             run_options,
             console,
         )
+
+
+def test_a_run_made_with_a_setting_since_removed_still_counts(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(
+        TINY + 'method = "fedala"\n[grid]\nseed = [0]\n'
+    )
+    place = {"output-dir": str(tmp_path / "runs")}
+    run_options, console = RunOptions("local", quiet=True), Console(quiet=True)
+    run_all(tmp_path / "tiny.toml", place, run_options, console)
+    (written,) = (tmp_path / "runs").rglob("config.toml")
+    text = written.read_text()
+    written.write_text(text.replace("[fedala]\n", "[fedala]\nweight-lr = 1.0\n"))
+    assert written.read_text() != text
+    before = written.stat().st_mtime_ns
+    run_all(tmp_path / "tiny.toml", place, run_options, console)
+    assert written.stat().st_mtime_ns == before
+    written.write_text(text.replace("[fedala]\n", "[fedala]\nweight-lr = 0.5\n"))
+    with pytest.raises(ConfigError, match=r"weight-lr is no longer.*1\.0, got 0\.5"):
+        run_all(tmp_path / "tiny.toml", place, run_options, console)
 
 
 def test_a_folder_that_is_no_run_is_never_removed(tmp_path: Path) -> None:

@@ -73,7 +73,11 @@ def changed(name: str, value: Tensor | None) -> RecordDict:
         ("bits", torch.tensor([0, 0, 1], dtype=torch.uint8), "beyond the 19"),
         ("values", torch.zeros(9), r"shape \(10,\)"),
         ("values", torch.full((10,), torch.nan), "non-finite"),
-        ("num-examples", torch.tensor([8.0]), "must be 7 as the client described"),
+        (
+            "num-examples",
+            torch.tensor([8.0]),
+            "must be 7, as in the client's description",
+        ),
         ("values", None, "must have the entries"),
     ],
 )

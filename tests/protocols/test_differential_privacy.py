@@ -40,7 +40,7 @@ def test_weights_are_clipped_around_what_the_server_knows() -> None:
     torch.testing.assert_close(out, torch.tensor([10.6, 10.8]))
 
 
-def test_noise_has_the_deviation_asked_for(generator: torch.Generator) -> None:
+def test_noise_has_the_requested_standard_deviation(generator: torch.Generator) -> None:
     numbers = [torch.zeros(50_000), torch.zeros((10, 5000))]
     out = clip_and_add_noise(numbers, clip=2.0, noise=1.5, generator=generator)
     for tensor in out:
@@ -88,7 +88,7 @@ def test_epsilon_keeps_below_composed_renyi_divergences() -> None:
 def test_epsilon_grows_with_uploads_and_falls_with_noise() -> None:
     assert epsilon(3.0, 0, 1e-5) == 0
     assert epsilon(3.0, 1, 1e-5) < epsilon(3.0, 2, 1e-5)
-    # four uploads with twice the noise are one
+    # four uploads with twice the noise equal one upload
     assert epsilon(3.0, 1, 1e-5) == pytest.approx(epsilon(6.0, 4, 1e-5))
     assert epsilon(1e6, 1, 1e-5) == 0
     assert epsilon(0.05, 100, 1e-5) > 1e4

@@ -1,4 +1,4 @@
-"""O-pFGL's payloads: what is sent, how many bytes, what is refused."""
+"""O-pFGL's payloads: content, number of bytes, rejected content."""
 
 from __future__ import annotations
 

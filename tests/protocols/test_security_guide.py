@@ -1,4 +1,4 @@
-"""docs/security.md keeps up with the table of methods and with the accountant."""
+"""docs/security.md matches the table of methods and the privacy accountant."""
 
 from __future__ import annotations
 

@@ -194,6 +194,24 @@ def test_a_methods_own_network_comes_back(
         load_model(tmp_path)
 
 
+def test_a_card_with_removed_settings_is_read(tmp_path: Path) -> None:
+    config = parse_config({"method": "adpfedgnn", "hidden-channels": 8})
+    model = METHODS["adpfedgnn"].load_network()(
+        config.method_config, model="graphsage", num_features=8, num_classes=3, width=8,
+        num_layers=2, dropout=0.0,
+    )  # fmt: skip
+    written = {**config.method_settings(), "agent-width": 128, "lambda-rl": 1.0}
+    card = replace(CARD, method="adpfedgnn", model="graphsage", settings=written)
+    save_model(tmp_path, model.state_dict(), card)
+    back = load_model(tmp_path).model
+    for name, tensor in back.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+    other = replace(card, settings={**written, "agent-width": 64})
+    save_model(tmp_path, model.state_dict(), other)
+    with pytest.raises(RunError, match=r"agent-width is no longer.*128, got 64"):
+        load_model(tmp_path)
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"There is no folder .*nowhere"):
         load_model(tmp_path / "nowhere")

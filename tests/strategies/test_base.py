@@ -232,7 +232,7 @@ def test_the_evaluation_policy_leaves_training_as_it_is(small: dict[str, Any]) -
 def test_a_method_of_one_round_has_nothing_to_catch_up_with(
     small: dict[str, Any],
 ) -> None:
-    with pytest.raises(ConfigError, match="no round to catch up"):
+    with pytest.raises(ConfigError, match="samples all clients in its single round"):
         simulate("opfgl", **{**small, "rounds": 1}, eval_policy="refresh")
 
 

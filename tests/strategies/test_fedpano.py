@@ -259,7 +259,7 @@ def test_fewer_participants_than_min_replies_are_rejected(
     few_shot: dict[str, Any],
 ) -> None:
     for ask in ({"participation": 0.5, "participants": 0}, {"participants": 2}):
-        with pytest.raises(ConfigError, match=r"= (0\.5|2) asks 2 of 4 clients"):
+        with pytest.raises(ConfigError, match=r"= (0\.5|2) samples 2 of 4 clients"):
             simulate("fedpano", **{**few_shot, **ask, "min_replies": 3})
 
 

@@ -25,6 +25,11 @@ from flower_fgl.nn import GraphInput
 
 __all__ = ["NeighbourAgent"]
 
+REWARD_SCALE = 1.0
+"""λ_rl, scale of the reward in Eq. (3)."""
+REPLAY_BATCH = 128
+"""Steps from the replay buffer in each update of the agent."""
+
 
 class NeighbourAgent:
     """One client's agent in one round, ADPFedGNN Sec. 3.2.
@@ -93,7 +98,7 @@ class NeighbourAgent:
         gain = reward(
             task,
             self.history,
-            scale=self.method_config.lambda_rl,
+            scale=REWARD_SCALE,
             is_literal=self.method_config.reward_sign == "literal",
         )
         self._remember(block, kept, gain)
@@ -106,7 +111,7 @@ class NeighbourAgent:
                 self.network,
                 self.frozen,
                 self.graph,
-                self.buffer.draw(self.method_config.replay_batch, self.replay),
+                self.buffer.draw(REPLAY_BATCH, self.replay),
                 discount=self.method_config.gamma_rl,
             ).backward()  # type: ignore[no-untyped-call]
 

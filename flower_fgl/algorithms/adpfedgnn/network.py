@@ -41,6 +41,8 @@ __all__ = [
 
 BACKBONES = ("gat", "graphsage")
 """Backbones of the paper."""
+AGENT_WIDTH = 128
+"""Width of the two hidden layers of the agent's Q-network."""
 
 
 def build_backbone(
@@ -93,7 +95,7 @@ def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
     networks = nn.ModuleDict()
     with seeded(derive_seed(config.seed, 0, SERVER, "init-networks")):
         if method_config.has_agent:
-            networks["agent"] = QNetwork(num_features, method_config.agent_width)
+            networks["agent"] = QNetwork(num_features, AGENT_WIDTH)
         if method_config.has_estimator:
             networks["estimator"] = MIEstimator(width)
     return networks
@@ -332,5 +334,5 @@ def build_network(
         readout=True,
         initialise=False,
     )
-    agent = QNetwork(num_features, method_config.agent_width)
+    agent = QNetwork(num_features, AGENT_WIDTH)
     return two_branches(method_config, backbone, agent, seed=0)

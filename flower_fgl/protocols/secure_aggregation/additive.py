@@ -1,4 +1,4 @@
-"""What a method says so that its uploads can be summed without being seen."""
+"""``AdditivePayload``, the base class of uploads that secure aggregation can sum."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["AdditivePayload"]
 
 
 class AdditivePayload(Payload):
-    """An upload of which the server needs only the sum over the clients.
+    """Upload of which the server needs only the sum over clients.
 
-    A method whose upload is one gets secure aggregation: its row in ``METHODS`` says
+    A method with such an upload supports secure aggregation: its row in ``METHODS`` has
     ``additive=True``, and its strategy overrides ``aggregate_sums``.
     """
 
     @abstractmethod
     def summands(self, weight: float) -> Mapping[str, Tensor]:
-        """Return what is summed.
+        """Return the numbers to be summed.
 
         Parameters
         ----------
         weight : float
-            What ``weight-by`` makes the client weigh. A weighted mean is the sum of
-            weight times value over the sum of the weights: both are summands.
+            The client's weight according to ``weight-by``. A weighted mean is the sum of
+            weight times value divided by the sum of the weights; both are summands.
 
         Returns
         -------
         mapping of str to Tensor
-            Finite numbers of any real type, with the names and shapes of
-            :meth:`summand_shapes` whatever the client has: zeros stand for nothing.
+            Finite numbers of any real type. Names and shapes are always those of
+            :meth:`summand_shapes`; missing content is zero.
         """
 
     @classmethod
@@ -45,5 +45,5 @@ class AdditivePayload(Payload):
         Parameters
         ----------
         spec : object
-            What :meth:`Payload.from_record` gets.
+            The ``spec`` of :meth:`Payload.from_record`.
         """

@@ -1,7 +1,7 @@
-"""The client half of secure aggregation: three messages a round, secrets in between.
+"""Client side of secure aggregation, Bonawitz et al. 2017, Fig. 4.
 
-Bonawitz et al. 2017, Fig. 4. The secrets lie in the client's state, group ``secure``, and
-go as soon as they are used.
+A round has three messages. Between them the secrets are kept in the client's state, group
+``secure``; each is deleted as soon as it has been used.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ from flower_fgl.protocols.secure_aggregation.threshold import (
 __all__ = ["Member"]
 
 MISSING = b"\xff" * SHARE_BYTES
-"""No field element: a share that could not be opened."""
+"""Marks a share that could not be decrypted; it is no field element."""
 
 
 @dataclass
 class Member:
-    """One client in the protocol.
+    """One client of the protocol.
 
     Parameters
     ----------
     partition_id : int
-        Which client.
+        Partition-id of the client.
     config : RunConfig
-        ``secure_threshold`` and ``secure_fraction_bits`` are read: the client does not
-        leave them to the server.
+        Source of ``secure_threshold`` and ``secure_fraction_bits``, which the client does
+        not accept from the server.
     memory : dict of str to Tensor
-        The group ``secure`` of its state, changed in place; to be kept after each call
-        and before the answer is sent.
+        Group ``secure`` of the client's state, changed in place. The caller must store it
+        after each call, before the reply is sent.
     """
 
     partition_id: int
@@ -71,12 +71,12 @@ class Member:
     memory: dict[str, Tensor]
 
     def join(self) -> bytes:
-        """Draw the key to which others seal shares in this run, forget all else.
+        """Draw the client's key pair for this run and delete all other secrets.
 
         Returns
         -------
         bytes of length 32
-            Its public part.
+            The public key, with which other clients encrypt shares to this one.
         """
         secret = draw_secret()
         self.memory.clear()
@@ -84,23 +84,25 @@ class Member:
         return public_key(secret)
 
     def offer(self, server_round: int, roster: Roster) -> Offer:
-        """Draw the round's secrets and share them.
+        """Draw the secrets of the round and split them into shares.
 
         Raises
         ------
         PayloadError
-            If the client has no key, is not in the roster, is asked among fewer than
-            three, or has answered in this or a later round.
+            If the client has no key or is not in the roster, if the roster has fewer than
+            three clients, or if the client has sent a masked vector in this or a later
+            round.
         """
         ids = self._listed(roster.ids, "roster")
         if len(ids) < MIN_SECURE_CLIENTS:
             raise PayloadError(
-                f"secure aggregation among {len(ids)} clients is refused: a sum needs at "
-                f"least {MIN_SECURE_CLIENTS}."
+                f"secure aggregation needs at least {MIN_SECURE_CLIENTS} clients, got "
+                f"{len(ids)}."
             )
         if server_round <= self._number("masked-round"):
             raise PayloadError(
-                f"a masked sum was already sent in round {server_round} or later"
+                f"this client has already sent a masked vector in round {server_round} or "
+                "later"
             )
         identity = self._identity(server_round)
         seed, mask_secret = draw_secret(), draw_secret()
@@ -136,30 +138,30 @@ class Member:
     def mask(
         self, server_round: int, peers: Peers, summands: Mapping[str, Tensor]
     ) -> MaskedUpload:
-        """Open the shares of the others, encode and mask the summands.
+        """Decrypt the other clients' shares, encode the summands and mask them.
 
         Raises
         ------
         PayloadError
-            If the client sent no shares in this round or masked already, the peers are
-            not clients of the roster, fewer than the threshold or without it, or a
-            summand cannot be encoded.
+            If the client sent no shares in this round or has already sent its masked
+            vector; if the peers are not in the roster, are fewer than the threshold or
+            do not include the client; or if a summand cannot be encoded.
         """
         self._expect("seed", server_round)
-        asked = self.memory["ids"].tolist()
+        sampled = self.memory["ids"].tolist()
         ids = self._listed(peers.ids, "peers")
-        need = threshold(len(asked), self.config.secure_threshold)
-        if not set(ids) <= set(asked) or len(ids) < need:
+        need = threshold(len(sampled), self.config.secure_threshold)
+        if not set(ids) <= set(sampled) or len(ids) < need:
             raise PayloadError(
-                f"at least {need} of the clients {asked} must have sent shares, "
-                f"got {ids}"
+                f"at least {need} of the clients {sampled} must have sent shares, "
+                f"got shares of {ids}"
             )
         vector = encode(
             with_witness(summands),
             fraction_bits=self.config.secure_fraction_bits,
             summands=len(ids),
         )
-        held = self._open_shares(server_round, ids, asked, peers)
+        held = self._open_shares(server_round, ids, sampled, peers)
         agreement = KeyAgreement(to_bytes(self.memory["mask-secret"][0]), server_round)
         pair_keys = {
             other: agreement.key(
@@ -181,16 +183,17 @@ class Member:
         return MaskedUpload(torch.from_numpy(vector.view(np.int64)))
 
     def reveal(self, server_round: int, survivors: Survivors) -> Reveal:
-        """Give the server one share per client, never both of one client.
+        """Return one share per client to the server, never both shares of a client.
 
-        All shares are forgotten with the answer, so that a second request, with whatever
-        list, gets none.
+        All shares are deleted with the reply, so a second request is rejected, whatever it
+        lists.
 
         Raises
         ------
         PayloadError
-            If the client did not mask in this round or answered already, or the
-            survivors are not peers, fewer than the threshold or without it.
+            If the client sent no masked vector in this round or has already replied; or
+            if the survivors are no peers, are fewer than the threshold or do not include
+            the client.
         """
         self._expect("held", server_round)
         ids = self.memory["peers"].tolist()
@@ -198,7 +201,8 @@ class Member:
         alive = set(self._listed(survivors.ids, "survivors"))
         if not alive <= set(ids) or len(alive) < need:
             raise PayloadError(
-                f"a sum must hold at least {need} of the clients {ids}, got {sorted(alive)}"
+                f"a sum must contain at least {need} of the clients {ids}, got "
+                f"{sorted(alive)}"
             )
         of_seed, of_key = torch.split(self.memory["held"], SHARE_BYTES, dim=1)
         in_sum = torch.tensor([pid in alive for pid in ids])
@@ -206,11 +210,11 @@ class Member:
         return Reveal(torch.where(in_sum[:, None], of_seed, of_key).contiguous())
 
     def _open_shares(
-        self, server_round: int, ids: list[int], asked: list[int], peers: Peers
+        self, server_round: int, ids: list[int], sampled: list[int], peers: Peers
     ) -> Tensor:
-        """Open what the peers sealed to this client, uint8 of shape (m, 66)."""
+        """Decrypt the shares of the peers for this client, uint8 of shape (m, 66)."""
         identity = self._identity(server_round)
-        keys = dict(zip(asked, self.memory["keys"], strict=True))
+        keys = dict(zip(sampled, self.memory["keys"], strict=True))
         rows = []
         for pid, sealed in zip(ids, peers.sealed, strict=True):
             key = identity.key(to_bytes(keys[pid]), SEAL, pid, self.partition_id)
@@ -219,30 +223,34 @@ class Member:
         return from_bytes(rows)
 
     def _listed(self, ids: Tensor, what: str) -> list[int]:
+        """Return the ids as a list; they must include this client."""
         listed: list[int] = ids.tolist()
         if self.partition_id not in listed or listed[0] < 0:
             raise PayloadError(
-                f"the {what} must be clients, among them {self.partition_id}: {listed}"
+                f"the {what} must list partition-ids, among them {self.partition_id}, got "
+                f"{listed}"
             )
         return listed
 
     def _identity(self, server_round: int) -> KeyAgreement:
+        """Return the key agreement of the client's key of this run."""
         if "identity" not in self.memory:
             raise PayloadError(
-                "the client has lost its key (a SuperNode that was started anew?): it "
-                "takes part again in the next run"
+                "the client has lost its key (was its SuperNode restarted?). It can take "
+                "part again in the next run"
             )
         return KeyAgreement(to_bytes(self.memory["identity"][0]), server_round)
 
     def _expect(self, secret: str, server_round: int) -> None:
-        """Refuse a message that does not follow on the one before."""
+        """Reject a message that does not follow the previous one."""
         if secret not in self.memory or self._number("round") != server_round:
             raise PayloadError(
-                f"round {server_round} of secure aggregation is not at this step: each "
-                "request is answered once, in order"
+                f"round {server_round} of secure aggregation is not at this step: a client "
+                "answers each request once, in order"
             )
 
     def _number(self, name: str) -> int:
+        """Return a number of the memory, 0 if it is missing."""
         return int(self.memory.get(name, torch.tensor(0)))
 
     def _forget(self) -> None:

@@ -1,8 +1,8 @@
-"""Keys, sealed shares and mask streams, on the primitives of ``cryptography``.
+"""Key agreement, encryption of shares and mask streams, based on ``cryptography``.
 
-X25519 (RFC 7748) agrees on a key, HKDF-SHA256 (RFC 5869) derives one key per round, pair
-and purpose from it, AES-256-GCM seals shares, AES-256 in counter mode is the mask stream.
-A stream's key is used once, so its counter may start at zero.
+X25519 (RFC 7748) agrees on a shared key, from which HKDF-SHA256 (RFC 5869) derives a key
+per round, pair and purpose. AES-256-GCM encrypts shares. AES-256 in counter mode generates
+mask streams; each key is used for one stream, so the counter may start at zero.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ KEY_BYTES = 32
 DIGEST_BYTES = 16
 NONCE_BYTES = 12
 SEAL_BYTES = NONCE_BYTES + 16
-"""What sealing adds: nonce and tag."""
+"""Bytes that :func:`seal` adds: nonce and tag."""
 
 
 def draw_secret() -> bytes:
-    """Draw 32 bytes that nobody can guess."""
+    """Draw 32 unpredictable bytes from the operating system."""
     return os.urandom(KEY_BYTES)
 
 
 def public_key(secret: bytes) -> bytes:
-    """Return the X25519 public key, 32 bytes, of a private key of 32 bytes."""
+    """Return the X25519 public key (32 bytes) of a private key (32 bytes)."""
     private = X25519PrivateKey.from_private_bytes(secret)
     return private.public_key().public_bytes_raw()
 
 
 class KeyAgreement:
-    """Keys that one client shares with each other one, by Diffie and Hellman.
+    """Diffie-Hellman keys that a client shares with each other client.
 
     Parameters
     ----------
     secret : bytes of length 32
-        Its private key.
+        The client's private key.
     server_round : int
-        Goes into every key, as do purpose and pair.
+        Round; every key depends on it, on the purpose and on the pair of clients.
     """
 
     def __init__(self, secret: bytes, server_round: int) -> None:
@@ -75,40 +75,40 @@ class KeyAgreement:
         self._round = server_round
 
     def key(self, public: bytes, purpose: str, first: int, second: int) -> bytes:
-        """Agree on a key of 32 bytes.
+        """Return the shared key, 32 bytes.
 
         Parameters
         ----------
         public : bytes of length 32
             The other client's public key.
         purpose : str
-            What for; another purpose gives another key.
+            Purpose of the key; different purposes give different keys.
         first, second : int
-            Partition-ids, in an order that both sides agree on.
+            Partition-ids of the pair, in the same order on both sides.
 
         Raises
         ------
         PayloadError
-            If the public key is none.
+            If the public key is invalid.
         """
         try:
             shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError as error:
             raise PayloadError(
-                f"A public key of clients {first} and {second} is no X25519 key."
+                f"The public key of client {first} or {second} is no X25519 key."
             ) from error
         info = f"flower-fgl/{purpose}/{self._round}/{first}/{second}".encode()
         return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(shared)
 
 
 def seal(key: bytes, plain: bytes) -> bytes:
-    """Encrypt and authenticate; 28 bytes longer than ``plain``."""
+    """Encrypt and authenticate; the result is 28 bytes longer than ``plain``."""
     nonce = os.urandom(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, plain, None)
 
 
 def unseal(key: bytes, sealed: bytes) -> bytes | None:
-    """Undo :func:`seal`, ``None`` if the bytes are not what was sealed."""
+    """Invert :func:`seal`; ``None`` if the bytes do not authenticate."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], None)
     except InvalidTag:
@@ -116,7 +116,7 @@ def unseal(key: bytes, sealed: bytes) -> bytes | None:
 
 
 def digest(secret: bytes) -> bytes:
-    """Return 16 bytes by which a random secret is recognised and not learnt."""
+    """Return a hash of 16 bytes that identifies a random secret without revealing it."""
     return hashlib.blake2b(secret, digest_size=DIGEST_BYTES).digest()
 
 
@@ -135,12 +135,12 @@ def add_masks(
     Parameters
     ----------
     vector : ndarray of shape (L,), uint64
-        Changed in place.
+        Vector, changed in place.
     partition_id : int
-        u. The stream shared with v is added if u < v and subtracted if u > v, so that
-        it cancels in the sum of both.
+        u. The stream shared with v is added if u < v and subtracted if u > v, so that it
+        cancels in the sum.
     pair_keys : mapping of int to bytes
-        Key of the stream shared with each v.
+        Key of the stream shared with each client v.
     """
     for other, key in pair_keys.items():
         stream = mask_stream(key, len(vector))

@@ -1,6 +1,6 @@
-"""What crosses the wire for secure aggregation; everything is of fixed size.
+"""Payloads of secure aggregation; all fields have fixed sizes.
 
-Letters: n clients asked, m of them sent shares, s of them are in the sum, L numbers summed.
+Letters: n sampled clients, of which m sent shares and s are in the sum; L numbers summed.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ __all__ = [
 ]
 
 KEYS = "secure_keys"
-"""Action by which owners of graphs, once they have a number, are asked for their key."""
+"""Action that requests the keys of data owners, once they have partition-ids."""
 SHARES = "secure_shares"
-"""Action of the exchange in which shares are sent."""
+"""Action of the message in which clients send encrypted shares."""
 UNMASK = "secure_unmask"
-"""Action of the exchange in which shares are revealed."""
+"""Action of the message in which clients reveal shares to the server."""
 SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
-"""A share of the seed and one of the mask key, sealed."""
+"""Bytes of a share of the seed and a share of the mask key, encrypted together."""
 
 Field = tuple[tuple[int, ...], torch.dtype]
 
 
 def from_bytes(rows: list[bytes]) -> Tensor:
-    """Stack byte strings of one length into a uint8 tensor of shape (rows, length)."""
+    """Stack byte strings of equal length into a uint8 tensor of shape (rows, length)."""
     flat = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
     return flat.reshape(len(rows), -1)
 
@@ -67,17 +67,18 @@ def to_bytes(row: Tensor) -> bytes:
 
 
 class _Arrays(Payload):
-    """A payload whose fields are tensors in one array record."""
+    """Payload whose fields are the tensors of one array record."""
 
     record: ClassVar[str]
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
+        """All fields by name."""
         return dict(vars(self))
 
     @classmethod
     def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        """Return shape and type that each field must have."""
+        """Return the expected shape and type of each field."""
         raise NotImplementedError
 
     def to_record(self) -> RecordDict:
@@ -86,13 +87,13 @@ class _Arrays(Payload):
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Any = None) -> Self:
-        """Unpack, checking names, shapes and types.
+        """Unpack and check names, shapes and types.
 
         Raises
         ------
         PayloadError
-            If the record or an entry is missing, unexpected or malformed, or
-            partition-ids are not ascending.
+            If the record or an entry is missing, unexpected or malformed, or if
+            partition-ids are not strictly ascending.
         """
         tensors = read_tensors(content, cls.record, is_checked=False)
         names = list(cls.__dataclass_fields__)  # type: ignore[attr-defined]
@@ -106,7 +107,7 @@ class _Arrays(Payload):
                 f"{cls.record}/{name}", tensors[name], shape=shape, dtype=dtype
             )
         if "ids" in tensors and not (tensors["ids"].diff() > 0).all():
-            raise PayloadError(f'"{cls.record}/ids" must ascend.')
+            raise PayloadError(f'"{cls.record}/ids" must be strictly ascending.')
         return cls(**tensors)
 
     @property
@@ -117,7 +118,7 @@ class _Arrays(Payload):
 
 @dataclass(frozen=True)
 class PublicKey(_Arrays):
-    """The key of a run to which shares are sealed.
+    """Public key of a client, with which others encrypt shares to it.
 
     Parameters
     ----------
@@ -145,14 +146,14 @@ class PublicKey(_Arrays):
 
 @dataclass(frozen=True)
 class Roster(_Arrays):
-    """Who is asked, with the keys that seal shares: 40·n bytes down.
+    """The sampled clients and their public keys: 40·n bytes down.
 
     Parameters
     ----------
     ids : Tensor of shape (n,), int64
         Partition-ids, ascending.
     keys : Tensor of shape (n, 32), uint8
-        Their public keys of the describe exchange.
+        Their public keys from the describe reply.
     """
 
     ids: Tensor
@@ -171,18 +172,18 @@ class Roster(_Arrays):
 
 @dataclass(frozen=True)
 class Offer(_Arrays):
-    """A client's mask key and the shares of its secrets: 48 + 126·n bytes up.
+    """Mask key of a client and the shares of its secrets: 48 + 126·n bytes up.
 
     Parameters
     ----------
     mask_key : Tensor of shape (32,), uint8
-        Public key of this round's pairwise masks.
+        Public key for the pairwise masks of this round.
     seed_digest : Tensor of shape (16,), uint8
-        Digest of the seed of its own mask.
+        Digest of the seed of the client's own mask.
     sealed : Tensor of shape (n, 94), uint8
-        Shares of seed and mask key, one row sealed to each client of the roster.
+        Shares of seed and mask key, one row encrypted to each client of the roster.
     digests : Tensor of shape (n, 2, 16), uint8
-        Digests of both shares, by which the server recognises a wrong one.
+        Digests of both shares, by which the server detects a wrong share.
     """
 
     mask_key: Tensor
@@ -204,7 +205,7 @@ class Offer(_Arrays):
 
 @dataclass(frozen=True)
 class Peers(_Arrays):
-    """With whom to mask, and the shares to keep for them: 134·m bytes down.
+    """Clients to mask with, and their shares for the receiver: 134·m bytes down.
 
     Parameters
     ----------
@@ -213,7 +214,7 @@ class Peers(_Arrays):
     mask_keys : Tensor of shape (m, 32), uint8
         Their mask keys.
     sealed : Tensor of shape (m, 94), uint8
-        What each of them sealed to the receiver.
+        Shares that each of them encrypted to the receiver.
     """
 
     ids: Tensor
@@ -234,12 +235,12 @@ class Peers(_Arrays):
 
 @dataclass(frozen=True)
 class MaskedUpload(_Arrays):
-    """A masked vector: 8·L bytes up for the L numbers summed, one of them the witness.
+    """A masked vector: 8·L bytes up for L numbers, one of which is the witness.
 
     Parameters
     ----------
     vector : Tensor of shape (L,), int64
-        Integers modulo 2^64, uniformly distributed to whoever knows no mask.
+        Integers modulo 2^64, uniformly distributed without knowledge of the masks.
     """
 
     vector: Tensor
@@ -253,12 +254,12 @@ class MaskedUpload(_Arrays):
 
 @dataclass(frozen=True)
 class Survivors(_Arrays):
-    """Who is in the sum: 8·s bytes down.
+    """The clients in the sum: 8·s bytes down.
 
     Parameters
     ----------
     ids : Tensor of shape (s,), int64
-        Clients whose masked vector came, ascending.
+        Clients whose masked vector arrived, ascending.
     """
 
     ids: Tensor
@@ -272,13 +273,14 @@ class Survivors(_Arrays):
 
 @dataclass(frozen=True)
 class Reveal(_Arrays):
-    """One share for each client that sent shares, of one secret only: 33·m bytes up.
+    """One share per client that sent shares, of one of its secrets: 33·m bytes up.
 
     Parameters
     ----------
     shares : Tensor of shape (m, 33), uint8
-        In the order of the clients of :class:`Peers`: of the seed of those in the sum, of
-        the mask key of those that were lost. 255 throughout where it could not be opened.
+        In the order of the clients of :class:`Peers`: a share of the seed for clients in
+        the sum, of the mask key for clients that dropped out. A row of 255 marks a share
+        that could not be decrypted.
     """
 
     shares: Tensor

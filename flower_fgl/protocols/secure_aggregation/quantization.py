@@ -1,7 +1,7 @@
-"""Fixed point: real numbers as integers modulo 2^64, whose sums are exact.
+"""Fixed-point encoding of real numbers as integers modulo 2^64, whose sums are exact.
 
-A number v becomes round(v · 2^f), f fractional bits; a step is 2^-f. With n summands each
-may take (2^63 - 1)/n steps either way, so that no sum can wrap around.
+With f fractional bits a number v becomes round(v · 2^f); a step is 2^-f. Each of n summands
+may have at most (2^63 - 1)/n steps in absolute value, so that no sum can wrap around.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from flower_fgl.protocols.base import Shapes
 __all__ = ["Vector", "decode", "encode", "largest_steps", "num_entries"]
 
 Vector: TypeAlias = NDArray[np.uint64]
-"""Integers modulo 2^64, negative ones as two's complement."""
+"""Integers modulo 2^64; negative numbers are in two's complement."""
 
 
 def largest_steps(summands: int) -> float:
-    """Return the largest magnitude of a summand, in steps.
+    """Return the largest absolute value of a summand, in steps.
 
     Parameters
     ----------
     summands : int, at least 1
-        How many are added.
+        Number of summands.
 
     Returns
     -------
     float
-        Exactly representable and at most (2^63 - 1)/summands.
+        Largest float64 that is at most (2^63 - 1)/summands.
     """
     exact = (2**63 - 1) // summands
     steps = float(exact)
@@ -43,14 +43,14 @@ def largest_steps(summands: int) -> float:
 
 
 def num_entries(shapes: Shapes) -> int:
-    """Count the numbers in tensors of these shapes."""
+    """Count the numbers in tensors of the given shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 def encode(
     tensors: Mapping[str, Tensor], *, fraction_bits: int, summands: int
 ) -> Vector:
-    """Lay tensors end to end in fixed point, in the order of their names.
+    """Encode tensors in fixed point and concatenate them, sorted by name.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def encode(
     fraction_bits : int
         f; numbers are rounded to the nearest multiple of 2^-f.
     summands : int
-        How many such vectors are added at most.
+        Largest number of vectors in a sum.
 
     Returns
     -------
@@ -68,15 +68,15 @@ def encode(
     Raises
     ------
     PayloadError
-        If a number is not finite, or so large that the sum could wrap around; nothing
-        is ever clipped.
+        If a number is not finite, or so large that the sum could wrap around. Numbers
+        are never clipped.
     """
     limit = largest_steps(summands)
     out = np.empty(sum(t.numel() for t in tensors.values()), dtype=np.int64)
     start = 0
     for name in sorted(tensors):
         values = tensors[name].detach().cpu().to(torch.float64).reshape(-1)
-        # a product with a power of two is exact
+        # multiplication by a power of two is exact
         steps = torch.round(values * 2.0**fraction_bits)
         _check_range(name, values, steps, limit, fraction_bits, summands)
         out[start : start + len(values)] = steps.numpy().astype(np.int64)
@@ -92,7 +92,7 @@ def _check_range(
     fraction_bits: int,
     summands: int,
 ) -> None:
-    """Refuse what has no exact place among the integers."""
+    """Reject numbers that are not finite or too large for the encoding."""
     bad = int((~values.isfinite()).sum())
     if bad:
         raise PayloadError(f'"{name}" has {bad} non-finite numbers.')
@@ -102,33 +102,33 @@ def _check_range(
         bound = limit * 2.0**-fraction_bits
         raise PayloadError(
             f'"{name}" holds {worst:.9g}, but with {fraction_bits} fractional bits and '
-            f"{summands} clients numbers must lie in [-{bound:.9g}, {bound:.9g}]. Lower "
-            "secure-fraction-bits, or find out why the number is so large."
+            f"{summands} clients, numbers must lie in [-{bound:.9g}, {bound:.9g}]. Lower "
+            "secure-fraction-bits, or check why the number is so large."
         )
 
 
 def decode(total: Vector, shapes: Shapes, *, fraction_bits: int) -> dict[str, Tensor]:
-    """Turn a sum of encoded vectors back into tensors.
+    """Decode a sum of encoded vectors into tensors.
 
     Parameters
     ----------
     total : ndarray of shape (L,), uint64
-        The sum modulo 2^64.
+        Sum modulo 2^64.
     shapes : mapping of str to tuple of int
         Names and shapes of the tensors given to :func:`encode`.
     fraction_bits : int
-        f as given to :func:`encode`.
+        f, as in :func:`encode`.
 
     Returns
     -------
     dict of str to Tensor, float64
-        Off the sum of the n plain numbers by at most n/2 steps, beside the rounding of
-        float64 where a sum has more than 2^53 steps.
+        Differs from the sum of the n original numbers by at most n/2 steps, plus the
+        rounding of float64 for sums above 2^53 steps.
 
     Raises
     ------
     ValueError
-        If the length is not that of the layout.
+        If the length does not match ``shapes``.
     """
     if total.shape != (num_entries(shapes),):
         raise ValueError(

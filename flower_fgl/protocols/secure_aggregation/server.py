@@ -1,7 +1,7 @@
-"""The server half of secure aggregation: one round, without messages.
+"""Server side of secure aggregation for one round, without the messaging.
 
-Bonawitz et al. 2017, Fig. 4: U1 is :attr:`SecureRound.asked`, U2 the offers, U3 the
-uploads given to :meth:`SecureRound.survivors`.
+Bonawitz et al. 2017, Fig. 4: U1 is :attr:`SecureRound.asked`, U2 the clients in
+:attr:`SecureRound.offers`, U3 the clients given to :meth:`SecureRound.survivors`.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = ["SecureRound"]
 
 
 class SecureRound:
-    """What the server knows of one round: public keys, sealed shares, digests.
+    """State of the server in one round: public keys, encrypted shares, digests.
 
     Parameters
     ----------
     keys : mapping of int to bytes
-        Public key of each client asked, by partition-id.
+        Public key of each sampled client, by partition-id.
     server_round : int
-        Round.
+        Number of the round.
     share : float in (0.5, 1]
         ``secure-threshold``.
     """
@@ -63,28 +63,28 @@ class SecureRound:
         self._revealed: dict[int, dict[int, bytes]] = {}
 
     def roster(self) -> Roster:
-        """Return who is asked, the same for all."""
+        """Return the sampled clients and their keys, the same message for all."""
         rows = [self._keys[pid] for pid in self.asked]
         return Roster(torch.tensor(self.asked), from_bytes(rows))
 
     def add(self, partition_id: int, offer: Offer) -> None:
-        """Take in a client's offer.
+        """Store the offer of a client.
 
         Raises
         ------
         PayloadError
-            If its mask key is none, which would stop all others.
+            If its mask key is invalid, which would make all other clients fail.
         """
         mask_key = to_bytes(offer.mask_key)
         KeyAgreement(draw_secret(), self.number).key(mask_key, "check", partition_id, 0)
         self.offers[partition_id] = offer
 
     def peers(self) -> dict[int, Peers]:
-        """Return what each client that sent an offer gets with its training message."""
+        """Return, per client that sent an offer, the part of its training message."""
         ids = sorted(self.offers)
         rows = torch.tensor([self.asked.index(pid) for pid in ids])
         mask_keys = torch.stack([self.offers[pid].mask_key for pid in ids])
-        # (from, to, bytes): what each sealed to each
+        # (sender, receiver, bytes)
         sealed = torch.stack([self.offers[pid].sealed[rows] for pid in ids])
         return {
             pid: Peers(torch.tensor(ids), mask_keys, sealed[:, to].contiguous())
@@ -92,30 +92,30 @@ class SecureRound:
         }
 
     def survivors(self, partition_ids: Iterable[int]) -> Survivors:
-        """Fix whose vectors are summed."""
+        """Fix the clients whose vectors are summed."""
         self._in_sum = sorted(partition_ids)
         self._revealed = {pid: {} for pid in self.offers}
         return Survivors(torch.tensor(self._in_sum))
 
     def take(self, partition_id: int, reveal: Reveal) -> None:
-        """Take in a client's shares, recognised by their owners' digests.
+        """Store the shares that a client reveals, checked by the senders' digests.
 
         Raises
         ------
         PayloadError
-            If one is not the share that its owner made; none is taken then.
+            If a share is not the one that its sender made; then no share is stored.
         """
         holder = self.asked.index(partition_id)
         good = {}
         for owner, row in zip(sorted(self.offers), reveal.shares, strict=True):
-            if (row == 255).all():  # the owner sealed it badly
+            if (row == 255).all():  # the holder could not decrypt it
                 continue
             which = 0 if owner in self._in_sum else 1
             expected = to_bytes(self.offers[owner].digests[holder, which])
             good[owner] = to_bytes(row)
             if digest(good[owner]) != expected:
                 raise PayloadError(
-                    f"its share of a secret of client {owner} is not the one it was given"
+                    f"its share of a secret of client {owner} is not the one it received"
                 )
         for owner, share in good.items():
             self._revealed[owner][partition_id + 1] = share
@@ -123,7 +123,7 @@ class SecureRound:
     def total(
         self, vectors: Mapping[int, Vector], shapes: Shapes, *, fraction_bits: int
     ) -> dict[str, Tensor]:
-        """Sum the vectors and take the masks out.
+        """Sum the vectors and remove the masks.
 
         Parameters
         ----------
@@ -142,8 +142,8 @@ class SecureRound:
         Raises
         ------
         PayloadError
-            If too few shares came, a secret is not the one that was promised, or the
-            masks did not cancel.
+            If too few shares arrived, a reconstructed secret does not match its digest or
+            public key, or the masks did not cancel.
         """
         total = np.zeros(len(next(iter(vectors.values()))), dtype=np.uint64)
         for pid in self._in_sum:
@@ -155,14 +155,14 @@ class SecureRound:
         count = float(sums.pop(WITNESS))
         if count != len(self._in_sum):
             raise PayloadError(
-                f"The masks did not cancel: a check entry sums up to {count:g} instead "
+                f"The masks did not cancel: the check entry sums up to {count:g} instead "
                 f"of {len(self._in_sum)} clients. A client sent a vector that is not "
-                "masked as agreed; which one cannot be seen."
+                "masked as agreed; the server cannot know which client."
             )
         return sums
 
     def _take_out(self, lost: int, total: Vector) -> None:
-        """Add the pairwise masks that a lost client would have added."""
+        """Add the pairwise masks that a dropped-out client would have added."""
         agreement = KeyAgreement(self._mask_secret(lost), self.number)
         pair_keys = {
             pid: agreement.key(
@@ -173,18 +173,25 @@ class SecureRound:
         add_masks(total, partition_id=lost, pair_keys=pair_keys)
 
     def _seed(self, pid: int) -> bytes:
+        """Reconstruct the seed of a client's own mask."""
         seed = self._combine(pid)
         if seed is None or digest(seed) != to_bytes(self.offers[pid].seed_digest):
-            raise PayloadError(f"The shares of client {pid} do not give back its seed.")
+            raise PayloadError(
+                f"The shares of client {pid} do not reconstruct its seed."
+            )
         return seed
 
     def _mask_secret(self, pid: int) -> bytes:
+        """Reconstruct the private mask key of a dropped-out client."""
         secret = self._combine(pid)
         if secret is None or public_key(secret) != to_bytes(self.offers[pid].mask_key):
-            raise PayloadError(f"The shares of client {pid} do not give back its key.")
+            raise PayloadError(
+                f"The shares of client {pid} do not reconstruct its key."
+            )
         return secret
 
     def _combine(self, owner: int) -> bytes | None:
+        """Reconstruct a secret of a client from the revealed shares."""
         shares = sorted(self._revealed[owner].items())
         if len(shares) < self.threshold:
             raise PayloadError(

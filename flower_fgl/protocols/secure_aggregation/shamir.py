@@ -1,13 +1,13 @@
 """Shamir's secret sharing of 32-byte secrets over a prime field.
 
-Shamir, "How to Share a Secret", Communications of the ACM 22 (11), 1979: the secret is
-a_0 of a random polynomial of degree t - 1, a share its value at x > 0. Any t shares
-determine it, fewer say nothing about it.
+Shamir, "How to Share a Secret", Communications of the ACM 22 (11), 1979: the secret is the
+constant term a_0 of a random polynomial of degree t - 1, a share is its value at x > 0. Any
+t shares determine the secret; fewer reveal nothing about it.
 
 Notes
 -----
-1. Python's integers take a 32-byte secret as one number: a share costs t small products.
-   They do not run in constant time.
+1. A 32-byte secret is a single Python integer, so a share costs t products. Python's
+   integer arithmetic does not run in constant time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from functools import lru_cache
 __all__ = ["PRIME", "SECRET_BYTES", "SHARE_BYTES", "combine", "split"]
 
 PRIME = 2**256 + 297
-"""The smallest prime above 2^256, so that every 32-byte secret is a field element."""
+"""Smallest prime above 2^256, so that every 32-byte secret is a field element."""
 SECRET_BYTES = 32
 SHARE_BYTES = 33
 
 
 def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes]:
-    """Share a secret among holders.
+    """Split a secret into shares, Shamir 1979.
 
     Parameters
     ----------
     secret : bytes of length 32
-        What is shared.
+        The secret.
     threshold : int
-        t, how many shares give it back.
+        t, number of shares that reconstruct the secret.
     points : sequence of int, distinct and positive
-        x of each holder.
+        x of each share holder.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes
     ------
     ValueError
         If the secret has another length, the threshold does not lie between 1 and the
-        number of holders, or two holders have one x, or one has none.
+        number of holders, or the points are not distinct and positive.
     """
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"secret must have {SECRET_BYTES} bytes, got {len(secret)}.")
@@ -68,18 +68,18 @@ def split(secret: bytes, *, threshold: int, points: Sequence[int]) -> list[bytes
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes | None:
-    """Interpolate the secret from as many shares as the threshold, Shamir 1979.
+    """Reconstruct the secret from exactly ``threshold`` shares, Shamir 1979.
 
     Parameters
     ----------
     shares : mapping of int to bytes of length 33
-        Share by x of its holder.
+        Shares by the x of their holders.
 
     Returns
     -------
     bytes of length 32 or None
-        ``None`` if no 32-byte secret has these shares. Too few shares, or a wrong one,
-        give another secret: compare it with what is known of it.
+        ``None`` if no 32-byte secret has these shares. Too few shares or a wrong one give
+        another secret: the caller must verify the result.
     """
     total = 0
     weights = _lagrange(tuple(sorted(shares)))
@@ -91,7 +91,7 @@ def combine(shares: Mapping[int, bytes]) -> bytes | None:
 
 @lru_cache(maxsize=64)
 def _lagrange(points: tuple[int, ...]) -> dict[int, int]:
-    """Return the weights Π_{j≠i} x_j/(x_j - x_i) with which shares give a_0."""
+    """Return the Lagrange weights Π_{j≠i} x_j/(x_j - x_i) of the shares in a_0."""
     weights = {}
     for i in points:
         above, below = 1, 1

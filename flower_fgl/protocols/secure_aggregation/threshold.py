@@ -1,4 +1,4 @@
-"""What both halves of secure aggregation agree on beside the payloads."""
+"""Threshold and check entry of secure aggregation, shared by server and clients."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 __all__ = ["SEAL", "WITNESS", "threshold", "with_witness"]
 
 SEAL = "share"
-"""Purpose of the keys that seal shares."""
+"""Purpose of the keys that encrypt shares."""
 WITNESS = "witness"
-"""A summand that every client sets to 1: it must sum up to their number."""
+"""Summand that every client sets to 1; its sum must be the number of clients."""
 
 
 def threshold(clients: int, share: float) -> int:
-    """Return how many clients must stay: ⌈share · n⌉, and more than half of them.
+    """Return how many clients must stay: ⌈share · n⌉, and more than half of n.
 
-    With more than half, no two lists of survivors can both find enough clients, so that
-    never both secrets of a client are put together.
+    With more than half, two different lists of survivors cannot both reach the threshold.
+    So the server never reconstructs both secrets of a client.
 
     Parameters
     ----------
     clients : int
-        n, the clients asked.
+        n, number of sampled clients.
     share : float in (0.5, 1]
         ``secure-threshold``.
     """
@@ -33,5 +33,5 @@ def threshold(clients: int, share: float) -> int:
 
 
 def with_witness(summands: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the summand that counts clients."""
+    """Add the summand ``witness`` that counts clients."""
     return {WITNESS: torch.ones(()), **summands}

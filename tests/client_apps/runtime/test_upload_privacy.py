@@ -95,7 +95,7 @@ def test_noise_needs_a_clipping_norm(small: dict[str, Any]) -> None:
 
 
 def test_a_method_without_upload_cannot_blur_it(small: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="local uploads nothing"):
+    with pytest.raises(ConfigError, match="local has no uploads"):
         simulate("local", **small, upload_clip=1.0)
 
 

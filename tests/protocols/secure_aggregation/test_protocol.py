@@ -1,4 +1,4 @@
-"""Members and server of one round, without messages."""
+"""Clients and server of one round of secure aggregation, without messaging."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KEYS_OF_31_BYTES = torch.zeros(1, 31, dtype=torch.uint8)
 
 @dataclass
 class Table:
-    """A federation around one table, at the first exchange of a round."""
+    """Clients and server at the start of a round."""
 
     members: dict[int, Member]
     server: SecureRound
@@ -84,7 +84,7 @@ def seat(count: int, generator: torch.Generator, entries: int = 20) -> Table:
 
 @pytest.fixture
 def table(generator: torch.Generator) -> Table:
-    """Six clients, 0 to 10 by twos; four must stay."""
+    """Six clients (0, 2, …, 10) with threshold four."""
     return seat(6, generator)
 
 
@@ -168,13 +168,15 @@ def test_a_client_whose_shares_belong_to_no_secret_is_named(
     swapped = {0: {"seed_digest": other.seed_digest}, 1: {"mask_key": other.mask_key}}
     uploads = table.uploads(lost=lost)
     table.server.offers[4] = replace(offer, **swapped[which])
-    with pytest.raises(PayloadError, match=f"client 4 do not give back {match}"):
+    with pytest.raises(PayloadError, match=f"client 4 do not reconstruct {match}"):
         table.close(uploads)
 
 
 def test_shares_that_do_not_open_cost_nobody_but_their_owner(table: Table) -> None:
     table.offers()
-    table.server.offers[4].sealed[0] ^= 1  # what client 4 sealed to client 0
+    table.server.offers[4].sealed[0] ^= (
+        1  # the shares that client 4 encrypted to client 0
+    )
     table.check(table.close(table.uploads()), list(table.members))
 
 
@@ -200,7 +202,7 @@ def test_no_upload_correlates_with_what_is_in_it(generator: torch.Generator) -> 
 def test_every_byte_of_an_upload_is_uniform(generator: torch.Generator) -> None:
     table = seat(3, generator, 20_000)
     for values in table.plain.values():
-        values["a"].zero_()  # what would show most
+        values["a"].zero_()  # constant data would be the easiest to recognise
     table.offers()
     for vector in table.uploads().values():
         octets = vector.view(np.uint8).reshape(-1, 8)
@@ -240,7 +242,7 @@ def test_without_the_own_masks_the_sum_stays_hidden(table: Table) -> None:
 
 
 def test_a_late_upload_cannot_be_opened(table: Table) -> None:
-    # the server says that client 4 is lost, learns its key, and has its upload after all
+    # a server that claims client 4 dropped out gets its key, but also has its upload
     table.offers()
     seed = bytes(table.members[4].memory["seed"].numpy().tobytes())
     uploads = table.uploads()
@@ -250,7 +252,9 @@ def test_a_late_upload_cannot_be_opened(table: Table) -> None:
     table.server._take_out(4, pairwise)  # what client 4 added for its peers
     plain = encode(table.plain[4], fraction_bits=24, summands=6)
     assert not np.any((late - pairwise)[:-1] == plain)
-    own = mask_stream(seed, len(late))  # only this is missing, and nobody gave it away
+    own = mask_stream(
+        seed, len(late)
+    )  # only this mask is left, and no client revealed it
     assert np.array_equal((late - pairwise - own)[:-1], plain)
 
 
@@ -297,7 +301,7 @@ def test_a_client_masks_once_a_round(table: Table) -> None:
     table.members[0].mask(1, peers[0], table.plain[0])
     with pytest.raises(PayloadError, match="not at this step"):
         table.members[0].mask(1, peers[0], table.plain[0])
-    with pytest.raises(PayloadError, match="already sent in round 1"):
+    with pytest.raises(PayloadError, match="already sent a masked vector in round 1"):
         table.members[0].offer(1, table.server.roster())
 
 

@@ -1,4 +1,4 @@
-"""O-pFGL's statistics as sums that nobody sees the parts of."""
+"""Secure aggregation of O-pFGL's statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def quick(small: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[ClassStatistics]:
-    """Pooled statistics that servers made a pseudo-graph of."""
+    """Pooled statistics from which the server made a pseudo-graph."""
     kept: list[ClassStatistics] = []
     original = OPFGL.make_graph
 
@@ -100,6 +100,6 @@ def test_nothing_but_masked_sums_goes_up(
         (name,) = content.array_records
         (array,) = content.array_records[name].values()
         assert name.startswith("secure-")
-        # one entry more, by which the server notices masks that do not cancel
+        # one more entry, by which the server detects masks that do not cancel
         assert array.numpy().size == 1 + classes * (2 * width + 3)
     assert run.rounds[0]["metrics"]

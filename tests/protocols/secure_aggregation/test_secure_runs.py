@@ -1,4 +1,4 @@
-"""Whole runs with secure aggregation, with clients that fail in every exchange."""
+"""Complete runs with secure aggregation, with clients that fail at any message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def spoil(
         if is_due:
             number = message.content.config_records["config"]["server-round"]
             is_due = number == 2
-        if is_due and how is raises:  # before it does anything
+        if is_due and how is raises:  # before the client handles the message
             raises(message)
         reply = original(app, message, context)
         if is_due:
@@ -157,7 +157,7 @@ def test_a_run_gives_the_same_numbers_again_although_keys_are_new(
     assert not any("public_key" in row for row in first.clients)
 
 
-def test_a_run_goes_on_from_a_checkpoint_with_new_keys(
+def test_a_run_resumes_from_a_checkpoint_with_new_keys(
     small: dict[str, Any], tmp_path: Path
 ) -> None:
     settings = {**small, **SECURE, "rounds": 5, "checkpoint_every": 2}
@@ -218,7 +218,7 @@ def test_secrets_survive_between_the_exchanges_wherever_states_are_kept(
         ]
     assert run.rounds[-1]["metrics"] == expected.rounds[-1]["metrics"]
     assert torch.equal(*(next(iter(model(r).values())) for r in (run, expected)))
-    for memory in kept:  # nothing of a round is left
+    for memory in kept:  # all secrets of the round are deleted
         left = {name.removeprefix("secure/") for name in memory}
         assert {"identity", "masked-round"} <= left
         assert not left & {"seed", "mask-secret", "held", "keys"}
@@ -271,7 +271,7 @@ def test_bytes_are_those_of_the_formulas(small: dict[str, Any]) -> None:
 # ------------------------------------------------------------------ clients that fail
 @pytest.mark.parametrize("kind", EXCHANGES)
 @pytest.mark.parametrize("pids", [{1}, {0, 4}])
-def test_lost_clients_are_named_and_the_round_goes_on(
+def test_lost_clients_are_named_and_the_round_continues(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], kind: str, pids: set[int]
 ) -> None:
     settings = {**small, **SECURE, "rounds": 3, "secure_threshold": 0.51}
@@ -281,7 +281,7 @@ def test_lost_clients_are_named_and_the_round_goes_on(
     assert row["status"] == "ok"
     assert {f["partition_id"] for f in row["failures"]} == pids
     assert all("out of order" in f["reason"] for f in row["failures"])
-    if kind == EXCHANGES[2]:  # whoever is lost now is in the sum
+    if kind == EXCHANGES[2]:  # a client that drops out now is in the sum
         monkeypatch.undo()
         expected = simulate(**{**settings, "secure_aggregation": False})
         assert row["replies"] == 5
@@ -391,18 +391,20 @@ def test_a_run_below_the_threshold_ends_with_an_error_that_says_so(
 
 
 # --------------------------------------------------------------------------- settings
-def test_a_method_that_needs_more_than_sums_says_which_do_not() -> None:
+def test_a_method_that_needs_more_than_sums_names_those_that_do_not() -> None:
     for name, row in METHODS.items():
         values = {"method": name, "secure-aggregation": True}
         if row.additive:
             assert parse_config(values).secure_aggregation
         else:
-            with pytest.raises(ConfigError, match=r"These methods can: .*fedavg, "):
+            with pytest.raises(
+                ConfigError, match=r"These methods support it: .*fedavg, "
+            ):
                 parse_config(values)
 
 
 def test_a_row_is_additive_if_and_only_if_its_upload_can_be_summed() -> None:
-    # these look at what single clients send, though their last uploads could be summed
+    # these methods inspect uploads of single clients
     look_closer = {"clustered-sampling", "fedsage+", "fedsem", "fggp"}
     for name, row in METHODS.items():
         strategy = row.load_strategy()
@@ -435,7 +437,7 @@ def test_fewer_than_three_clients_a_round_are_refused(
         "clients": clients,
         "participation": participation,
     }
-    with pytest.raises(ConfigError, match="needs 3 clients a round"):
+    with pytest.raises(ConfigError, match="needs 3 clients per round"):
         parse_config(values)
 
 
