@@ -17,8 +17,8 @@ import tempfile
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli.run import run_one
 from flower_fgl.client_apps.runtime import training
+from flower_fgl.simulation.run import run_one
 
 WARM_UP = 2
 

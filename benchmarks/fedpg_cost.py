@@ -21,12 +21,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli.run import run_one
 from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS as ROWS
 from flower_fgl.nn import build_model
 from flower_fgl.protocols.prototypes import LocalPrototypes
+from flower_fgl.simulation.run import run_one
 
 METHODS = ("local", "fedavg", "fedproto", "fedpg")
 

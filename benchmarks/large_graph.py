@@ -35,11 +35,11 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: str) -> None:
-    from flower_fgl.cli.run import run_one
     from flower_fgl.datasets.build import load_dataset
     from flower_fgl.datasets.partition.partition import partition_nodes
     from flower_fgl.datasets.store import open_store
     from flower_fgl.datasets.transforms.subgraph import cut_clients
+    from flower_fgl.simulation.run import run_one
 
     values = {
         "method": "fedavg",

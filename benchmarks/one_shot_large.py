@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: str) -> None:
-    from flower_fgl.cli.run import run_one
+    from flower_fgl.simulation.run import run_one
 
     memory = PeakMemory()
     memory.start()

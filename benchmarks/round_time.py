@@ -114,7 +114,7 @@ def floor(options: argparse.Namespace) -> list[dict[str, float]]:
 
 def engine(options: argparse.Namespace, name: str) -> list[dict[str, float]]:
     """Run an engine and return its rounds' seconds."""
-    from flower_fgl.cli.run import run_one
+    from flower_fgl.simulation.run import run_one
 
     with tempfile.TemporaryDirectory() as folder:
         values = {**settings(options), "output-dir": folder}

@@ -9,13 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flower_fgl.core.version import VERSION as __version__
+from flower_fgl.core.version import VERSION
 
 if TYPE_CHECKING:
     from flower_fgl.methods import METHODS
     from flower_fgl.runs.run import Run
     from flower_fgl.simulation.local import simulate
     from flower_fgl.simulation.resume import resume
+
+__version__ = VERSION
 
 __all__ = ["METHODS", "Run", "__version__", "resume", "simulate"]
 

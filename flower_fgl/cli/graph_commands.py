@@ -15,6 +15,7 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.cli.tables import make_table
+from flower_fgl.methods import parse_config
 
 __all__ = ["check_graph", "export", "partition", "predict"]
 
@@ -31,9 +32,10 @@ def partition(
     ] = None,
 ) -> None:
     """Partition a dataset and describe what each client holds."""
+    config = data_config(dataset, clients, rule, settings)
+    # loads torch: the settings are checked first
     from flower_fgl.cli.partition import describe_clients, write_heat_map
 
-    config = data_config(dataset, clients, rule, settings)
     description = describe_clients(config)
     sets = ("train", "val", "test", *description.columns)
     table = make_table("client", description.items, *sets, "classes", "exp(entropy)")
@@ -56,9 +58,11 @@ def export(
     settings: SettingPairs = None,
 ) -> None:
     """Write each client's graph as .npz, to rehearse a deployment."""
+    config = data_config(dataset, clients, rule, settings)
+    # loads torch: the settings are checked first
     from flower_fgl.cli.partition import export_clients
 
-    for path in export_clients(data_config(dataset, clients, rule, settings), folder):
+    for path in export_clients(config, folder):
         show(str(path))
 
 
@@ -67,9 +71,12 @@ def check_graph(
     settings: SettingPairs = None,
 ) -> None:
     """Check a data owner's graph and show what the server would learn of it."""
+    pairs = parse_pairs(settings or [])
+    parse_config(pairs)
+    # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 
-    report = inspect_graph(graph, parse_pairs(settings or []))
+    report = inspect_graph(graph, pairs)
     for number, problem in enumerate(report.problems, start=1):
         show(f"Problem {number}: {problem}")
     for note in report.notes:

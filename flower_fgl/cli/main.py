@@ -200,7 +200,7 @@ def _explain(table: Table, prefix: str, cls: Any) -> None:
 @app.command()
 def datasets() -> None:
     """List the data sets with their published statistics."""
-    from flower_fgl.datasets.sources.load import SOURCES
+    from flower_fgl.datasets.sources.registry import SOURCES
 
     table = make_table(
         "data set", "task", "nodes", "edges", "features", "classes", "split"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.partition.summary import PartitionSummary

@@ -10,6 +10,15 @@ import typer
 from flower_fgl.cli.arguments import console, show
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.errors import RunError
+from flower_fgl.runs.compare import (
+    common_metric,
+    compare_runs,
+    describe,
+    select_runs,
+    verdict,
+)
+from flower_fgl.runs.cost_to_accuracy import cost_until
+from flower_fgl.runs.run import Run
 
 __all__ = ["compare", "embeddings", "reach", "report"]
 
@@ -37,10 +46,10 @@ def report(
     ] = None,
 ) -> None:
     """Draw a run, or compare several, as one HTML page."""
-    from flower_fgl.runs.compare import select_runs
+    found = [run for text in runs for run in select_runs(text)]
+    # loads matplotlib: the run folders are read first
     from flower_fgl.runs.report.page import write_report
 
-    found = [run for text in runs for run in select_runs(text)]
     nodes = None
     if client:
         if len(found) > 1:
@@ -61,6 +70,8 @@ def embeddings(
     client: Annotated[list[int], typer.Option(help="Client to draw; may repeat.")],
 ) -> None:
     """Draw clients' training, test and synthetic nodes on their principal plane."""
+    Run.load(run)
+    # loads torch: a folder that holds no run is reported first
     from flower_fgl.cli.embeddings import draw_embeddings
 
     path = draw_embeddings(run, client, out)
@@ -88,14 +99,6 @@ def compare(
     ] = "",
 ) -> None:
     """Test whether two methods differ: paired t-test over data sets and seeds."""
-    from flower_fgl.runs.compare import (
-        common_metric,
-        compare_runs,
-        describe,
-        select_runs,
-        verdict,
-    )
-
     sides = {"A": select_runs(one), "B": select_runs(other)}
     metric = metric or common_metric([run for runs in sides.values() for run in runs])
     result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
@@ -122,12 +125,12 @@ def reach(
     column: Annotated[str, typer.Option(help="Which nodes' accuracy.")] = "test",
 ) -> None:
     """Tell rounds, bytes and seconds until runs had reached an accuracy."""
-    from flower_fgl.runs.compare import select_runs
-    from flower_fgl.runs.cost_to_accuracy import cost_until
+    found = [run for text in runs for run in select_runs(text)]
+    # loads matplotlib: the run folders are read first
     from flower_fgl.runs.report.page import show_bytes, show_seconds
 
     table = make_table("run", "round", "bytes", "time", f"best {column} accuracy, %")
-    for run in (run for text in runs for run in select_runs(text)):
+    for run in found:
         cost = cost_until(run, accuracy, column=column)
         table.add_row(
             run.path.name,

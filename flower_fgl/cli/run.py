@@ -23,11 +23,9 @@ from rich.progress import (
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import parse_config
-from flower_fgl.runs.checkpoints import UNCOMPARED, newest_checkpoint
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.experiments import (
@@ -36,8 +34,6 @@ from flower_fgl.simulation.experiments import (
     read_experiment,
     results_table,
 )
-from flower_fgl.simulation.resume import resume
-from flower_fgl.simulation.run import run_one
 
 __all__ = ["RunOptions", "resume_run", "run_all"]
 
@@ -109,6 +105,9 @@ def run_all(
         experiment = experiment.with_cases(cases) if cases else experiment
     planned = [_with_place(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
+    # loads torch: the settings of all runs are checked first
+    from flower_fgl.simulation.run import run_one
+
     done: list[tuple[PlannedRun, Run]] = []
     for run in planned:
         if experiment.is_grid:
@@ -151,7 +150,10 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None
     configs = []
     for run in planned:
         try:
-            configs.append(parse_config(run.settings))
+            config = parse_config(run.settings)
+            if config.clients < 1:
+                raise ConfigError(f"clients must be at least 1, got {config.clients}.")
+            configs.append(config)
         except ConfigError as error:
             if len(planned) == 1:
                 raise
@@ -192,6 +194,9 @@ def resume_run(folder: Path, run_options: RunOptions, console: Console) -> Run:
         console.print("The run is complete: there is nothing to resume.")
         console.print(before.table(), markup=False, highlight=False, soft_wrap=True)
         return before
+    # loads torch: a folder that holds no run is reported first
+    from flower_fgl.simulation.resume import resume
+
     rounds = int(before.config["rounds"])
     with _progress(console, folder.name, rounds, run_options.quiet) as on_round:
         run = resume(
@@ -220,6 +225,10 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
         return None, False
     if not (folder / "config.toml").exists():
         raise RunError(f"{folder} is no run folder: move it, or set output-dir.")
+    # loads torch, which an experiment's first start does not need at this point
+    from flower_fgl.core.locks import hold
+    from flower_fgl.runs.checkpoints import UNCOMPARED
+
     config = parse_config(planned.settings)
     with hold(folder):
         run = Run.load(folder)
@@ -247,6 +256,8 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
 
 def _goes_on(run: Run, config: RunConfig) -> bool:
     """Say whether a run was interrupted, not failed, and has a checkpoint."""
+    from flower_fgl.runs.checkpoints import newest_checkpoint  # loads torch
+
     if run.status not in ("running", "interrupted"):
         return False
     try:

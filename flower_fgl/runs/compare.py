@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy import stats
-
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
@@ -96,6 +94,8 @@ def paired_t_test(one: Sequence[float], other: Sequence[float]) -> tuple[float, 
     if max(differences) == min(differences):  # no spread: scipy would divide by 0
         value = differences[0]
         return (math.copysign(math.inf, value), 0.0) if value else (math.nan, 1.0)
+    from scipy import stats  # slow to import, and selecting runs does not need it
+
     result = stats.ttest_rel(one, other)
     return float(result.statistic), float(result.pvalue)
 

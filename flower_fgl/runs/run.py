@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.files import (
     CLIENTS,
     CONFIG,

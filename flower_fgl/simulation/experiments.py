@@ -33,8 +33,8 @@ from typing import Any
 
 from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.metrics import SETTING_COLUMNS
 from flower_fgl.core.options import Scalar, kebab, nearest
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run

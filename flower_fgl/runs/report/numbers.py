@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.run import Run
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.metrics import SCORE_NAMES, SETTING_COLUMNS
+from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.runs.compare import PER_RUN, is_better
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
