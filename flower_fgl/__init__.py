@@ -1,7 +1,7 @@
 """Federated graph learning methods as Flower apps.
 
-``flower_fgl.simulate(method="fedavg", dataset="cora", clients=10)`` runs one in this
-process; ``flower-fgl run`` and ``flwr run .`` run the same app under Flower.
+``flower_fgl.simulate(method="fedavg", dataset="cora", clients=10)`` runs a method in this
+process. ``flower-fgl run`` and ``flwr run .`` run the same app with Flower.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: a server loads no client code."""
+    """Import a public name on first access, so that a server loads no client code."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

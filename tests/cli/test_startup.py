@@ -50,7 +50,7 @@ USER_ERRORS = {
     "run --method nosuch": 'Unknown method "nosuch"',
     "run --dataset nosuch": "nosuch",
     "run --set nosuch=1": "nosuch",
-    "run --set lr": "--set takes key=value",
+    "run --set lr": "--set expects key=value",
     "run --set lr=x": "lr must be of type float",
     "run --set model=nosuch": 'Unknown model "nosuch"',
     "run --rounds 0": "rounds must be >= 1",
