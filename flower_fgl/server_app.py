@@ -46,12 +46,16 @@ class _Recorder:
         self.on_round = on_round
         self.rounds: list[Mapping[str, Any]] = []
 
-    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client; the first one tells how many there may be."""
+    def describe_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add one line per client before round 1; store how many there may be."""
         number = rows[0].get("num_partitions") if rows else None
         if number and not self.config.clients:
             settings = self.config.flat() | {"clients": number}
             self.writer.write_settings(settings, self.config.sources)
+        self.writer.append_clients(rows)
+
+    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add one line per client."""
         self.writer.append_clients(rows)
 
     def append_release(self, row: Mapping[str, Any]) -> None:

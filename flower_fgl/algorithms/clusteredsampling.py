@@ -1,11 +1,11 @@
-"""Distributions from which clustered sampling draws clients, in whole numbers.
+"""Client distributions of clustered sampling, as exact integer tables.
 
 Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for
 Clients Selection in Federated Learning", ICML 2021.
 
-A table holds one distribution a row: ``table[k, i] / n`` is the probability r_{k,i} that
-draw k gives client i, n being the sum of all n_i. Rows sum to n, column i to m·n_i (the
-paper's Proposition 1: the aggregation is unbiased), both exactly.
+Each row of a table is one distribution: ``table[k, i] / n`` is the probability r_{k,i}
+that draw k samples client i, where n is the sum of all n_i. Rows sum to n and column i
+sums to m·n_i, both exactly (the paper's Proposition 1: the aggregation is unbiased).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Counts = NDArray[np.int64]
 
 
 def table_by_size(counts: Counts, draws: int) -> Counts:
-    """Fill the distributions in turn, large clients first, Fraboni et al., Algorithm 1.
+    """Fill the distributions, large clients first, Fraboni et al., Algorithm 1.
 
     Parameters
     ----------
@@ -44,16 +44,14 @@ def table_by_size(counts: Counts, draws: int) -> Counts:
 def table_by_similarity(
     counts: Counts, draws: int, angles: NDArray[np.float64]
 ) -> Counts:
-    """Give like clients one distribution, Fraboni et al., Algorithm 2.
+    """Assign similar clients to one distribution, Fraboni et al., Algorithm 2.
 
     Parameters
     ----------
-    counts : array of shape (K,), int64
-        n_i, positive.
-    draws : int, at least 1
-        m.
+    counts, draws
+        As in :func:`table_by_size`.
     angles : array of shape (K, K), float64
-        What :func:`update_angles` returns.
+        Result of :func:`update_angles`.
 
     Returns
     -------
@@ -62,29 +60,32 @@ def table_by_similarity(
 
     Notes
     -----
-    1. A client with m·n_i ≥ n first fills ⌊m·n_i/n⌋ distributions alone; what is left of
-       it is clustered with the others.
-    2. Ward's tree is cut into the largest clusters whose clients fit into one
-       distribution. The largest of them start one each; the rest are filled in by
-       descending size, their clients by number. The published code shuffles these.
-    3. The published code hands rows of the angle matrix to Ward's method as
-       observations; here the angles are the distances, as in the text.
+    1. A client with m·n_i ≥ n first fills ⌊m·n_i/n⌋ distributions alone. Its remaining
+       mass is clustered with the other clients.
+    2. Ward's tree is split into the largest clusters whose clients fit into one
+       distribution. The largest clusters start one distribution each. The others fill
+       the free space by descending size, their clients by number; the published code
+       shuffles these.
+    3. The published code passes rows of the angle matrix to Ward's method as
+       observations. Here the angles are the distances, as in the text.
     """
     capacity = counts.sum()
     whole, rest = np.divmod(draws * counts, capacity)
     table = np.zeros((draws, len(counts)), dtype=np.int64)
     alone = int(whole.sum())
     table[np.arange(alone), np.repeat(np.arange(len(counts)), whole)] = capacity
-    left = np.flatnonzero(rest)
-    if not len(left):
+    remaining = np.flatnonzero(rest)
+    if not len(remaining):
         return table
-    tree = linkage(squareform(angles[np.ix_(left, left)], checks=False), "ward")
-    groups = [left[group] for group in _cut(tree, rest[left], capacity)]
+    tree = linkage(
+        squareform(angles[np.ix_(remaining, remaining)], checks=False), "ward"
+    )
+    groups = [remaining[group] for group in _clusters(tree, rest[remaining], capacity)]
     groups.sort(key=lambda group: -int(rest[group].sum()))
     for row, group in zip(table[alone:], groups, strict=False):
         row[group] = rest[group]
     others = groups[draws - alone :]
-    return _fill(table, np.concatenate([left[:0], *others]), rest, capacity)
+    return _fill(table, np.concatenate([remaining[:0], *others]), rest, capacity)
 
 
 def update_angles(updates: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -98,7 +99,8 @@ def update_angles(updates: NDArray[np.float32]) -> NDArray[np.float64]:
     Returns
     -------
     array of shape (K, K), float64, in [0, π]
-        ``arccos(cos(u_i, u_j))``; 0 between zeros, π/2 between zeros and others.
+        ``arccos(cos(u_i, u_j))``; 0 between two zero updates, π/2 between a zero and a
+        nonzero update.
     """
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
     unit = (updates / np.where(norms > 0, norms, 1)).astype(np.float64)
@@ -114,14 +116,14 @@ def draw_clients(table: Counts, generator: np.random.Generator) -> Counts:
     Parameters
     ----------
     table : array of shape (m, K), int64
-        Rows of one sum.
+        Distributions, whose rows have equal sums.
     generator : numpy.random.Generator
-        Where from.
+        Source of randomness.
 
     Returns
     -------
     array of shape (m,), int64
-        Numbers of the clients, one of them maybe several times.
+        Numbers of the sampled clients; a client can occur several times.
     """
     upper = table.cumsum(axis=1)  # (m, K)
     point = generator.integers(upper[0, -1], size=len(table))
@@ -129,11 +131,9 @@ def draw_clients(table: Counts, generator: np.random.Generator) -> Counts:
 
 
 def _fill(table: Counts, order: Counts, mass: Counts, capacity: int) -> Counts:
-    """Pour clients into what is free in the rows, one after the other.
-
-    The free parts of the rows, end to end, and the clients' masses, end to end, are two
-    divisions of one line: a client's part of a row is where their pieces overlap.
-    """
+    """Distribute clients over the free capacity of the rows, one after the other."""
+    # Rows' free capacities and clients' masses, each concatenated, divide one line: a
+    # client's share of a row is the overlap of their segments.
     ends = (capacity - table.sum(axis=1)).cumsum()[:, None]  # (m, 1)
     starts = np.concatenate([[[0]], ends[:-1]])
     upper = mass[order].cumsum()  # (clients,)
@@ -144,23 +144,8 @@ def _fill(table: Counts, order: Counts, mass: Counts, capacity: int) -> Counts:
     return table
 
 
-def _cut(tree: NDArray[np.float64], mass: Counts, capacity: int) -> list[Counts]:
-    """Cut a tree into its largest branches of at most a mass.
-
-    Parameters
-    ----------
-    tree : array of shape (K - 1, 4), float64
-        What :func:`scipy.cluster.hierarchy.linkage` returns.
-    mass : array of shape (K,), int64
-        Of the leaves, none above ``capacity``.
-    capacity : int
-        Mass of a branch at most.
-
-    Returns
-    -------
-    list of array of int64
-        Leaves of each branch, ascending.
-    """
+def _clusters(tree: NDArray[np.float64], mass: Counts, capacity: int) -> list[Counts]:
+    """Split a linkage tree into its largest branches of at most ``capacity`` mass."""
     number = len(mass)
     total = np.concatenate([mass, np.zeros(len(tree), dtype=np.int64)])
     pairs = tree[:, :2].astype(np.int64)

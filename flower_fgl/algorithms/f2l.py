@@ -1,7 +1,7 @@
-"""A small module that adapts to a few labelled nodes, and its losses on episodes.
+"""Few-shot adaptation module of F²L and its losses on episodes.
 
-Wang et al., "Federated Few-shot Learning", KDD 2023. All functions take one episode, or
-a batch of them with a leading dimension B; "…" stands for that.
+Wang et al., "Federated Few-shot Learning", KDD 2023. All functions accept one episode,
+or a batch of episodes with a leading dimension B; "…" denotes this optional dimension.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Adaptation(nn.Module):
     Parameters
     ----------
     width : int
-        p.
+        Embedding width p.
     num_classes : int
         C. An episode uses the rows of its own N classes.
     """
@@ -53,7 +53,7 @@ class Adaptation(nn.Module):
 
     @classmethod
     def blank(cls, width: int, num_classes: int, device: torch.device) -> Self:
-        """Build one to be overwritten, without drawing from the global generator."""
+        """Build an uninitialised module without drawing from the global generator."""
         with torch.device("meta"):
             module = cls(width, num_classes)
         return module.to_empty(device=device)
@@ -62,20 +62,20 @@ class Adaptation(nn.Module):
 def attend(
     parameters: Parameters, h: Tensor, support: Tensor, is_support: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Represent and classify nodes in the light of a support set.
+    """Represent and classify nodes by attention to a support set.
 
     ``r_u = h_u + softmax(Q h_u · K h_S / √p) V h_S``, then a linear map.
 
     Parameters
     ----------
     parameters : mapping of str to Tensor
-        Of an :class:`Adaptation`; each the same for a batch, or with a dimension B.
+        Parameters of an :class:`Adaptation`: shared by a batch, or with a dimension B.
     h : Tensor of shape (…, M, p), float32
         Embeddings.
     support : Tensor of shape (…, S, p), float32
         Embeddings to attend to.
     is_support : Tensor of shape (…, S), bool
-        Which of them count; at least one.
+        Valid entries of ``support``; at least one.
 
     Returns
     -------
@@ -95,16 +95,16 @@ def attend(
 def masked_cross_entropy(
     logits: Tensor, labels: Tensor, rows: Tensor, classes: Tensor
 ) -> Tensor:
-    """Average the cross-entropy of some rows over some classes.
+    """Average the cross-entropy of selected rows over selected classes.
 
     Parameters
     ----------
     logits : Tensor of shape (…, M, C), float32
         Scores.
     labels : Tensor of shape (…, M), int64
-        Classes; of the rows that count among ``classes``.
+        Classes; those of the selected rows must be in ``classes``.
     rows : Tensor of shape (…, M), bool
-        Rows that count; without any the loss is 0.
+        Selected rows; the loss is 0 if there are none.
     classes : Tensor of shape (…, C), bool
         Classes that can be predicted.
 
@@ -120,15 +120,15 @@ def masked_cross_entropy(
 def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
     """Contrast two representations of the same nodes, InfoNCE.
 
-    ``−mean_u log( e^{cos(a_u, b_u)/τ} / Σ_v e^{cos(a_u, b_v)/τ} )``: the smaller, the
-    more they tell of each other.
+    ``−mean_u log( e^{cos(a_u, b_u)/τ} / Σ_v e^{cos(a_u, b_v)/τ} )``. A smaller value
+    means more mutual information.
 
     Parameters
     ----------
     one, other : Tensor of shape (…, M, p), float32
         a and b.
     rows : Tensor of shape (…, M), bool
-        Nodes that count, as u and as v; without any the loss is 0.
+        Nodes used as u and as v; the loss is 0 if there are none.
     tau : float, positive
         τ.
 
@@ -137,7 +137,7 @@ def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
     Tensor of shape (…)
     """
     cosine = F.normalize(one, dim=-1) @ F.normalize(other, dim=-1).mT / tau
-    # rows that do not count keep all entries: without any, their softmax is undefined
+    # unselected rows keep all entries: a softmax over none is undefined
     is_hidden = rows[..., :, None] & ~rows[..., None, :]
     scores = cosine.masked_fill(is_hidden, -torch.inf).log_softmax(dim=-1)
     return -_mean(scores.diagonal(dim1=-2, dim2=-1), rows)
@@ -146,16 +146,14 @@ def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
 def distillation(
     teacher: Tensor, student: Tensor, rows: Tensor, classes: Tensor
 ) -> Tensor:
-    """Average KL(teacher ‖ student) of some rows over some classes.
+    """Average KL(teacher ‖ student) of selected rows over selected classes.
 
     Parameters
     ----------
     teacher, student : Tensor of shape (…, M, C), float32
         Logits.
-    rows : Tensor of shape (…, M), bool
-        Rows that count; without any the loss is 0.
-    classes : Tensor of shape (…, C), bool
-        Classes to which both are restricted.
+    rows, classes
+        As in :func:`masked_cross_entropy`; both distributions use only ``classes``.
 
     Returns
     -------
@@ -166,7 +164,7 @@ def distillation(
         logits.masked_fill(is_other, -torch.inf).log_softmax(dim=-1)
         for logits in (teacher, student)
     )
-    gap = (target - guess).masked_fill(is_other, 0)  # (−inf) − (−inf) is no number
+    gap = (target - guess).masked_fill(is_other, 0)  # (−inf) − (−inf) is NaN
     return _mean((target.exp() * gap).sum(dim=-1), rows)
 
 
@@ -189,8 +187,8 @@ def adapt(
     Parameters
     ----------
     parameters : mapping of str to Tensor
-        Of an :class:`Adaptation`, to start from; gradients are needed. In a batch each
-        has a dimension B: every episode takes steps of its own.
+        Initial parameters of an :class:`Adaptation`, which need gradients. In a batch
+        each has a dimension B, so that every episode takes its own steps.
     h : Tensor of shape (…, M, p), float32
         Embeddings.
     labels : Tensor of shape (…, M), int64
@@ -207,12 +205,13 @@ def adapt(
     Returns
     -------
     dict of str to Tensor
+        The adapted parameters.
     """
     current = dict(parameters)
     for _ in range(steps):
         _, logits = attend(current, h, h, is_support)
         loss = masked_cross_entropy(logits, labels, is_support, classes)
-        # episodes share nothing, so the gradient of the sum is that of each
+        # episodes share no parameters: the gradient of the sum is that of each
         slopes = torch.autograd.grad(
             loss.sum(), list(current.values()), create_graph=True
         )
@@ -225,18 +224,18 @@ def adapt(
 
 @dataclass(frozen=True)
 class EpisodeWeights:
-    """What :func:`episode_losses` is told.
+    """Settings of :func:`episode_losses`.
 
     Parameters
     ----------
     steps : int, at least 0
         Inner steps.
     lr : float, positive
-        Their learning rate.
+        Learning rate of the inner steps.
     tau : float, positive
-        Temperature of the contrast.
+        Temperature of the contrastive loss.
     contrast, distillation : float, at least 0
-        Weights of the two links.
+        Weights of the contrastive and the distillation loss.
     """
 
     steps: int
@@ -256,7 +255,7 @@ def episode_losses(
     is_query: Tensor,
     classes: Tensor,
 ) -> Tensor:
-    """Adapt to support sets, then add up the loss on the queries and the two links.
+    """Adapt to support sets; sum the query, contrastive and distillation losses.
 
     Parameters
     ----------
@@ -267,11 +266,11 @@ def episode_losses(
     h : Tensor of shape (B, M, p), float32
         Embeddings by the client model.
     teacher : Tensor of shape (B, M, C), float32
-        Logits by its classifier of all classes, constant.
+        Logits by the client model's classifier of all classes, constant.
     labels : Tensor of shape (B, M), int64
         Classes.
     is_support, is_query : Tensor of shape (B, M), bool
-        Rows of either set; others are padding.
+        Rows of the support and query sets; other rows are padding.
     classes : Tensor of shape (B, C), bool
         The N classes of each episode.
 
@@ -294,18 +293,18 @@ def episode_losses(
     )
     representation, logits = attend(adapted, h, h, is_support)
     loss = masked_cross_entropy(logits, labels, is_query, classes)
-    link = contrast(representation, h, is_support, tau=weights.tau)
-    lesson = distillation(teacher, logits, is_query, classes)
-    return loss + weights.contrast * link + weights.distillation * lesson
+    contrastive = contrast(representation, h, is_support, tau=weights.tau)
+    divergence = distillation(teacher, logits, is_query, classes)
+    return loss + weights.contrast * contrastive + weights.distillation * divergence
 
 
 class AdaptedModel(Backbone):
-    """A backbone's embedding under a module that has adapted to a support set.
+    """Classify the embeddings of a backbone by a module adapted to a support set.
 
     Parameters
     ----------
     backbone : Backbone
-        Embeds.
+        Embeds nodes or graphs.
     adaptation : Adaptation
         After its steps on the support set.
     support : Tensor of shape (S, p), float32

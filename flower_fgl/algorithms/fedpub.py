@@ -1,4 +1,4 @@
-"""A backbone under element-wise masks of its weights."""
+"""Backbone with trained element-wise masks on its weights, for FED-PUB."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class MaskedBackbone(Backbone):
     Parameters
     ----------
     backbone : Backbone
-        Shares its parameters.
+        Its parameters are shared, not copied.
     masks : sequence of Tensor
         Initial masks, one per parameter, in the order and of the shapes of
         ``backbone.parameters()``.
     threshold : float, at least 0
-        Mask entries below it in absolute value are pruned: they count as 0 in evaluation
-        mode. In training they count as they are, so that they can grow again.
+        In evaluation mode, mask entries below it in absolute value are pruned to 0. In
+        training mode they keep their values, so that they can grow again.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class MaskedBackbone(Backbone):
 
     @property
     def undecayed(self) -> list[Tensor]:
-        """The masks, which ``weight-decay`` leaves alone: their penalty is ‖ν‖₁."""
+        """The masks, which have the penalty ‖ν‖₁ instead of ``weight-decay``."""
         return list(self.masks)
 
     def effective(self) -> dict[str, Tensor]:
-        """Return the masked weights by the backbone's names."""
+        """Return the masked weights under the backbone's names."""
         return {
             name: weight * self._shown(mask)
             for (name, weight), mask in zip(

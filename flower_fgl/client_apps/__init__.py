@@ -1,1 +1,1 @@
-"""Client halves of the methods."""
+"""Client half of each method."""

@@ -1,4 +1,4 @@
-"""ADPFedGNN's client half: two masked branches over neighbours that an agent chooses.
+"""Client half of ADPFedGNN: two masked branches over neighbours chosen by an agent.
 
 Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
 Network", IJCAI 2025.
@@ -60,26 +60,26 @@ __all__ = ["ADPFedGNNClientApp"]
 
 
 class ADPFedGNNClientApp(FglClientApp):
-    """Train both branches, choose what to share, keep the rest.
+    """Train both branches, upload the weights under the global mask, keep the rest.
 
     Notes
     -----
-    1. Masks are all ones until a client has received two global models: the paper says
-       nothing of rounds without a global direction. A client that has not trained yet
-       starts from the global weights, which local masks of ones would keep out.
-    2. Gradients for the masks are those with respect to the effective weights θ ⊙ M: a
-       weight that is masked out has no gradient, and would never come back.
-    3. The two masks may overlap; how much they do is logged.
-    4. The paper does not say which neighbours a prediction takes. Actions are drawn by
-       Eq. (2) in training, so a prediction weighs each neighbour by its probability; the
-       better action alone drops whole neighbourhoods on differences that are noise.
+    1. Masks are all ones until a client has received two global models: the paper does not
+       describe rounds without a global direction Δ. A client that has not trained yet
+       starts from the global weights; a local mask of ones would discard them.
+    2. Mask scores use gradients with respect to the effective weights θ ⊙ M. With respect
+       to θ, a masked-out weight would have no gradient and would stay masked out.
+    3. The two masks may overlap; the overlap is logged.
+    4. The paper does not say which neighbours a prediction uses. Training draws actions by
+       Eq. (2), so a prediction weights each neighbour by its probability. Taking the better
+       action alone would drop whole neighbourhoods because of differences that are noise.
     """
 
     down = SharedWeights
     up = MaskedWeights
 
     def download_spec(self, client: Client) -> Sizes:
-        """Expect the weights of the backbone, the agent and the estimator."""
+        """Return the shapes of the weights of backbone, agent and estimator."""
         memo, key = client.data.memo, ("adpfedgnn", "sizes")
         if key not in memo:
             backbone = backbone_of(client)
@@ -89,7 +89,7 @@ class ADPFedGNNClientApp(FglClientApp):
         return sizes
 
     def fit(self, client: Client, server_round: int, download: SharedWeights) -> Fit:
-        """Apply Eq. (15), train by Eq. (13), refresh the masks, share what is global."""
+        """Apply Eq. (15), train by Eq. (13), update the masks, return shared weights."""
         net, networks = open_networks(client, download)
         training = LocalTraining(client, server_round, net, networks)
         loss = training.train()
@@ -111,7 +111,7 @@ class ADPFedGNNClientApp(FglClientApp):
         download: SharedWeights,
         training: LocalTraining,
     ) -> None:
-        """Choose both masks anew by the gradients of the round and Δ."""
+        """Compute both masks from the gradients of the round and Δ."""
         method_config = client.config.method_config
         if not method_config.decouple:
             return
@@ -135,7 +135,7 @@ class ADPFedGNNClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: SharedWeights | None
     ) -> Backbone | None:
-        """Return the model trained last, after Eq. (15) if there is a download."""
+        """Return the model trained last, combined with the download by Eq. (15)."""
         if download is None and not client.state.group("model"):
             return None
         return open_networks(client, download)[0]
@@ -143,7 +143,7 @@ class ADPFedGNNClientApp(FglClientApp):
     def refreshed_model(
         self, client: Client, server_round: int, download: SharedWeights
     ) -> Backbone | None:
-        """Apply Eq. (15) with the newest global model; nothing is trained."""
+        """Apply Eq. (15) with the newest global model, without training."""
         return self.personal_model(client, download)
 
 
@@ -159,28 +159,14 @@ def backbone_of(client: Client) -> Backbone:
 
 
 def networks_of(client: Client, width: int) -> nn.ModuleDict:
-    """Build agent and estimator for embeddings of a width."""
+    """Build agent and estimator for embeddings of the given width."""
     return build_networks(client.config, client.data.graph.num_features, width)
 
 
 def open_networks(
     client: Client, download: SharedWeights | None
 ) -> tuple[TwoBranchNet, nn.ModuleDict]:
-    """Return the client's network and those it learns with.
-
-    Parameters
-    ----------
-    client : Client
-        What it trained so far is in its state.
-    download : SharedWeights or None
-        Taken over by Eq. (15), whole if the client has not trained or does not decouple;
-        agent and estimator are replaced.
-
-    Returns
-    -------
-    TwoBranchNet, torch.nn.ModuleDict
-        The second holds ``agent`` and ``estimator``, as far as the settings use them.
-    """
+    """Return the client's network, and its agent and estimator, updated by a download."""
     method_config = client.config.method_config
     backbone = backbone_of(client)
     networks = networks_of(client, backbone.hidden_channels).to(client.device)
@@ -192,6 +178,7 @@ def open_networks(
     if download is not None:
         load_state(networks, download.networks)
         weights = state_to_vector(download.weights).to(client.device)
+        # without own weights or decoupling, the download replaces all weights
         if saved and method_config.decouple:
             weights = personalise(net.weights(), weights, net.local_mask)
         net.load_weights(weights)

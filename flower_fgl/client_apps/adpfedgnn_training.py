@@ -1,4 +1,4 @@
-"""Local training of ADPFedGNN: blocks, actions, two branches, rewards."""
+"""Local training of ADPFedGNN: sampled blocks, actions, two branches, rewards."""
 
 from __future__ import annotations
 
@@ -44,19 +44,18 @@ log = logging.getLogger(__name__)
 
 
 class LocalTraining:
-    """One client's training in one round, ADPFedGNN Algorithm 1.
+    """Training of one client in one round, ADPFedGNN Algorithm 1.
 
     Parameters
     ----------
     client : Client
-        Graph, settings, and what it keeps: moments of the optimizers, the replay buffer,
-        former losses.
+        Its state holds optimizer moments, the replay buffer and former losses.
     server_round : int
         Seeds batches, neighbours, actions and dropout.
     net : TwoBranchNet
         Trained in place.
     networks : torch.nn.ModuleDict
-        ``agent`` and ``estimator``, as far as the settings use them; trained in place.
+        ``agent`` and ``estimator``, if the settings use them; trained in place.
 
     Attributes
     ----------
@@ -64,7 +63,7 @@ class LocalTraining:
         Sums of the gradients of Eq. (13), without its last term, with respect to the
         effective weights of the global and the local branch.
     seconds : dict of str to float
-        Of sampling, agent and forwards (with their backward passes).
+        Seconds spent in sampling, in the agent and in forward and backward passes.
     """
 
     def __init__(
@@ -115,16 +114,16 @@ class LocalTraining:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the seconds of a block to a part of the training."""
+        """Add the seconds of a block to one part of the training."""
         clock = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - clock
 
     # ------------------------------------------------------------------- training
     def train(self) -> float:
-        """Train ``local-epochs`` epochs; return the mean L_task of the last one.
+        """Train for ``local-epochs`` and return the mean L_task of the last epoch.
 
-        With ``check-every`` the weights best on the validation nodes are kept.
+        With ``check-every`` the model keeps the weights best on the validation nodes.
         """
         client, config = self.client, self.client.config
         memo, inputs = client.data.memo, client.data.training.inputs
@@ -145,7 +144,7 @@ class LocalTraining:
             return self.run_epochs(config.local_epochs)
 
     def run_epochs(self, number: int) -> float:
-        """Pass over the training nodes in shuffled batches."""
+        """Train for a number of epochs on shuffled batches of the training nodes."""
         data = self.client.data.training
         size = len(data.index)
         batch_size = self.client.config.batch_size or size
@@ -161,7 +160,7 @@ class LocalTraining:
         return loss
 
     def step(self, index: Tensor, labels: Tensor) -> float:
-        """Sample, choose, train, learn; return L_task."""
+        """Sample a block, choose neighbours, train, update the agent; return L_task."""
         inputs = self.client.data.training.inputs
         with self.timed("sampling"):
             block = sample_block(
@@ -189,14 +188,14 @@ class LocalTraining:
 
     @property
     def depth(self) -> int:
-        """Layers of the backbone."""
+        """Number of layers of the backbone."""
         return len(self.net.backbone.encoder)  # type: ignore[arg-type]
 
     # -------------------------------------------------------------------- Eq. (13)
     def descend(
         self, table: GraphInput, block: Block, kept: Tensor, labels: Tensor
     ) -> float:
-        """Take a step on θ, and prepare one on the estimator; return L_task."""
+        """Step on θ and compute the estimator's gradient, Eq. (13); return L_task."""
         leaves, features, logits = [], [], []
         sizes = [len(layer.target) for layer in block.layers]
         for branch in range(BRANCHES):
@@ -230,7 +229,7 @@ class LocalTraining:
         return task.item()
 
     def mutual_information(self, shared: Tensor, local: Tensor) -> Tensor:
-        """Return Eq. (6); the gradient of Eq. (8) stays at the estimator."""
+        """Return Eq. (6); the gradient of Eq. (8) is left on the estimator only."""
         estimator = cast(MIEstimator, self.networks["estimator"])
         shared, local = F.normalize(shared, dim=1), F.normalize(local, dim=1)
         mean, log_variance = estimator(shared)
@@ -247,14 +246,14 @@ class LocalTraining:
         Notes
         -----
         1. A weight outside both masks has no gradient but that of the decay. Adam divides
-           by the gradient's own size: as a part of it, a decay of any λ_reg moves such
-           weights by the whole learning rate and erases them in a few steps.
+           by the size of the gradient. With the decay inside the gradient, any λ_reg moves
+           such weights by the whole learning rate and erases them in a few steps.
         """
         parts = vector_to_state(gradient, self.net.shapes)
         decay = 2 * self.method_config.lambda_reg
         is_decoupled = self.method_config.reg_step == "decoupled"
         for name, weight in self.net.backbone.named_parameters():
-            # in the weight's own layout, through which fused steps walk
+            # fused optimizer steps need the memory layout of the weight
             weight.grad = torch.empty_like(weight).copy_(parts[name])
             if name.endswith("bias"):
                 continue
@@ -266,7 +265,7 @@ class LocalTraining:
 
     # ---------------------------------------------------------------------- memory
     def keep(self) -> None:
-        """Put into the client's state what outlives the round, and log how it went."""
+        """Store in the client's state what the next round needs, and log statistics."""
         state = self.client.state
         if self.client.config.optimizer_state == "keep":
             for group, module, optimizer in self._optimizers():
@@ -284,10 +283,10 @@ class LocalTraining:
 
 
 def mean_of(values: list[float]) -> float:
-    """Return the mean, 0 of nothing."""
+    """Return the mean, 0 for an empty list."""
     return sum(values) / len(values) if values else 0.0
 
 
 def share(mask: Tensor) -> float:
-    """Return how many entries of a mask are 1, in [0, 1]."""
+    """Return the share of entries of a mask that are 1, in [0, 1]."""
     return float(mask.float().mean())

@@ -1,4 +1,4 @@
-"""The message handling of every client half; methods override hooks."""
+"""The message handling of every client half, and the hooks that methods override."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from flower_fgl.client_apps.runtime.model_store import (
     save_best_model,
 )
 from flower_fgl.client_apps.runtime.rewind import rewind_client
-from flower_fgl.client_apps.runtime.secure_aggregation import answer, join, pack_upload
+from flower_fgl.client_apps.runtime.secure_aggregation import (
+    answer,
+    join,
+    pack_masked,
+)
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
@@ -45,21 +49,21 @@ __all__ = ["FglClientApp", "Fit"]
 
 @dataclass(frozen=True)
 class Fit:
-    """What local training gives.
+    """Result of local training.
 
     Parameters
     ----------
     model : Backbone or None
-        The client's personalised model: what ``evaluate = "local"`` scores. ``None`` in
-        an exchange that trains none.
+        The client's personalized model, which ``evaluate = "local"`` scores; ``None`` in
+        an exchange that trains no model.
     upload : Payload
-        What goes to the server.
+        Payload for the server.
     loss : float
         Training loss.
     seconds : mapping of str to float
-        Parts of the training's seconds that are reported by themselves.
+        Parts of the training time that are reported separately.
     terms : mapping of str to float
-        Parts of the loss, and what else of the training is worth a number.
+        Terms of the loss and other numbers of the training, for the log.
     """
 
     model: Backbone | None
@@ -77,8 +81,8 @@ class FglClientApp(ClientApp, ABC):
 
     Parameters
     ----------
-    workplace : Workplace, optional
-        What this process keeps between messages.
+    session : Session, optional
+        Per-process cache shared by all messages.
     """
 
     down: ClassVar[type[Payload]]
@@ -98,16 +102,19 @@ class FglClientApp(ClientApp, ABC):
     # ------------------------------------------------------------------ hooks
     @abstractmethod
     def fit(self, client: Client, server_round: int, download: Any) -> Fit:
-        """Train and make the upload."""
+        """Train, and return the model and the upload."""
 
     def download_spec(self, client: Client) -> Any:
-        """Return what :meth:`Payload.from_record` checks the download against."""
+        """Return the specification that :meth:`Payload.from_record` checks against."""
         return None
 
     def personal_model(self, client: Client, download: Any) -> Backbone | None:
-        """Return the model the client would use now, ``None`` if it has none.
+        """Return the client's current model, by default the one it trained last.
 
-        By default the one it trained last.
+        Returns
+        -------
+        Backbone or None
+            ``None`` if the client has no model yet.
         """
         saved = client.state.group("model")
         if not saved:
@@ -119,19 +126,19 @@ class FglClientApp(ClientApp, ABC):
     def refreshed_model(
         self, client: Client, server_round: int, download: Any
     ) -> Backbone | None:
-        """Return the model the client would have after ``final-local-epochs``.
+        """Train a copy of the model for ``final-local-epochs``, to evaluate it.
 
-        Asked with ``eval-policy = "refresh"`` of clients that sat a round out, to be
-        scored. By default what :meth:`fit` gives with so many ``local-epochs``.
+        Used with ``eval-policy = "refresh"`` for clients that were not sampled. By default
+        the result of :meth:`fit` with that number of ``local-epochs``.
 
         Parameters
         ----------
         client : Client
-            A copy: nothing that changes in its ``state`` is kept.
+            A copy: changes of its ``state`` are discarded.
         server_round : int
-            The round to come, whose seeds the training takes.
+            The next round, whose seeds the training uses.
         download : Payload
-            What the client would train from in that round.
+            The download of that round.
 
         Returns
         -------
@@ -145,19 +152,19 @@ class FglClientApp(ClientApp, ABC):
     def embed_kinds(
         self, client: Client, weights: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor]] | None:
-        """Embed training, test and synthetic nodes, for a picture.
+        """Embed training, test and synthetic nodes for a figure.
 
         Parameters
         ----------
         client : Client
-            As it was when the weights were aggregated.
+            The client as it was when the weights were aggregated.
         weights : mapping of str to Tensor
-            What the server half keeps.
+            State of the server half.
 
         Returns
         -------
         mapping of str to (Tensor of shape (n, p), Tensor of shape (n,)), or None
-            Embeddings and classes by kind; ``None`` if the method makes no nodes.
+            Embeddings and classes by kind; ``None`` if the method generates no nodes.
         """
         return None
 
@@ -167,7 +174,7 @@ class FglClientApp(ClientApp, ABC):
         return self.session.open(message, context)
 
     def _describe(self, message: Message, context: Context) -> Message:
-        """Answer the query before round 1; an owner may answer that it does not fit."""
+        """Answer the describe query; a data owner may reject the run instead."""
         name = owner_name(context.node_config)
         try:
             client, store = self.open(message, context)
@@ -183,7 +190,7 @@ class FglClientApp(ClientApp, ABC):
             name=name,
             share_class_counts=client.config.share_class_counts,
             min_class_count=client.config.min_class_count,
-            # an owner is asked for its key when it has a number
+            # a data owner sends its key once it has a number
             public_key=join(client, store, context)
             if client.config.secure_aggregation and client.num_partitions
             else b"",
@@ -191,7 +198,7 @@ class FglClientApp(ClientApp, ABC):
         return Message(description.to_record(), reply_to=message)
 
     def _resume(self, message: Message, context: Context) -> Message:
-        """Go back to the checkpoint's round."""
+        """Rewind the client to the checkpoint's round."""
         return rewind_client(self.session, message, context)
 
     def _train(self, message: Message, context: Context) -> Message:
@@ -199,7 +206,7 @@ class FglClientApp(ClientApp, ABC):
         return self.handle_fit(message, context, self.fit)
 
     def handle_fit(self, message: Message, context: Context, fit: Any) -> Message:
-        """Unpack, run ``fit``, score the model, keep the state, pack the reply."""
+        """Unpack, run ``fit``, evaluate the model, store the state, pack the reply."""
         clock = time.perf_counter()
         client, store = self.open(message, context)
         seconds = {"load": time.perf_counter() - clock}
@@ -220,13 +227,18 @@ class FglClientApp(ClientApp, ABC):
         if model is not None:
             trained = {n: t.detach() for n, t in model.state_dict().items()}
             refuse_non_finite(trained)
-            save_best_model(
-                client, context, model, scores.get("local", {}), server_round
-            )
+            if "graph" in context.node_config or "model-dir" in context.node_config:
+                own = scores.get("local", {})
+                save_best_model(client, context, model, own, server_round)
             client.state.set_group("model", trained)
         client.state.values["round"] = server_round
-        upload = privatize(client, result.upload, download)
-        content = pack_upload(client, server_round, message.content, upload)
+        upload, config = result.upload, client.config
+        if config.upload_clip or config.min_class_count > 1:
+            upload = privatize(client, upload, download)
+        if config.secure_aggregation:
+            content = pack_masked(client, server_round, message.content, upload)
+        else:
+            content = upload.to_record()
         store.save(context, client.partition_id, client.state)
         content[METRICS] = pack_metrics(
             scores, seconds, loss=result.loss, terms=result.terms
@@ -234,19 +246,19 @@ class FglClientApp(ClientApp, ABC):
         return Message(content, reply_to=message)
 
     def _secure(self, message: Message, context: Context) -> Message:
-        """Take a step of secure aggregation beside the training."""
+        """Answer a query of secure aggregation."""
         return answer(self.session, message, context)
 
     def read_download(self, client: Client, content: RecordDict) -> Any:
-        """Unpack what the server sent, checked."""
+        """Unpack and check the download."""
         spec = self.download_spec(client)
         try:
             return self.down.from_record(content, spec)
         except PayloadError as error:
-            raise PayloadError(f"what the server sent is no use: {error}") from error
+            raise PayloadError(f"the download is malformed: {error}") from error
 
     def _evaluate(self, message: Message, context: Context) -> Message:
-        """Score the client's own model, the aggregated one, or both."""
+        """Evaluate the client's own model, the aggregated one, or both."""
         client, _ = self.open(message, context)
         clock = time.perf_counter()
         settings = message.content.config_records[CONFIG]
@@ -257,7 +269,7 @@ class FglClientApp(ClientApp, ABC):
                 shapes = client.state_shapes()
                 load_state(model, read_tensors(message.content, "global", shapes))
             else:
-                # a client that keeps its model as it is was sent nothing
+                # a client that evaluates its stored model receives no download
                 is_sent = set(self.down.records) <= set(message.content)
                 download = (
                     self.read_download(client, message.content) if is_sent else None
@@ -286,7 +298,7 @@ def pack_metrics(
     loss: float | None = None,
     terms: Mapping[str, float] | None = None,
 ) -> MetricRecord:
-    """Pack a reply's numbers."""
+    """Pack loss, scores and seconds of a reply."""
     flat = write_scores(
         {
             mode: {column: values.as_dict() for column, values in columns.items()}

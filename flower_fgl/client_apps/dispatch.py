@@ -1,4 +1,4 @@
-"""Which client half handles a message, and how large it may be."""
+"""Hand each message to the client half of the run's method."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Dispatcher:
 
     Parameters
     ----------
-    workplace : Workplace, optional
-        What this process keeps between messages, whatever the method.
+    session : Session, optional
+        Per-process cache shared by all messages.
     """
 
     def __init__(self, session: Session | None = None) -> None:
         self._session = session or Session()
         self._apps: dict[str, FglClientApp] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message.
@@ -38,8 +38,8 @@ class Dispatcher:
         Raises
         ------
         FglError
-            If the settings are wrong or the message cannot be handled. Of any other
-            error, once, the traceback is logged.
+            If the settings are wrong or the message cannot be handled. For any other
+            error the traceback is logged once.
         """
         config = self._session.config(context)
         check_size(message.content, largest_message(config, context))
@@ -52,19 +52,19 @@ class Dispatcher:
             raise
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
-            if text not in self._told:
-                self._told.add(text)
+            if text not in self._logged:
+                self._logged.add(text)
                 log.exception("The client half of %s raised:", method)
             raise RunError(text) from error
 
 
 def largest_message(config: RunConfig, context: Context) -> float:
-    """Return ``max-message-mb``: of the run, or of the node's owner if that is less.
+    """Return ``max-message-mb``: the smaller of the run's and the data owner's.
 
     Raises
     ------
     RunError
-        If the owner's is no positive number.
+        If the data owner's value is not a positive number.
     """
     own = context.node_config.get("max-message-mb", config.max_message_mb)
     if isinstance(own, bool | str) or not isinstance(own, int | float) or not own > 0:

@@ -1,4 +1,4 @@
-"""Distillation from the received model, which several client halves share."""
+"""Distillation from the received model, for several client halves."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["distillation", "received_logits"]
 
 @torch.no_grad()
 def received_logits(client: Client, model: Backbone) -> Tensor:
-    """Predict the client's training graph with the weights that were received.
+    """Predict the client's training graph with the received weights.
 
     Parameters
     ----------
     client : Client
-        Whose graph it is.
+        Owner of the graph.
     model : Backbone
         Holds the received weights; left in evaluation mode.
 
     Returns
     -------
-    Tensor of shape (N, C), or (G, C) where graphs are classified
-        Without dropout and without gradient: computed once a round.
+    Tensor of shape (N, C), or (G, C) for graph classification
+        Without dropout and gradient; to be computed once per round.
     """
     model.eval()
     logits: Tensor = model(client.data.inputs[0])

@@ -17,9 +17,9 @@ class Episodes:
     Parameters
     ----------
     index : Tensor of shape (B, M), int64
-        Places in the list of training nodes.
+        Positions in the list of training nodes.
     is_support, is_query : Tensor of shape (B, M), bool
-        What each node is there for; neither marks padding.
+        Role of each node; neither is set for padding.
     classes : Tensor of shape (B, C), bool
         Classes of each episode.
     """
@@ -31,7 +31,7 @@ class Episodes:
 
 
 def ranks_in_class(sorted_labels: Tensor, num_classes: int) -> Tensor:
-    """Count the nodes of each class from 0 on.
+    """Count the nodes within each class, from 0.
 
     Parameters
     ----------
@@ -43,6 +43,7 @@ def ranks_in_class(sorted_labels: Tensor, num_classes: int) -> Tensor:
     Returns
     -------
     Tensor of shape (n,), int64
+        Position of each node within its class.
     """
     count = torch.bincount(sorted_labels, minlength=num_classes)
     start = count.cumsum(0) - count
@@ -60,10 +61,10 @@ def draw_episodes(
     queries: int,
     generator: torch.Generator,
 ) -> Episodes:
-    """Draw classes, and of each disjoint support and query nodes.
+    """Draw classes, and disjoint support and query nodes of each class.
 
-    A class has ``shots`` support nodes, but leaves at least one node to the queries; a
-    class of a single node has it in the support set and no query.
+    A class has ``shots`` support nodes, but leaves at least one node for the queries. A
+    class of a single node has it in the support set and has no query.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ def draw_episodes(
     episodes : int
         B.
     ways, shots, queries : int, positive
-        Classes of an episode, and support and query nodes of a class, at most.
+        Maximum numbers of classes per episode, and of support and query nodes per class.
     generator : torch.Generator
         On the CPU.
 
@@ -84,11 +85,11 @@ def draw_episodes(
     """
     device, size = labels.device, len(labels)
     own = torch.unique(labels)
-    lot = torch.rand(episodes, len(own), generator=generator).to(device)
-    chosen = own[lot.topk(min(ways, len(own)), dim=1).indices]  # (B, N)
+    scores = torch.rand(episodes, len(own), generator=generator).to(device)
+    chosen = own[scores.topk(min(ways, len(own)), dim=1).indices]  # (B, N)
     classes = torch.zeros(episodes, num_classes, dtype=torch.bool, device=device)
     classes.scatter_(1, chosen, value=True)
-    # every row lists the nodes class by class, in a random order within each
+    # every row lists the nodes class by class, in random order within a class
     order = torch.rand(episodes, size, generator=generator).to(device).argsort(dim=1)
     order = order.gather(1, labels[order].argsort(dim=1, stable=True))
     listed = labels.sort().values

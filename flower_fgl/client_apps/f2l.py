@@ -1,4 +1,4 @@
-"""F²L's client half: a model of all classes, and a module that learns to adapt.
+"""Client half of F²L: a classifier of all classes, and a module that learns to adapt.
 
 Wang et al., "Federated Few-shot Learning", KDD 2023.
 
@@ -7,8 +7,8 @@ step                                        function
 ==========================================  =========================================
 support and query sets                      ``draw_episodes``
 adaptation to a support set                 ``adapt``
-loss on the queries, and the two links      ``episode_loss``
-adaptation before prediction                ``settle``
+query loss, contrast and distillation       ``episode_losses``
+adaptation before prediction                ``adapt_for_prediction``
 ==========================================  =========================================
 """
 
@@ -28,7 +28,7 @@ from flower_fgl.algorithms.f2l import (
 )
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
-from flower_fgl.client_apps.fedproto import labelled
+from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import torch_generator
@@ -41,55 +41,56 @@ __all__ = ["F2LClientApp", "F2LNetwork"]
 
 
 class F2LNetwork(RecordingBackbone):
-    """Remember embeddings and logits of the client model for the episodes."""
+    """Store the last embeddings and logits of the client model for the episodes."""
 
     logits: Tensor
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Return and keep the logits of the classifier of all classes."""
+        """Return and store the logits of the classifier of all classes."""
         self.logits = super().head(h, graph)
         return self.logits
 
 
 class F2LClientApp(FglClientApp):
-    """Train the model and the module together; predict after adapting.
+    """Train the model and the module together; adapt before prediction.
 
     Notes
     -----
-    1. One loss for both: cross-entropy over all classes, the mean loss of the episodes'
-       queries after adaptation, and the two links. The distillation's teacher is
-       constant; all else trains both the model and the module.
+    1. Both are trained by one loss: cross-entropy over all classes, the mean query loss of
+       the episodes after adaptation, and the contrast and distillation terms between model
+       and module. The distillation's teacher is constant; every other term trains both.
     2. The N-way classifier consists of the rows of the episode's classes in a table of
-       all C classes, which fits clients with other classes and can be averaged: here
+       all C classes. This table fits clients with other classes and can be averaged. Here
        the classes to predict are those that are trained on.
-    3. Before prediction the module takes the inner steps on the client's training
-       nodes, at most ``support`` of a class. It predicts their classes only.
-    4. With ``check-every``, checks score the classifier of all classes.
+    3. Before prediction the module takes the inner steps on the client's training nodes,
+       at most ``support`` per class. It predicts only classes of these nodes.
+    4. With ``check-every``, checks evaluate the classifier of all classes.
     """
 
     down = Weights
     up = Weights
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Expect the weights of the client model and of the module."""
+        """Return the shapes of the weights of client model and module."""
         module = state_shapes(build_module(client, client.build_model()))
         named = {ADAPTATION + name: shape for name, shape in module.items()}
         return {**client.state_shapes(), **named}
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train by all losses, then adapt."""
+        """Train by all losses, then adapt for prediction."""
         network = assemble(client, download)
         penalty = self.penalty(client, server_round, network)
         loss = client.train(network, server_round, penalty=penalty)
         module = adaptation_of(network)
         added = {ADAPTATION + name: t for name, t in module.state_dict().items()}
         upload = Weights({**network.backbone.state_dict(), **added})
-        return Fit(settle(client, network.backbone, module), upload, loss)
+        adapted = adapt_for_prediction(client, network.backbone, module)
+        return Fit(adapted, upload, loss)
 
     def penalty(
         self, client: Client, server_round: int, network: F2LNetwork
     ) -> Callable[[], Tensor]:
-        """Return the mean loss of new episodes, drawn at every call."""
+        """Return a function that draws new episodes and returns their mean loss."""
         method_config, data = client.config.method_config, client.data.training
         module = adaptation_of(network)
         weights = EpisodeWeights(
@@ -104,7 +105,7 @@ class F2LClientApp(FglClientApp):
         )
 
         def episodes_loss() -> Tensor:
-            h, labels = labelled(network, data)
+            h, labels = labelled_embeddings(network, data)
             logits = network.logits.detach()
             teacher = logits[data.index] if network.items is None else logits
             drawn = draw_episodes(
@@ -133,7 +134,7 @@ class F2LClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: Weights | None
     ) -> Backbone | None:
-        """Return the model trained last; before the first training the received one."""
+        """Return the model trained last, or the received one before the first training."""
         saved = client.state.group("model")
         if saved:
             backbone = client.build_model()
@@ -144,11 +145,12 @@ class F2LClientApp(FglClientApp):
         if download is None:
             return None
         network = assemble(client, download)
-        return settle(client, network.backbone, adaptation_of(network))
+        module = adaptation_of(network)
+        return adapt_for_prediction(client, network.backbone, module)
 
 
 def build_module(client: Client, backbone: Backbone) -> Adaptation:
-    """Build the client's module; its weights are to be overwritten."""
+    """Build the client's module with uninitialised weights."""
     classes = client.data.graph.num_classes
     return Adaptation.blank(backbone.hidden_channels, classes, client.device)
 
@@ -174,23 +176,10 @@ def adaptation_of(network: F2LNetwork) -> Adaptation:
     return network.extra
 
 
-def settle(client: Client, backbone: Backbone, module: Adaptation) -> Backbone:
-    """Adapt a copy of the module to the training nodes, for prediction.
-
-    Parameters
-    ----------
-    client : Client
-        Whose training nodes are the support set.
-    backbone : Backbone
-        Client model; left in evaluation mode.
-    module : Adaptation
-        Left as it is.
-
-    Returns
-    -------
-    Backbone
-        Without training nodes the client model itself.
-    """
+def adapt_for_prediction(
+    client: Client, backbone: Backbone, module: Adaptation
+) -> Backbone:
+    """Return ``backbone`` with a copy of the module, adapted to any training nodes."""
     backbone.eval()
     data, method_config = client.data.training, client.config.method_config
     if len(data.index) == 0:

@@ -1,4 +1,4 @@
-"""FedALA's client half: FedAvg's from a learned blend of old and received weights.
+"""Client half of FedALA: FedAvg from a learned blend of old and received weights.
 
 Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
 AAAI 2023.
@@ -8,8 +8,8 @@ symbol       here
 ===========  ==========================================================
 Θ_i^{t-1}    ``old``, the model the client trained last
 Θ^{t-1}      ``received``
-Θ̂_i^t        what :func:`blend` returns
-W_i^p        ``weights``, kept by the client as ``blend``
+Θ̂_i^t        result of :func:`blend`
+W_i^p        ``weights``, stored in the client's state as ``blend``
 p, s, η      ``fedala.layers``, ``fedala.sample``, ``fedala.weight-lr``
 ===========  ==========================================================
 
@@ -42,11 +42,11 @@ from flower_fgl.protocols.fedavg import Weights
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
 
 WINDOW = 10
-"""Losses whose spread says whether W has converged, as in the published code."""
+"""Number of last losses that decide whether W has converged, as in the published code."""
 SPREAD = 0.1
-"""Standard deviation of these losses below which it has."""
+"""Standard deviation of these losses below which W has converged."""
 MAX_PASSES = 200
-"""Passes after which learning W ends even so."""
+"""Maximum number of passes if W does not converge."""
 
 
 def last_layers(names: Iterable[str], number: int) -> list[str]:
@@ -59,7 +59,7 @@ def last_layers(names: Iterable[str], number: int) -> list[str]:
     names : iterable of str
         Names of the parameters, in the order of the layers.
     number : int, at least 1
-        Layers wanted; all parameters where there are fewer.
+        Layers wanted; all parameters if the backbone has fewer.
 
     Returns
     -------
@@ -73,11 +73,11 @@ def last_layers(names: Iterable[str], number: int) -> list[str]:
 
 
 def _layer_of(name: str) -> str:
-    """Return the part of a name that names its layer, e.g. ``encoder.convs.0``."""
+    """Return the prefix of a name that identifies its layer, e.g. ``encoder.convs.0``."""
     root, *parts = name.split(".")
     if root == "classifier":
         return root
-    numbered = [place for place, part in enumerate(parts) if part.isdigit()]
+    numbered = [position for position, part in enumerate(parts) if part.isdigit()]
     return ".".join([root, *parts[: numbered[0] + 1 if numbered else 1]])
 
 
@@ -121,14 +121,14 @@ class FedALAClientApp(FedAvgClientApp):
     Notes
     -----
     1. ``fedala.layers`` counts layers; the published code counts parameter tensors.
-    2. W is learned without dropout, since it chooses between two models as they are
-       used.
-    3. The loss that W minimises may never settle: learning ends after ``MAX_PASSES``.
-    4. A client's first round has no old model, and takes the received one.
+    2. W is learned without dropout, because it selects between two models as they are
+       used for prediction.
+    3. The loss that W minimises may never converge: learning stops after ``MAX_PASSES``.
+    4. In its first round a client has no old model and starts from the received one.
     """
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train from the blended weights, as FedAvg does from the received ones."""
+        """Train as FedAvg, but from the blended weights."""
         old = client.state.group("model")
         if old:
             download = Weights(self.learn(client, server_round, old, download.tensors))
@@ -141,7 +141,7 @@ class FedALAClientApp(FedAvgClientApp):
         old: Mapping[str, Tensor],
         received: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
-        """Learn W, keep it, and return the blended state."""
+        """Learn W, store it, and return the blended state."""
         method_config = client.config.method_config
         state = {name: t.to(client.device) for name, t in received.items()}
         model = client.build_model().eval()
@@ -174,13 +174,7 @@ class FedALAClientApp(FedAvgClientApp):
 def sample_nodes(
     client: Client, server_round: int, *, share: float
 ) -> tuple[Tensor, Tensor]:
-    """Draw a share of the training nodes (or graphs), at least one of them.
-
-    Returns
-    -------
-    index, labels : Tensor of shape (n,), int64
-        In ascending order of ``index``.
-    """
+    """Return indices and labels of a random share, at least one, of the training items."""
     data = client.data.training
     generator = torch_generator(
         client.config.seed, server_round, client.partition_id, "blend"
@@ -202,7 +196,7 @@ def _gradients(
 
 
 def _is_learned(losses: list[float], *, is_first: bool) -> bool:
-    """Whether W is learned: at first when the losses settle, later after one pass."""
+    """Return whether W is learned: by convergence at first, later after one pass."""
     if not is_first or len(losses) >= MAX_PASSES:
         return bool(losses)
     return len(losses) > WINDOW and float(torch.tensor(losses[-WINDOW:]).std()) < SPREAD

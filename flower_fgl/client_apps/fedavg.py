@@ -1,4 +1,4 @@
-"""FedAvg's client half.
+"""Client half of FedAvg.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017.
@@ -24,7 +24,7 @@ __all__ = ["FedAvgClientApp"]
 
 
 class FedAvgClientApp(FglClientApp):
-    """Train the received weights on the client's own nodes, send them back."""
+    """Train the received weights on the client's own data and upload them."""
 
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
@@ -34,23 +34,23 @@ class FedAvgClientApp(FglClientApp):
         self.train("finetune")(self._finetune)
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Expect the weights of the client's backbone."""
+        """Return the shapes of the weights of the client's backbone."""
         return client.state_shapes()
 
     def penalty(
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor] | None:
-        """Return a term of the loss beside the cross-entropy: none here."""
+        """Return a term to add to the cross-entropy, by default ``None``."""
         return None
 
     def data_loss(
         self, client: Client, model: Backbone, download: Weights
     ) -> DataLoss | None:
-        """Return what replaces the cross-entropy; ``model`` has the received weights."""
+        """Return what replaces the cross-entropy; ``model`` holds the received weights."""
         return None
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Start from the received weights, train ``local-epochs`` epochs."""
+        """Train for ``local-epochs`` from the received weights."""
         model = client.build_model()
         load_state(model, download.tensors)
         loss = client.train(
@@ -64,7 +64,7 @@ class FedAvgClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: Weights | None
     ) -> Backbone | None:
-        """Return the model trained last; before the first training the received one."""
+        """Return the model trained last, or the received one before the first training."""
         own = super().personal_model(client, download)
         if own is not None or download is None:
             return own
@@ -73,11 +73,11 @@ class FedAvgClientApp(FglClientApp):
         return model
 
     def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train the final weights on, keep the epoch best on validation nodes.
+        """Fine-tune the final global weights; keep the epoch best on validation nodes.
 
-        The result stays with the client. Ties go to the earlier epoch; zero epochs
-        count as a candidate. Without validation nodes the last epoch is kept. With
-        ``check-every`` its rule holds.
+        The result stays with the client. In a tie the earlier epoch is kept; epoch 0, the
+        received weights, is a candidate. Without validation nodes the last epoch is kept.
+        ``check-every`` replaces these rules by its own.
         """
         model = client.build_model()
         load_state(model, download.tensors)
@@ -90,7 +90,8 @@ class FedAvgClientApp(FglClientApp):
         def keep_best() -> None:
             nonlocal best_score, best_state
             value = _validation(client, model)
-            if not value <= best_score:  # NaN: no validation node, keep the last
+            # the accuracy is NaN without validation nodes; then keep the last epoch
+            if not value <= best_score:
                 best_score, best_state = value, state_of(model)
 
         loss = client.train(

@@ -1,4 +1,4 @@
-"""FedED's client half: FedAvg's with a loss that minds the classes a client lacks.
+"""Client half of FedED: FedAvg with a loss that accounts for classes a client lacks.
 
 Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning" (FedVLS, first
 called FedED), 2024.
@@ -31,11 +31,11 @@ from flower_fgl.protocols.fedavg import Weights
 __all__ = ["FedEDClientApp", "absent_distillation", "corrected_entropy", "suppression"]
 
 LEAST_PRIOR = 1e-9
-"""Below this the share of a class counts as this: an absent class has no logarithm."""
+"""Lower bound of a class's share: the logarithm of an absent class would be infinite."""
 
 
 def corrected_entropy(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
-    """Compute the cross-entropy of the logits plus log π, so that rare classes count.
+    """Compute the cross-entropy of the logits plus log π, which strengthens rare classes.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def absent_distillation(logits: Tensor, received: Tensor, absent: Tensor) -> Ten
     Parameters
     ----------
     logits, received : Tensor of shape (b, C), float
-        Of the model in training, and of the received one without gradient.
+        Logits of the model in training, and of the received one without gradient.
     absent : Tensor of shape (C,), bool
         O.
 
@@ -99,13 +99,13 @@ def suppression(logits: Tensor, labels: Tensor, prior: Tensor) -> Tensor:
 
 
 class FedEDClientApp(FedAvgClientApp):
-    """Train with FedED's three terms; all else is FedAvg's.
+    """Train with FedED's three terms; the rest is FedAvg.
 
     Notes
     -----
-    1. With ``batch-size`` the suppression takes the nodes of the step and their number
-       for n; π stays that of all training nodes.
-    2. The prior corrects training only: models are scored by their plain logits.
+    1. With ``batch-size`` the suppression uses the nodes of the batch, and n is their
+       number; π stays that of all training nodes.
+    2. The prior corrects training only: models are evaluated by their plain logits.
     """
 
     def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:

@@ -1,4 +1,4 @@
-"""FedLoG's client half: two branches on the own graph, and synthetic nodes of all.
+"""Client half of FedLoG: two branches on the client's graph, and global synthetic nodes.
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 
@@ -53,27 +53,28 @@ from flower_fgl.protocols.fedlog import (
 __all__ = ["FedLogClientApp"]
 
 PATIENCE = 10
-"""Epochs of pretraining without a better one after which it ends; the published code's."""
+"""Epochs without improvement that end pretraining, as in the published code."""
 
 
 class FedLogClientApp(FglClientApp):
-    """Train on the own nodes and on synthetic ones; keep the learnable nodes and γ.
+    """Train on real and synthetic nodes; keep the learnable nodes and γ.
 
     Notes
     -----
-    1. Before the first upload a client's learnable nodes are those that all clients
-       start from.
-    2. The published code trains each client's encoder under a linear classifier before
-       the first round, and stops by test accuracy; the paper says nothing of it. Here
-       it is off, and ``local-pretrain-epochs`` stops by validation accuracy, in the
-       first round that a client trains in.
-    3. A client none of whose training nodes has a neighbour sends its prompt generator
-       as it began, which counts like the others.
-    4. The batches of an epoch are parts of one permutation of the training nodes, so
-       that none is drawn twice; what is left after the whole ones is passed over.
-    5. Adam is built anew each round, as in the published code. Its first step moves every
-       entry by the learning rate, whatever its gradient, so that a client whose round is
-       one batch only ever takes such steps. ``optimizer-state = "keep"`` spares it.
+    1. Before its first upload a client uses the initial learnable nodes, the same on all
+       clients.
+    2. Before the first round the published code trains each client's encoder under a linear
+       classifier and stops by test accuracy; the paper does not mention it. Here it is off
+       by default. ``local-pretrain-epochs`` turns it on, in the first round in which a
+       client trains. It keeps the epoch with the best validation accuracy, or the last
+       epoch without validation nodes.
+    3. If no training node of a client has a neighbour, the client uploads its initial
+       prompt generator, which is weighted like the others.
+    4. The batches of an epoch are parts of one permutation of the training nodes, so that
+       no node is drawn twice. The remainder after the last whole batch is skipped.
+    5. Each round starts with a new Adam optimizer, as in the published code. Its first step
+       moves every entry by the learning rate, whatever the gradient. A client with one
+       batch per round takes only such steps. ``optimizer-state = "keep"`` avoids this.
     """
 
     down = FedLogDownload
@@ -84,7 +85,7 @@ class FedLogClientApp(FglClientApp):
         self.train(PRETRAIN)(self._pretrain)
 
     def download_spec(self, client: Client) -> FedLogShapes:
-        """Expect the shapes of the client's network."""
+        """Return the shapes of the client's network."""
         key = (
             "fedlog-shapes",
             client.config.method_config,
@@ -99,7 +100,7 @@ class FedLogClientApp(FglClientApp):
     def pretrain(
         self, client: Client, server_round: int, download: FedLogDownload
     ) -> Fit:
-        """Train PG_k by Eqs. (11)-(13), and say what share each class has."""
+        """Train PG_k by Eqs. (11)-(13), and upload it with the share of each class."""
         config, method_config, data = (
             client.config,
             client.config.method_config,
@@ -131,7 +132,7 @@ class FedLogClientApp(FglClientApp):
         return Fit(None, PromptUpload(rates, prompts), loss)
 
     def fit(self, client: Client, server_round: int, download: FedLogDownload) -> Fit:
-        """Train ``local-epochs`` epochs, keep X_k^H, X_k^T and γ_k."""
+        """Train for ``local-epochs``; store X_k^H, X_k^T and γ_k."""
         kept = self.personal_model(client, None)
         network = kept or new_network(client)
         load_weights(network, download)
@@ -145,7 +146,7 @@ class FedLogClientApp(FglClientApp):
         return Fit(network, self.upload(client, network), loss)
 
     def upload(self, client: Client, network: FedLogBranchNet) -> FedLogUpload:
-        """Return the weights, and the learnable nodes of the branch that is asked for."""
+        """Return the weights and the learnable nodes of ``synthetic-mode``'s branch."""
         method_config = client.config.method_config
         branch = "tail" if method_config.synthetic_mode.endswith("T") else "head"
         nodes = network.nodes[branch].detach() if method_config.lg else None
@@ -154,7 +155,7 @@ class FedLogClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: FedLogDownload | None
     ) -> FedLogBranchNet | None:
-        """Return the network trained last; before it the received weights."""
+        """Return the network trained last, or one with the received weights before that."""
         saved = client.state.group("model")
         if saved:
             network = open_network(client)
@@ -171,7 +172,7 @@ class FedLogClientApp(FglClientApp):
 
 
 def open_network(client: Client) -> FedLogBranchNet:
-    """Build the client's network; all its numbers are to be overwritten."""
+    """Build the client's network; its weights are to be overwritten."""
     config, graph = client.config, client.data.graph
     with seeded(derive_seed(config.seed, 0, SERVER, "init")):
         network = build_network(
@@ -187,7 +188,7 @@ def open_network(client: Client) -> FedLogBranchNet:
 
 
 def new_network(client: Client) -> FedLogBranchNet:
-    """Build a network with the learnable nodes that all clients start from."""
+    """Build a network with the initial learnable nodes, the same on all clients."""
     network = open_network(client)
     size, width = network.nodes["head"].shape
     with seeded(derive_seed(client.config.seed, 0, SERVER, "nodes")):
@@ -197,24 +198,14 @@ def new_network(client: Client) -> FedLogBranchNet:
 
 
 def load_weights(network: FedLogBranchNet, download: FedLogDownload) -> None:
-    """Overwrite φ and θ, not the learnable nodes.
-
-    Raises
-    ------
-    PayloadError
-        If the message brought no weights.
-    """
+    """Load φ and θ from the download; the learnable nodes do not change."""
     if not download.weights:
-        raise PayloadError("the message brought no weights")
+        raise PayloadError("the download contains no weights")
     load_state(network, download.weights)
 
 
 def pretrain_encoder(client: Client, network: FedLogBranchNet) -> None:
-    """Train φ, as received, under a linear classifier, which is thrown away.
-
-    At most ``local-pretrain-epochs`` epochs; of them the one best on the validation
-    nodes is kept, without any the last.
-    """
+    """Train φ, as received, under a linear classifier that is then discarded."""
     with seeded(client.seed(1, "classifier of pretraining"), client.device):
         width, classes = client.config.hidden_channels, network.num_classes
         model = LinearTop(network.encoder, width, classes).to(client.device)

@@ -1,4 +1,4 @@
-"""A round of FedLoG's training: local fitting and local generalisation.
+"""One round of FedLoG's local training: local fitting and local generalisation.
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 """
@@ -25,21 +25,21 @@ __all__ = ["LocalLearner"]
 
 
 class LocalLearner:
-    """One round of a client's training, FedLoG, local fitting and generalisation.
+    """One round of a client's training: FedLoG's local fitting and generalisation.
 
     Parameters
     ----------
     client : Client
-        Its training nodes, settings, γ_k and prompt generators.
+        Holds the training nodes, the settings, γ_k and the prompt generators.
     network : FedLogBranchNet
         Trained in place.
     nodes : Tensor of shape (C·s, d), float32, or None
-        X^g; ``None`` before there is one.
+        X^g; ``None`` before the server has made them.
 
     Raises
     ------
     PayloadError
-        If there are synthetic nodes, but no prompt generator ever came.
+        If there are synthetic nodes, but the client never received prompt generators.
     """
 
     def __init__(
@@ -61,14 +61,17 @@ class LocalLearner:
         if self.nodes is not None and self.method_config.pg:
             group = client.state.group("prompts")
             if not group:
-                raise PayloadError("no prompt generators came with synthetic nodes")
+                raise PayloadError(
+                    "the download has synthetic nodes, but there are no prompt generators: "
+                    "neither in it nor in the client's state"
+                )
             self.prompts = {name: group[name].to(device) for name in group}
 
     def train(self, server_round: int) -> float:
         """Take ``local-epochs`` · max(1, ⌊n / batch-size⌋) steps.
 
-        With ``check-every`` the weights and learnable nodes best on the validation nodes
-        are kept; γ stays as it is after the last step.
+        With ``check-every`` the network keeps the weights and learnable nodes best on the
+        validation nodes; γ keeps its value after the last step.
 
         Returns
         -------
@@ -87,14 +90,16 @@ class LocalLearner:
     def epoch(
         self, optimizer: torch.optim.Optimizer, generator: torch.Generator
     ) -> float:
-        """Pass over the training nodes once, whole batches only; return the mean loss."""
+        """Train one epoch on whole batches of the training nodes; return the mean loss."""
         number = len(self.data.index)
         size = min(self.client.config.batch_size or number, number)
         order = torch.randperm(number, generator=generator).to(self.data.index.device)
         whole = torch.split(order[: number - number % size], size)
         batches: list[Tensor | None] = [*whole]
-        is_apart = self.nodes is not None and self.method_config.lg_mode == "sequential"
-        if is_apart:
+        is_sequential = (
+            self.nodes is not None and self.method_config.lg_mode == "sequential"
+        )
+        if is_sequential:  # None marks a step on the synthetic nodes alone
             batches += [None] * len(batches)
         total = torch.zeros((), device=self.client.device)
         for batch in batches:
@@ -103,7 +108,7 @@ class LocalLearner:
             loss, hits = torch.zeros((), device=self.client.device), None
             if batch is not None:
                 loss = self.fitting_loss(batch, prototypes)
-            if self.nodes is not None and (batch is None or not is_apart):
+            if self.nodes is not None and (batch is None or not is_sequential):
                 general, hits = self.general_loss(prototypes)
                 loss = loss + general
             loss.backward()  # type: ignore[no-untyped-call]
@@ -119,7 +124,7 @@ class LocalLearner:
         return float(total) / len(batches)
 
     def fitting_loss(self, batch: Tensor, prototypes: Mapping[str, Tensor]) -> Tensor:
-        """Return L_cls + β L_norm of some training nodes, local fitting."""
+        """Return L_cls + β L_norm of a batch of training nodes (local fitting)."""
         graph, index = self.data.inputs, self.data.index[batch]
         h, around = self.embed_batch(index)
         head, tail = self.network.branch_log_probs(h, around, prototypes)
@@ -134,14 +139,14 @@ class LocalLearner:
         return loss + beta * node_norm(nodes, kind=self.method_config.norm)
 
     def embed_batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return h_v and n_v of some training nodes, FedLoG Eqs. (1) and (7).
+        """Return h_v and n_v of a batch of training nodes, FedLoG Eqs. (1) and (7).
 
-        Few nodes take what they are computed from, not a pass over the whole graph.
+        A small batch is embedded from its computation graph instead of the whole graph.
 
         Parameters
         ----------
         index : Tensor of shape (b,), int64
-            Training nodes, each once.
+            Distinct training nodes.
 
         Returns
         -------
@@ -157,7 +162,7 @@ class LocalLearner:
         return h[: len(index)], part.level(reach).propagate(h, "mean")
 
     def general_loss(self, prototypes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return L_g of the scaled synthetic nodes, and which were classified rightly.
+        """Return L_g of the scaled synthetic nodes, and a mask of the correctly classified.
 
         Without prompt generators a synthetic node is its own neighbour.
         """

@@ -1,4 +1,4 @@
-"""FedNTD's client half: FedAvg's, distilling what the received model says of other classes.
+"""Client half of FedNTD: FedAvg with distillation over the classes that are not true.
 
 Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
 Learning", NeurIPS 2022.
@@ -28,11 +28,11 @@ def not_true_distillation(
     Parameters
     ----------
     logits : Tensor of shape (b, C), float
-        Of the model in training.
+        Logits of the model in training.
     received : Tensor of shape (b, C), float
-        Of the received model, without gradient.
+        Logits of the received model, without gradient.
     labels : Tensor of shape (b,), int64
-        True classes, left out of both softmaxes.
+        True classes, excluded from both softmaxes.
     tau : float, positive
         Temperature.
 
@@ -49,7 +49,7 @@ def not_true_distillation(
 
 
 class FedNTDClientApp(FedAvgClientApp):
-    """Train with the not-true distillation; all else is FedAvg's."""
+    """Train with the not-true distillation; the rest is FedAvg."""
 
     def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
         """Return the cross-entropy plus β times the distillation, Eq. (3)."""

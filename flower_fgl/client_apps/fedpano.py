@@ -1,4 +1,4 @@
-"""FedPANO's client half: shared representation, own classifier, synthetic nodes.
+"""Client half of FedPANO: shared representation, own classifier, synthetic nodes.
 
 Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
 68(1):112105, 2025.
@@ -66,27 +66,27 @@ LOSSES = ("generic", "own", "generator", "synthetic")
 
 
 class FedPANOClientApp(FglClientApp):
-    """Train shared parts and an own classifier, with synthetic nodes.
+    """Train the shared parts and the client's own classifier, with synthetic nodes.
 
     Notes
     -----
-    1. The four losses are minimised one after the other by the modules they are meant
-       for, as in Algorithm 1, and not as the sum of Eq. (9): there L^g would be least
-       for equal representations of all nodes.
-    2. The representations that steps 6 and 7 take are those that step 5 of the next
-       epoch starts from: the graph network does not change in between.
-    3. The clients' own classifiers start from the same weights for the same class, as
-       the heads of FedPer and FedRep do: drawn by each for itself, as the paper has it,
-       they pull the encoders that are averaged apart, most of all in nS.
-    4. A client without training nodes has no classifier of its own and predicts with
-       the generic one; in nS with an untrained one.
+    1. Each of the four losses is minimised in turn over its own modules, as in
+       Algorithm 1, and not as the sum of Eq. (9). In that sum L^g would be smallest if
+       all nodes had the same representation.
+    2. Steps 6 and 7 use the representations from which step 5 of the next epoch starts:
+       the graph network does not change in between.
+    3. Own classifiers start from the same weights for the same class on all clients, as
+       the heads of FedPer and FedRep do. In the paper each client draws its own. Such
+       classifiers pull the averaged encoders apart, most of all in variant nS.
+    4. A client without training nodes has no classifier of its own and predicts with the
+       generic one; in variant nS with an untrained one.
     """
 
     down = Weights
     up = Weights
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Expect the parts that the variant shares."""
+        """Return the shapes of the parts that the variant shares."""
         shapes = client.data.shapes
         if "shared parts" not in shapes:
             shapes["shared parts"] = state_shapes(build_parts(client).shared)
@@ -107,10 +107,7 @@ class FedPANOClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: Weights | None
     ) -> Backbone | None:
-        """Return the model trained last; before that, the received one.
-
-        ``None`` where neither is there.
-        """
+        """Return the model trained last, else the received one, else ``None``."""
         saved = client.state.group("model")
         if saved:
             model = build_parts(client).personal
@@ -122,7 +119,7 @@ class FedPANOClientApp(FglClientApp):
     def embed_kinds(
         self, client: Client, weights: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor]] | None:
-        """Embed with θ_*^g and make nodes with φ_*, Fig. 5; ``None`` in nN."""
+        """Embed with θ_*^g and generate nodes with φ_*, Fig. 5; ``None`` in variant nN."""
         if not client.config.method_config.use_generator:
             return None
         parts = assemble(client, Weights(weights))
@@ -145,8 +142,7 @@ class Trainer:
     Parameters
     ----------
     client : Client
-        Whose graph and settings are taken; optimizer moments are kept in its state
-        where ``optimizer-state`` says so.
+        Its state stores optimizer moments with ``optimizer-state = "keep"``.
     parts : Parts
         Trained in place.
     server_round : int
@@ -176,7 +172,7 @@ class Trainer:
         }
 
     def run(self, epochs: int) -> dict[str, float]:
-        """Train.
+        """Train for a number of epochs.
 
         Parameters
         ----------
@@ -186,8 +182,8 @@ class Trainer:
         Returns
         -------
         dict of str to float
-            The losses of the last epoch by ``LOSSES``, and the ``spread`` of the
-            synthetic nodes; those that the variant has.
+            The losses of the last epoch by the names in ``LOSSES``, and the ``spread`` of
+            the synthetic nodes; only those that the variant has.
         """
         self.restore_moments()
         self.parts.personal.train()
@@ -205,7 +201,7 @@ class Trainer:
         return {name: float(value) for name, value in terms.items()}
 
     def represent(self) -> Tensor:
-        """Return h of the nodes that count: (M, H)."""
+        """Return h of the training nodes and their neighbours: (M, H)."""
         return self.parts.personal.embed_nodes(self.part.inputs)
 
     def step_parts(self, h: Tensor) -> dict[str, Tensor]:
@@ -221,13 +217,7 @@ class Trainer:
         return {name: value.detach() for name, value in terms.items()}
 
     def augment(self, h: Tensor) -> dict[str, Tensor]:
-        """Train φ, and the classifier on synthetic nodes.
-
-        Parameters
-        ----------
-        h : Tensor of shape (M, H), float32
-            Representations, constant.
-        """
+        """Train φ, then the classifier on synthetic nodes; h: (M, H), constant."""
         terms = {}
         if self.parts.generator is not None:
             nodes = h[self.part.index]
@@ -236,12 +226,12 @@ class Trainer:
 
     @torch.no_grad()
     def synthetic(self, h: Tensor) -> Tensor:
-        """Make ĥ of Eq. (6), or of nG, from what :meth:`represent` gave: (n, m, H).
+        """Generate ĥ (n, m, H) by Eq. (6) or variant nG from h of :meth:`represent`.
 
         Raises
         ------
         FglError
-            If the generator makes numbers that are not finite of ones that are.
+            If the generator returns non-finite values for finite ``h``.
         """
         nodes = h[self.part.index]
         noise = self.draw_noise()
@@ -252,8 +242,8 @@ class Trainer:
         bad = int((~made.isfinite()).sum())
         if bad and bool(h.isfinite().all()):
             raise FglError(
-                f"the node generator returned {bad} non-finite numbers: the client keeps "
-                "what it had before. A smaller lr may help."
+                f"the node generator returned {bad} non-finite values; the client keeps "
+                "its state from before the round. Try a smaller lr."
             )
         return made
 
@@ -266,7 +256,7 @@ class Trainer:
         return {"generator": loss.detach()}
 
     def step_classifier(self, made: Tensor) -> dict[str, Tensor]:
-        """Step on the classifier that predicts by L^ĉ, Eq. (8); made: (n, m, H)."""
+        """Step on the predicting classifier by L^ĉ, Eq. (8); made: (n, m, H)."""
         labels = self.labels if self.parts.own is None else self.own_labels
         logits = self.modules["classifier"](made.flatten(0, 1))
         loss = F.cross_entropy(logits, labels.repeat_interleave(self.method_config.m))
@@ -274,7 +264,7 @@ class Trainer:
         return {"synthetic": loss.detach(), "spread": spread(made)}
 
     def draw_noise(self) -> Tensor:
-        """Draw ε of Eq. (6): (n, m, 2H); of nG: (n, m, H)."""
+        """Draw ε: (n, m, 2H) for Eq. (6), (n, m, H) for variant nG."""
         width, method_config = (
             self.parts.shared.encoder.hidden_channels,
             self.method_config,
@@ -294,14 +284,14 @@ class Trainer:
         self.optimizers[name].step()
 
     def restore_moments(self) -> None:
-        """Go on with the moments of the last round, where the optimizer has any."""
+        """Restore the optimizers' moments of the last round if the settings keep them."""
         if self.client.config.optimizer_state == "keep":
             for name, optimizer in self.optimizers.items():
                 kept = self.client.state.group(f"optimizer/{name}")
                 restore_optimizer(self.modules[name], optimizer, kept)
 
     def keep_moments(self) -> None:
-        """Keep the optimizers' moments if the settings say so."""
+        """Store the optimizers' moments if the settings keep them."""
         if self.client.config.optimizer_state == "keep":
             moments = {
                 f"{name}/{key}": value

@@ -1,4 +1,4 @@
-"""The modules of one FedPANO client, and the part of its graph that they train on.
+"""Modules of one FedPANO client, and the part of its graph that training reads.
 
 Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
 68(1):112105, 2025.
@@ -29,20 +29,20 @@ __all__ = ["Parts", "TrainingPart", "assemble", "build_parts", "training_part"]
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """All that one client trains.
+    """All modules that one client trains.
 
     Parameters
     ----------
     shared : SharedParts
-        What is uploaded.
+        The modules that are uploaded.
     own : torch.nn.Linear or None
-        θ_i^c, from H to the client's own classes; ``None`` in nT.
+        θ_i^c, from H to the client's own classes; ``None`` in variant nT.
     generator : NodeGenerator or None
-        φ_i, of ``shared`` or, in nF, the client's own; ``None`` in nN and nG.
+        φ_i, that of ``shared`` or, in variant nF, the client's own; ``None`` in nN and nG.
     personal : PersonalNet
-        The model that predicts, made of the same modules.
+        The model that predicts; it consists of the same modules.
     classes : Tensor of shape (C_i,), int64
-        Y_i, ascending; all classes where the client has no training node.
+        Y_i, ascending; all classes if the client has no training node.
     """
 
     shared: SharedParts
@@ -53,7 +53,7 @@ class Parts:
 
 
 def build_parts(client: Client) -> Parts:
-    """Build a client's modules; the shared ones are to be overwritten."""
+    """Build a client's modules; the weights of the shared ones are to be overwritten."""
     config, graph = client.config, client.data.graph
     method_config: FedPANOSettings = config.method_config
     every = torch.arange(graph.num_classes, device=client.device)
@@ -80,7 +80,8 @@ def build_parts(client: Client) -> Parts:
         if method_config.has_generator and generator is None:
             generator = NodeGenerator(width)
     chosen = classes if own or method_config.mask_to_local_labels else every
-    classifier = cast(nn.Linear, own or shared.classifier)  # settings see to one
+    # the settings' validation ensures that there is one of the two
+    classifier = cast(nn.Linear, own or shared.classifier)
     norm = cast(RepNorm, method_config.rep_norm)
     personal = PersonalNet(shared.encoder, classifier, chosen, len(every), norm)
     for module in (shared, personal, generator):
@@ -90,7 +91,7 @@ def build_parts(client: Client) -> Parts:
 
 
 def _own_classifier(client: Client, width: int, classes: Tensor) -> nn.Linear:
-    """Draw θ_i^c: rows of one classifier of all classes, which all clients draw alike."""
+    """Draw θ_i^c as rows of a classifier of all classes that is the same on all clients."""
     with seeded(derive_seed(client.config.seed, 0, SERVER, "own classifier")):
         every = nn.Linear(width, client.data.graph.num_classes)
     own = nn.Linear(width, len(classes))
@@ -101,7 +102,7 @@ def _own_classifier(client: Client, width: int, classes: Tensor) -> nn.Linear:
 
 
 def assemble(client: Client, download: Weights) -> Parts:
-    """Join the received parts and those that the client keeps."""
+    """Combine the received modules with those that the client keeps."""
     parts = build_parts(client)
     load_state(parts.shared, download.tensors)
     kept = client.state.group("model")
@@ -115,13 +116,13 @@ def assemble(client: Client, download: Weights) -> Parts:
 
 @dataclass(frozen=True, eq=False)
 class TrainingPart:
-    """What of a client's graph its training reads.
+    """The part of a client's graph that its training reads.
 
     Parameters
     ----------
     inputs : GraphInput
-        The graph, or what gives the M nodes that count: the training nodes and their
-        neighbours.
+        The whole graph, or the computation graph of the M nodes needed: the training
+        nodes and their neighbours.
     index : Tensor of shape (n,), int64
         Rows of the training nodes among them.
     around : SparseOperator of shape (n, M)
@@ -134,13 +135,13 @@ class TrainingPart:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what was cut out of the graph, in bytes."""
+        """Memory of the extracted part, in bytes."""
         entries = self.around.matrix.values().numel()
         return int(getattr(self.inputs, "num_bytes", 0)) + 2 * 8 * entries
 
 
 def training_part(client: Client, model: Backbone) -> TrainingPart:
-    """Cut out what training reads, once for a graph and a backbone."""
+    """Extract the part that training reads, once for each graph and backbone."""
     memo, key = client.data.memo, ("training part", model.reach)
     if key not in memo:
         data = client.data.training

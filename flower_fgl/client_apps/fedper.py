@@ -1,4 +1,4 @@
-"""FedPer's client half: the received body, trained together with an own head.
+"""Client half of FedPer: train the received body together with the client's own head.
 
 Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818,
 2019.
@@ -19,7 +19,7 @@ __all__ = ["FedPerClientApp"]
 
 
 class FedPerClientApp(FglClientApp):
-    """Train body and head, send the body back, keep the head.
+    """Train body and head, upload the body, keep the head.
 
     Notes
     -----
@@ -30,17 +30,17 @@ class FedPerClientApp(FglClientApp):
     up = Weights
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Expect the weights of the body."""
+        """Return the shapes of the weights of the body."""
         return encoder_state(client.state_shapes())
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Put the own head on the received body, train ``local-epochs`` epochs."""
+        """Join the received body and the client's head, and train for ``local-epochs``."""
         model = self.assemble(client, download)
         loss = self.train_parts(client, model, server_round)
         return Fit(model, Weights(encoder_state(model.state_dict())), loss)
 
     def assemble(self, client: Client, download: Weights) -> Backbone:
-        """Join the received body and the client's own head, at first an untrained one."""
+        """Combine the received body with the client's head, or with the initial one."""
         model = client.build_model(initialise=True)
         load_state(model, classifier_state(client.state.group("model")))
         load_state(model, download.tensors)
@@ -53,7 +53,7 @@ class FedPerClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: Weights | None
     ) -> Backbone | None:
-        """Return the model trained last; before the first training an untrained head."""
+        """Return the model trained last, or the received body with the initial head."""
         own = super().personal_model(client, download)
         if own is not None or download is None:
             return own

@@ -1,4 +1,4 @@
-"""FedPG's client half: multi-hop prototypes up, personalised ones down, no weights.
+"""Client half of FedPG: exchange multi-hop prototypes instead of weights.
 
 Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 
@@ -57,27 +57,27 @@ __all__ = ["FedPGClientApp"]
 
 
 class FedPGClientApp(PrototypeClientApp):
-    """Train an own model whose prototypes stay near the personalised ones.
+    """Train the client's model so that its prototypes stay near the personalized ones.
 
     Notes
     -----
-    1. Prototypes are made and sent once a round, after the last epoch; the printed
+    1. Prototypes are computed and uploaded once a round, after the last epoch. The printed
        algorithm indents this into the loop over epochs.
-    2. During an epoch the classes of unlabelled nodes, and the neighbours drawn of
-       those that have many, are those of the end of the client's last round.
-    3. Labels of validation and test nodes are never used; the published code takes
-       validation labels into the prototypes.
-    4. Where graphs are classified, they take the nodes' place and the client's training
-       graphs are all there is: those without label are annotated by prediction, as
+    2. During an epoch the classes of unlabelled nodes are those from the end of the
+       client's last round. The same holds for the neighbours drawn for nodes with many.
+    3. Labels of validation and test nodes are never used; the published code uses
+       validation labels in the prototypes.
+    4. In graph classification, graphs replace nodes, and the client's training graphs are
+       the whole data. Training graphs without label are annotated by prediction, as
        Algorithm 1 does with unlabelled nodes. Validation and test graphs enter no
-       prototype, not even unlabelled: unlike the nodes of one graph, they are no part
-       of what a client trains on. The paper says nothing of either.
-    5. Similar graphs are looked for once a round, after the last epoch; the next round
-       trains with them. The paper has a "construction step after obtaining the encoded
+       prototype, not even unlabelled: a client does not train on them, unlike on the
+       unlabelled nodes of its graph. The paper says nothing about either.
+    5. Similar graphs are searched once a round, after the last epoch; the next round trains
+       with them. The paper has a "construction step after obtaining the encoded
        representations", without saying how often.
-    6. With mini-batches of graphs, or graphs without label, prototypes are made of the
-       embeddings of the step and of the last ones known of the other graphs, through
-       which no gradient flows.
+    6. With mini-batches of graphs, or graphs without label, prototypes combine the
+       embeddings of the step with the last known ones of the other graphs. No gradient
+       flows through the latter.
     """
 
     def num_hops(self, client: Client) -> int:
@@ -85,7 +85,7 @@ class FedPGClientApp(PrototypeClientApp):
         return int(client.config.method_config.hops) + 1
 
     def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
-        """Train by Eq. (6), annotate, and make prototypes by Eq. (2)."""
+        """Train by Eq. (6), annotate, and compute prototypes by Eq. (2)."""
         method_config = client.config.method_config
         scorer = open_scorer(client) if method_config.attention else None
         model = RecordingBackbone(self.personal_model(client, download), scorer)
@@ -97,7 +97,11 @@ class FedPGClientApp(PrototypeClientApp):
             annotation = self.annotation(client, logits)
             embedding = unit_length(model.embedding)
             average = average_of(
-                client, server_round, annotation, embed=lambda: embedding, anew=True
+                client,
+                server_round,
+                annotation,
+                embed=lambda: embedding,
+                is_retrained=True,
             )
             values = average(embedding, scorer)
         client.state.set_group("annotation", {"classes": annotation.float()})
@@ -111,7 +115,7 @@ class FedPGClientApp(PrototypeClientApp):
         return Fit(model.backbone, upload, loss)
 
     def annotation(self, client: Client, logits: Tensor | None) -> Tensor:
-        """Give nodes classes: training nodes theirs, others the predicted one."""
+        """Return classes (N,): labels of training items, else predictions, else −1."""
         data, method_config = client.data.training, client.config.method_config
         if logits is not None and method_config.annotation == "train+pseudo":
             return annotate(
@@ -133,7 +137,7 @@ class FedPGClientApp(PrototypeClientApp):
         scorer: NeighbourScorer | None,
         download: Prototypes,
     ) -> Callable[[], Tensor] | None:
-        """Return μ·L_proto of Eq. (6★); ``None`` before there are prototypes."""
+        """Return μ·L_proto of Eq. (6★); ``None`` if μ is 0 or there are no prototypes."""
         method_config = client.config.method_config
         mu = method_config.mu
         if method_config.mu_warmup:
@@ -182,21 +186,18 @@ class FedPGClientApp(PrototypeClientApp):
 
 
 def unit_length(embedding: Tensor) -> Tensor:
-    """Give the embedding of each node or graph unit length."""
+    """Normalise the embedding of each node or graph to unit length."""
     return F.normalize(embedding, dim=-1)
 
 
 def unit_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
-    """Return a function that gives the current embeddings of all items, unit length.
-
-    A step may embed a part of the graphs only: those of a mini-batch, or with a label.
-    The others are as they were when last embedded, at first without dropout, and carry
-    no gradient.
-    """
+    """Return a function that returns the current unit-length embeddings of all items."""
     training, config = client.data.training, client.config
     is_whole = len(training.index) == training.inputs.num_graphs
     if not config.classifies_graphs or (is_whole and not config.batch_size):
         return lambda: unit_length(model.embedding)
+    # A step may embed only a part of the graphs: a mini-batch, or those with a label.
+    # The others keep their last embedding, at first without dropout, without gradient.
     table = unit_length(model.at_rest(training.inputs))
 
     def current() -> Tensor:
@@ -212,7 +213,7 @@ def unit_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
 
 
 def open_scorer(client: Client) -> NeighbourScorer:
-    """Return the client's own attention a_k, trained so far."""
+    """Return the client's attention a_k as trained so far."""
     with seeded(client.seed(0, "scorer")):
         scorer = NeighbourScorer(client.config.hidden_channels).to(client.device)
     load_state(scorer, client.state.group("scorer"))
@@ -220,7 +221,7 @@ def open_scorer(client: Client) -> NeighbourScorer:
 
 
 def rings_of(client: Client) -> list[Pairs]:
-    """Return the pairs of each hop, computed once for a graph."""
+    """Return the pairs of each hop, computed once per graph."""
     method_config, inputs = client.config.method_config, client.data.inputs[0]
     key = ("rings", method_config.hops, method_config.hop_mode)
     if key not in client.data.memo:
@@ -240,19 +241,17 @@ def average_of(
     annotation: Tensor,
     *,
     embed: Callable[[], Tensor],
-    anew: bool = False,
+    is_retrained: bool = False,
 ) -> HopAverage:
-    """Draw the neighbours that enter the prototypes of a round.
-
-    Training goes on with those of the client's last upload, so they are kept; another
-    process would draw the same again. Neighbours of graphs are those whose embeddings,
-    which ``embed`` gives, are alike: ``anew`` says that training has changed them since a
-    copy of the client, which trained to be scored, may have left its own.
-    """
+    """Return the average over the neighbours that enter the prototypes of a round."""
     method_config, memo = client.config.method_config, client.data.memo
     key = ("average", client.config.seed, server_round)
+    # The next training uses the neighbours of the client's last upload, so they are
+    # cached; a new process draws the same ones again from the seed.
     kept = memo.get(("average",))
-    is_stale = anew and client.config.classifies_graphs
+    # Neighbours of graphs depend on the embeddings. The cached ones may come from a copy
+    # of the client that was trained only to be evaluated.
+    is_stale = is_retrained and client.config.classifies_graphs
     if (
         kept is not None
         and not is_stale

@@ -1,4 +1,4 @@
-"""FedProto's client half, which FedTGP shares: class means up, no weights.
+"""Client half of FedProto and FedTGP: upload class means instead of weights.
 
 Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients",
 AAAI 2022.
@@ -26,7 +26,7 @@ __all__ = ["FedProtoClientApp", "PrototypeClientApp", "class_distance"]
 def class_distance(
     embedding: Tensor, labels: Tensor, target: Tensor, present: Tensor
 ) -> Tensor:
-    """Add up each class's mean squared distance to its prototype, FedProto Eq. (7).
+    """Sum the mean squared distance of each class to its prototype, FedProto Eq. (7).
 
     ``Σ_c MSE(f(x_{y=c}), P̄^c)``.
 
@@ -52,53 +52,47 @@ def class_distance(
     return (weight * per_node).sum()
 
 
-def labelled(model: RecordingBackbone, data: TrainingSet) -> tuple[Tensor, Tensor]:
-    """Return the training items embedded last, and their classes.
-
-    Parameters
-    ----------
-    model : RecordingBackbone
-        Has embedded all of the client's items, or a batch of its training graphs.
-    data : TrainingSet
-        Training nodes or graphs, in ascending order.
-
-    Returns
-    -------
-    embedding : Tensor of shape (n, p), float32
-    labels : Tensor of shape (n,), int64
-    """
+def labelled_embeddings(
+    model: RecordingBackbone, data: TrainingSet
+) -> tuple[Tensor, Tensor]:
+    """Return the last embeddings (n, p) of the training items, and their classes (n,)."""
     if model.items is None:
         return model.embedding[data.index], data.labels
     return model.embedding, data.labels[torch.searchsorted(data.index, model.items)]
 
 
 class PrototypeClientApp(FglClientApp):
-    """Keep an own model, the same at the start on all clients of one backbone."""
+    """Base of the client halves that keep their model and exchange prototypes.
+
+    Notes
+    -----
+    1. All clients of one backbone start from the same weights.
+    """
 
     down = Prototypes
     up = LocalPrototypes
 
     def num_hops(self, client: Client) -> int:
-        """Return how many prototypes a class has."""
+        """Return the number of prototypes per class."""
         return 1
 
     def download_spec(self, client: Client) -> tuple[int, int, int]:
-        """Expect at most one prototype of each class and hop."""
+        """Return (C, H, p): at most one prototype of each class and hop."""
         classes = client.data.graph.num_classes
         return classes, self.num_hops(client), client.config.hidden_channels
 
     def personal_model(self, client: Client, download: Prototypes) -> Backbone:
-        """Return the model trained last, at first an untrained one."""
+        """Return the model trained last, or the initial one before the first training."""
         own = super().personal_model(client, download)
         return own if own is not None else client.build_model(initialise=True)
 
 
 class FedProtoClientApp(PrototypeClientApp):
-    """Hold the embeddings of each class near its global prototype.
+    """Pull the embeddings of each class towards its global prototype.
 
     Notes
     -----
-    1. Prototypes are made by the trained model without dropout.
+    1. The trained model computes the prototypes without dropout.
     """
 
     def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
@@ -119,11 +113,13 @@ class FedProtoClientApp(PrototypeClientApp):
     def penalty(
         self, client: Client, model: RecordingBackbone, download: Prototypes
     ) -> Callable[[], Tensor] | None:
-        """Return the prototype term; ``None`` before there are prototypes."""
+        """Return the prototype term, or ``None`` while there are no prototypes."""
         if not download.present.any():
             return None
         data = client.data.training
         target = download.values[:, 0].to(client.device)
         present = download.present[:, 0].to(client.device)
         weight = client.config.method_config.proto_weight
-        return lambda: weight * class_distance(*labelled(model, data), target, present)
+        return lambda: (
+            weight * class_distance(*labelled_embeddings(model, data), target, present)
+        )

@@ -1,4 +1,4 @@
-"""FedProx's client half: FedAvg's with a proximal term.
+"""Client half of FedProx: FedAvg with a proximal term.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 """
@@ -43,12 +43,12 @@ def proximal_term(
 
 
 class FedProxClientApp(FedAvgClientApp):
-    """Train with the proximal term; all else is FedAvg's."""
+    """Train with the proximal term; the rest is FedAvg."""
 
     def penalty(
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor]:
-        """Return the term that holds θ near the received weights."""
+        """Return the proximal term with the received weights as anchors."""
         names = [name for name, _ in model.named_parameters()]
         anchors = [download.tensors[name].to(client.device) for name in names]
         mu = client.config.method_config.mu

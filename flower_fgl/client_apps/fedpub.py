@@ -1,4 +1,4 @@
-"""FED-PUB's client half: a private mask over the received weights.
+"""Client half of FED-PUB: a private mask on the received weights.
 
 Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
 
@@ -72,20 +72,20 @@ class FedPubClientApp(FedAvgClientApp):
 
     Notes
     -----
-    1. Uploaded are the weights θ_i, not θ_i ⊙ ν_i: the mask would enter the average, and
-       be applied a second time to what comes back.
-    2. Both penalties carry a gradient. The published code computes them of detached
-       values, so that neither acts there. At the paper's λ_1 = 1e-3 the first now outweighs
-       the data at most entries, and Adam draws them to 0: a smaller one may do better.
-    3. The mask covers every parameter, biases included. Pruned entries are 0 in the model
-       that is scored and kept, and in o_i.
+    1. The client uploads the weights θ_i, not θ_i ⊙ ν_i. Otherwise the mask would enter the
+       average and be applied a second time to the next download.
+    2. Both penalties have a gradient. The published code computes them from detached
+       values, so that neither has an effect there. At the paper's λ_1 = 1e-3 the first now
+       outweighs the data at most entries and Adam drives them to 0: try a smaller λ_1.
+    3. The mask covers every parameter, biases included. Pruned entries are 0 in o_i and in
+       the model that is evaluated and kept.
     """
 
     down = Weights
     up = EmbeddedWeights
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train weights and mask together, embed the proxy graph."""
+        """Train weights and mask together, then embed the proxy graph."""
         method_config = client.config.method_config
         backbone = client.build_model()
         load_state(backbone, download.tensors)
@@ -123,13 +123,13 @@ class FedPubClientApp(FedAvgClientApp):
 
 @torch.no_grad()
 def proxy_embedding(client: Client, model: Backbone) -> Tensor:
-    """Return o_i, of shape (p,): the mean embedding of the proxy graph's nodes."""
+    """Return o_i (p,), the mean embedding of the proxy graph's nodes."""
     model.eval()
     return model.embed_nodes(proxy_input(client)).mean(dim=0)
 
 
 def proxy_input(client: Client) -> GraphInput:
-    """Return the proxy graph, drawn once for a graph and seed."""
+    """Return the proxy graph, drawn once per client graph and seed."""
     memo, seed = client.data.memo, client.config.seed
     if ("proxy", seed) not in memo:
         graph = GraphInput(*proxy_graph(seed, client.data.graph.num_features))

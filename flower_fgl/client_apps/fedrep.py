@@ -1,4 +1,4 @@
-"""FedRep's client half: first the head on a fixed body, then the body under that head.
+"""Client half of FedRep: train the head on a fixed body, then the body under that head.
 
 Collins et al., "Exploiting Shared Representations for Personalized Federated Learning",
 ICML 2021.
@@ -25,10 +25,10 @@ __all__ = ["FedRepClientApp"]
 
 
 class FedRepClientApp(FedPerClientApp):
-    """Train the two parts in turn, Algorithm 1; all else is FedPer's."""
+    """Train head and body in turn, Algorithm 1; the rest is FedPer."""
 
     def train_parts(self, client: Client, model: Backbone, server_round: int) -> float:
-        """Train the head for ``head-epochs``, the body for ``local-epochs``.
+        """Train the head for ``head-epochs``, then the body for ``local-epochs``.
 
         Returns
         -------
@@ -47,7 +47,7 @@ class FedRepClientApp(FedPerClientApp):
     def refreshed_model(
         self, client: Client, server_round: int, download: Any
     ) -> Backbone | None:
-        """Give the head as many epochs as the body, ``final-local-epochs``."""
+        """Train head and body for ``final-local-epochs`` each."""
         config = client.config
         method_config = replace(
             config.method_config, head_epochs=config.final_local_epochs

@@ -1,4 +1,4 @@
-"""FedSage+'s client half: FedAvg's on graphs mended by a generator of neighbours.
+"""Client half of FedSage+: FedAvg on graphs with generated missing neighbours.
 
 Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
 2021.
@@ -6,10 +6,10 @@ Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", Ne
 =====================  ==================================================
 symbol                 argument or attribute
 =====================  ==================================================
-Ḡ_i                    ``Impaired.inputs``
+Ḡ_i                    ``HiddenNodes.inputs``
 dGen, fGen             ``NeighbourGenerator.count``, ``.features``
 z_v + N(0, 1)          ``GeneratorState.inputs``
-n_v, ñ_v               ``Impaired.counts``, ``NeighbourGenerator.count(z)``
+n_v, ñ_v               ``HiddenNodes.counts``, ``NeighbourGenerator.count(z)``
 α                      ``fedsage+.peer-weight``
 =====================  ==================================================
 """
@@ -61,23 +61,24 @@ __all__ = ["FedSagePlusClientApp", "judge_generator", "train_generator"]
 
 
 class FedSagePlusClientApp(FedAvgClientApp):
-    """Train a generator of neighbours, mend every graph once, then do as FedAvg.
+    """Train a neighbour generator, mend every graph once, then train as FedAvg.
 
     Notes
     -----
-    1. The feature loss takes as many vectors of a node as neighbours are hidden, at most
-       ``max-neighbours``; the paper as many as dGen predicts, which may be none, so that
-       fGen would learn nothing until dGen has.
-    2. The gradient that goes back is that of fGen's weights, summed over nodes. One of the
-       generated features would be 2(x̃ − x): it would give the judge's features away.
-    3. A client gets what it misses in the graph it trains on and in every graph it is
-       scored on, those of other nodes or a new client included, by its one generator.
-    4. Nodes are hidden among the validation nodes; where the training graph has none,
-       among all. Labels of hidden nodes are never used, nor those of others than training
-       nodes.
-    5. Adam starts anew in each round of the generator: its moments are twice as large as
-       the generator, and are not kept. When the graphs are mended the generator is dropped
-       and the generated nodes are kept. A kept model predicts a graph as it is given.
+    1. The feature loss uses as many vectors per node as it has hidden neighbours, at most
+       ``max-neighbours``. The paper uses as many as dGen predicts. These may be none, and
+       then fGen would learn nothing until dGen has learned.
+    2. The returned gradient is that of fGen's weights, summed over nodes. The gradient of
+       the generated features would be 2(x̃ − x) and reveal the features of the client that
+       computes it.
+    3. With its one generator a client mends the graph it trains on and every graph it is
+       evaluated on, including those of other nodes or of a new client.
+    4. Nodes are hidden among the validation nodes, or among all nodes if the training graph
+       has none. Labels of hidden nodes and of nodes other than training nodes are not used.
+    5. Each round of generator training starts with a new Adam optimizer: its moments are
+       twice as large as the generator, and are not kept. After mending the graphs the
+       client deletes the generator and keeps the generated nodes. A saved model predicts on
+       unmended graphs.
     """
 
     def __init__(self, session: Session | None = None) -> None:
@@ -86,7 +87,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
         self.query(JUDGE)(self._judge)
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
-        """Gather graph, settings and memory; graphs are mended once they can be."""
+        """Load graph, settings and state of a client; its graphs are mended if possible."""
         client, store = super().open(message, context)
         client.data = mended_data(client)
         return client, store
@@ -98,14 +99,14 @@ class FedSagePlusClientApp(FedAvgClientApp):
             and "mended" not in client.state.values
         ):
             log.warning(
-                "Client %d has no mended graphs: generator training failed, or its memory "
-                "was lost. It trains on its graph as it is.",
+                "Client %d has no mended graphs and trains on its original graph: "
+                "generator training failed, or the client's state was lost.",
                 client.partition_id,
             )
         return super().fit(client, server_round, download)
 
     def _generate(self, message: Message, context: Context) -> Message:
-        """Train the generator; send it to be judged, or mend after the last round."""
+        """Train the generator; return it or, after the last round, mend the graphs."""
         client, store = self.open(message, context)
         step = int(message.content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
         gradient = FeatureGradient.from_record(message.content, shapes_of(client))
@@ -123,7 +124,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
     def show(
         self, client: Client, step: int, network: NeighbourGenerator
     ) -> GeneratorState:
-        """Return fGen and its inputs, as others need them to judge it."""
+        """Return fGen and its inputs, with which other clients compute its gradient."""
         impaired = impaired_of(client)
         generator = noise_of(client, step, "shown")
         with torch.no_grad():
@@ -137,7 +138,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
         )
 
     def _judge(self, message: Message, context: Context) -> Message:
-        """Find the gradient for another client's generator."""
+        """Return the gradient of another client's generator."""
         client, _ = self.open(message, context)
         method_config = client.config.method_config
         spec = (
@@ -162,9 +163,10 @@ def shapes_of(client: Client) -> dict[str, tuple[int, ...]]:
 def feature_generator(
     client: Client, state: Mapping[str, Tensor] | None = None
 ) -> FeatureGenerator:
-    """Build fGen with the weights given, else drawn from torch's global generator."""
+    """Build fGen with the given weights, or with weights from torch's global generator."""
     method_config = client.config.method_config
-    with torch.device("cpu" if state is None else "meta"):  # drawing takes its time
+    # on "meta" no initial weights are drawn, which would take time
+    with torch.device("cpu" if state is None else "meta"):
         network = FeatureGenerator(
             client.config.hidden_channels,
             (method_config.gen_channels, method_config.gen_wide_channels),
@@ -179,10 +181,10 @@ def feature_generator(
 
 
 def open_generator(client: Client) -> NeighbourGenerator:
-    """Return the client's own generator, trained so far."""
+    """Return the client's generator as trained so far."""
     graph, saved = client.data.graph, client.state.group("generator")
-    first = "features."
-    own = {n[len(first) :]: t for n, t in saved.items() if n.startswith(first)}
+    prefix = "features."
+    own = {n[len(prefix) :]: t for n, t in saved.items() if n.startswith(prefix)}
     with seeded(client.seed(0, "generator")):
         network = NeighbourGenerator(
             feature_generator(client, own or None),
@@ -190,23 +192,23 @@ def open_generator(client: Client) -> NeighbourGenerator:
             hidden_channels=client.config.hidden_channels,
             num_classes=graph.num_classes,
         ).to(client.device)
-    load_state(network, {n: t for n, t in saved.items() if not n.startswith(first)})
+    load_state(network, {n: t for n, t in saved.items() if not n.startswith(prefix)})
     return network
 
 
 def train_generator(
     client: Client, step: int, gradient: Mapping[str, Tensor]
 ) -> NeighbourGenerator:
-    """Take ``gen-epochs`` steps on the client's own loss and what others found.
+    """Take ``gen-epochs`` steps on the client's own loss and the others' gradient.
 
     Parameters
     ----------
     client : Client
-        Its graph and its generator.
+        Holds the graph and the generator.
     step : int
         Round of generator training, from 1.
     gradient : mapping of str to Tensor
-        Mean gradient of fGen that others found; empty for none.
+        Mean gradient of fGen from the other clients; empty if there is none.
 
     Returns
     -------
@@ -247,19 +249,19 @@ def train_generator(
 
 
 def judge_generator(client: Client, shown: GeneratorState) -> dict[str, Tensor]:
-    """Find the gradient of another client's feature loss against the own nodes.
+    """Compute the gradient of another client's feature loss against this client's nodes.
 
     Parameters
     ----------
     client : Client
-        Who judges; its training graph's features are compared with.
+        Its training graph's features are the targets of the loss.
     shown : GeneratorState
-        fGen and inputs of the other.
+        fGen and inputs of the other client.
 
     Returns
     -------
     dict of str to Tensor
-        Gradient of every weight of fGen, on the CPU; empty where nothing was shown.
+        Gradient of every weight of fGen, on the CPU; empty if ``shown`` is empty.
     """
     if not len(shown.counts):
         return {}

@@ -1,4 +1,4 @@
-"""A client's graphs with nodes hidden, and with generated nodes, as its memory has them."""
+"""A client's graphs with hidden nodes and with generated nodes, cached per process."""
 
 from __future__ import annotations
 
@@ -23,32 +23,31 @@ __all__ = ["impaired_of", "keep_mended", "mended_data", "noise_of"]
 
 
 def noise_of(client: Client, step: int, purpose: str) -> torch.Generator:
-    """Return a generator of noise for a round of generator training."""
+    """Return a random generator for a round of generator training."""
     return torch_generator(client.config.seed, step, client.partition_id, purpose)
 
 
 def impaired_of(client: Client) -> HiddenNodes:
-    """Return the client's graph with nodes hidden, the same in every round."""
+    """Return the client's training graph with hidden nodes, the same in every round."""
     data, config = client.data, client.config
     key = ("impaired", config.seed, config.method_config.hide_share)
     if key not in data.memo:
         masks = data.graph.graph.masks
         size = data.inputs[0].num_nodes
-        able = masks["val"].nonzero().squeeze(1)
-        able = able if len(able) else torch.arange(size)
+        eligible = masks["val"].nonzero().squeeze(1)
+        eligible = eligible if len(eligible) else torch.arange(size)
         generator = torch_generator(config.seed, 0, client.partition_id, "hide")
-        order = torch.randperm(len(able), generator=generator)
+        order = torch.randperm(len(eligible), generator=generator)
         is_hidden = torch.zeros(size, dtype=torch.bool)
-        is_hidden[able[order[: int(config.method_config.hide_share * len(able))]]] = (
-            True
-        )
+        num_hidden = int(config.method_config.hide_share * len(eligible))
+        is_hidden[eligible[order[:num_hidden]]] = True
         data.memo[key] = hide_nodes(data.inputs[0], is_hidden.to(client.device))
     found: HiddenNodes = data.memo[key]
     return found
 
 
 def keep_mended(client: Client, network: NeighbourGenerator) -> None:
-    """Generate what each of the client's graphs misses, and keep that."""
+    """Generate the missing neighbours of each of the client's graphs and store them."""
     kept = {}
     for place, inputs in enumerate(client.data.inputs):
         generator = noise_of(client, place, "mending")
@@ -62,9 +61,9 @@ def keep_mended(client: Client, network: NeighbourGenerator) -> None:
 
 
 def mended_data(client: Client) -> ClientData:
-    """Return the client's data with mended graphs; as it is before there are any.
+    """Return the client's data with mended graphs, or unchanged before there are any.
 
-    Generated nodes have no label and stand in no column of scores.
+    Generated nodes have no label and are not in any set that is evaluated.
     """
     data, token = client.data, client.state.values.get("mended")
     if token is None:

@@ -1,4 +1,4 @@
-"""FGGP's client half: two views of the graph, and confident class prototypes.
+"""Client half of FGGP: two views of the graph, and confident class prototypes.
 
 Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
 Prototypes", AAAI 2024.
@@ -7,7 +7,7 @@ Prototypes", AAAI 2024.
 part                                             function
 ===============================================  ==========================
 k-NN graph of the received model's features      ``nearest_neighbours``
-edges of the second view, drawn anew each step   ``resample_edges``
+edges of the second view, redrawn each step      ``resample_edges``
 weighted cross-entropy of the edge predictor     ``edge_loss``
 confidence-weighted class prototypes             ``confidence_means``
 alignment of both views' prototypes              ``view_contrast``
@@ -48,35 +48,29 @@ __all__ = ["FGGPClientApp"]
 
 
 class TwoViews(RecordingBackbone):
-    """A backbone that remembers its last embedding and logits.
-
-    Notes
-    -----
-    1. ``logits`` are what :meth:`head` returned last, of shape (N, C).
-    """
+    """Backbone that stores its last embedding and its last ``logits`` (N, C)."""
 
     logits: Tensor
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Predict classes from what :meth:`embed` returned, and keep the logits."""
+        """Predict classes from the result of :meth:`embed`, and store the logits."""
         self.logits = super().head(h, graph)
         return self.logits
 
 
 class FGGPClientApp(FedAvgClientApp):
-    """Train on two views of the graph, send the model and its class prototypes.
+    """Train on two views of the graph; upload the model and its class prototypes.
 
     Notes
     -----
     1. The published code draws the second view's edges among all N² pairs, by a softmax
-       over each row; here each pair of the union graph is drawn by itself, once for both
-       directions, so that the view stays sparse and serves every backbone.
+       over each row. Here each pair of the union graph is drawn independently, once for
+       both directions, so that the view stays sparse and suits every backbone.
     2. The published code predicts edges from embeddings without gradient, so that their
        loss trains nothing; here it trains the encoder.
-    3. Nodes are predicted by the model's own head. The cluster prototypes that arrive
+    3. The model's own head predicts the nodes. The cluster prototypes in the download
        enter no loss, as in the published code.
-    4. With mini-batches the second view's terms are those of all training nodes, in
-       every step.
+    4. With mini-batches, the second view's terms use all training nodes in every step.
     5. Fine-tuning trains the first view's cross-entropy alone, without prototypes, and
        starts with fresh moments of the optimizer.
     """
@@ -85,16 +79,16 @@ class FGGPClientApp(FedAvgClientApp):
     up = ModelAndPrototypes
 
     def download_spec(self, client: Client) -> Any:
-        """Expect weights, and at most one cluster of each class for each client."""
+        """Return the shapes of the weights and of one cluster per class and client."""
         classes, _, width = self.table(client)
         return client.state_shapes(), (classes, client.num_partitions, width)
 
     def table(self, client: Client) -> tuple[int, int, int]:
-        """Return the size of an upload's prototypes."""
+        """Return the shape of the prototypes in an upload."""
         return client.data.graph.num_classes, 1, client.config.hidden_channels
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train on both views, then make the prototypes without dropout."""
+        """Train on both views, then compute the prototypes without dropout."""
         model = TwoViews(client.build_model())
         load_state(model.backbone, download.tensors)
         penalty = self.second_view(client, server_round, model)
@@ -113,7 +107,7 @@ class FGGPClientApp(FedAvgClientApp):
     def second_view(
         self, client: Client, server_round: int, model: TwoViews
     ) -> Callable[[], Tensor]:
-        """Return all terms of the loss beside the first view's cross-entropy."""
+        """Return a function for all loss terms beside the first view's cross-entropy."""
         method_config, data = client.config.method_config, client.data.training
         inputs, classes = data.inputs, client.data.graph.num_classes
         near = nearest_neighbours(model.at_rest(inputs), method_config.neighbors)
@@ -132,9 +126,11 @@ class FGGPClientApp(FedAvgClientApp):
             second = model.backbone.embed(view)
             predicted = model.backbone.head(second, view)[data.index]
             found = confident_labels(logits, data.index, data.labels)
-            there = torch.bincount(found[0], minlength=classes) > 0
+            present = torch.bincount(found[0], minlength=classes) > 0
             means = [confidence_means(h, *found, classes) for h in (first, second)]
-            contrast = view_contrast(*(m[there] for m in means), tau=method_config.tau)
+            contrast = view_contrast(
+                *(m[present] for m in means), tau=method_config.tau
+            )
             out: Tensor = (
                 method_config.view_weight * F.cross_entropy(predicted, data.labels)
                 + method_config.edge_weight * edge_loss(first, pairs)

@@ -1,4 +1,4 @@
-"""Local training's client half: every client alone, nothing uploaded."""
+"""Client half of local training: every client trains alone and uploads nothing."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["LocalClientApp"]
 
 
 class LocalClientApp(FglClientApp):
-    """Train on from the client's own last weights.
+    """Continue training from the client's own last weights.
 
     Notes
     -----
-    1. All clients of one backbone start from the same weights, as under FedAvg.
+    1. All clients of one backbone start from the same weights, as with FedAvg.
     """
 
     down = Empty
     up = Empty
 
     def fit(self, client: Client, server_round: int, download: Empty) -> Fit:
-        """Train ``local-epochs`` more epochs."""
+        """Train for another ``local-epochs``."""
         model = self.personal_model(client, download)
         loss = client.train(model, server_round)
         return Fit(model, Empty(), loss)
 
     def personal_model(self, client: Client, download: Empty | None) -> Backbone:
-        """Return the model trained last, at first an untrained one."""
+        """Return the model trained last, or the initial one before the first training."""
         own = super().personal_model(client, download)
         return own if own is not None else client.build_model(initialise=True)

@@ -1,4 +1,4 @@
-"""MOON's client half: FedAvg's with a contrast between models.
+"""Client half of MOON: FedAvg with a contrast between models.
 
 Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
 
@@ -6,7 +6,7 @@ Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021.
 symbol       here
 ===========  ==========================================================
 z            ``embedding``, of the model in training
-z_glob       ``received``, of the model the server sent
+z_glob       ``received``, of the model that the server sent
 z_prev       ``previous``, of the model the client trained last
 μ, τ         ``moon.mu``, ``moon.tau``
 ===========  ==========================================================
@@ -48,7 +48,7 @@ def model_contrast(
     Returns
     -------
     Tensor of shape ()
-        At least 0; log 2 where both models are as near.
+        At least 0; log 2 if z is equally similar to both.
     """
     # cos(z, g) − cos(z, p) = ẑ·(ĝ − p̂): one product that needs a gradient, not two
     towards = F.normalize(received, dim=1) - F.normalize(previous, dim=1)
@@ -61,16 +61,17 @@ class MoonClientApp(FedAvgClientApp):
 
     Notes
     -----
-    1. The embeddings are the backbone's; the paper adds a projection head, which would
+    1. The embeddings are the backbone's. The paper adds a projection head, which would
        change the network that methods are compared with.
-    2. Those of both fixed models are computed once a round, without dropout.
-    3. A client's first round has no previous model, and no contrastive term.
-    4. Of graphs those of the step are contrasted, whatever ``moon.nodes`` says.
+    2. The embeddings of both fixed models are computed once a round, without dropout.
+    3. In a client's first round there is no previous model and no contrastive term.
+    4. For graph classification the graphs of the training step are contrasted, whatever
+       ``moon.nodes`` is.
     5. Fine-tuning starts with fresh moments of the optimizer.
     """
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Start from the received weights, train with the contrastive term."""
+        """Train from the received weights with the contrastive term."""
         model = RecordingBackbone(client.build_model())
         previous = client.state.group("model")
         term = None
@@ -87,7 +88,7 @@ class MoonClientApp(FedAvgClientApp):
         received: Mapping[str, Tensor],
         previous: Mapping[str, Tensor],
     ) -> Callable[[], Tensor]:
-        """Return μ times the contrastive term of the embedding made last."""
+        """Return a function for μ times the contrastive term of the last embedding."""
         method_config, data = client.config.method_config, client.data.training
         frozen = []
         for state in (received, previous):

@@ -1,4 +1,4 @@
-"""O-pFGL's client half: class statistics up, two stages of training on the way down.
+"""Client half of O-pFGL: upload class statistics, train in two stages on the download.
 
 Yan et al., "Toward Personalized Federated Node Classification in One-shot
 Communication", arXiv 2411.11304.
@@ -8,7 +8,7 @@ symbol                 argument or attribute
 =====================  ==================================================
 ỹ, H, w_dist           ``LocalKnowledge.soft``, ``class_homophily``, ``factor``
 X_k^prop               ``propagated_features``
-M_G                    what :meth:`OPFGLClientApp.train_global` returns
+M_G                    result of :meth:`OPFGLClientApp.train_global`
 M_k                    ``Fit.model`` of :meth:`OPFGLClientApp.personalise`
 γ_i                    ``node_weights``
 β, γ_min, γ_max        ``opfgl.beta``, ``opfgl.gamma-min``, ``opfgl.gamma-max``
@@ -74,14 +74,14 @@ __all__ = ["OPFGLClientApp"]
 
 
 class OPFGLClientApp(FglClientApp):
-    """Send statistics; train a global and then a personal model of the pseudo-graph.
+    """Upload statistics; train a global model on the pseudo-graph, then a personalized one.
 
     Notes
     -----
-    1. Both stages take at most ``local-epochs`` full-batch steps, and keep the weights
-       of the best check on the validation nodes, see ``check-every``, ``patience``.
-    2. Under ``setting = "inductive"`` no reliable nodes are inferred, and statistics,
-       distillation and training see the graph of the training nodes only.
+    1. Both stages take at most ``local-epochs`` full-batch steps and keep the weights of
+       the best check on the validation nodes, see ``check-every`` and ``patience``.
+    2. With ``setting = "inductive"`` no reliable nodes are inferred. Statistics,
+       distillation and training use only the graph of the training nodes.
     3. A client without training nodes keeps the model of stage 1.
     """
 
@@ -93,20 +93,26 @@ class OPFGLClientApp(FglClientApp):
         self.train("personalise")(self._personalise)
 
     def download_spec(self, client: Client) -> tuple[int, int]:
-        """Expect a graph with the client's classes and feature width."""
+        """Return the numbers of classes and features of a pseudo-graph."""
         graph = client.data.graph
         return graph.num_classes, graph.num_features
 
     def fit(self, client: Client, server_round: int, download: GraphDownload) -> Fit:
-        """Make the upload; nothing is trained yet."""
+        """Compute the upload, without training."""
         return Fit(None, LocalStatistics(local_statistics(client)), loss=0.0)
 
     def personalise(
         self, client: Client, server_round: int, download: GraphDownload
     ) -> Fit:
-        """Train both stages."""
+        """Train both stages.
+
+        Raises
+        ------
+        PayloadError
+            If the download contains no pseudo-graph.
+        """
         if not len(download.graph.labels):
-            raise PayloadError("the message brought no pseudo-graph")
+            raise PayloadError("the download contains no pseudo-graph")
         clock = time.perf_counter()
         model, loss = self.train_global(client, download.graph)
         seconds = {"stage-1": time.perf_counter() - clock}
@@ -119,7 +125,7 @@ class OPFGLClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: GraphDownload | None
     ) -> Backbone:
-        """Return the model trained last, else what stage 1 gives, else an initial one."""
+        """Return the model trained last, else that of stage 1, else an initial one."""
         own = super().personal_model(client, download)
         if own is not None:
             return own
@@ -136,8 +142,8 @@ class OPFGLClientApp(FglClientApp):
         Returns
         -------
         model : Backbone
-            Best on the client's validation nodes; all clients of one backbone start
-            from the same weights.
+            Best on the client's validation nodes. All clients of one backbone start from
+            the same weights.
         loss : float
             Of the last step.
         """
@@ -228,12 +234,12 @@ class OPFGLClientApp(FglClientApp):
 
 
 def variant_of(client: Client) -> Variant:
-    """Return what the setting ``variant`` names."""
+    """Return the variant named by the setting ``variant``."""
     return VARIANTS[client.config.method_config.variant]
 
 
 def knowledge_of(client: Client) -> LocalKnowledge:
-    """Return what the client's labels say, computed once for its graph."""
+    """Return what is inferred from the client's labels, computed once per graph."""
     method_config, data = client.config.method_config, client.data
     key = ("opfgl", method_config.propagation_steps, method_config.propagation_share)
     if key not in data.memo:
@@ -265,7 +271,7 @@ def local_statistics(client: Client) -> ClassStatistics:
             num_classes_kept=method_config.reliable_classes,
         )
         classes = torch.where(own >= 0, own, inferred)
-    # an operator of constant edges is sparse
+    # the cast holds: operators of graphs with constant edges are sparse
     operator = cast(SparseOperator, inputs.operator("normalised"))
     stats = class_statistics(
         propagated_features(operator, inputs.x, method_config.depth),

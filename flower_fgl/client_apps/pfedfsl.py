@@ -1,4 +1,4 @@
-"""pFedFSL's client half: learn an embedding, and try what others have learnt.
+"""Client half of pFedFSL: learn an embedding, and evaluate models of other clients.
 
 Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
 """
@@ -21,17 +21,17 @@ __all__ = ["PFedFSLClientApp"]
 
 
 class PFedFSLClientApp(FglClientApp):
-    """Train by distances to class means, score the candidates on the training nodes.
+    """Train by distances to class means; evaluate the candidates on the training nodes.
 
     Notes
     -----
-    1. The embedding network is the backbone with p outputs instead of C, p =
-       ``hidden-channels``: it has the experiment's depth, and the same shape whatever
-       classes a client has.
+    1. The embedding network is the backbone with p = ``hidden-channels`` outputs instead of
+       C. It has the depth set in the experiment, and the same shape whatever classes a
+       client has.
     2. The loss is the cross-entropy of −‖h_u − μ_c‖ / 0.1 over the client's own classes,
-       h of unit length: it draws nodes to the mean of their class and away from the
-       others. With one class only it is 0.
-    3. Candidates and the trained model are scored by that loss, without dropout, on the
+       with h of unit length. It pulls nodes towards the mean of their class and away from
+       the others. With only one class it is 0.
+    3. Candidates and the trained model are evaluated by that loss, without dropout, on the
        client's few training nodes; validation nodes are not used.
     """
 
@@ -39,7 +39,7 @@ class PFedFSLClientApp(FglClientApp):
     up = ScoredModel
 
     def download_spec(self, client: Client) -> tuple[Shapes, int]:
-        """Expect the client's start and at most q candidates."""
+        """Return the shapes of the client's start and the maximum number of candidates."""
         shapes = state_shapes(self.assemble(client).network)
         return shapes, int(client.config.method_config.candidates)
 
@@ -55,7 +55,7 @@ class PFedFSLClientApp(FglClientApp):
         )
 
     def fit(self, client: Client, server_round: int, download: CandidateModels) -> Fit:
-        """Score the candidates, train the own start, score it."""
+        """Evaluate the candidates, train from the client's start, evaluate the result."""
         model = self.assemble(client)
         losses = []
         for number in range(1, 1 + download.num_candidates):
@@ -69,7 +69,7 @@ class PFedFSLClientApp(FglClientApp):
     def personal_model(
         self, client: Client, download: CandidateModels | None
     ) -> Backbone | None:
-        """Return the model trained last; before the first training its start."""
+        """Return the model trained last, or its start before the first training."""
         model = self.assemble(client)
         saved = client.state.group("model")
         if saved:
@@ -83,7 +83,7 @@ class PFedFSLClientApp(FglClientApp):
 
 @torch.no_grad()
 def loss_of(client: Client, model: Backbone) -> Tensor:
-    """Return the loss of a model on the client's training nodes, of shape ()."""
+    """Return the loss () of a model on the client's training nodes."""
     model.eval()
     data = client.data.training
     return F.cross_entropy(data.logits(model, data.index), data.labels)

@@ -23,8 +23,8 @@ __all__ = [
     "UNSEEN_SETTINGS",
     "check_names",
     "check_settings",
-    "num_sampled",
     "describe_sampling",
+    "num_sampled",
 ]
 
 UNSEEN_SETTINGS = ("closed-set", "open-set")

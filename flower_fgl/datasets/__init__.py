@@ -1,1 +1,1 @@
-"""Sources, partitions, splits and the store of client graphs."""
+"""Datasets: sources, graph files, transforms, partitions, splits and client graphs."""

@@ -1,4 +1,4 @@
-"""From a data set and settings to the clients' graphs: load, cut, split."""
+"""Build the clients' graphs from a dataset and settings: load, partition, split."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from flower_fgl.datasets.transforms.subgraph import (
 __all__ = ["FILE_SPLIT", "build_clients", "in_setting", "load_dataset"]
 
 FILE_SPLIT = "20/40/40"
-"""Default split of a graph file that brings none."""
+"""Default split of a graph file without masks."""
 
 
 def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
-    """Load the data set that the settings name.
+    """Load the dataset named in the settings.
 
     Parameters
     ----------
@@ -73,14 +73,14 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
     Returns
     -------
     NodeDataset or GraphDataset
-        Graphs where ``setting`` is ``"graph"``, else nodes.
+        ``GraphDataset`` if ``setting`` is ``"graph"``, else ``NodeDataset``.
 
     Raises
     ------
     ConfigError
-        If ``setting`` is not for such data.
+        If ``setting`` does not fit the task of the dataset.
     DataError
-        If the data are missing or malformed.
+        If the files are missing or malformed.
     """
     _check_task(config)
     if config.dataset == "synthetic":
@@ -89,9 +89,9 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
         owned = load_graph_file(Path(config.dataset).expanduser())
         if owned.evaluation:
             raise DataError(
-                f"{config.dataset} is one client's part of a data set: it brings "
-                "evaluation graphs of its own, which cannot be cut again. Give it to a "
-                "SuperNode (graph=...), or export in the transductive setting."
+                f"{config.dataset} holds one client's part of a dataset: it contains "
+                "evaluation graphs, which cannot be partitioned again. Use it as a "
+                "SuperNode's graph (graph=...), or export it in the transductive setting."
             )
         return owned.dataset
     return load(
@@ -102,24 +102,26 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
 
 
 def _check_task(config: RunConfig) -> None:
-    """Refuse a setting that classifies something else than the data set labels."""
-    is_set = not is_file(config.dataset) and find_source(config.dataset).task == "graph"
-    if is_set and not config.classifies_graphs:
+    """Reject a setting whose task differs from the task of the dataset."""
+    has_graphs = (
+        not is_file(config.dataset) and find_source(config.dataset).task == "graph"
+    )
+    if has_graphs and not config.classifies_graphs:
         raise ConfigError(
-            f"{config.dataset} is a set of graphs, each classified whole: it needs "
+            f"{config.dataset} is a set of graphs for graph classification: it needs "
             f'setting = "graph" and partition = "uniform" or "dirichlet", got setting '
-            f'= "{config.setting}". flower-fgl datasets lists data sets of task "node".'
+            f'= "{config.setting}". flower-fgl datasets lists datasets of task "node".'
         )
-    if config.classifies_graphs and not is_set:
+    if config.classifies_graphs and not has_graphs:
         raise ConfigError(
-            f"{config.dataset} is one graph, whose nodes are classified: it needs "
-            'setting = "transductive" or another of nodes, got setting = "graph". '
-            'flower-fgl datasets lists data sets of task "graph".'
+            f"{config.dataset} is one graph for node classification: it needs "
+            'setting = "transductive" or another node setting, got setting = "graph". '
+            'flower-fgl datasets lists datasets of task "graph".'
         )
 
 
 def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:
-    """Resolve ``split = "default"``; ``masks`` are those that came with the data."""
+    """Resolve ``split = "default"``; ``masks`` are the published masks."""
     if config.split != "default":
         return config.split
     if config.has_unseen:
@@ -132,12 +134,12 @@ def default_split(config: RunConfig, masks: Mapping[str, Tensor]) -> str:
 def build_clients(
     config: RunConfig, num_clients: int
 ) -> tuple[list[ClientGraph], str, int]:
-    """Load, cut and split: the graphs of all clients.
+    """Load a dataset, partition and split it, and build all clients' graphs.
 
     Parameters
     ----------
     config : RunConfig
-        Data settings.
+        Dataset settings.
     num_clients : int
         Number of clients K.
 
@@ -146,14 +148,16 @@ def build_clients(
     list of ClientGraph
         By partition-id.
     str
-        SHA-256 of the partition, and of what is missing from it or drawn in it.
+        SHA-256 of the partition, its sparsity and its few-shot sample.
     int
-        Undirected edges of the graph that is cut, or of all graphs.
+        Undirected edges of the partitioned graph, or of all graphs.
 
     Raises
     ------
-    ConfigError, DataError
-        If the data are missing or cannot be cut so.
+    ConfigError
+        If a setting does not fit the dataset.
+    DataError
+        If the dataset is missing or malformed, or cannot be partitioned as requested.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, GraphDataset):
@@ -162,14 +166,14 @@ def build_clients(
         clients, sha256, edges = _build_unseen(dataset, config, num_clients)
     else:
         clients, sha256, edges = _build_nodes(dataset, config, num_clients)
-    how = config.scale_of_features(is_dense=dataset.x.layout == torch.strided)
-    return [scale_client(client, how) for client in clients], sha256, edges
+    kind = config.scale_of_features(is_dense=dataset.x.layout == torch.strided)
+    return [scale_client(client, kind) for client in clients], sha256, edges
 
 
 def _build_graphs(
     dataset: GraphDataset, config: RunConfig, num_clients: int
 ) -> tuple[list[ClientGraph], str, int]:
-    """Share out whole graphs."""
+    """Partition and split the graphs of a graph classification dataset."""
     parts = partition_graphs(
         dataset.y,
         config.partition,
@@ -185,7 +189,7 @@ def _build_graphs(
 def _build_nodes(
     dataset: NodeDataset, config: RunConfig, num_clients: int
 ) -> tuple[list[ClientGraph], str, int]:
-    """Share out the nodes of a graph."""
+    """Partition and split the nodes of a graph."""
     parts = partition_nodes(
         dataset,
         config.partition,
@@ -193,22 +197,22 @@ def _build_nodes(
         seed=config.partition_seed,
         alpha=config.dirichlet_alpha,
     )
-    named = parts
+    hashed = parts
     if config.setting == "few-shot":
-        masks = _draw_few_shots(dataset, parts, config)
-        drawn = [mask[name] for mask in masks for name in ("train", "test")]
-        named = [*parts, *(chosen.nonzero().flatten().numpy() for chosen in drawn)]
+        masks = _sample_few_shots(dataset, parts, config)
+        sampled = [mask[name] for mask in masks for name in ("train", "test")]
+        hashed = [*parts, *(mask.nonzero().flatten().numpy() for mask in sampled)]
     else:
         masks = _split_clients(dataset.y, dataset.masks, parts, config)
-    clients = _cut_node_clients(dataset, parts, masks, config)
-    sha256 = sparsity_sha256(partition_sha256(named), Sparsity.of(config))
+    clients = _node_clients(dataset, parts, masks, config)
+    sha256 = sparsity_sha256(partition_sha256(hashed), Sparsity.of(config))
     return clients, sha256, dataset.edge_index.shape[1] // 2
 
 
 def _build_unseen(
     dataset: NodeDataset, config: RunConfig, num_clients: int
 ) -> tuple[list[ClientGraph], str, int]:
-    """Cut clients that are scored on nodes they did not have, see ``unseen.py``."""
+    """Build clients that are evaluated on unseen nodes, see ``splits/unseen.py``."""
     component, node_ids = largest_dataset(dataset)
     partition = partition_unseen(
         component,
@@ -217,7 +221,7 @@ def _build_unseen(
         hops=expansion_hops(config.dataset, config.expansion_hops),
         seed=config.partition_seed,
     )
-    at_random = component.y.clamp(max=0)  # not class by class
+    at_random = component.y.clamp(max=0)  # one class: the split is not per class
     nodes = [part.nodes for part in partition.parts]
     masks = _split_clients(at_random, component.masks, nodes, config)
     clients = cut_unseen_clients(component, node_ids, partition, masks)
@@ -225,10 +229,10 @@ def _build_unseen(
     return clients, partition_sha256(in_source), component.edge_index.shape[1] // 2
 
 
-def _draw_few_shots(
+def _sample_few_shots(
     dataset: NodeDataset, parts: Sequence[IntArray], config: RunConfig
 ) -> list[dict[str, Tensor]]:
-    """Draw each client's shots and queries, see ``few_shot.py``."""
+    """Sample each client's shots and queries, see ``splits/few_shot.py``."""
     return [
         draw_few_shot(
             dataset.y[torch.from_numpy(part)],
@@ -261,13 +265,13 @@ def _split_clients(
     return masks
 
 
-def _cut_node_clients(
+def _node_clients(
     dataset: NodeDataset,
     parts: Sequence[IntArray],
     masks: Sequence[Mapping[str, Tensor]],
     config: RunConfig,
 ) -> list[ClientGraph]:
-    """Cut each client's induced subgraph, as sparsity and setting let it see it."""
+    """Build each client's induced subgraph, and apply sparsity and setting."""
     sparsity = Sparsity.of(config)
     pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
     clients = []
@@ -288,12 +292,12 @@ def _cut_node_clients(
 
 
 def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
-    """Apply ``setting``: what of its graph a client may see while it trains.
+    """Apply ``setting``: restrict the part of its graph a client sees in training.
 
     Parameters
     ----------
     client : ClientGraph
-        All its nodes, with masks.
+        Client with all of its nodes and masks.
     config : RunConfig
         ``setting``.
 
@@ -306,11 +310,11 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
         return replace(client, graph=replace(graph, y=few_shot_labels(graph)))
     if config.setting != "inductive":
         return client
-    cut = inductive_graphs(client.graph)
+    graphs = inductive_graphs(client.graph)
     return ClientGraph(
         client.partition_id,
-        cut.train,
+        graphs.train,
         client.class_names,
-        client.node_ids[cut.train_nodes],
-        (cut.val, cut.test),
+        client.node_ids[graphs.train_nodes],
+        (graphs.val, graphs.test),
     )

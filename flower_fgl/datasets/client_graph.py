@@ -1,4 +1,4 @@
-"""Graphs: the whole data set before partition, and what one client sees of it."""
+"""Graph classes: complete datasets, and the graphs of one client."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["ClientGraph", "Graph", "GraphDataset", "NodeDataset", "Scaling"]
 
 @dataclass(frozen=True, eq=False)
 class NodeDataset:
-    """One whole graph with node labels, as a source delivers it.
+    """One complete graph with node labels, as loaded from a source.
 
     Parameters
     ----------
     name : str
         Name in the table of sources, e.g. ``"cora"``.
     x : Tensor of shape (N, d), float32
-        Features; strided, or sparse CSR where most entries are zero.
+        Features; strided, or sparse CSR if most entries are zero.
     edge_index : Tensor of shape (2, 2E), int64
-        Undirected and simple: both directions, sorted by (row, column), no self-loops,
-        no duplicates.
+        Undirected and simple: both directions, sorted by (row, column), without
+        self-loops or duplicates.
     y : Tensor of shape (N,), int64
-        Class of each node; -1 where it is unknown.
+        Class of each node; -1 if unknown.
     class_names : tuple of str
         Length C; label c has the name ``class_names[c]``.
     masks : mapping of str to Tensor of shape (N,), bool
-        A published split (``train``, ``val``, ``test``), empty where there is none.
+        Published split (``train``, ``val``, ``test``); empty if there is none.
     network : Tensor of shape (N,), int64, or None
-        For data sets of many networks (Fold-PPI): the network of each node.
+        Network of each node, for datasets of several networks (Fold-PPI).
     """
 
     name: str
@@ -69,8 +69,8 @@ class GraphDataset:
     name : str
         Name in the table of sources, e.g. ``"mutag"``.
     x : Tensor of shape (N, d), float32
-        Features of all nodes; ``d == 0`` where the set has none (degree features are
-        made from the training graphs when the set is split).
+        Features of all nodes; ``d == 0`` if the dataset has none. Degree features are then
+        built from the training graphs when the dataset is split.
     edge_index : Tensor of shape (2, 2E), int64
         As in :class:`NodeDataset`, over all graphs.
     batch : Tensor of shape (N,), int64
@@ -106,24 +106,24 @@ class GraphDataset:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A graph with labels and masks: what a model is trained or scored on.
+    """A graph with labels and masks, for training or evaluation.
 
-    With ``batch`` it is the disjoint union of G graphs, each with a label of its own:
-    the items that are labelled, masked and counted are then graphs, not nodes.
+    With ``batch`` it is the disjoint union of G graphs with one label each. Labels, masks
+    and counts then refer to graphs instead of nodes.
 
     Parameters
     ----------
     x : Tensor of shape (N, d), float32
         Features, strided or sparse CSR.
     edge_index : Tensor of shape (2, 2E), int64
-        Both directions of each edge; shape (2, 0) where there is none.
+        Both directions of each edge; shape (2, 0) without edges.
     y : Tensor of shape (N,) or (G,), int64
-        Classes, -1 where unknown.
+        Classes, -1 if unknown.
     masks : mapping of str to Tensor of shape (N,) or (G,), bool
-        Named sets: ``train``, ``val``, ``test``, and a setting's own (``unseen``,
-        ``missing``, ``new_client``).
+        Masks ``train``, ``val``, ``test``, and those of a setting (``unseen``, ``missing``,
+        ``new_client``).
     batch : Tensor of shape (N,), int64, or None
-        Graph of each node, non-decreasing; ``None`` where nodes are classified.
+        Graph of each node, non-decreasing; ``None`` for node classification.
     """
 
     x: Tensor
@@ -139,21 +139,21 @@ class Graph:
 
     @property
     def num_items(self) -> int:
-        """Number of things with a label: N nodes, or G graphs."""
+        """Number of labelled items: N nodes, or G graphs."""
         return int(self.y.numel())
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """How features were brought to one scale.
+    """Normalization that was applied to features.
 
     Parameters
     ----------
     kind : {"rows", "columns"}
-        Each node's were divided by the sum of their absolute values, or each feature
-        standardised.
+        ``rows``: each node's features were divided by the sum of their absolute values.
+        ``columns``: each feature was standardized.
     mean, std : Tensor of shape (d,), float64, or None
-        With ``columns``, what was subtracted and divided by.
+        Statistics of ``columns``: subtracted mean and standard deviation divided by.
     """
 
     kind: str
@@ -162,7 +162,7 @@ class Scaling:
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and deviation, of shape (d,) each; ``None`` with ``rows``."""
+        """Mean and standard deviation of shape (d,); ``None`` with ``rows``."""
         if self.mean is None or self.std is None:
             return None
         return self.mean, self.std
@@ -170,25 +170,25 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class ClientGraph:
-    """All that one client sees.
+    """All graphs of one client.
 
     Parameters
     ----------
     partition_id : int
         Number of the client, 0..K-1.
     graph : Graph
-        The graph the client trains on; its masks always hold ``train``, ``val`` and
-        ``test``, of which some may be empty.
+        Training graph. Its masks always include ``train``, ``val`` and ``test``, which may
+        be empty.
     evaluation : tuple of Graph
-        Further graphs on which the client is scored only (inductive validation and test
-        graphs, unseen nodes, a new client's graph); each mask is one metric column.
+        Additional graphs for evaluation only (inductive validation and test graphs, unseen
+        nodes, a new client's graph); each mask is one metric column.
     class_names : tuple of str
         Length C, the same on every client.
     node_ids : Tensor of shape (N,) or (G,), int64
-        Number of each node of ``graph``, or with ``batch`` of each graph, in the source
-        data; ascending.
+        Number of each node of ``graph`` (with ``batch``, of each graph) in the source
+        dataset; ascending.
     scaling : Scaling or None
-        How features were brought to one scale; ``None`` where they are as given.
+        Normalization of the features; ``None`` for raw features.
     """
 
     partition_id: int
@@ -210,23 +210,23 @@ class ClientGraph:
 
     @property
     def scale(self) -> str:
-        """How features were scaled: ``none``, ``rows`` or ``columns``."""
+        """Kind of feature normalization: ``none``, ``rows`` or ``columns``."""
         return "none" if self.scaling is None else self.scaling.kind
 
     @property
     def held(self) -> tuple[Graph, ...]:
-        """What makes up the client's size: ``graph``; of many graphs, all there are."""
-        is_set = self.graph.batch is not None
-        return (self.graph, *self.evaluation) if is_set else (self.graph,)
+        """Graphs that count for the client's size: ``graph``, or all if it is a union."""
+        is_union = self.graph.batch is not None
+        return (self.graph, *self.evaluation) if is_union else (self.graph,)
 
     @property
     def num_items(self) -> int:
-        """Number of nodes of ``graph``; where graphs are classified, of all graphs."""
+        """Number of nodes of ``graph``; with ``batch``, number of all graphs."""
         return sum(graph.num_items for graph in self.held)
 
     @property
     def num_edges(self) -> int:
-        """Number of undirected edges in what is counted by :attr:`num_items`."""
+        """Number of undirected edges in :attr:`held`."""
         return sum(graph.edge_index.shape[1] // 2 for graph in self.held)
 
     def class_counts(self, mask: str = "train") -> Tensor:
@@ -235,7 +235,7 @@ class ClientGraph:
         Parameters
         ----------
         mask : str
-            Name of one of ``graph.masks``.
+            Key of ``graph.masks``.
 
         Returns
         -------
@@ -247,7 +247,7 @@ class ClientGraph:
     def renumbered(
         self, partition_id: int, class_names: tuple[str, ...]
     ) -> ClientGraph:
-        """Return the graph under the number and in the class order that was agreed.
+        """Return the graph with the number and class order of the federation.
 
         Parameters
         ----------
@@ -259,22 +259,23 @@ class ClientGraph:
         Returns
         -------
         ClientGraph
-            Labels are numbers of ``class_names``; -1 stays -1.
+            Labels are indices into ``class_names``; -1 stays -1.
 
         Raises
         ------
         DataError
-            If the graph has a class that is not among them.
+            If the graph has a class that is not in ``class_names``.
         """
         unknown = sorted(set(self.class_names) - set(class_names))
         if unknown:
             raise DataError(
-                f"The graph has classes that were not agreed on: {', '.join(unknown)}. "
-                "A graph file must not change while a run goes on; start the run again."
+                f"The graph has classes that the federation does not know: "
+                f"{', '.join(unknown)}. A graph file must not change during a run; start "
+                "the run again."
             )
         if class_names == self.class_names:
             return replace(self, partition_id=partition_id)
-        # one entry more, which the index -1 takes
+        # the last entry maps the label -1 to itself
         numbers = [*(class_names.index(name) for name in self.class_names), -1]
         table = torch.tensor(numbers)
         return replace(

@@ -1,4 +1,4 @@
-"""From a data owner's file and settings to what the owner's client works on."""
+"""Build the graph of a data owner's client from the owner's file and settings."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ __all__ = ["client_from_file", "client_from_owned"]
 
 
 def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
-    """Read a data owner's own graph.
+    """Read a data owner's graph file and build the client's graph.
 
     Parameters
     ----------
     path : Path
         An ``.npz`` file or a CSV folder.
     config : RunConfig
-        ``split`` is used where the file brings none, or if it is not ``default``;
-        ``setting`` is applied unless the file brings evaluation graphs of its own.
+        ``split`` is used if the file has no split or if it is not ``default``;
+        ``setting`` is applied unless the file contains evaluation graphs.
 
     Returns
     -------
     ClientGraph
-        In the owner's own class order, as client 0: :meth:`ClientGraph.renumbered` gives
-        it what was agreed.
+        Client 0, with the owner's class order. :meth:`ClientGraph.renumbered` sets the
+        number and the class order of the federation.
 
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``.
+        If ``setting`` is ``"graph"``, or sparsity is requested.
     DataError
-        If the file is missing or malformed.
+        If the file is missing or malformed, or does not fit the settings.
 
     Notes
     -----
-    1. A split that the file does not bring is a function of the file and
-       ``partition-seed`` only, not of the client's number, which depends on who else
-       takes part: a test node of one run must not train the next.
+    1. A generated split depends only on the file and ``partition-seed``. It does not depend
+       on the client's number, which changes with the other participants. Otherwise a test
+       node of one run could be a training node of the next.
     """
     return client_from_owned(load_graph_file(path.expanduser()), config)
 
 
 def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
-    """Split an owner's graph as the settings say, see :func:`client_from_file`.
+    """Apply the settings to an owner's graph, see :func:`client_from_file`.
 
     Parameters
     ----------
     owned : LocalGraphFile
-        The file, read.
+        Loaded graph file.
     config : RunConfig
-        ``split``, ``setting`` and ``partition-seed``.
+        ``split``, ``setting``, ``shots``, ``feature-norm`` and ``partition-seed``.
 
     Returns
     -------
@@ -72,33 +72,33 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``, or something is to be taken away from the graph.
+        If ``setting`` is ``"graph"``, or sparsity is requested.
     DataError
-        If there is no split where one must be, one of other ``shots``, or evaluation
-        graphs of another setting.
+        If a required split is missing or has other ``shots``, or the file's evaluation
+        graphs or feature normalization differ from the settings.
     """
     if config.classifies_graphs:
         raise ConfigError(
-            "A graph file holds one graph, whose nodes are classified: it needs setting = "
-            '"transductive" or another, got setting = "graph".'
+            "A graph file holds one graph for node classification: it needs setting = "
+            '"transductive" or another node setting, got setting = "graph".'
         )
     if Sparsity.of(config):
         raise ConfigError(
-            "An owner's own graph is used as it is, but feature-sparsity, "
-            "edge-sparsity or label-sparsity asks to take something away. Set them to "
-            "0, or let the app cut the data set itself (partition-id=... instead of "
-            "graph=... in the SuperNode's --node-config)."
+            "An owner's graph file is used unchanged, but feature-sparsity, edge-sparsity "
+            "or label-sparsity is above 0. Set them to 0, or let the app partition the "
+            "dataset itself (partition-id=... instead of graph=... in the SuperNode's "
+            "--node-config)."
         )
-    _refuse_other_setting(owned, config)
+    _check_evaluation_graphs(owned, config)
     masks = dict(owned.dataset.masks)
-    asked = config.split
-    if asked == "default":
-        asked = "public" if masks else FILE_SPLIT
-    fractions = parse_split(asked)
+    split = config.split
+    if split == "default":
+        split = "public" if masks else FILE_SPLIT
+    fractions = parse_split(split)
     if fractions is not None:
         masks = _split_owned(owned.dataset, fractions, config)
     elif config.setting == "few-shot" and "train" in masks:
-        _refuse_other_shots(owned.dataset, masks, config.shots)
+        _check_shots(owned.dataset, masks, config.shots)
     client = owned.client_graph(0, masks)
     if not client.evaluation:
         client = in_setting(client, config)
@@ -107,62 +107,58 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
         return scale_client(client, config.scale_of_features(is_dense=is_dense))
     if config.feature_norm not in ("default", client.scaling.kind):
         raise DataError(
-            "The features of this file were scaled when it was exported, with "
-            f'feature-norm = "{client.scaling.kind}", but this run asks for '
-            f'"{config.feature_norm}". Export it with feature-norm = "none", or set '
-            'feature-norm = "default".'
+            "The features of this file were normalized at export with "
+            f'feature-norm = "{client.scaling.kind}", but this run sets '
+            f'feature-norm = "{config.feature_norm}". Export it with feature-norm = '
+            '"none", or set feature-norm = "default".'
         )
     return client
 
 
-def _refuse_other_setting(owned: LocalGraphFile, config: RunConfig) -> None:
-    """Refuse evaluation graphs that are not those of the setting.
-
-    Any go with ``"transductive"`` and ``"few-shot"``, where they are columns besides.
-    """
+def _check_evaluation_graphs(owned: LocalGraphFile, config: RunConfig) -> None:
+    """Reject evaluation graphs that were exported in another setting."""
+    # "transductive" and "few-shot" accept all of them, as additional metric columns.
     held = {name for graph in owned.evaluation for name in graph.masks}
     export = (
-        "Give a file that was exported in that setting (flower-fgl export), or set "
+        "Use a file that was exported in that setting (flower-fgl export), or set "
         'setting = "transductive".'
     )
     if config.has_unseen and "unseen" not in held:
         raise DataError(
-            f'setting = "{config.setting}" scores nodes outside the client\'s graph, '
-            f"which this file does not hold. {export}"
+            f'setting = "{config.setting}" evaluates nodes outside the client\'s graph, '
+            f"which this file does not contain. {export}"
         )
     exported = "closed-set" if "new_client" in held else "open-set"
     if config.has_unseen and exported != config.setting:
         raise DataError(
-            f'setting = "{config.setting}", but the graphs to be scored on in this file '
-            f'are those of setting = "{exported}". {export}'
+            f'setting = "{config.setting}", but the evaluation graphs in this file were '
+            f'exported with setting = "{exported}". {export}'
         )
     if config.setting == "inductive" and held and not held & {"val", "test"}:
         raise DataError(
             'setting = "inductive" hides validation and test nodes from training, but '
-            "this file holds graphs to be scored on of another setting "
-            f"({', '.join(sorted(held))}). {export}"
+            "this file contains evaluation graphs of another setting, with the masks "
+            f"{', '.join(sorted(held))}. {export}"
         )
 
 
-def _refuse_other_shots(
-    dataset: NodeDataset, masks: Mapping[str, Tensor], shots: int
-) -> None:
-    """Refuse a split that the file brings if a class has not 0 or ``shots`` nodes."""
+def _check_shots(dataset: NodeDataset, masks: Mapping[str, Tensor], shots: int) -> None:
+    """Reject the file's split unless each class has 0 or ``shots`` training nodes."""
     labels = dataset.y[masks["train"]]
     counts = torch.bincount(labels[labels >= 0], minlength=dataset.num_classes)
     other = ((counts > 0) & (counts != shots)).nonzero().flatten().tolist()
     if other:
         raise DataError(
-            f"This file's own split has {int(counts[other[0]])} training nodes of class "
-            f"{dataset.class_names[other[0]]}, but shots = {shots}. Give a file that was "
-            f"exported with shots = {shots}, or one without a split: its nodes are drawn."
+            f"The split in this file has {int(counts[other[0]])} training nodes of class "
+            f"{dataset.class_names[other[0]]}, but shots = {shots}. Use a file that was "
+            f"exported with shots = {shots}, or a file without a split."
         )
 
 
 def _split_owned(
     dataset: NodeDataset, fractions: SplitFractions, config: RunConfig
 ) -> dict[str, Tensor]:
-    """Split an owner's graph that brings no split, as client 0 of a partition."""
+    """Split an owner's graph as client 0 of a partition."""
     if config.setting == "few-shot":
         return draw_few_shot(
             dataset.y,

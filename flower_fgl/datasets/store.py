@@ -1,8 +1,8 @@
-"""The store: each client's graph in a file of its own, made once per machine.
+"""Store of partitioned datasets: one file per client, written once per machine.
 
 The first process that needs a partition computes it under a file lock and writes one
-safetensors file per client; every later one opens only the file of its client. Files carry
-a SHA-256 in the index; one that does not match is rebuilt, and the log says so.
+safetensors file per client. Later processes open only the file of their client. The index
+holds the SHA-256 of each file; a file that does not match is rebuilt, with a warning.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ INDEX = "index.json"
 
 @dataclass(frozen=True)
 class StoreIndex:
-    """What the store knows without opening a client's file.
+    """Facts about a store that need no client file.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class StoreIndex:
     class_names : list of str
         Length C.
     num_edges : int
-        Undirected edges of the whole graph, those between clients included.
+        Undirected edges of the complete graph, including those between clients.
     """
 
     partition_sha256: str
@@ -77,16 +77,16 @@ class StoreIndex:
 
 @dataclass(frozen=True)
 class ClientStore:
-    """One partitioned data set on disk.
+    """One partitioned dataset on disk.
 
     Parameters
     ----------
     folder : Path
-        Where its files are.
+        Folder of its files.
     config : RunConfig
-        What it was made from, for rebuilding.
+        Configuration it was built from, for a rebuild.
     index : StoreIndex
-        Its table of contents.
+        Index of its files.
     """
 
     folder: Path
@@ -94,12 +94,12 @@ class ClientStore:
     index: StoreIndex
 
     def load(self, partition_id: int) -> ClientGraph:
-        """Open one client's graph.
+        """Load one client's graph.
 
         Parameters
         ----------
         partition_id : int
-            Client, 0..K-1.
+            Number of the client, 0..K-1.
 
         Returns
         -------
@@ -108,7 +108,7 @@ class ClientStore:
         Raises
         ------
         DataError
-            If there is no such client.
+            If there is no such client, or the store cannot be rebuilt.
         """
         if not 0 <= partition_id < self.index.num_clients:
             raise DataError(
@@ -118,7 +118,8 @@ class ClientStore:
         data, names = self._read(partition_id), self.index.class_names
         if data is None:
             log.warning(
-                "Stored graph of client %s in %s is damaged or gone: rebuilt.",
+                "The stored graph of client %s in %s is damaged or missing and will be "
+                "rebuilt.",
                 partition_id,
                 self.folder,
             )
@@ -127,7 +128,7 @@ class ClientStore:
             data, names = store._read(partition_id), store.index.class_names
         if data is None:
             raise DataError(
-                f"{self.folder} cannot be read back after writing. Check the disk."
+                f"Cannot read {self.folder} after writing it. Check the disk."
             )
         client = _unpack(data, partition_id, tuple(names))
         is_dense = client.graph.x.layout == torch.strided
@@ -136,20 +137,21 @@ class ClientStore:
         return client
 
     def _reread(self) -> ClientStore | None:
-        """Return the store as another process has rebuilt it meanwhile, if it has."""
+        """Return the store if another process has rebuilt it meanwhile, else ``None``."""
         index = _read_index(self.folder, self.index.num_clients)
         if index is None:
             return None
         store = ClientStore(self.folder, self.config, index)
-        whole = all(store._read(pid) is not None for pid in range(index.num_clients))
-        return store if whole else None
+        complete = all(store._read(pid) is not None for pid in range(index.num_clients))
+        return store if complete else None
 
     def _rebuild(self) -> ClientStore:
+        """Build the store again."""
         index = _write_store(self.folder, self.config, self.index.num_clients)
         return ClientStore(self.folder, self.config, index)
 
     def _read(self, partition_id: int) -> bytes | None:
-        """Read a client's file, ``None`` if it is not what the index says."""
+        """Read a client's file; return ``None`` if its hash differs from the index."""
         try:
             data = (self.folder / _file_name(partition_id)).read_bytes()
         except OSError:
@@ -159,12 +161,12 @@ class ClientStore:
 
 
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:
-    """Find the store of a configuration, or make it.
+    """Open the store of a configuration, and build it if it does not exist.
 
     Parameters
     ----------
     config : RunConfig
-        Its data settings are read: data set, folder, partition, split, setting.
+        Dataset settings: dataset, data folder, partition, split, setting.
     num_clients : int
         Number of clients K.
 
@@ -174,9 +176,11 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
 
     Raises
     ------
+    ConfigError
+        If a setting does not fit the dataset.
     DataError
-        If the data are missing or cannot be partitioned so, or the cache folder cannot
-        be written.
+        If the dataset is missing or cannot be partitioned as requested, or the cache
+        folder cannot be written.
     """
     folder = cache_folder() / "clients" / _folder_name(config, num_clients)
     index = _read_index(folder, num_clients)
@@ -190,7 +194,7 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; only one process at a time makes a store."""
+    """Hold the folder's lock, so that one process at a time builds the store."""
     with _writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(f"{folder}.lock")
@@ -203,12 +207,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turn a failure to write into an error that says what to do."""
+    """Turn an ``OSError`` into a ``DataError`` with advice."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"Cannot write the partition to {folder}: {error}. Free some space, or "
+            f"Cannot write the partition to {folder}: {error}. Free some disk space, or "
             "set FLOWER_FGL_CACHE to another folder."
         ) from error
 
@@ -218,7 +222,7 @@ def _file_name(partition_id: int) -> str:
 
 
 def _folder_name(config: RunConfig, num_clients: int) -> str:
-    """Name a folder after everything that its content depends on."""
+    """Return a folder name with a hash of everything its content depends on."""
     key = {
         "format": FORMAT,
         "data_dir": _resolved(data_folder(config.data_dir)),
@@ -259,11 +263,12 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
 
 
 def _resolved(folder: Path | None) -> str:
+    """Return the absolute path, or an empty text for no folder."""
     return "" if folder is None else str(folder.resolve())
 
 
 def _read_index(folder: Path, num_clients: int) -> StoreIndex | None:
-    """Read the index, ``None`` if it is not what was written."""
+    """Read the index; return ``None`` if it is missing, damaged or of other clients."""
     try:
         digest, _, text = (folder / INDEX).read_text("utf-8").partition("\n")
         if hashlib.sha256(text.encode()).hexdigest() != digest:
@@ -275,11 +280,12 @@ def _read_index(folder: Path, num_clients: int) -> StoreIndex | None:
 
 
 def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreIndex:
-    """Write all clients beside the target, then move the folder into place."""
+    """Write all clients to a temporary folder, then rename it to the target."""
     clients, sha256, num_edges = build_clients(config, num_clients)
     with _writing(folder):
-        for left in folder.parent.glob(f"{folder.name}.tmp-*"):  # of a killed process
-            shutil.rmtree(left, ignore_errors=True)
+        # temporary folders left by killed processes
+        for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
+            shutil.rmtree(left_over, ignore_errors=True)
         scratch = Path(
             tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent)
         )
@@ -310,6 +316,7 @@ def _fill(
 
 
 def _pack(client: ClientGraph) -> bytes:
+    """Serialize a client as safetensors."""
     tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
     if client.scaling is not None and client.scaling.statistics is not None:
         tensors["mean"], tensors["std"] = client.scaling.statistics
@@ -319,6 +326,7 @@ def _pack(client: ClientGraph) -> bytes:
 
 
 def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
+    """Return the tensors of a graph by their names in the file."""
     tensors = {"edge_index": graph.edge_index, "y": graph.y}
     if graph.batch is not None:
         tensors["batch"] = graph.batch
@@ -335,6 +343,7 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
 def _unpack(
     data: bytes, partition_id: int, class_names: tuple[str, ...]
 ) -> ClientGraph:
+    """Deserialize a client written by :func:`_pack`."""
     tensors = load_safetensors(data)
     node_ids = tensors.pop("node_ids")
     mean, std = tensors.pop("mean", None), tensors.pop("std", None)
@@ -350,6 +359,7 @@ def _unpack(
 
 
 def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
+    """Build a graph from its tensors in the file."""
     masks = {
         key.partition("/")[2]: mask
         for key, mask in tensors.items()
@@ -363,6 +373,6 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
                 tensors["x/indices"],
                 tensors["x/values"],
                 size=tuple(tensors["x/shape"].tolist()),
-                check_invariants=False,  # the file's hash is right
+                check_invariants=False,  # the hash of the file was checked
             )
     return Graph(x, tensors["edge_index"], tensors["y"], masks, tensors.get("batch"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
-__all__ = ["METHOD", "ADAPTATION", "F2LSettings"]
+__all__ = ["ADAPTATION", "METHOD", "F2LSettings"]
 
 ADAPTATION = "adaptation."
 """What the names of the adaptation module's weights begin with."""

@@ -14,7 +14,7 @@ from typing import Literal
 from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
 
-__all__ = ["METHOD", "OPFGLSettings", "VARIANTS", "Variant"]
+__all__ = ["METHOD", "VARIANTS", "OPFGLSettings", "Variant"]
 
 
 @dataclass(frozen=True)

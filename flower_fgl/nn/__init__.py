@@ -1,4 +1,4 @@
-"""Backbones: each splits into an embedding network and a prediction head."""
+"""Backbone networks, each with an encoder and a classifier."""
 
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
@@ -33,8 +33,8 @@ __all__ = [
     "Operator",
     "SparseOperator",
     "Topology",
-    "build_model",
     "assign_models",
+    "build_model",
     "graph_filter",
     "num_parameters",
     "state_shapes",

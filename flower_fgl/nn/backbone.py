@@ -1,4 +1,4 @@
-"""The base of all backbones: an encoder and a classifier."""
+"""Base class of all backbones: an encoder and a classifier."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Backbone"]
 class Backbone(nn.Module):
     """A network that classifies nodes or graphs: an encoder and a classifier.
 
-    Names of all parameters start with ``encoder.`` or ``classifier.``: methods that
-    personalise the prediction head share the first and keep the second.
+    Names of all parameters start with ``encoder.`` or ``classifier.``: methods with
+    personalized prediction heads share the first and keep the second local.
 
     Parameters
     ----------
@@ -28,18 +28,18 @@ class Backbone(nn.Module):
     num_classes : int
         Number of classes C, at least 1.
     num_layers : int
-        Depth, at least ``min_layers``; each backbone says what it counts.
+        Depth, at least ``min_layers``; the docstring of each backbone defines it.
     dropout : float in [0, 1)
         Rate for hidden representations; features are never dropped.
     steps : int, optional
-        Steps of propagation, instead of the backbone's own number; only for backbones
-        that count them apart from layers.
+        Propagation steps, instead of the backbone's default; only for backbones that
+        count steps apart from layers.
     readout : bool
-        Whether whole graphs are classified: the nodes of each graph are pooled, and the
-        classifier is a linear map of the pooled embedding.
+        Classify whole graphs: pool the nodes of each graph, then apply a linear
+        classifier to the pooled embedding.
     has_linear_head : bool
-        Whether nodes are classified by a linear map as well, in a row of equal layers;
-        of the other backbones it says nothing.
+        Use a linear classifier for nodes too in a :class:`LayeredNet`. Other backbones
+        ignore it.
 
     Raises
     ------
@@ -49,26 +49,23 @@ class Backbone(nn.Module):
 
     min_layers: ClassVar[int] = 2
     pooling: ClassVar[Pooling] = "mean"
-    """What a readout computes over the nodes of a graph. The mean keeps graphs of all
-    sizes on one scale, which networks that average neighbours expect."""
+    """Aggregation over the nodes of a graph in a readout. The mean keeps graphs of all
+    sizes on one scale, as networks that average neighbours expect."""
 
     rep_norm: str = ""
-    """What bounds representations, where the classifier is not the backbone's own."""
+    """Normalisation of representations in networks with a separate classifier."""
 
     steps: int = 0
-    """Steps of propagation where they are counted apart from layers, else 0."""
+    """Propagation steps of backbones that count them apart from layers, else 0."""
 
     encoder: nn.Module
     classifier: nn.Module
 
     @property
     def reach(self) -> int | None:
-        """How many edges away a node is seen, layer by layer.
-
-        ``None`` where it cannot take a :func:`~flower_fgl.nn.computation_graph.receptive_field`
-        in place of the graph: its layers ask for more than ``linear`` and
-        ``filtered_linear``.
-        """
+        """Number of layers that read neighbours; ``None`` excludes receptive fields."""
+        # A receptive field supports linear and filtered_linear only, so a backbone that
+        # calls more must return None.
         return None
 
     def __init__(
@@ -114,13 +111,13 @@ class Backbone(nn.Module):
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make encoder and classifier.
+        """Construct encoder and classifier.
 
         Parameters
         ----------
         in_channels, num_classes, num_layers : int
-            As in the constructor, checked; ``hidden_channels``, ``dropout``,
-            ``readout`` and ``has_linear_head`` are set.
+            As in the constructor, validated; ``hidden_channels``, ``dropout``,
+            ``readout`` and ``has_linear_head`` are already set.
 
         Returns
         -------
@@ -144,7 +141,7 @@ class Backbone(nn.Module):
         raise NotImplementedError
 
     def represent(self, graph: GraphInput) -> Tensor:
-        """Return what a classifier of its own is put on: a representation of each node.
+        """Return node representations as input for a separate classifier.
 
         Parameters
         ----------
@@ -154,8 +151,8 @@ class Backbone(nn.Module):
         Returns
         -------
         Tensor of shape (N, hidden_channels)
-            As :meth:`embed_nodes`, but without activation and dropout after the last
-            layer where the backbone is a row of equal layers.
+            As :meth:`embed_nodes`; a :class:`LayeredNet` omits the activation and
+            dropout after its last layer.
         """
         return self.embed_nodes(graph)
 
@@ -165,7 +162,7 @@ class Backbone(nn.Module):
         Parameters
         ----------
         graph : GraphInput
-            One graph with N nodes; for a readout a union of G graphs.
+            One graph with N nodes; for a readout, a batch of G graphs.
 
         Returns
         -------
@@ -175,26 +172,27 @@ class Backbone(nn.Module):
         Raises
         ------
         ValueError
-            If a union meets a network without readout, or the reverse.
+            If a network without readout gets a batch of graphs, or one with readout
+            gets a single graph.
         """
         if self.readout != (graph.batch is not None):
             raise ValueError(
-                "A network with readout takes a GraphInput with batch, one without "
-                f"takes none: got readout = {self.readout}, batch of "
+                "A network with readout needs a GraphInput with batch, any other network "
+                f"one without batch: got readout = {self.readout}, batch of "
                 f"{'no' if graph.batch is None else graph.num_graphs} graphs."
             )
         h = self.embed_nodes(graph)
         return graph.pool(h, self.pooling) if self.readout else h
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Predict classes from what :meth:`embed` returned.
+        """Predict classes from the embeddings that :meth:`embed` returned.
 
         Parameters
         ----------
         h : Tensor of shape (N, hidden_channels) or (G, hidden_channels), float
             Embeddings.
         graph : GraphInput
-            The graph they belong to; heads without propagation do not look at it.
+            Graph of the embeddings; heads without propagation ignore it.
 
         Returns
         -------
@@ -209,37 +207,41 @@ class Backbone(nn.Module):
         return self.head(self.embed(graph), graph)
 
     def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
-        """Return logits of which some rows only are read.
+        """Return logits of which the caller reads only some rows.
 
-        All are computed, unless a network overrides this because its head is dear.
+        This computes all rows; networks with an expensive head override it.
 
         Parameters
         ----------
         graph : GraphInput
-            One graph, or a union of graphs.
+            One graph, or a batch of graphs.
         wanted : Tensor of shape (N,) or (G,), bool
-            Nodes or graphs whose rows are read.
+            Nodes or graphs whose rows the caller reads.
 
         Returns
         -------
         Tensor of shape (N, C) or (G, C)
-            As :meth:`forward`; rows that are not wanted may hold anything.
+            As :meth:`forward`; the other rows may hold any value.
         """
         out: Tensor = self(graph)
         return out
 
     def fixed(self) -> Backbone:
-        """Return what predicts alike from its state alone, to be written to a file.
+        """Return a network with the same predictions that needs only its state.
+
+        It can be saved to a file.
 
         Returns
         -------
         Backbone
-            The network itself, unless it predicts by a client's data as well.
+            The network itself, unless its predictions also depend on a client's data.
         """
         return self
 
     def _dropout(self, h: Tensor) -> Tensor:
+        """Apply dropout in training mode."""
         return conv.dropout(h, self.dropout, self.training)
 
     def _relu_dropout(self, h: Tensor) -> Tensor:
+        """Apply ReLU, then dropout in training mode."""
         return conv.relu_dropout(h, self.dropout, self.training)

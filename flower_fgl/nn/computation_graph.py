@@ -1,4 +1,4 @@
-"""The part of a graph that a few nodes are computed from, layer by layer."""
+"""Extraction of the subgraph that determines the outputs of selected nodes."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from flower_fgl.nn.topology import OperatorKind
 __all__ = ["receptive_field"]
 
 SHARE, SHARE_IN_BATCH = 0.75, 0.5
-"""Of the nodes: a larger part is not worth being cut out, once or for every batch."""
+"""Largest share of the nodes that is worth extracting, once or for every batch."""
 
 
 def receptive_field(
     graph: GraphInput, targets: Tensor, reach: int, *, is_batch: bool = False
 ) -> GraphInput | None:
-    """Cut out what layers must see of a graph to compute some of its nodes.
+    """Extract the part of a graph that the layers need for some of its nodes.
 
     Parameters
     ----------
     graph : GraphInput
         One graph with N nodes.
     targets : Tensor of shape (n,), int64
-        Nodes wanted, each once.
+        Nodes to compute, each once.
     reach : int, positive
-        Layers in a row, each of which looks at the neighbours
+        Number of consecutive layers that read neighbours
         (:attr:`~flower_fgl.nn.backbone.Backbone.reach`).
     is_batch : bool
-        Whether this is one part of many: strided features are then propagated over the
-        whole graph, once, and rows taken of them.
+        Whether this is one of many mini-batches. Strided features are then propagated
+        once over the whole graph, and each mini-batch selects its rows.
 
     Returns
     -------
     GraphInput or None
-        What the network takes in place of ``graph``, to give the rows of ``targets`` in
-        their order; each layer computes only the nodes that the next ones need. ``None``
-        if that is most of the graph, a gradient flows to its edges or features, or it
-        keeps its features in a form of its own.
+        Input for the network in place of ``graph``. The network then returns the rows
+        of ``targets`` in their order, and each layer computes only the nodes that later
+        layers need. ``None`` if the part covers most of the graph, a gradient flows to
+        edges or features, or ``graph`` is a subclass with its own form of features.
 
     Notes
     -----
-    1. Rows are those of the whole graph, up to the order of sums: the entries of the
-       operators are the whole graph's, degrees included. Dropout draws for fewer nodes,
-       so with it a seed gives other masks than on the whole graph.
+    1. Results equal those of the whole graph up to the order of sums: the operators
+       keep their entries, degrees included. Dropout draws for fewer nodes, so the same
+       seed gives other masks than on the whole graph.
     """
     is_plain = type(graph) is GraphInput and graph.batch is None
     if not is_plain or not graph.topology.is_constant or graph.x.requires_grad:
@@ -71,10 +71,7 @@ def receptive_field(
 def _surroundings(
     edge_index: Tensor, targets: Tensor, num_nodes: int, steps: int, most: int
 ) -> tuple[Tensor, list[int]] | None:
-    """Order nodes by distance: targets first, and how many are within each distance.
-
-    ``None`` if more than ``most`` are nearer than the last step reaches.
-    """
+    """Order nodes by distance; ``None`` if more than ``most`` precede the last step."""
     source, target = edge_index
     reached = torch.zeros(num_nodes, dtype=torch.bool, device=targets.device)
     reached[targets] = True
@@ -92,23 +89,7 @@ def _surroundings(
 
 
 class _Level(GraphInput):
-    """What one layer sees: it takes the nodes within a distance, and gives fewer.
-
-    Parameters
-    ----------
-    whole : GraphInput
-        The graph.
-    nodes : Tensor of shape (m,), int64
-        Nodes whose representations come in, by distance.
-    inner : int
-        The first so many come out; all their neighbours are among ``nodes``.
-    place : Tensor of shape (N,), int64
-        Place of each node in ``nodes``.
-    levels : list of _Level
-        All levels, the first layer's first.
-    is_batch : bool
-        Whether propagated features are rows of the whole graph's.
-    """
+    """Input of one layer, which reads nodes up to a distance and outputs fewer."""
 
     def __init__(
         self,
@@ -120,8 +101,12 @@ class _Level(GraphInput):
         is_batch: bool,
     ) -> None:
         self.topology, self.union = whole.topology, None
+        # Input nodes by distance. The first ``inner`` are output nodes, and all their
+        # neighbours are input nodes.
         self._whole, self._nodes, self._inner = whole, nodes, inner
+        # In a mini-batch, select rows of the whole graph's propagated features.
         self._is_batch = is_batch
+        # Position of each node of the graph in ``nodes``; the inputs of all layers.
         self._place, self._levels = place, levels
         self._rows: dict[int, Tensor | SparseOperator] = {}
         self._operators: dict[OperatorKind, SparseOperator] = {}
@@ -129,40 +114,41 @@ class _Level(GraphInput):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes whose representations come in."""
+        """Number of input nodes."""
         return len(self._nodes)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what is kept of all levels, in bytes.
-
-        Of a matrix its entries, 8 bytes each and direction.
-        """
+        """Memory of the tensors kept by all levels, in bytes."""
         kept: list[Tensor | SparseOperator] = []
         for level in self._levels:
             for table in (level._rows, level._operators, level._filtered):
                 kept += table.values()
+        # a matrix takes 8 bytes per entry and direction
         return self._place.nbytes + sum(
             t.nbytes if isinstance(t, Tensor) else 2 * 8 * t.matrix.values().numel()
             for t in kept
         )
 
     def operator(self, kind: OperatorKind) -> Operator:
-        """Refuse: layers must ask for :meth:`filtered_linear`."""
-        raise TypeError("A part of a graph has no square operator.")
+        """Raise an error: layers must call :meth:`filtered_linear`."""
+        raise TypeError(
+            f'A receptive field has no square operator "{kind}": its input and output '
+            "nodes differ. Call filtered_linear() or propagate()."
+        )
 
     def propagate(self, h: Tensor, kind: OperatorKind) -> Tensor:
-        """Propagate to the nodes that come out: (inner, p)."""
+        """Propagate to the output nodes: (inner, p)."""
         return self._operator(kind).matmul(h)
 
     def level(self, number: int) -> GraphInput:
-        """Return what layer ``number`` sees."""
+        """Return the input of layer ``number``."""
         return self._levels[number]
 
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """Map the representations of the nodes that come out."""
+        """Map the representations of the output nodes linearly."""
         if h is None:
             return _map(self._features(self._inner), weight, bias)
         return F.linear(h[: self._inner], weight, bias)
@@ -176,7 +162,7 @@ class _Level(GraphInput):
         kind: OperatorKind,
         coefficients: tuple[float, ...],
     ) -> Tensor:
-        """Propagate by one step at most, and map linearly."""
+        """Propagate by at most one step and map linearly."""
         if h is not None:
             return self._propagate(F.linear(h, weight), kind, coefficients, bias)
         if self._whole.x.layout == torch.sparse_csr:
@@ -202,25 +188,27 @@ class _Level(GraphInput):
         coefficients: tuple[float, ...],
         bias: Tensor | None = None,
     ) -> Tensor:
+        """Apply ``c_0 I + c_1 S`` to representations of the input nodes."""
         own, around = coefficients
         out = self._operator(kind).matmul(z if around == 1 else around * z, bias)
         return out + own * z[: self._inner] if own else out
 
     def _operator(self, kind: OperatorKind) -> SparseOperator:
-        """Return the rows of the nodes that come out, columns those that come in."""
+        """Return rows of the output nodes and columns of the input nodes."""
         if kind not in self._operators:
             with torch.inference_mode(False), torch.no_grad():
                 whole = cast(SparseOperator, self._whole.operator(kind)).matrix
-                cut = select_rows(whole, self._nodes[: self._inner])
-                row = torch.repeat_interleave(cut.crow_indices().diff().long())
-                column = self._place[cut.col_indices().long()]
+                part = select_rows(whole, self._nodes[: self._inner])
+                row = torch.repeat_interleave(part.crow_indices().diff().long())
+                column = self._place[part.col_indices().long()]
                 shape = (self._inner, self.num_nodes)
                 self._operators[kind] = SparseOperator.from_entries(
-                    row, column, cut.values(), shape
+                    row, column, part.values(), shape
                 )
         return self._operators[kind]
 
     def _features(self, size: int) -> Tensor | SparseOperator:
+        """Return the features of the first ``size`` input nodes."""
         if size not in self._rows:
             with torch.inference_mode(False), torch.no_grad():
                 x = select_rows(self._whole.x, self._nodes[:size])
@@ -232,6 +220,7 @@ class _Level(GraphInput):
 def _map(
     features: Tensor | SparseOperator, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
+    """Map dense or sparse features linearly."""
     if isinstance(features, SparseOperator):
         return features.matmul(weight.t(), bias)
     return F.linear(features, weight, bias)

@@ -1,8 +1,9 @@
 """Forward passes of PyG's layers on a :class:`GraphInput`.
 
-The layers bring parameters, names and initialisation; the arithmetic is theirs in
-another order. PyG's own forward gathers and scatters a row per edge, normalises anew in
-each call, and cannot take sparse features: half of a training step on a small graph.
+PyG's layers provide parameters, names and initialisation; this module computes the same
+formulas in another order. PyG's own forward gathers and scatters one row per edge,
+normalises the adjacency in each call, and cannot take sparse features: this takes half
+of a training step on a small graph.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def dropout(h: Tensor, rate: float, is_training: bool) -> Tensor:
     rate : float in [0, 1)
         Probability with which an entry becomes 0.
     is_training : bool
-        Otherwise ``h`` is returned and nothing is drawn.
+        If false, return ``h`` and draw nothing.
 
     Returns
     -------
@@ -38,8 +39,8 @@ def dropout(h: Tensor, rate: float, is_training: bool) -> Tensor:
 
     Notes
     -----
-    1. Draws uniform numbers from torch's global generator; ``F.dropout`` draws
-       Bernoulli ones, which on a CPU take four times as long.
+    1. Draws uniform numbers from torch's global generator. ``F.dropout`` draws
+       Bernoulli numbers, which take four times as long on a CPU.
     """
     if not is_training or rate == 0:
         return h
@@ -55,6 +56,7 @@ def relu_dropout(h: Tensor, rate: float, is_training: bool) -> Tensor:
 
 
 def _scaled(kept: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    """Turn a mask of kept entries into factors 0 and 1 / (1 − rate)."""
     return kept.to(dtype).mul_(1 / (1 - rate))
 
 
@@ -66,9 +68,9 @@ def gcn(conv: GCNConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     conv : GCNConv
         Parameters.
     graph : GraphInput
-        The graph; its edge weights count.
+        Graph with N nodes; its edge weights are used.
     h : Tensor of shape (N, p), float, optional
-        Node representations, the graph's features if left out.
+        Node representations; by default the graph's features.
 
     Returns
     -------
@@ -86,10 +88,8 @@ def sage(conv: SAGEConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     ----------
     conv : SAGEConv
         Parameters, with root weight and mean aggregation.
-    graph : GraphInput
-        The graph; edge weights make the mean a weighted one.
-    h : Tensor of shape (N, p), float, optional
-        Node representations, the graph's features if left out.
+    graph, h
+        As in :func:`gcn`; the mean is weighted by edge weights.
 
     Returns
     -------
@@ -109,10 +109,8 @@ def gin(conv: GINConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     conv : GINConv
         Parameters; ``conv.nn`` is a Sequential that starts with a linear layer, and ε
         is constant.
-    graph : GraphInput
-        The graph; its edge weights count.
-    h : Tensor of shape (N, p), float, optional
-        Node representations, the graph's features if left out.
+    graph, h
+        As in :func:`gcn`.
 
     Returns
     -------
@@ -137,12 +135,12 @@ def gat(conv: GATConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     Parameters
     ----------
     conv : GATConv
-        Parameters; its heads are concatenated, without dropout of attention.
+        Parameters; heads are concatenated, attention has no dropout.
     graph : GraphInput
-        The graph; a weight multiplies the unnormalised attention of its edge, so that
-        weight 0 is no edge and weight 1 the published formula.
+        Graph with N nodes. A weight multiplies the unnormalised attention of its edge:
+        weight 0 removes the edge, weight 1 gives the published formula.
     h : Tensor of shape (N, p), float, optional
-        Node representations, the graph's features if left out.
+        As in :func:`gcn`.
 
     Returns
     -------
@@ -154,7 +152,7 @@ def gat(conv: GATConv, graph: GraphInput, h: Tensor | None = None) -> Tensor:
     score = (z * conv.att_src).sum(-1).index_select(0, source)
     score = score + (z * conv.att_dst).sum(-1).index_select(0, target)
     score = F.leaky_relu(score, conv.negative_slope)  # (E', heads)
-    with torch.no_grad():  # the maximum cancels; it keeps exp in range
+    with torch.no_grad():  # subtracting the maximum cancels and avoids overflow
         top = score.new_zeros(len(z), conv.heads).scatter_reduce(
             0, target[:, None].expand_as(score), score, "amax", include_self=False
         )
@@ -176,7 +174,7 @@ def gcn2(conv: GCN2Conv, graph: GraphInput, h: Tensor, start: Tensor) -> Tensor:
     conv : GCN2Conv
         Parameters, with shared weights.
     graph : GraphInput
-        The graph; its edge weights count.
+        Graph with N nodes; its edge weights are used.
     h : Tensor of shape (N, p), float
         Node representations.
     start : Tensor of shape (N, p), float

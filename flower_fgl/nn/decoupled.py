@@ -1,4 +1,4 @@
-"""Backbones that separate propagation from the learnt maps."""
+"""Backbones that separate propagation from learnt transformations."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class SGC(Backbone):
 
     Notes
     -----
-    1. The paper has one matrix from d to C; here it is factored through the embedding
-       width, still without an activation in between.
+    1. The paper has one matrix from d to C. Here it is a product of two through the
+       embedding width, without an activation in between.
     """
 
     min_layers = 1
@@ -32,7 +32,7 @@ class SGC(Backbone):
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make the layers."""
+        """Construct PyG's layer and a linear head."""
         hidden = self.hidden_channels
         self.coefficients = (0.0,) * num_layers + (1.0,)
         encoder = SGConv(in_channels, hidden, K=num_layers)
@@ -58,8 +58,9 @@ class SSGC(SGC):
 
     Notes
     -----
-    1. As in PyG, the mean runs over k = 1 to K; X itself enters by α alone.
-    2. Factored through the embedding width as :class:`SGC`.
+    1. As in PyG, the mean runs over k = 1 to K; X itself has weight α only.
+    2. The weight matrix is a product of two through the embedding width as in
+       :class:`SGC`.
     """
 
     alpha: ClassVar[float] = 0.05
@@ -68,7 +69,7 @@ class SSGC(SGC):
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make PyG's layer and a linear head."""
+        """Construct PyG's layer and a linear head."""
         hidden, alpha = self.hidden_channels, self.alpha
         self.coefficients = (alpha, *[(1 - alpha) / num_layers] * num_layers)
         encoder = SSGConv(in_channels, hidden, alpha=alpha, K=num_layers)
@@ -78,26 +79,26 @@ class SSGC(SGC):
 class APPNP(Backbone):
     """Personalised propagation, Gasteiger et al., ICLR 2019, power iteration.
 
-    ``num_layers``, at least 2, counts the linear layers, the head included.
+    ``num_layers``, at least 2, counts the linear layers, including the head.
 
     Notes
     -----
-    1. The paper propagates the logits; here the last hidden representation is
-       propagated and the head maps the result. Propagation and the map commute (but for
-       the head's bias, which is not propagated), so the model is the same, and the
-       embedding knows the graph, which methods that exchange embeddings need.
+    1. The paper propagates the logits. Here the last hidden representation is
+       propagated and the head maps the result. Propagation and the map commute (except
+       for the head's bias, which is not propagated), so the model is the same. The
+       embedding then depends on the graph, which methods that exchange embeddings need.
     2. Edges are not dropped.
     """
 
     steps: int = 10
-    """Steps K of propagation, as in the paper."""
+    """Propagation steps K, as in the paper."""
     alpha: ClassVar[float] = 0.1
     """Teleport probability, as in the paper."""
 
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make the layers."""
+        """Construct the linear layers."""
         hidden = self.hidden_channels
         stay, move = self.alpha, 1 - self.alpha
         powers = [stay * move**k for k in range(self.steps)]
@@ -122,9 +123,9 @@ class SIGN(Backbone):
 
     Notes
     -----
-    1. The paper maps the concatenated branches to the classes; here they are mapped to
+    1. The paper maps the concatenated branches to the classes. Here they are mapped to
        the embedding width, with ReLU, and from there to the classes.
-    2. ReLU instead of PReLU; powers of the normalised adjacency only.
+    2. The activation is ReLU instead of PReLU; only powers of the normalised adjacency.
     """
 
     min_layers = 1
@@ -132,7 +133,7 @@ class SIGN(Backbone):
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make the layers."""
+        """Construct one branch per power and the merging layers."""
         hidden = self.hidden_channels
         count = num_layers + 1
         branches = [nn.Linear(in_channels, hidden) for _ in range(count)]
@@ -145,7 +146,7 @@ class SIGN(Backbone):
         return encoder, nn.Linear(hidden, num_classes)
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
-        """Map each power of propagation, and merge to (N, hidden_channels)."""
+        """Map each power of propagation and merge them to (N, hidden_channels)."""
         encoder: Any = self.encoder
         parts = [
             graph.filtered_linear(
@@ -164,25 +165,25 @@ class SIGN(Backbone):
 class GAMLP(Backbone):
     """Graph attention MLP, Zhang et al., KDD 2022, with recursive attention.
 
-    Each node weighs its propagated features S^k X, k = 0..K, by attention of its own,
-    see :func:`recursive_attention`; an MLP follows.
-    ``num_layers``, at least 2, counts the linear layers, the head included.
+    Each node weights its propagated features S^k X, k = 0..K, by its own attention
+    scores, see :func:`recursive_attention`; an MLP follows. ``num_layers``, at least 2,
+    counts the linear layers, including the head.
 
     Notes
     -----
     1. Attention compares the features after the first linear layer, which all powers
-       share, instead of raw ones: p·d parameters instead of (K + 1)·p·d, and sparse
-       features stay sparse. Propagation commutes with that layer.
+       share, instead of raw features. This takes p·d parameters instead of (K + 1)·p·d,
+       and sparse features stay sparse. Propagation commutes with that layer.
     2. No label reuse, no residual connections.
     """
 
     steps: int = 3
-    """Steps K of propagation, as in FedPG's experiments."""
+    """Propagation steps K, as in FedPG's experiments."""
 
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make the layers."""
+        """Construct the linear layers and the attention scorer."""
         hidden = self.hidden_channels
         encoder = nn.ModuleDict(
             {
@@ -210,10 +211,10 @@ class GAMLP(Backbone):
 
 
 def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Weigh hops by comparing each with the mixture of those before, GAMLP.
+    """Weight each hop by comparing it with the mixture of the previous hops, GAMLP.
 
-    The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``, where the history
-    h_k mixes the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0; the weights are
+    The score of hop k is ``e_k = LeakyReLU([h_k ‖ x_k] · s + b)``. The history h_k
+    mixes the hops before k by softmax(e_0..e_{k-1}), and h_0 = x_0. The weights are
     softmax(e_0..e_K).
 
     Parameters
@@ -232,7 +233,7 @@ def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     Notes
     -----
-    1. The product with s distributes over the mixture, so histories are mixed as one
+    1. The product with s distributes over the mixture, so each history is mixed as one
        number per hop instead of p.
     """
     parts = hops @ weight.view(2, -1).t()  # (K + 1, N, 2)

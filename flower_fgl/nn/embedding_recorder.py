@@ -1,4 +1,4 @@
-"""A backbone that remembers its last embedding: penalties need no second pass."""
+"""Backbone wrapper that keeps the last embedding for penalty terms."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["RecordingBackbone"]
 
 
 class RecordingBackbone(Backbone):
-    """Wrap a backbone, and what is trained together with it.
+    """Wrap a backbone and keep the embedding of its last forward pass.
 
     Parameters
     ----------
     backbone : Backbone
-        Shares its parameters.
+        Its parameters are shared, not copied.
     extra : torch.nn.Module, optional
-        Trained by the same optimizer, e.g. an attention scorer.
+        Module that the same optimizer trains, e.g. an attention scorer.
 
     Notes
     -----
-    1. ``embedding`` is what :meth:`embed` returned last, of shape
-       (N, hidden_channels); for a readout (G, hidden_channels).
-    2. ``items`` are the graphs it is of, numbers in the whole union, where a mini-batch
-       of graphs was embedded; ``None`` where it is of all nodes or graphs.
+    1. ``embedding`` is the last result of :meth:`embed`, of shape (N, hidden_channels),
+       for a readout (G, hidden_channels).
+    2. ``items`` are the embedded graphs if the last input was a mini-batch of graphs,
+       numbered as in the whole batch; ``None`` if it was all nodes or graphs.
     """
 
     def __init__(self, backbone: Backbone, extra: nn.Module | None = None) -> None:
@@ -37,14 +37,14 @@ class RecordingBackbone(Backbone):
         self.items: Tensor | None = None
 
     def embed(self, graph: GraphInput) -> Tensor:
-        """Return and keep the penultimate representation of each node."""
+        """Return and keep the penultimate representation of each node or graph."""
         self.embedding = self.backbone.embed(graph)
         self.items = graph.selected
         return self.embedding
 
     @torch.no_grad()
     def at_rest(self, graph: GraphInput) -> Tensor:
-        """Embed without dropout, and leave the network in evaluation mode.
+        """Switch to evaluation mode and embed, without dropout and gradient.
 
         Parameters
         ----------
@@ -54,11 +54,10 @@ class RecordingBackbone(Backbone):
         Returns
         -------
         Tensor of shape (N, hidden_channels), for a readout (G, hidden_channels)
-            Without gradient.
         """
         self.eval()
         return self.embed(graph)
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Predict classes from what :meth:`embed` returned."""
+        """Predict classes from embeddings."""
         return self.backbone.head(h, graph)

@@ -1,4 +1,4 @@
-"""What a backbone sees of a graph, with everything that can be computed once kept."""
+"""Graph input of the backbones, with cached operators and propagated features."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 __all__ = ["GraphInput", "Pooling"]
 
 Pooling = Literal["sum", "mean"]
-"""How the nodes of a graph are put together."""
+"""Aggregation of the nodes of a graph."""
 
 
 class GraphInput:
-    """A graph as backbones take it.
+    """A graph, or a batch of graphs, as input of a backbone.
 
     Parameters
     ----------
     x : Tensor of shape (N, d), float
         Features, strided or sparse CSR. Strided features may require grad.
     edge_index : Tensor of shape (2, E), int64
-        Sources and targets; an undirected edge stands in both directions; (2, 0) where
-        there is none.
+        Sources and targets, each undirected edge in both directions; (2, 0) without
+        edges.
     edge_weight : Tensor of shape (E,), float, optional
-        Weight of each edge, 1 if left out; may require grad.
+        Weight of each edge, by default 1; may require grad.
     batch : Tensor of shape (N,), int64, optional
-        Graph of each node, non-decreasing: the graph is then a disjoint union of graphs
-        that are classified whole.
+        Graph of each node, non-decreasing. The input is then a batch of graphs (a
+        disjoint union) whose graphs are classified.
     num_graphs : int, optional
-        Number of graphs G of the union, those without nodes included; by default one
-        more than the largest in ``batch``.
+        Number of graphs G in the batch, including graphs without nodes; by default one
+        more than the largest entry of ``batch``.
 
     Raises
     ------
@@ -47,10 +47,10 @@ class GraphInput:
     Notes
     -----
     1. Propagation operators, the transpose of sparse features, and propagated strided
-       features are computed at their first use and kept: ``x``, ``edge_index`` and
-       ``edge_weight`` must not change in place. Nothing is kept of what requires grad.
-    2. Sparse features are projected first and propagated then, ``S^k (X Wᵀ)``, which is
-       the same by associativity; ``S^k X`` would fill up.
+       features are computed at their first use and cached: ``x``, ``edge_index`` and
+       ``edge_weight`` must not change in place. Nothing that requires grad is cached.
+    2. Sparse features are projected first and then propagated, ``S^k (X Wᵀ)``. This is
+       equal by associativity, while ``S^k X`` would be dense.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class GraphInput:
         self._set_features(x)
 
     union: GraphBatch | None
-    """Which node belongs to which graph; ``None`` where nodes are classified."""
+    """Assignment of nodes to graphs; ``None`` where nodes are classified."""
 
     selected: Tensor | None = None
-    """Graphs that :meth:`select` took, of shape (G,), int64; ``None`` for a whole."""
+    """Graphs that :meth:`select` chose, of shape (G,), int64; else ``None``."""
 
     def _set_features(self, x: Tensor) -> None:
         self.x = x
@@ -118,11 +118,11 @@ class GraphInput:
 
     @property
     def device(self) -> torch.device:
-        """Where the features are."""
+        """Device of the features."""
         return self.x.device
 
     def to(self, device: torch.device | str) -> GraphInput:
-        """Return the graph on a device: itself if it is there already."""
+        """Return the graph on a device: itself if it is already there."""
         device = torch.empty(0, device=device).device  # "cuda" names the current one
         if device == self.device and device == self.edge_index.device:
             return self
@@ -143,22 +143,22 @@ class GraphInput:
         return out
 
     def select(self, graphs: Tensor) -> GraphInput:
-        """Take some graphs out of a disjoint union.
+        """Select some graphs of a batch of graphs.
 
         Parameters
         ----------
         graphs : Tensor of shape (g,), int64
-            Numbers of the graphs, in the order wanted.
+            Indices of the graphs, in the desired order.
 
         Returns
         -------
         GraphInput
-            Of these graphs only.
+            A batch of these graphs only.
 
         Raises
         ------
         DataError
-            If this is one graph, not a union.
+            If this is a single graph.
         """
         part = self._union().select(graphs)
         weight = self.edge_weight
@@ -175,14 +175,14 @@ class GraphInput:
         return out
 
     def pool(self, h: Tensor, how: Pooling) -> Tensor:
-        """Put the nodes of each graph together.
+        """Aggregate the nodes of each graph.
 
         Parameters
         ----------
         h : Tensor of shape (N, p), float
             Node representations.
         how : {"sum", "mean"}
-            What to compute over the nodes of a graph.
+            Aggregation.
 
         Returns
         -------
@@ -192,7 +192,7 @@ class GraphInput:
         Raises
         ------
         DataError
-            If this is one graph, not a union.
+            If this is a single graph.
         """
         union = self._union()
         total = index_sum(h, union.batch, union.num_graphs)
@@ -201,20 +201,20 @@ class GraphInput:
     def _union(self) -> GraphBatch:
         if self.union is None:
             raise DataError(
-                "This is one graph, not a union of graphs: give GraphInput a batch."
+                "Expected a batch of graphs, got a single graph: pass batch to GraphInput."
             )
         return self.union
 
     def level(self, number: int) -> GraphInput:
-        """Return what layer ``number`` of a row of propagating layers sees: all of it.
+        """Return the input of layer ``number`` of consecutive layers: the whole graph.
 
-        Only the part that :func:`~flower_fgl.nn.computation_graph.receptive_field` cuts out
-        shows each layer less.
+        Only a :func:`~flower_fgl.nn.computation_graph.receptive_field` has smaller
+        inputs.
         """
         return self
 
     def with_features(self, x: Tensor) -> GraphInput:
-        """Return the same edges, and what is kept of them, under other features.
+        """Return a graph with the same edges, their cached operators, and new features.
 
         Parameters
         ----------
@@ -243,7 +243,7 @@ class GraphInput:
     def with_edges(
         self, edge_index: Tensor, edge_weight: Tensor | None = None
     ) -> GraphInput:
-        """Return the same features, and what is kept of them alone, under other edges.
+        """Return a graph with new edges, the same features, and their cached transpose.
 
         Parameters
         ----------
@@ -260,10 +260,13 @@ class GraphInput:
         ------
         DataError
             If shapes do not fit, an edge names a node that does not exist, or this is a
-            union of graphs.
+            batch of graphs.
         """
         if self.union is not None:
-            raise DataError("Edges of a union of graphs cannot be replaced.")
+            raise DataError(
+                "with_edges() needs a single graph, got a batch of "
+                f"{self.union.num_graphs} graphs: construct a new GraphInput."
+            )
         _check(self.x, edge_index, edge_weight)
         out = object.__new__(GraphInput)
         out.topology = Topology(
@@ -302,9 +305,8 @@ class GraphInput:
         ----------
         h : Tensor of shape (N, p), float, or None
             Hidden representations; ``None`` for the graph's features.
-        weight : Tensor of shape (q, p), float
+        weight, bias : Tensor of shape (q, p), and (q,) or None, float
             As in :class:`torch.nn.Linear`.
-        bias : Tensor of shape (q,), float, optional
 
         Returns
         -------
@@ -323,18 +325,14 @@ class GraphInput:
         kind: OperatorKind,
         coefficients: tuple[float, ...],
     ) -> Tensor:
-        """Propagate by a polynomial of an operator and map linearly.
-
-        Computes ``(Σ_k c_k S^k H) Wᵀ + b``.
+        """Compute ``(Σ_k c_k S^k H) Wᵀ + b``: propagate, then map linearly.
 
         Parameters
         ----------
         h : Tensor of shape (N, p), float, or None
             Hidden representations H; ``None`` for the graph's features.
-        weight : Tensor of shape (q, p), float
-            W.
-        bias : Tensor of shape (q,), float, optional
-            b.
+        weight, bias : Tensor of shape (q, p), and (q,) or None, float
+            W and b.
         kind : {"normalised", "mean", "sum"}
             S.
         coefficients : tuple of float
@@ -399,6 +397,6 @@ def _check(x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> None:
         low, high = (int(v) for v in edge_index.aminmax())
         if low < 0 or high >= x.shape[0]:
             raise DataError(
-                f"edge_index must name nodes 0 to {x.shape[0] - 1}, "
+                f"edge_index must contain nodes 0 to {x.shape[0] - 1}, "
                 f"got {low} to {high}."
             )

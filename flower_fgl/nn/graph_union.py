@@ -1,7 +1,7 @@
-"""Disjoint unions of graphs: which nodes and edges are whose, and taking some out.
+"""Batches of graphs (disjoint unions), and selection of some of their graphs.
 
-Both halves of a run import this through the backbones: it knows tensors only, no data
-set.
+Server and clients import this through the backbones. It handles tensors only, no
+datasets.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["GraphBatch", "SubBatch", "concatenated_ranges", "select_rows"]
 
 
 class SubBatch(NamedTuple):
-    """Some graphs of a union, as a union of their own.
+    """Some graphs of a batch, as a batch of their own.
 
     Parameters
     ----------
     nodes : Tensor of shape (n,), int64
-        Their nodes in the whole union, graph by graph.
+        Their nodes in the whole batch, graph by graph.
     edges : Tensor of shape (e,), int64
         Their columns of the whole ``edge_index``.
     edge_index : Tensor of shape (2, e), int64
         Their edges, renumbered.
     batch : Tensor of shape (n,), int64
-        Graph of each node, by its place in the selection.
+        Graph of each node, by its position in the selection.
     """
 
     nodes: Tensor
@@ -40,7 +40,7 @@ class SubBatch(NamedTuple):
 
 
 class GraphBatch:
-    """Many graphs in one: nodes numbered through, no edge between two graphs.
+    """Many graphs in one: consecutively numbered nodes, no edges between graphs.
 
     Parameters
     ----------
@@ -49,13 +49,13 @@ class GraphBatch:
     batch : Tensor of shape (N,), int64
         Graph of each node, non-decreasing.
     num_graphs : int, optional
-        Number of graphs G; by default one more than the largest in ``batch``. Graphs
-        without nodes count.
+        Number of graphs G, including graphs without nodes; by default one more than the
+        largest entry of ``batch``.
 
     Raises
     ------
     DataError
-        If ``batch`` is no int64 vector, decreases, or names a graph out of range.
+        If ``batch`` is not an int64 vector, decreases, or names a graph out of range.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GraphBatch:
 
     @classmethod
     def trusted(cls, edge_index: Tensor, batch: Tensor, num_graphs: int) -> GraphBatch:
-        """Build from what is known to be right: a check costs a GPU a synchronisation.
+        """Build from valid values without checks, which would synchronise a GPU.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class GraphBatch:
 
     @cached_property
     def num_nodes(self) -> Tensor:
-        """Nodes of each graph, of shape (G,), int64."""
+        """Number of nodes of each graph, of shape (G,), int64."""
         return torch.bincount(self.batch, minlength=self.num_graphs)
 
     @cached_property
@@ -92,24 +92,24 @@ class GraphBatch:
 
     @cached_property
     def _edges(self) -> tuple[Tensor | None, Tensor, Tensor]:
-        """Order of the edges by graph (``None``: they are), first of each, count."""
-        owner = self.batch[self.edge_index[0]]
-        count = torch.bincount(owner, minlength=self.num_graphs)
-        is_sorted = not bool((owner.diff() < 0).any())
-        order = None if is_sorted else torch.argsort(owner, stable=True)
+        """Edge order by graph (``None`` if sorted); first edge and count per graph."""
+        graph = self.batch[self.edge_index[0]]
+        count = torch.bincount(graph, minlength=self.num_graphs)
+        is_sorted = not bool((graph.diff() < 0).any())
+        order = None if is_sorted else torch.argsort(graph, stable=True)
         return order, count.cumsum(0) - count, count
 
     def select(self, graphs: Tensor) -> SubBatch:
-        """Take out some graphs, in time linear in their own size.
+        """Select some graphs, in time linear in their own size.
 
         Parameters
         ----------
         graphs : Tensor of shape (g,), int64
-            Numbers of the graphs, in the order wanted.
+            Indices of the graphs, in the desired order.
 
         Returns
         -------
-        Selection
+        SubBatch
         """
         sizes = self.num_nodes[graphs]
         nodes = concatenated_ranges(self._first_node[graphs], sizes)
@@ -129,10 +129,10 @@ class GraphBatch:
 
 
 def _check_batch(batch: Tensor, num_graphs: int | None) -> int:
-    """Return the number of graphs, or say what is wrong."""
+    """Return the number of graphs, or raise if ``batch`` is invalid."""
     if batch.dim() != 1 or batch.dtype != torch.int64:
         raise DataError(
-            "batch must give each node the number of its graph, int64 of shape "
+            "batch must hold the graph number of each node, int64 of shape "
             f"(nodes,), got {batch.dtype} of shape {tuple(batch.shape)}."
         )
     low, high = (int(batch[0]), int(batch[-1])) if batch.numel() else (0, -1)
@@ -146,7 +146,7 @@ def _check_batch(batch: Tensor, num_graphs: int | None) -> int:
 
 
 def concatenated_ranges(first: Tensor, count: Tensor) -> Tensor:
-    """Write ranges of numbers one behind the other.
+    """Concatenate ranges of integers.
 
     Parameters
     ----------
@@ -164,28 +164,28 @@ def concatenated_ranges(first: Tensor, count: Tensor) -> Tensor:
 
 
 def select_rows(x: Tensor, node_ids: Tensor) -> Tensor:
-    """Take rows of a feature matrix, strided or sparse CSR.
+    """Select rows of a feature matrix, strided or sparse CSR.
 
     Parameters
     ----------
     x : Tensor of shape (N, d)
         Features, strided or sparse CSR.
     node_ids : Tensor of shape (n,), int64
-        Rows to take.
+        Rows to select.
 
     Returns
     -------
     Tensor of shape (n, d)
-        In the layout and type of ``x``.
+        In the layout and dtype of ``x``.
     """
     if x.layout != torch.sparse_csr:
-        return x.index_select(0, node_ids)  # a fourth of the time of x[node_ids]
+        return x.index_select(0, node_ids)  # four times as fast as x[node_ids]
     first = x.crow_indices()[node_ids]
     count = x.crow_indices()[node_ids + 1] - first
     ends = torch.cat([count.new_zeros(1), count.cumsum(0, dtype=count.dtype)])
     entry = concatenated_ranges(first, count)
     with warnings.catch_warnings():
-        # torch calls sparse CSR beta, once a process, whatever it is used for.
+        # torch warns once per process that CSR is in beta; users cannot act on that
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return torch.sparse_csr_tensor(
             ends,

@@ -1,4 +1,4 @@
-"""Backbones that propagate in every layer, and the one that never does."""
+"""Backbones that propagate in every layer, and a multi-layer perceptron."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["GAT", "GCN", "GCNII", "GIN", "MLP", "GraphSAGE", "LayeredNet"]
 
 
 class LayeredNet(Backbone):
-    """Equal layers with ReLU and dropout between them; the last one is the head.
+    """Layers of one type with ReLU and dropout between them; the last is the head.
 
-    ``num_layers``, at least 2, counts all of them. With a readout, or where a linear head
-    is asked for, all of them belong to the encoder, each followed by ReLU and dropout,
-    and the head is a linear map.
+    ``num_layers``, at least 2, counts all of them. With a readout or a linear head, all
+    layers belong to the encoder, each followed by ReLU and dropout, and the head is a
+    linear map.
     """
 
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make the layers."""
+        """Construct the layers."""
         hidden = self.hidden_channels
         widths = [in_channels] + [hidden] * (num_layers - 1)
         if not self.has_linear_head:
@@ -37,12 +37,12 @@ class LayeredNet(Backbone):
         return encoder, self.make_layer(hidden, num_classes, is_last=True)
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Make a layer.
+        """Construct a layer.
 
         Parameters
         ----------
         width, out : int
-            Channels in and out.
+            Input and output channels.
         is_last : bool
             Whether it is the head.
 
@@ -58,7 +58,7 @@ class LayeredNet(Backbone):
         Parameters
         ----------
         layer : torch.nn.Module
-            What :meth:`make_layer` returned.
+            A layer that :meth:`make_layer` returned.
         graph : GraphInput
             Graph with N nodes.
         h : Tensor of shape (N, width), float, or None
@@ -71,7 +71,7 @@ class LayeredNet(Backbone):
         raise NotImplementedError
 
     def represent(self, graph: GraphInput) -> Tensor:
-        """Return what the encoder's last layer gives, linear: (N, hidden_channels)."""
+        """Return the last encoder layer's linear output: (N, hidden_channels)."""
         encoder: Any = self.encoder
         first, *rest = encoder
         h = self.run_layer(first, graph.level(0), None)
@@ -92,7 +92,7 @@ class LayeredNet(Backbone):
 
     @property
     def reach(self) -> int | None:
-        """The number of layers, each of which may look at the neighbours."""
+        """The number of layers, each of which may read the neighbours."""
         encoder: Any = self.encoder
         return len(encoder) + (not self.has_linear_head)
 
@@ -102,12 +102,12 @@ class GCN(LayeredNet):
 
     Notes
     -----
-    1. The paper also drops features; here only hidden representations are dropped, as
-       in the field's federated benchmark.
+    1. The paper also drops features. Here only hidden representations are dropped, as is
+       common in federated graph learning benchmarks.
     """
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Make a :class:`~torch_geometric.nn.GCNConv`."""
+        """Construct a :class:`~torch_geometric.nn.GCNConv`."""
         return GCNConv(width, out)
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
@@ -120,12 +120,12 @@ class GraphSAGE(LayeredNet):
 
     Notes
     -----
-    1. Neighbours are not sampled, and representations not normalised to unit length:
-       the methods that want either do it themselves.
+    1. Neighbours are not sampled, and representations are not normalised to unit
+       length. Methods that need either implement it themselves.
     """
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Make a :class:`~torch_geometric.nn.SAGEConv`."""
+        """Construct a :class:`~torch_geometric.nn.SAGEConv`."""
         return SAGEConv(width, out)
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
@@ -140,15 +140,15 @@ class GAT(LayeredNet):
     -----
     1. Hidden layers have gcd(4, hidden_channels) heads that share the width, the last
        layer has one; the paper has 8 heads of 8 channels.
-    2. The paper has ELU and drops attention and features too; here ReLU and dropout of
-       hidden representations, as in the other backbones.
+    2. The paper uses ELU and dropout of attention and features. Here the activation is
+       ReLU with dropout of hidden representations, as in the other backbones.
     """
 
     reach = None
-    """Its edges are not cut out layer by layer."""
+    """A receptive field does not provide the edges that attention needs."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Make a :class:`~torch_geometric.nn.GATConv`."""
+        """Construct a :class:`~torch_geometric.nn.GATConv`."""
         heads = 1 if is_last else gcd(4, out)
         return GATConv(width, out // heads, heads=heads)
 
@@ -162,18 +162,18 @@ class GIN(LayeredNet):
 
     Notes
     -----
-    1. ε is 0 (the paper's GIN-0) and no part of the state.
+    1. ε is 0 (the paper's GIN-0) and not part of the state.
     2. The layers' MLPs (two linear layers, ReLU) have no batch normalisation: its
-       statistics are undefined for a client with one node, and do not average.
-    3. A readout takes the embedding of the last layer alone, where the paper joins
-       those of all layers.
+       statistics are undefined for a client with one node and cannot be averaged.
+    3. A readout uses the embedding of the last layer only; the paper concatenates those
+       of all layers.
     """
 
     pooling = "sum"
-    """As in the paper: a sum tells multisets apart that a mean does not."""
+    """As in the paper: a sum distinguishes multisets that a mean does not."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Make a :class:`~torch_geometric.nn.GINConv`."""
+        """Construct a :class:`~torch_geometric.nn.GINConv`."""
         hidden = self.hidden_channels
         mlp = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, out))
         conv = GINConv(mlp)
@@ -189,23 +189,23 @@ class MLP(LayeredNet):
     """Multi-layer perceptron: the backbone that ignores the edges."""
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
-        """Make a linear layer."""
+        """Construct a linear layer."""
         return nn.Linear(width, out)
 
     def run_layer(self, layer: Any, graph: GraphInput, h: Tensor | None) -> Tensor:
-        """Map each node by itself."""
+        """Map each node independently."""
         return graph.linear(h, layer.weight, layer.bias)
 
 
 class GCNII(Backbone):
     """GCN with initial residual and identity mapping, Chen et al., ICML 2020.
 
-    ``num_layers``, at least 1, counts the propagating layers; a linear map comes before
-    and after them. Layer l maps by ``(1 − β) I + β W`` with β = log(theta / l + 1).
+    ``num_layers``, at least 1, counts the propagating layers, between two linear maps.
+    Layer l maps by ``(1 − β) I + β W`` with β = log(theta / l + 1).
 
     Notes
     -----
-    1. Dropout precedes each layer, as in the paper, but for the first linear map:
+    1. Dropout precedes each layer as in the paper, except the first linear map:
        features are never dropped.
     """
 
@@ -218,7 +218,7 @@ class GCNII(Backbone):
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
-        """Make two linear maps and the layers between them."""
+        """Construct two linear maps and the layers between them."""
         hidden = self.hidden_channels
         convs = [
             GCN2Conv(hidden, self.alpha, self.theta, layer=number)

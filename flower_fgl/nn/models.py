@@ -1,4 +1,4 @@
-"""The table of backbones, and building them by name."""
+"""Table of backbones by name, and their construction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 
-__all__ = ["MODELS", "build_model", "assign_models", "num_parameters", "state_shapes"]
+__all__ = ["MODELS", "assign_models", "build_model", "num_parameters", "state_shapes"]
 
 MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
     {
@@ -32,7 +32,7 @@ MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
         "ssgc": SSGC,
     }
 )
-"""Backbones by the name that the setting ``model`` takes."""
+"""Backbones by name, the values of the setting ``model``."""
 
 Module = TypeVar("Module", bound=nn.Module)
 CONTAINERS = (dict, list, set)
@@ -55,25 +55,25 @@ def build_model(
     Parameters
     ----------
     name : str
-        One of ``MODELS``, with sizes of its own or not: ``"gcn"``, ``"gcn:3x512"``, see
+        One of ``MODELS``, optionally with sizes: ``"gcn"``, ``"gcn:3x512"``, see
         :mod:`flower_fgl.core.model_spec`.
     in_channels : int
         Feature width d, at least 1.
     hidden_channels : int
-        Embedding width, at least 1, unless the name has one.
+        Embedding width, at least 1; a width in the name takes precedence.
     num_classes : int
         Number of classes C, at least 1.
     num_layers : int
-        Depth, unless the name has one; each backbone says what it counts, and its
-        minimum.
+        Depth; a depth in the name takes precedence. Each backbone defines its meaning
+        and minimum.
     dropout : float in [0, 1)
         Rate for hidden representations.
     readout, has_linear_head : bool
-        Whether whole graphs are classified, and whether nodes are by a linear map, which
-        the name may say too; see :class:`Backbone`.
+        Classify whole graphs, or classify nodes by a linear map; see :class:`Backbone`.
+        The name can also request the linear head.
     initialise : bool
-        Draw initial parameters from torch's global generator. Otherwise they hold
-        whatever was in memory: load a whole state before use.
+        Draw initial parameters from torch's global generator. Otherwise parameters are
+        uninitialised memory: load a complete state before use.
 
     Returns
     -------
@@ -87,10 +87,10 @@ def build_model(
 
     Notes
     -----
-    1. Clients build a model for every message. PyG's layers inspect their own source
-       when constructed (0.4 ms each) and initialise twice, so a model is constructed
-       once per set of sizes and copied from then on. Its initial parameters therefore
-       differ from those of a directly constructed class with the same seed.
+    1. Clients build a model for every message. PyG's layers inspect their own source at
+       construction (0.4 ms each) and initialise twice, so a model is constructed once
+       per set of sizes and then copied. Its initial parameters therefore differ from
+       those of a directly constructed class with the same seed.
     """
     model_name = read_model(name)
     template = _template(
@@ -112,7 +112,7 @@ def build_model(
 
 
 def assign_models(names: str, num_clients: int) -> list[str]:
-    """Deal backbones to clients in turn.
+    """Assign backbones to clients in turn.
 
     Parameters
     ----------
@@ -131,24 +131,24 @@ def assign_models(names: str, num_clients: int) -> list[str]:
     ConfigError
         If a name is unknown or its sizes are malformed.
     """
-    dealt = split_models(names)
-    return [dealt[client % len(dealt)] for client in range(num_clients)]
+    models = split_models(names)
+    return [models[client % len(models)] for client in range(num_clients)]
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Count the trainable numbers P of a model."""
+    """Count the trainable parameters P of a model."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Return the shape of each tensor of a model's state, by name, in its order.
 
-    ``build_model(..., initialise=False)`` gives a model to ask that costs no time.
+    ``build_model(..., initialise=False)`` provides a model for this at no cost.
     """
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
 
 
-# A memo of a pure function: it holds shapes only, no numbers and no memory to speak of.
+# Cache of a pure function; the templates hold shapes only (meta tensors), no values.
 @functools.lru_cache(maxsize=64)
 def _template(
     name: str,
@@ -182,7 +182,7 @@ def _template(
 
 
 def _copy_structure(module: Module) -> Module:
-    """Copy a module tree: parameters with undefined values, buffers with theirs."""
+    """Copy a module tree with uninitialised parameters and the same buffer values."""
     copy = object.__new__(type(module))
     vars(copy).update(
         {
@@ -203,7 +203,7 @@ def _copy_structure(module: Module) -> Module:
 
 
 def _reset_parameters(module: nn.Module) -> None:
-    """Initialise each layer once; a layer initialises its own sub-modules."""
+    """Initialise each layer once; a layer initialises its own submodules."""
     reset = getattr(module, "reset_parameters", None)
     if reset is not None:
         reset()

@@ -1,4 +1,4 @@
-"""Bound the length or the range of representations."""
+"""Normalisation of representations to unit length or to a bounded range."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ __all__ = ["RepNorm", "bound"]
 
 
 RepNorm = Literal["l2", "tanh", "none"]
-"""What bounds representations."""
+"""Normalisation of representations: unit length, tanh, or none."""
 
 
 def bound(h: Tensor, how: RepNorm) -> Tensor:
-    """Bound representations.
+    """Bound representations in length or range.
 
     Parameters
     ----------
     h : Tensor of shape (N, H), float32
         Representations.
     how : {"l2", "tanh", "none"}
-        Unit length (rows of zeros stay as they are), tanh of each entry, or neither.
+        ``l2`` scales each row to unit length and keeps rows of zeros; ``tanh`` applies
+        tanh to each entry; ``none`` returns ``h``.
 
     Returns
     -------
@@ -30,8 +31,8 @@ def bound(h: Tensor, how: RepNorm) -> Tensor:
 
     Notes
     -----
-    1. A row of zeros, which a node without features and neighbours may have, passes its
-       gradient on undivided: dividing by a tiny length would make it enormous.
+    1. A node without features and neighbours may have a row of zeros. Its gradient is
+       not divided by the length: division by a tiny length would make it enormous.
     """
     if how == "tanh":
         return h.tanh()

@@ -1,11 +1,11 @@
-"""PyG's layers, imported without the warning that PyG's own import sets off."""
+"""Layers of PyG, imported without PyG's deprecation warning."""
 
 from __future__ import annotations
 
 import warnings
 
 with warnings.catch_warnings():
-    # PyG compiles a class of its own by TorchScript, which torch 2.13 deprecates
+    # PyG compiles one of its classes with TorchScript, which torch 2.13 deprecates
     warnings.filterwarnings("ignore", message=r".*torch\.jit\.script.* is deprecated")
     from torch_geometric.nn import (
         GATConv,

@@ -1,4 +1,4 @@
-"""Products with sparse matrices inside autograd, constant or with learnable entries."""
+"""Differentiable products of sparse matrices (constant or learnable) and dense ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def csr_matrix(
     Parameters
     ----------
     row, column : Tensor of shape (n,), int64
-        Place of each entry, in any order; entries of one place add up in products.
+        Position of each entry, in any order; products add up entries at one position.
     value : Tensor of shape (n,), float
         The entries.
     shape : (int, int)
@@ -59,8 +59,8 @@ def csr_matrix(
 
     Notes
     -----
-    1. The kernels of CPU (MKL) and GPU (cuSPARSE) take int32 indices as they are, at
-       a third less memory than int64.
+    1. The kernels of CPU (MKL) and GPU (cuSPARSE) accept int32 indices without
+       conversion; these take a third less memory than int64.
     """
     order = torch.argsort(row * shape[1] + column, stable=True)
     start = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
@@ -71,10 +71,11 @@ def csr_matrix(
 def _csr(
     start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
+    """Build a CSR tensor with int32 indices if they suffice, else int64."""
     narrow = max(*shape, value.numel()) <= INT32_MAX
     index = torch.int32 if narrow else torch.int64
     with warnings.catch_warnings():
-        # torch says once per process that CSR is in beta: nothing a user can act on
+        # torch warns once per process that CSR is in beta; users cannot act on that
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta"
         )
@@ -84,18 +85,18 @@ def _csr(
 
 
 class SparseOperator:
-    """A constant sparse matrix with its transpose, which the backward pass needs.
+    """A constant sparse matrix and its transpose, which the backward pass needs.
 
     Parameters
     ----------
     matrix : Tensor of shape (M, N), sparse CSR
-        Not changed afterwards.
+        Must not be changed afterwards.
 
     Notes
     -----
-    1. The transpose is computed once, at the first backward pass, and is the matrix
-       itself where the two are equal: a symmetric adjacency is stored once. torch's own
-       backward of a CSR product transposes anew in every pass.
+    1. The first backward pass computes the transpose, once. A symmetric matrix serves
+       as its own transpose and is stored once. torch's own backward of a CSR product
+       transposes in every pass.
     """
 
     def __init__(self, matrix: Tensor) -> None:
@@ -121,14 +122,14 @@ class SparseOperator:
         columns: tuple[Tensor, Tensor, Tensor],
         shape: tuple[int, int],
     ) -> SparseOperator:
-        """Build from a matrix and its transpose, both in order already.
+        """Build from a matrix and its transpose, both already sorted by row.
 
         Parameters
         ----------
         rows : (Tensor (M + 1,), Tensor (n,), Tensor (n,))
-            Start of each row, column and value of each entry.
+            Start of each row, and column and value of each entry.
         columns : (Tensor (N + 1,), Tensor (n,), Tensor (n,))
-            The same of the transposed matrix.
+            The same for the transposed matrix.
         shape : (int, int)
             M and N.
         """
@@ -144,6 +145,7 @@ class SparseOperator:
         return self._transpose
 
     def _transposed(self) -> Tensor:
+        """Compute the transpose, or return the matrix itself if it is symmetric."""
         a = self.matrix
         rows, columns = a.shape
         start = a.crow_indices().long()
@@ -164,11 +166,7 @@ class SparseOperator:
 
 
 class _Product(torch.autograd.Function):
-    """``A @ dense + bias`` or ``Aᵀ @ dense + bias`` for a constant sparse ``A``.
-
-    The backward pass is the same function with the other matrix, so it can itself be
-    differentiated (gradient matching needs that).
-    """
+    """``A @ dense + bias`` or ``Aᵀ @ dense + bias`` for a constant sparse ``A``."""
 
     @staticmethod
     def forward(
@@ -186,6 +184,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # calling apply again makes second derivatives available for gradient matching
         to_dense = to_bias = None
         if ctx.needs_input_grad[2]:
             to_dense = _Product.apply(  # type: ignore[no-untyped-call]
@@ -202,16 +201,17 @@ class EdgeOperator:
     Parameters
     ----------
     row, column : Tensor of shape (n,), int64
-        Place of each entry.
+        Position of each entry.
     value : Tensor of shape (n,), float
         The entries; may require grad.
     num_rows : int
-        Rows M of the matrix.
+        Number of rows M.
 
     Notes
     -----
-    1. It gathers and scatters one row per entry, n·p floats in memory: for small graphs
-       with learnable weights. Constant matrices take :class:`SparseOperator`.
+    1. Each product gathers and scatters one row per entry and takes n·p floats of
+       memory. Use it for small graphs with learnable weights, and
+       :class:`SparseOperator` for constant matrices.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class EdgeOperator:
         self.num_rows = num_rows
 
     def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiply ``dense`` (N, p), add ``bias`` (p,); differentiable in all."""
+        """Multiply ``dense`` (N, p) and add ``bias`` (p,); differentiable in all."""
         messages = self.value[:, None] * dense.index_select(0, self.column)
         out = index_sum(messages, self.row, self.num_rows)
         return out if bias is None else out + bias
@@ -233,39 +233,39 @@ def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
     Parameters
     ----------
     values : Tensor of shape (n, ...), float
-        Summands.
+        Rows to sum.
     index : Tensor of shape (n,), int64
-        Row of the result each belongs to.
+        Output row to which each input row is added.
     size : int
-        Rows of the result.
+        Number of output rows.
 
     Returns
     -------
     Tensor of shape (size, ...)
-        Zero where no summand belongs.
+        Zero in rows that no index names.
     """
     return values.new_zeros((size, *values.shape[1:])).index_add(0, index, values)
 
 
 def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:
-    """Store the weights that multiply sparse features column by column.
+    """Store the weights that multiply sparse features in column-major order.
 
-    A sparse matrix times a transposed weight, and the gradient of that, then need no
-    copy that transposes: with thousands of features the copies take longer than the
+    A sparse matrix times a transposed weight, and its gradient, then need no
+    transposing copy. With thousands of features these copies take longer than the
     products. Values, shapes and results stay the same.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place, before an optimizer is made.
+        Changed in place; call this before an optimizer is constructed.
     num_features : int
-        Feature width d; weights of shape (·, d) are laid out so.
+        Feature width d; the function converts weights of shape (·, d).
 
     Notes
     -----
-    1. Fused optimizers walk through memory: moments, and gradients that are set by hand,
-       must have the layout of their parameter, as those that autograd and the optimizer
-       make themselves have.
+    1. Fused optimizers read tensors in memory order. Moments and gradients set by hand
+       must therefore have the layout of their parameter; autograd and the optimizer
+       ensure this for the ones that they create.
     """
     for parameter in model.parameters():
         if parameter.dim() == 2 and parameter.shape[1] == num_features:

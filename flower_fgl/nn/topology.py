@@ -1,4 +1,4 @@
-"""The edges of a graph and the propagation operators made of them."""
+"""Edges of a graph and the propagation operators built from them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ OperatorKind = Literal["normalised", "mean", "sum"]
 
 
 class Topology:
-    """The edges of a graph and the propagation operators made of them.
+    """The edges of a graph and the propagation operators built from them.
 
     Parameters
     ----------
     edge_index : Tensor of shape (2, E), int64
-        Sources and targets; an undirected edge stands in both directions.
+        Sources and targets, each undirected edge in both directions.
     edge_weight : Tensor of shape (E,), float, or None
-        Weight of each edge. When it requires grad, operators are differentiable in it
-        and nothing is kept.
-    num_nodes : int
-        Number of nodes N.
-    dtype : torch.dtype
-        Of the operators.
+        Weight of each edge. If it requires grad, operators are differentiable in it and
+        are not cached.
+    num_nodes, dtype : int and torch.dtype
+        Number of nodes N, and type of the operators.
     """
 
     def __init__(
@@ -55,8 +53,8 @@ class Topology:
         Parameters
         ----------
         kind : {"normalised", "mean", "sum"}
-            ``normalised`` has self-loops of weight 1 where a node has none; ``mean``
-            and ``sum`` have none, and an isolated node gets 0.
+            ``normalised`` adds a self-loop of weight 1 where a node has none. ``mean``
+            and ``sum`` add none, and an isolated node gets 0.
 
         Returns
         -------
@@ -66,7 +64,7 @@ class Topology:
             row, column, value = self._entries(kind)
             return EdgeOperator(row, column, value, self.num_nodes)
         if kind not in self._operators:
-            # what is kept must serve training, even if scoring asks for it first
+            # the cached operator must serve training even if evaluation creates it
             with torch.inference_mode(False), torch.no_grad():
                 size = (self.num_nodes, self.num_nodes)
                 self._operators[kind] = SparseOperator.from_entries(
@@ -89,14 +87,14 @@ class Topology:
         return edges[1], edges[0], weight
 
     def attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the edges that attention runs over: each node attends to itself too.
+        """Return the edges for attention, with one self-loop per node.
 
         Returns
         -------
         source, target : Tensor of shape (E',), int64
             The edges without self-loops, then one self-loop per node.
         weight : Tensor of shape (E',), float, or None
-            Their weights, 1 for the self-loops; ``None`` if the graph has none.
+            Their weights, 1 for the self-loops; ``None`` if the graph has no weights.
         """
         if not self.is_constant:
             return self._attention_edges()

@@ -1,4 +1,4 @@
-"""Models as vectors: for distances between them, and for masks over their weights."""
+"""Conversion between the state of a model and one vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["state_to_vector", "vector_to_state"]
 
 
 def state_to_vector(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Join a model's tensors in their order.
+    """Concatenate the tensors of a model in their order.
 
     Parameters
     ----------

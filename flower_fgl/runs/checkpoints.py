@@ -253,14 +253,6 @@ class Checkpoints:
         self.states = states
         self.resumed = resumed
 
-    def is_due(self, server_round: int) -> bool:
-        """Return whether a checkpoint follows a round."""
-        config = self.config
-        if config.keep_checkpoint and server_round == config.rounds:
-            return True
-        every = config.checkpoint_every
-        return every > 0 and server_round % every == 0
-
     def restore_states(self) -> None:
         """Restore the client states of the checkpoint, if the engine has access to them.
 

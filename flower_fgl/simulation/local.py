@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
@@ -161,9 +161,7 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
     session = Session(memory=MemoryStates())
     try:
         with task_identity(run_id):
-            grid = LocalGrid(
-                DispatchingClientApp(session), config.clients, values, run_id=run_id
-            )
+            grid = LocalGrid(Dispatcher(session), config.clients, values, run_id=run_id)
             folder = run_server(
                 grid,
                 values,

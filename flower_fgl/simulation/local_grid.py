@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
@@ -32,8 +31,8 @@ class LocalGrid(Grid):
 
     Parameters
     ----------
-    client_app : ClientApp
-        App that handles the messages of every node.
+    client_app : callable
+        Handles the messages of every node and returns the replies.
     num_nodes : int
         Number of clients.
     run_config : mapping of str to bool, int, float or str
@@ -44,7 +43,7 @@ class LocalGrid(Grid):
 
     def __init__(
         self,
-        client_app: ClientApp,
+        client_app: Callable[[Message, Context], Message],
         num_nodes: int,
         run_config: Mapping[str, Scalar] | None = None,
         run_id: int = 1,

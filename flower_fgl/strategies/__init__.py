@@ -1,1 +1,1 @@
-"""Server halves of the methods; none of them touches a data set."""
+"""Server half of each method; this package never loads a dataset."""

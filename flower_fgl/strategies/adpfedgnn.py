@@ -1,4 +1,4 @@
-"""ADPFedGNN's server half: average what the clients' masks share.
+"""Server half of ADPFedGNN: average the weights that the clients' masks share.
 
 Guan et al., "ADPFedGNN: Adaptive Decoupling Personalized Federated Graph Neural
 Network", IJCAI 2025.
@@ -44,14 +44,14 @@ __all__ = ["ADPFedGNN"]
 
 
 class ADPFedGNN(FglStrategy):
-    """Average each weight over the clients that share it.
+    """Average each weight over the clients whose masks share it, Eq. (14).
 
     Notes
     -----
-    1. Clients are scored after the aggregation, all of them with the newest global model
-       (Eq. (15) on a copy): ``eval-policy = "refresh"`` is the method's default.
-    2. The algorithm's last line also masks θ_μ, θ_σ and θ_q, for which no masks are
-       defined: their plain mean is taken.
+    1. All clients are evaluated after the aggregation with the newest global model,
+       Eq. (15) on a copy: the method's default is ``eval-policy = "refresh"``.
+    2. The algorithm's last line also masks θ_μ, θ_σ and θ_q, but the paper defines no
+       masks for them. The server takes their weighted mean without masks.
     """
 
     down = SharedWeights
@@ -59,11 +59,17 @@ class ADPFedGNN(FglStrategy):
     scores_uploads = False
 
     def prepare(self) -> None:
-        """Draw the initial weights; all clients must have one backbone of the paper's."""
+        """Draw the initial weights.
+
+        Raises
+        ------
+        RunError
+            If the clients' models differ or are not among ``BACKBONES``.
+        """
         names = sorted({client.model for client in self.federation.clients.values()})
         if len(names) > 1 or read_model(names[0]).name not in BACKBONES:
             raise RunError(
-                f"{self.config.method} shares the weights of one backbone, "
+                f"{self.config.method} needs the same model on all clients, "
                 f"{' or '.join(BACKBONES)}, got {', '.join(names)}. Set model."
             )
         federation = self.federation
@@ -83,15 +89,15 @@ class ADPFedGNN(FglStrategy):
         )
 
     def download(self, server_round: int, partition_id: int) -> SharedWeights:
-        """Send all global weights."""
+        """Return all global weights."""
         return self.shared
 
     def upload_spec(self, partition_id: int) -> Sizes:
-        """Expect a mask over the weights, and the weight of the client."""
-        return self.sizes._replace(weight=self._weight(partition_id))
+        """Return the shapes of the weights and the networks, and the client's weight."""
+        return self.sizes._replace(weight=self.messenger.weight_of(partition_id))
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Take the masked mean of the weights, and the mean of the networks."""
+        """Take the masked mean of the weights and the weighted mean of the networks."""
         payloads = [upload.payload for upload in uploads.values()]
         weights = [upload.num_examples for upload in uploads.values()]
         mean = masked_mean(
@@ -107,13 +113,13 @@ class ADPFedGNN(FglStrategy):
         )
 
     def server_state(self) -> Snapshot:
-        """Keep all global weights."""
+        """Return all global weights."""
         shared = {f"weights/{n}": t.clone() for n, t in self.shared.weights.items()}
         shared |= {f"networks/{n}": t for n, t in self.shared.networks.items()}
         return Snapshot(shared)
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take the weights back; names and shapes must be the model's."""
+        """Restore the global weights, whose names and shapes must be the model's."""
         made = []
         for name, shapes in (
             ("weights", self.sizes.weights),

@@ -1,4 +1,4 @@
-"""Averages that server halves take."""
+"""Averages of client uploads, and the mean distance between client models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_fgl.core.errors import PayloadError
 __all__ = ["mean_of_sums", "mean_pairwise_distance", "weighted_mean"]
 
 PIECE = 1 << 15
-"""Numbers of each state that are compared at a time: 128 KiB."""
+"""Entries of each state that are compared at a time: 128 KiB of float32."""
 
 
 def weighted_mean(
@@ -56,7 +56,7 @@ def mean_of_sums(
     sums : mapping of str to Tensor, float64
         Σ n_i as ``weight``, Σ n_i θ_i as ``weights/<name>``.
     expected : float
-        Σ n_i by the clients' own descriptions.
+        Σ n_i computed from the clients' descriptions.
     names : iterable of str
         Names of the weights.
 
@@ -67,19 +67,19 @@ def mean_of_sums(
     Raises
     ------
     PayloadError
-        If Σ n_i is not ``expected``: a client weighed itself otherwise.
+        If Σ n_i is not positive or differs from ``expected``.
     """
     total = float(sums["weight"])
     if total != expected or not total > 0:
         raise PayloadError(
-            f"The weights of the clients sum up to {total:g}, but by their descriptions to "
-            f"{expected:g}."
+            f"Expected the client weights in the secure sum to add up to {expected:g}, the "
+            f"total of the clients' descriptions, got {total:g}."
         )
     return {name: (sums[f"weights/{name}"] / total).float() for name in names}
 
 
 def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
-    """Return the mean Euclidean distance of two clients' parameters, FedPANO Fig. 4.
+    """Return the mean Euclidean distance between two clients' parameters, FedPANO Fig. 4.
 
     ``2/(n(n−1)) Σ_{i<j} ‖θ_i − θ_j‖``.
 
@@ -94,10 +94,10 @@ def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
 
     Notes
     -----
-    1. Distances come of products of the differences to the mean, n² numbers a tensor:
-       the differences of all pairs would not fit in memory.
-    2. Long tensors are taken in pieces that fit into a processor's cache: nine times as
-       fast for five matrices of 128 x 6,805.
+    1. Distances are computed from inner products of the differences to the mean, n²
+       numbers per tensor: the differences of all pairs would not fit in memory.
+    2. Long tensors are split into pieces that fit in a processor's cache. This is nine
+       times as fast for five matrices of 128 x 6,805.
     """
     size = len(states)
     product = torch.zeros(size, size, dtype=torch.float64)

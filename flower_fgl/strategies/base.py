@@ -1,52 +1,71 @@
-"""The round loop of every server half: what each method has in common."""
+"""The round loop of every server half."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
-from flower_fgl.protocols.base import write_tensors
+from flower_fgl.protocols.base import Payload, write_tensors
 from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
-from flower_fgl.strategies.federation import client_lines
-from flower_fgl.strategies.hooks import Recorder, Upload
-from flower_fgl.strategies.rounds.best_model import BestModel, describe_model
+from flower_fgl.strategies.federation import Federation, client_lines
+from flower_fgl.strategies.hooks import Recorder, ServerHooks, Upload
 from flower_fgl.strategies.rounds.checkpointing import (
     describe_clients,
-    pack_strategy,
+    pack_run,
     read_clients,
-    resume_strategy,
+    resume_run,
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
-from flower_fgl.strategies.rounds.messages import ClientExchanges
+from flower_fgl.strategies.rounds.loop_state import LoopState
+from flower_fgl.strategies.rounds.messenger import Messenger
+from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
 
-__all__ = ["FglStrategy", "Upload"]
+__all__ = ["FglStrategy", "Upload", "is_checkpoint_due"]
 
 log = logging.getLogger(__name__)
 MAX_FAILED_ROUNDS = 3
 
 
-class FglStrategy(ClientExchanges):
-    """Base of all server halves.
+class FglStrategy(ServerHooks):
+    """Base of all server halves: the round loop and Flower's interface.
 
-    A method overrides hooks of :class:`ServerHooks`; what it may send of its own is in
-    :class:`ClientExchanges`. The loop, Flower's interface and the scores are here.
+    A method overrides hooks of :class:`ServerHooks`. Extra exchanges send with
+    :meth:`train_messages`, ``self.messenger.exchange`` and ``self.messenger.ask``, inside
+    ``with self.phase(name, …)`` where they happen outside a round.
 
     Parameters
     ----------
     config, recorder, checkpoints
         See :class:`ServerHooks`.
+
+    Attributes
+    ----------
+    loop : LoopState
+        State of the loop that a checkpoint stores.
+    messenger : Messenger
+        Sends messages and reads replies.
+    secure : SecureExchanges or None
+        The exchanges of secure aggregation, ``None`` when it is off.
     """
 
     def __init__(
@@ -56,16 +75,183 @@ class FglStrategy(ClientExchanges):
         checkpoints: Checkpoints | None = None,
     ) -> None:
         super().__init__(config, recorder, checkpoints)
-        self._newcomers = LateJoiners()
-        self._failed_in_a_row = 0
-        self._owes_scores = False
-        self._any_scored = False
-        self._last_success = 0
-        self._best = BestModel()
+        self.loop = LoopState()
+        self.messenger = Messenger(config, self.loop, recorder)
+        self.secure: SecureExchanges | None = None
+        self._late_joiners = LateJoiners()
+
+    @property
+    def federation(self) -> Federation:
+        """The clients of the run."""
+        return self.loop.federation
+
+    @federation.setter
+    def federation(self, federation: Federation) -> None:
+        self.loop.federation = federation
+
+    # ----------------------------------------------------------- for the methods
+    def log(self, **numbers: float) -> None:
+        """Add numbers to the line of the current round, e.g. ``self.log(distance=d)``."""
+        self.loop.log.numbers |= numbers
+
+    @contextmanager
+    def phase(
+        self,
+        name: str,
+        server_round: int,
+        *,
+        is_scored: bool = False,
+        min_replies: int = 1,
+    ) -> Iterator[RoundLog]:
+        """Log the exchanges inside as a phase of its own.
+
+        Parameters
+        ----------
+        name : str
+            Value of ``phase`` in ``rounds.jsonl``.
+        server_round : int
+            Number of the line: 0 before round 1, ``rounds`` + 1 after the last.
+        is_scored : bool
+            Whether the clients' models are evaluated.
+        min_replies : int
+            Usable replies below which the line says ``failed``.
+
+        Yields
+        ------
+        RoundLog
+            Log of the phase; written to the run folder at the end.
+        """
+        phase = self.loop.log = RoundLog(server_round, is_scored=is_scored, phase=name)
+        yield phase
+        is_ok = phase.num_replies >= min_replies
+        phase.close(is_ok=is_ok, min_replies=min_replies)
+        self.record_round()
+
+    def train_messages(
+        self,
+        server_round: int,
+        partition_ids: Sequence[int],
+        *,
+        action: str = "",
+        is_scored: bool | None = None,
+        brings_upload: bool = True,
+    ) -> list[Message]:
+        """Address each client's download to it.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        partition_ids : sequence of int
+            Receivers.
+        action : str
+            Named action of the client half; empty for its training.
+        is_scored : bool, optional
+            Whether the replies carry scores; by default in rounds that evaluate the
+            clients' own models.
+        brings_upload : bool
+            Whether the replies carry numbers that ``upload-noise`` protects.
+        """
+        if is_scored is None:
+            is_scored = self.loop.log.is_scored and self.config.evaluate != "global"
+        settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
+        downloads = self.messenger.pack(
+            {pid: self.download(server_round, pid) for pid in partition_ids}
+        )
+        if self.secure is not None and not action:
+            for pid, content in downloads.items():
+                self.secure.attach(pid, content)
+        kind = MessageType.TRAIN + (f".{action}" if action else "")
+        messages = self.messenger.address(downloads, kind, settings, server_round)
+        self.loop.log.add_download(self.messenger.by_receiver(messages))
+        if brings_upload:
+            self.messenger.note_release(server_round, downloads)
+        return messages
+
+    def evaluate_messages(
+        self, server_round: int, *, is_local: bool, is_global: bool
+    ) -> list[Message]:
+        """Ask for the scores of the clients' own models, the aggregated one, or both.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        is_local : bool
+            Whether clients that have not sent scores in this round evaluate their own
+            model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the
+            next download. A client that never trained receives that download too.
+        is_global : bool
+            Whether every client evaluates the aggregated model.
+
+        Notes
+        -----
+        1. In the few-shot setting, clients without test nodes are not asked.
+        """
+        state = self.global_state() if is_global else None
+        shared = None if state is None else write_tensors(state)
+        clients = [
+            pid
+            for pid, client in self.federation.clients.items()
+            if client.num_test or self.config.setting != "few-shot"
+        ]
+        owing = [p for p in clients if is_local and not self.loop.log.has_scores(p)]
+        able = self.federation.trainable
+        is_refreshed = self.config.eval_policy == "refresh"
+        refreshed = set(owing).intersection(able if is_refreshed else ())
+        sent = [p for p in owing if p in refreshed or p not in self.loop.trained]
+        downloads = self.messenger.pack(
+            {
+                pid: (self.download if pid in refreshed else self.scoring_download)(
+                    server_round + 1, pid
+                )
+                for pid in sent
+            }
+        )
+        contents, settings = {}, {}
+        for pid in clients:
+            modes = ["local"] if pid in owing else []
+            content = downloads.get(pid, RecordDict())
+            if shared is not None:
+                modes.append("global")
+                content["global"] = shared
+            if modes:
+                contents[pid] = content
+                settings[pid] = ConfigRecord(
+                    {
+                        "server-round": server_round,
+                        "modes": modes,
+                        "refresh": pid in refreshed,
+                    }
+                )
+        return self.messenger.address(
+            contents, MessageType.EVALUATE, settings, server_round
+        )
+
+    def read_uploads(
+        self, replies: Mapping[int, Message], up: type[Payload] | None = None
+    ) -> dict[int, Upload]:
+        """Check every reply; a malformed one is dropped, counted and named.
+
+        Parameters
+        ----------
+        replies : mapping of int to Message
+            Replies by partition-id.
+        up : type of Payload, optional
+            Payload to read instead of the method's own ``up``.
+        """
+
+        def read(pid: int, content: RecordDict) -> Payload:
+            spec = self.upload_spec(pid)
+            if self.secure is None or up is not None:
+                return (up or self.up).from_record(content, spec)
+            return self.secure.unpack(self.loop.log.number, content, spec)
+
+        return self.messenger.read_uploads(replies, read)
 
     # ------------------------------------------------------- Flower's interface
     def summary(self) -> None:
-        """Log what is about to run."""
+        """Log the method, the clients and the upload protection."""
         log.info(
             "%s: %d clients (%d train), %d classes, %d features",
             self.config.method,
@@ -90,52 +276,48 @@ class FglStrategy(ClientExchanges):
     ) -> list[Message]:
         """Address one training message to each sampled client.
 
-        Parameters
-        ----------
-        server_round : int
-            Round, from 1.
-        arrays, config, grid
-            Part of Flower's interface, not read: the model lives in the strategy.
+        ``arrays``, ``config`` and ``grid`` belong to Flower's interface and are not read.
         """
         partition_ids = self.sample(server_round)
         if self.secure is not None:
-            with self._round.failing():
+            with self.loop.log.failing():
                 partition_ids = self.secure.open(server_round, partition_ids)
         return self.train_messages(
             server_round,
-            [] if self._round.reason else partition_ids,
+            [] if self.loop.log.reason else partition_ids,
             is_scored=None if self.scores_uploads else False,
         )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check the replies, drop what is unusable, aggregate the rest.
+        """Check the replies, drop unusable ones, aggregate the rest.
 
         Returns
         -------
         tuple of None and MetricRecord or None
-            Number of usable replies and training loss, ``None`` if fewer than
-            ``min-replies`` were usable. The aggregated model stays in the strategy.
+            Number of usable replies and training loss; ``None`` with fewer than
+            ``min-replies``. The aggregated model stays in the strategy.
         """
+        seconds = self.loop.log.seconds
         clock = time.perf_counter()
-        uploads = self.read_uploads(self._by_partition(replies))
-        self._round.seconds["receive"] = time.perf_counter() - clock
+        uploads = self.read_uploads(self.messenger.by_sender(replies))
+        seconds["receive"] = time.perf_counter() - clock
         if self.num_replies(uploads) < self.config.min_replies:
             return None, None
         clock = time.perf_counter()
         if self.secure is None:
             self.aggregate(server_round, uploads)
         else:
-            with self._round.failing():
+            with self.loop.log.failing():
                 masked = {pid: upload.payload for pid, upload in uploads.items()}
                 weights = {pid: upload.num_examples for pid, upload in uploads.items()}
                 self.aggregate_sums(server_round, self.secure.close(masked), weights)
-        if self._round.reason:
+        if self.loop.log.reason:
             return None, None
-        self._round.seconds["aggregate"] = time.perf_counter() - clock
+        seconds["aggregate"] = time.perf_counter() - clock
         return None, MetricRecord(
-            {"num-replies": len(uploads), "loss": self._round.loss}
+            {"num-replies": len(uploads), "loss": self.loop.log.loss}
         )
 
     def configure_evaluate(
@@ -145,10 +327,10 @@ class FglStrategy(ClientExchanges):
         config: ConfigRecord | None = None,
         grid: Grid | None = None,
     ) -> list[Message]:
-        """Ask for the scores that training replies did not bring.
+        """Ask for the scores that the training replies did not carry.
 
-        With ``evaluate`` local or both, clients that sat out score their own model; with
-        global or both, every client scores the aggregated one.
+        With ``evaluate`` local or both, clients that were not sampled evaluate their own
+        model; with global or both, every client evaluates the aggregated one.
         """
         mode = self.config.evaluate
         return self.evaluate_messages(
@@ -158,18 +340,18 @@ class FglStrategy(ClientExchanges):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Take in the scores of an evaluation exchange.
+        """Store the scores of an evaluation exchange.
 
         Returns
         -------
         MetricRecord or None
             Pooled accuracy by ``<mode>/<column>``; ``None`` without any score.
         """
-        for pid, reply in self._by_partition(replies).items():
-            self._round.add_evaluation(pid, reply)
+        for pid, reply in self.messenger.by_sender(replies).items():
+            self.loop.log.add_evaluation(pid, reply)
         flat = {
             f"{mode}/{column}": values["accuracy"]
-            for mode, columns in self._round.pooled().items()
+            for mode, columns in self.loop.log.pooled().items()
             for column, values in columns.items()
         }
         return MetricRecord(flat) if flat else None
@@ -191,10 +373,9 @@ class FglStrategy(ClientExchanges):
         grid : Grid
             Flower's grid, or the local engine's.
         num_rounds : int, optional
-            Instead of the setting ``rounds``.
+            Rounds, instead of the setting ``rounds``.
         initial_arrays, timeout, train_config, evaluate_config, evaluate_fn
-            Part of Flower's interface; must be left out: the method builds its own model,
-            and the settings say the rest.
+            Part of Flower's interface, refused: the settings replace them.
 
         Returns
         -------
@@ -204,9 +385,9 @@ class FglStrategy(ClientExchanges):
         Raises
         ------
         RunError
-            If the clients do not fit together, if three rounds in a row or all rounds
-            brought too few usable replies, or if no round was scored; if a checkpoint
-            cannot be written, or the run cannot go on from one.
+            If the clients do not fit together; if three rounds in a row, or all rounds,
+            had too few usable replies; if no round was scored; if a checkpoint cannot be
+            written, or the run cannot resume from one.
         """
         given = (initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
         if any(value is not None for value in given):
@@ -214,58 +395,68 @@ class FglStrategy(ClientExchanges):
                 f"{type(self).__name__}.start takes only grid and num_rounds: the method "
                 "builds its own model, and the settings say the rest."
             )
-        self._grid = grid
-        resumed = None
-        if self.checkpoints is not None:
-            self.checkpoints.restore_states()  # before clients add new keys to them
-            resumed = self.checkpoints.resumed
-        before = read_clients(resumed) if resumed and self.config.min_clients else None
-        self.federation = discover(grid, self.config, before)
-        self._newcomers.refused |= self.federation.turned_away  # not asked again
-        if self.config.secure_aggregation:
-            self.secure = SecureExchanges(self)
-        self.summary()
-        if self.recorder is not None and not self.is_resumed:
-            self.recorder.append_clients(client_lines(self.federation.clients.values()))
-        self.prepare()
+        self._connect(grid)
         result = Result()
-        done = self._resume(result)
+        first = 1
+        if self.checkpoints is not None and self.checkpoints.resumed is not None:
+            resumed = self.checkpoints.resumed
+            resume_run(
+                self.messenger,
+                resumed,
+                result,
+                self.load_server_state,
+                restores_states=self.checkpoints.states is not None,
+            )
+            first = resumed.server_round + 1
         rounds = num_rounds or self.config.rounds
-        for server_round in range(done + 1, rounds + 1):
+        for server_round in range(first, rounds + 1):
             metrics = self.run_round(server_round, is_last=server_round == rounds)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
-            self._keep(server_round, result)
+            if self.checkpoints is not None and is_checkpoint_due(
+                self.config, server_round
+            ):
+                self.checkpoints.save(
+                    server_round,
+                    pack_run(self.loop, self.server_state(), result),
+                    describe_clients(self.federation),
+                )
         if not result.train_metrics_clientapp:
-            raise RunError(f"No round succeeded. {self._round.why_failed()}")
-        if not self._any_scored:
+            raise RunError(f"No round succeeded. {self.loop.log.why_failed()}")
+        if not self.loop.any_scored:
             raise RunError(
                 "No round that succeeded was scored. Lower evaluate-every, or see the "
                 "failures in rounds.jsonl."
             )
-        self._last_success = max(result.train_metrics_clientapp)
+        self.loop.last_success = max(result.train_metrics_clientapp)
         self.finish()
         state = self.global_state()
         if state is not None:
             result.arrays = write_tensors(state)
         return result
 
-    def _resume(self, result: Result) -> int:
-        """Go back to the checkpoint, if there is one; return its round, else 0."""
-        if self.checkpoints is None or self.checkpoints.resumed is None:
-            return 0
-        resume_strategy(self, self.checkpoints.resumed, result, self._grid)
-        return self.checkpoints.resumed.server_round
-
-    def _keep(self, server_round: int, result: Result) -> None:
-        """Write a checkpoint if one is due."""
-        if self.checkpoints is not None and self.checkpoints.is_due(server_round):
-            clients = describe_clients(self.federation)
-            self.checkpoints.save(server_round, pack_strategy(self, result), clients)
+    def _connect(self, grid: Grid) -> None:
+        """Find the clients and prepare the method."""
+        self.messenger.grid = grid
+        before = None
+        if self.checkpoints is not None:
+            self.checkpoints.restore_states()  # before clients add new keys to them
+            if self.checkpoints.resumed and self.config.min_clients:
+                before = read_clients(self.checkpoints.resumed)
+        self.federation = discover(grid, self.config, before)
+        self._late_joiners.refused |= self.federation.turned_away
+        if self.config.secure_aggregation:
+            self.secure = SecureExchanges(self.messenger, type(self), self.up)
+            self.messenger.secure = self.secure
+        self.summary()
+        if self.recorder is not None and not self.is_resumed:
+            lines = client_lines(self.federation.clients.values())
+            self.recorder.describe_clients(lines)
+        self.prepare()
 
     # ----------------------------------------------------------------- one round
     def run_round(self, server_round: int, *, is_last: bool) -> MetricRecord | None:
-        """Train, aggregate, evaluate, write the round down.
+        """Train, aggregate, evaluate, record.
 
         Returns
         -------
@@ -277,68 +468,90 @@ class FglStrategy(ClientExchanges):
         RunError
             After three failed rounds in a row.
         """
-        self._newcomers.poll(self, server_round)
+        loop = self.loop
+        nodes = set(self.messenger.grid.get_node_ids())
+        late = self._late_joiners
+        if late.refused or late.waiting or nodes != self.federation.partitions.keys():
+            late.poll(self.messenger, nodes, server_round)
         is_due = is_last or server_round % self.config.evaluate_every == 0
-        is_scored = is_due or self._owes_scores
-        self._round = RoundLog(server_round, is_scored=is_scored)
+        is_scored = is_due or loop.owes_scores
+        loop.log = RoundLog(server_round, is_scored=is_scored)
         clock = time.perf_counter()
         messages = self.configure_train(server_round)
-        self._round.seconds["send"] = time.perf_counter() - clock
-        _, metrics = self.aggregate_train(server_round, self.exchange(messages))
+        loop.log.seconds["send"] = time.perf_counter() - clock
+        replies = self.messenger.exchange(messages)
+        _, metrics = self.aggregate_train(server_round, replies.values())
         is_ok = metrics is not None and self.complete_round(server_round)
         if is_scored:
             self.evaluate_round(server_round)
-        self._owes_scores = is_scored and not is_ok
-        self._round.close(is_ok=is_ok, min_replies=self.config.min_replies)
+        loop.owes_scores = is_scored and not is_ok
+        loop.log.close(is_ok=is_ok, min_replies=self.config.min_replies)
         self.record_round()
         if is_ok:
-            self._any_scored |= bool(self._round.pooled())
-            score = self._round.validation()
-            self._best.offer(server_round, score, self.global_state())
-        self._failed_in_a_row = 0 if is_ok else self._failed_in_a_row + 1
-        if self._failed_in_a_row >= MAX_FAILED_ROUNDS:
+            loop.any_scored |= bool(loop.log.pooled())
+            self._keep_best(server_round)
+        loop.failed_in_a_row = 0 if is_ok else loop.failed_in_a_row + 1
+        if loop.failed_in_a_row >= MAX_FAILED_ROUNDS:
             raise RunError(
-                f"{MAX_FAILED_ROUNDS} rounds in a row failed. {self._round.why_failed()}"
+                f"{MAX_FAILED_ROUNDS} rounds in a row failed. {loop.log.why_failed()}"
             )
         return metrics if is_ok else None
 
     def evaluate_round(self, server_round: int) -> None:
-        """Run the evaluation exchange if any score is still owed."""
+        """Collect the scores that the training replies did not carry."""
         clock = time.perf_counter()
         self.evaluate(server_round, self.configure_evaluate(server_round))
-        self._round.seconds["evaluate"] = time.perf_counter() - clock
+        self.loop.log.seconds["evaluate"] = time.perf_counter() - clock
 
     def evaluate(self, server_round: int, messages: Sequence[Message]) -> None:
-        """Send evaluation messages and take in the scores."""
+        """Send evaluation messages, if there are any, and store the scores."""
         if messages:
-            addressed = self._addressees(messages)
-            self._round.add_download(addressed)
-            exchange = self._send(addressed)
-            self._round.failures += exchange.failures
-            self.aggregate_evaluate(server_round, exchange.replies.values())
-
-    # ------------------------------------------------------------- what is kept
-    def best_state(self) -> Mapping[str, Tensor] | None:
-        """Return the aggregated model of the best validation round, else the last."""
-        return self.global_state() if self._best.score is None else self._best.state
-
-    def model_card(self) -> ModelCard:
-        """Describe the model that :meth:`best_state` returns."""
-        best = self._best
-        number = self._last_success if best.score is None else best.server_round
-        return describe_model(self.config, self.federation, number)
+            replies = self.messenger.evaluate(messages)
+            self.aggregate_evaluate(server_round, replies.values())
 
     def record_round(self) -> None:
-        """Write the round and its clients to the run folder; log who failed."""
-        for reason, ids in self._round.lost().items():
-            who = "client" + "s" * (len(ids) > 1)
+        """Write the round and its clients to the run folder; log the failures."""
+        for reason, ids in self.loop.log.lost().items():
             log.warning(
-                "Round %s: %s %s: %s",
-                self._round.number,
-                who,
+                "Round %s: client%s %s: %s",
+                self.loop.log.number,
+                "s" * (len(ids) > 1),
                 ", ".join(map(str, sorted(ids))),
                 reason,
             )
         if self.recorder is not None:
-            self.recorder.append_clients(self._round.client_rows())
-            self.recorder.append_round(self._round.row())
+            self.recorder.append_clients(self.loop.log.client_rows())
+            self.recorder.append_round(self.loop.log.row())
+
+    # ------------------------------------------------------------ the best model
+    def _keep_best(self, server_round: int) -> None:
+        """Copy the aggregated model if no round before had a better validation score.
+
+        As in the summary, rounds that scored fewer validation nodes do not compete.
+        """
+        loop, score, state = self.loop, self.loop.log.validation(), self.global_state()
+        if state is None or score is None:
+            return
+        if loop.best_score is None or score >= loop.best_score:
+            loop.best_score, loop.best_round = score, server_round
+            loop.best_state = {name: tensor.clone() for name, tensor in state.items()}
+
+    def best_state(self) -> Mapping[str, Tensor] | None:
+        """Return the aggregated model of the best validation round, else the last."""
+        if self.loop.best_score is None:
+            return self.global_state()
+        return self.loop.best_state
+
+    def model_card(self) -> ModelCard:
+        """Describe the model that :meth:`best_state` returns."""
+        is_last = self.loop.best_score is None
+        number = self.loop.last_success if is_last else self.loop.best_round
+        return describe_model(self.config, self.federation, number)
+
+
+def is_checkpoint_due(config: RunConfig, server_round: int) -> bool:
+    """Return whether a checkpoint is written after a round."""
+    if config.keep_checkpoint and server_round == config.rounds:
+        return True
+    every = config.checkpoint_every
+    return every > 0 and server_round % every == 0

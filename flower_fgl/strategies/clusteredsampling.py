@@ -1,4 +1,4 @@
-"""Clustered sampling's server half: FedAvg with a better draw of clients.
+"""Server half of clustered sampling: FedAvg with a lower-variance client sampling.
 
 Fraboni et al., "Clustered Sampling: Low-Variance and Improved Representativity for
 Clients Selection in Federated Learning", ICML 2021.
@@ -6,16 +6,16 @@ Clients Selection in Federated Learning", ICML 2021.
 ===========  ==========================================================
 symbol       here
 ===========  ==========================================================
-m            what ``participation`` or ``participants`` asks
-n_i          what ``weight-by`` makes client i weigh
-r_{k,i}      ``table[k, i]`` / n, see ``client_sampling.py``
+m            number of draws, set by ``participation`` or ``participants``
+n_i          weight of client i, set by ``weight-by``
+r_{k,i}      ``table[k, i]`` / n, see ``algorithms/clusteredsampling.py``
 ===========  ==========================================================
 
 ===============================================  ==========================
 algorithm                                        function
 ===============================================  ==========================
 1, clusters by size                              ``table_by_size``
-2, clusters by like updates                      ``table_by_similarity``
+2, clusters by similar updates                   ``table_by_similarity``
 ===============================================  ==========================
 """
 
@@ -45,46 +45,49 @@ __all__ = ["ClusteredSampling"]
 
 
 class ClusteredSampling(FedAvg):
-    """Draw m clients from m distributions, average them with weights 1/m.
+    """Sample m clients from m distributions and average them with weights 1/m.
 
     Notes
     -----
-    1. A client that is drawn several times trains once and counts as often.
-    2. If all clients take part nothing is drawn, and the round is FedAvg's: weights
-       n_i/n have no variance at all.
-    3. With like updates the server keeps each client's last update: 4·K·P bytes.
+    1. A client that is drawn several times trains once; its upload is weighted by the
+       number of its draws.
+    2. If all clients take part, nothing is drawn and the round equals FedAvg's: the
+       weights n_i/n have no variance.
+    3. With ``clusters = "similarity"`` the server stores the last update of each client:
+       4·K·P bytes.
     """
 
     def prepare(self) -> None:
-        """Build the initial model; no client has sent an update."""
+        """Build the initial model and start without client updates."""
         super().prepare()
         self.draws: Counter[int] = Counter()
         self.updates: dict[int, Tensor] = {}
 
     def sample(self, server_round: int) -> list[int]:
-        """Draw m times; a client that is drawn twice stands once in the list."""
-        able = self.federation.trainable
+        """Draw m times and return the distinct clients, ascending."""
+        trainable = self.federation.trainable
         number = len(super().sample(server_round))
         self.draws.clear()
-        if number == len(able):
-            return able
-        counts = np.array([int(self._weight(pid)) for pid in able])
+        if number == len(trainable):
+            return trainable
+        counts = np.array([int(self.messenger.weight_of(pid)) for pid in trainable])
         if self.config.method_config.clusters == "size":
             table = table_by_size(counts, number)
         else:
-            table = table_by_similarity(counts, number, update_angles(self.known(able)))
+            angles = update_angles(self.known(trainable))
+            table = table_by_similarity(counts, number, angles)
         generator = numpy_generator(self.config.seed, server_round, SERVER, "draws")
-        self.draws.update(able[place] for place in draw_clients(table, generator))
+        self.draws.update(trainable[i] for i in draw_clients(table, generator))
         return sorted(self.draws)
 
     def num_replies(self, uploads: Mapping[int, Upload]) -> int:
-        """Count a client as often as it was drawn."""
+        """Count each upload as often as its client was drawn."""
         return sum(self.draws[pid] or 1 for pid in uploads)
 
     def known(self, partition_ids: list[int]) -> np.ndarray[tuple[int, int]]:
-        """Stack the clients' last updates (K, P), zeros where there is none."""
-        nothing = torch.zeros_like(state_to_vector(self.weights.tensors))
-        updates = [self.updates.get(pid, nothing) for pid in partition_ids]
+        """Stack the clients' last updates (K, P); rows without an update are zero."""
+        zeros = torch.zeros_like(state_to_vector(self.weights.tensors))
+        updates = [self.updates.get(pid, zeros) for pid in partition_ids]
         return torch.stack(updates).numpy()
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
@@ -101,14 +104,14 @@ class ClusteredSampling(FedAvg):
         super().aggregate(server_round, uploads)
 
     def server_state(self) -> Snapshot:
-        """Keep the aggregated weights and the clients' last updates."""
+        """Return the aggregated weights and the clients' last updates."""
         updates = {str(pid): update for pid, update in self.updates.items()}
         return Snapshot.join(
             {"weights": super().server_state(), "updates": Snapshot(updates)}
         )
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take both back."""
+        """Restore the aggregated weights and the clients' last updates."""
         super().load_server_state(state.part("weights"))
         updates = state.part("updates").tensors
         self.updates = {int(pid): update for pid, update in updates.items()}

@@ -1,4 +1,4 @@
-"""F²L's server half: the client model and the adaptation module are averaged.
+"""Server half of F²L: average the client model and the adaptation module.
 
 Wang et al., "Federated Few-shot Learning", KDD 2023.
 """
@@ -20,16 +20,16 @@ class F2L(FedAvg):
     """Average P + 3p² + pC + C weights, Algorithm 1."""
 
     def build(self, model: str) -> nn.Module:
-        """Draw the client model, and the adaptation module beside it."""
+        """Draw the initial client model and the adaptation module."""
         network = draw_model(self.config, self.federation, model)
         module = Adaptation(network.hidden_channels, self.federation.num_classes)
         network.add_module(ADAPTATION.rstrip("."), module)
         return network
 
     def global_state(self) -> Mapping[str, Tensor]:
-        """Return the averaged client model, which classifies by itself."""
+        """Return the averaged client model, which classifies without the module."""
         tensors = self.weights.tensors
         return {n: t for n, t in tensors.items() if not n.startswith(ADAPTATION)}
 
     def finish(self) -> None:
-        """Do nothing: clients adapt as it is."""
+        """Do nothing: clients adapt the averaged model themselves, without an exchange."""

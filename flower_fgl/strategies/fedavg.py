@@ -1,4 +1,4 @@
-"""FedAvg's server half, which FedProx shares.
+"""FedAvg's server half, which several methods share.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
 Data", AISTATS 2017.
@@ -16,7 +16,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, build_model, state_shapes
-from flower_fgl.nn.body_head import encoder_state
+from flower_fgl.nn.body_head import BODY
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
@@ -27,13 +27,12 @@ from flower_fgl.strategies.aggregation import (
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.round_log import RoundLog
 
 __all__ = ["FedAvg", "common_model", "draw_model"]
 
 
 def common_model(config: RunConfig, federation: Federation) -> str:
-    """Return the backbone's name that all clients have.
+    """Return the name of the backbone that all clients have.
 
     Parameters
     ----------
@@ -68,7 +67,7 @@ def draw_model(
     *,
     num_outputs: int | None = None,
 ) -> Backbone:
-    """Draw a backbone from torch's global generator.
+    """Build a backbone with weights from torch's global generator.
 
     Parameters
     ----------
@@ -101,17 +100,17 @@ class FedAvg(FglStrategy):
 
     Notes
     -----
-    1. With ``finetune-epochs`` > 0 one more exchange follows the last round: every client
-       trains the final model further on its own graph and keeps the epoch that is best
-       on its validation nodes. It is reported as ``finetuned`` and never takes part in
-       the choice of the best round.
+    1. With ``finetune-epochs`` > 0 one more exchange follows the last round. Every client
+       trains the final model further on its own graph and keeps the epoch with the best
+       validation score. The result is reported as ``finetuned`` and never selected as the
+       best round.
     """
 
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
 
     def prepare(self) -> None:
-        """Build the initial model; all clients must have its architecture."""
+        """Build the initial model, the same architecture for all clients."""
         name = common_model(self.config, self.federation)
         with seeded(derive_seed(self.config.seed, 0, SERVER, "init")), torch.no_grad():
             model = self.build(name)
@@ -121,7 +120,7 @@ class FedAvg(FglStrategy):
         self.shapes = state_shapes(model)
 
     def build(self, model: str) -> nn.Module:
-        """Draw the initial network, whose state is sent and averaged."""
+        """Build the initial network, whose state is sent and averaged."""
         return draw_model(self.config, self.federation, model)
 
     def download(self, server_round: int, partition_id: int) -> Weights:
@@ -138,8 +137,9 @@ class FedAvg(FglStrategy):
         weights = [upload.num_examples for upload in uploads.values()]
         self.weights = Weights(weighted_mean(states, weights))
         if len(states) > 1:
-            bodies = [encoder_state(state) for state in states]
-            self._round.numbers["distance"] = mean_pairwise_distance(bodies)
+            names = [name for name in states[0] if name.startswith(BODY)]
+            encoders = [{name: state[name] for name in names} for state in states]
+            self.log(distance=mean_pairwise_distance(encoders))
 
     def aggregate_sums(
         self,
@@ -152,7 +152,7 @@ class FedAvg(FglStrategy):
         Raises
         ------
         PayloadError
-            If Σ n_k is not what the clients said of themselves before round 1.
+            If Σ n_k differs from the clients' descriptions.
         """
         self.weights = Weights(mean_of_sums(sums, sum(weights.values()), self.shapes))
 
@@ -161,30 +161,26 @@ class FedAvg(FglStrategy):
         return self.weights.tensors
 
     def server_state(self) -> Snapshot:
-        """Keep the aggregated weights."""
+        """Return the aggregated weights."""
         return Snapshot(self.weights.tensors)
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take the weights back; names and shapes must be the model's."""
+        """Restore the weights; names and shapes must be the model's."""
         found = {name: tuple(tensor.shape) for name, tensor in state.tensors.items()}
         if found != self.shapes:
             raise ValueError(f"weights of shapes {found}, expected {self.shapes}")
         self.weights = Weights({name: state.tensors[name] for name in self.shapes})
 
     def finish(self) -> None:
-        """Fine-tune at every client if asked to."""
+        """Fine-tune on every client if ``finetune-epochs`` is set."""
         if not self.config.method_config.finetune_epochs:
             return
-        number = self.config.rounds + 1
-        self._round = RoundLog(number, phase="finetune")
-        able = self.federation.trainable
-        messages = self.train_messages(
-            number, able, action="finetune", is_scored=True, brings_upload=False
-        )
-        replies = self._by_partition(self.exchange(messages))
-        tuned = self.read_uploads(replies, Empty)
-        # whoever could not fine-tune scores what it has: all clients are in the table
-        rest = self.evaluate_messages(number, is_local=True, is_global=False)
-        self.evaluate(number, rest)
-        self._round.close(is_ok=bool(tuned), min_replies=self.config.min_replies)
-        self.record_round()
+        number, able = self.config.rounds + 1, self.federation.trainable
+        with self.phase("finetune", number, is_scored=True):
+            messages = self.train_messages(
+                number, able, action="finetune", is_scored=True, brings_upload=False
+            )
+            self.read_uploads(self.messenger.exchange(messages), Empty)
+            # clients that could not fine-tune evaluate the model they have
+            rest = self.evaluate_messages(number, is_local=True, is_global=False)
+            self.evaluate(number, rest)

@@ -1,23 +1,15 @@
-"""Who takes part: the describe exchange before round 1, and what must agree.
-
-Clients that hold partitions of one data set must all be there and agree: anything else is
-an error, but that with ``min-clients`` some may join later. Of owners who bring their own
-graphs, one that does not fit is refused by name and the run goes on with the others.
-"""
+"""The clients of a run, and the facts that all of them share."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.protocols.describe import ClassAgreement, Description, Rejection
 
-__all__ = ["Federation", "called", "client_lines"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Federation", "client_lines", "node_label"]
 
 
 @dataclass(frozen=True)
@@ -30,20 +22,46 @@ class Federation:
         By partition-id, ascending.
     nodes : mapping of int to int
         Flower's node id of each partition-id.
-    refused : tuple of Unfit
-        Owners that do not take part, and why.
+    refused : tuple of Rejection
+        Data owners that do not take part, with the reason.
     turned_away : frozenset of int
-        Ids of nodes that were asked and are no clients.
+        Ids of nodes that described themselves and are not clients.
+
+    Attributes
+    ----------
+    partitions : dict of int to int
+        Partition-id of each of Flower's node ids.
+    trainable : list of int
+        Partition-ids of the clients that have training nodes.
+    agreements : dict of int to ClassAgreement
+        Number and class names that every message to a data owner repeats; empty for
+        partitions of a dataset.
     """
 
     clients: Mapping[int, Description]
     nodes: Mapping[int, int]
     refused: tuple[Rejection, ...] = ()
     turned_away: frozenset[int] = frozenset()
+    partitions: dict[int, int] = field(init=False)
+    trainable: list[int] = field(init=False)
+    agreements: dict[int, ClassAgreement] = field(init=False)
+
+    def __post_init__(self) -> None:
+        facts = {
+            "partitions": {node: pid for pid, node in self.nodes.items()},
+            "trainable": [pid for pid, c in self.clients.items() if c.num_train > 0],
+            "agreements": {
+                pid: ClassAgreement(pid, client.num_partitions, client.class_names)
+                for pid, client in self.clients.items()
+                if client.is_owned
+            },
+        }
+        for name, value in facts.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, described: Mapping[int, Description], **more: Any) -> Federation:
-        """Make one of descriptions by node id, their numbers settled."""
+        """Build a federation from descriptions by node id, with final numbers."""
         nodes = {client.partition_id: node for node, client in described.items()}
         return cls(
             {pid: described[nodes[pid]] for pid in sorted(nodes)},
@@ -52,34 +70,34 @@ class Federation:
         )
 
     def joined_by(self, node: int, client: Description) -> Federation:
-        """Return the federation with one client more."""
+        """Return the federation with one more client."""
         described = {self.nodes[pid]: old for pid, old in self.clients.items()}
         more = {"refused": self.refused, "turned_away": self.turned_away}
         return Federation.of({**described, node: client}, **more)
 
-    def places(self, config: RunConfig) -> int:
-        """Return how many clients there may be."""
+    def capacity(self, config: RunConfig) -> int:
+        """Return the largest number of clients."""
         return config.clients or self.num_partitions
 
     @property
-    def partitions(self) -> dict[int, int]:
-        """Partition-id of each of Flower's node ids."""
-        return {node: pid for pid, node in self.nodes.items()}
+    def _first(self) -> Description:
+        """Any client: all agree on what the properties below return."""
+        return next(iter(self.clients.values()))
 
     @property
     def num_partitions(self) -> int:
-        """How many numbers there are for clients, whether all have a client or not."""
-        return next(iter(self.clients.values())).num_partitions
+        """Number of partition-ids, whether or not each has a client."""
+        return self._first.num_partitions
 
     @property
     def num_features(self) -> int:
-        """Feature width d, the same on all clients."""
-        return next(iter(self.clients.values())).num_features
+        """Feature width d."""
+        return self._first.num_features
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the C classes, the same on all clients."""
-        return next(iter(self.clients.values())).class_names
+        """Names of the C classes."""
+        return self._first.class_names
 
     @property
     def num_classes(self) -> int:
@@ -88,29 +106,17 @@ class Federation:
 
     @property
     def partition_sha256(self) -> str:
-        """Hash of the partition, empty when owners bring their own graphs."""
-        return next(iter(self.clients.values())).partition_sha256
+        """Hash of the partition; empty when data owners bring their own graphs."""
+        return self._first.partition_sha256
 
     @property
     def is_owned(self) -> bool:
-        """Whether owners bring their own graphs."""
-        return next(iter(self.clients.values())).is_owned
-
-    def agreement(self, partition_id: int) -> ClassAgreement | None:
-        """Return what every message to an owner repeats; ``None`` for partitions."""
-        client = self.clients[partition_id]
-        if not client.is_owned:
-            return None
-        return ClassAgreement(partition_id, client.num_partitions, self.class_names)
-
-    @property
-    def trainable(self) -> list[int]:
-        """Partition-ids of the clients that have training nodes."""
-        return [pid for pid, client in self.clients.items() if client.num_train > 0]
+        """Whether data owners bring their own graphs."""
+        return self._first.is_owned
 
 
-def called(node: int, description: Description) -> str:
-    """Name an owner in a log, so that two of one name can be told apart."""
+def node_label(node: int, description: Description) -> str:
+    """Name a data owner in a log; the node id tells equal names apart."""
     return f'"{description.name}" (node {node})'
 
 
@@ -122,9 +128,9 @@ def client_lines(
     Parameters
     ----------
     clients : iterable of Description
-        Who takes part.
+        The clients.
     server_round : int
-        The first round of clients that joined late, else 0.
+        First round of clients that joined late, else 0.
 
     Returns
     -------
@@ -133,6 +139,6 @@ def client_lines(
     lines = []
     for client in clients:
         about = asdict(client)
-        del about["public_key"]  # new in every run, and of no use later
+        del about["public_key"]  # new in every run
         lines.append({"round": server_round, **about, "trains": client.num_train > 0})
     return lines

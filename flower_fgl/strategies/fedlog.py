@@ -1,4 +1,4 @@
-"""FedLoG's server half: average models, make global synthetic nodes and generators.
+"""FedLoG's server half: average models, aggregate synthetic nodes and generators.
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 
@@ -47,7 +47,6 @@ from flower_fgl.protocols.fedlog import (
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import FglStrategy, Upload
-from flower_fgl.strategies.rounds.round_log import RoundLog
 
 __all__ = ["FedLog"]
 
@@ -55,25 +54,25 @@ log = logging.getLogger(__name__)
 
 
 class FedLog(FglStrategy):
-    """Average encoders and classifiers, and condense the clients' learnable nodes.
+    """Average encoders and classifiers, and aggregate the clients' learnable nodes.
 
     Notes
     -----
-    1. The exchange before round 1 brings class rates and prompt generators; it stands in
-       the run folder as round 0. A client that failed there weighs nothing in Eqs. (4)
-       and (15) where others have the class.
-    2. A client gets the generators with the first synthetic nodes, not before round 2,
-       where the paper sends them at once; again as long as it has not answered since, and
-       after every failure, which may be that it lost its memory.
-    3. Clients are scored by the models they trained, not by the average, which has no
-       learnable nodes.
+    1. The exchange before round 1 collects class rates and prompt generators; the run
+       folder records it as round 0. A client that failed there has weight 0 in Eqs. (4)
+       and (15) if others have the class.
+    2. The paper sends the generators at once. Here a client receives them with the first
+       synthetic nodes, from round 2 on. They are sent again until the client replies, and
+       after each failure, since the client may have lost its state.
+    3. Clients evaluate the models they trained. The averaged model has no learnable
+       nodes and is not evaluated.
     """
 
     down = FedLogDownload
     up = FedLogUpload
 
     def prepare(self) -> None:
-        """Draw φ and θ; let the clients train their generators, unless resumed."""
+        """Initialize φ and θ; unless resumed, let the clients train their generators."""
         config, federation = self.config, self.federation
         model = next(iter(federation.clients.values())).model
         with seeded(derive_seed(config.seed, 0, SERVER, "init")), torch.no_grad():
@@ -92,16 +91,16 @@ class FedLog(FglStrategy):
         self.last_nodes: dict[int, Tensor] = {}
         self.rates: dict[int, Tensor] = {}
         self.prompts: Mapping[str, Tensor] = {}
-        self.equipped: set[int] = set()  # who has the generators
+        self.equipped: set[int] = set()  # clients that have the generators
         self.sent = FedLogDownload()
         hides_rates = (
             config.method_config.lg and config.method_config.class_rate_noise != "none"
         )
         if hides_rates and config.share_class_counts:
             log.warning(
-                "fedlog.class-rate-noise = %s disguises the class rates, but the clients "
-                "tell how many training nodes of each class they have. Set "
-                "share-class-counts = false to hide them.",
+                "fedlog.class-rate-noise = %s adds noise to the class rates, but the "
+                "clients also share exact class counts. Set share-class-counts = false "
+                "to hide them.",
                 config.method_config.class_rate_noise,
             )
         if config.method_config.lg and not self.is_resumed:
@@ -109,27 +108,22 @@ class FedLog(FglStrategy):
         self.sent = FedLogDownload(self.weights)
 
     def pretrain(self) -> None:
-        """Collect class rates and PG_k, and blend PG^c: round 0.
+        """Collect class rates and PG_k, and average PG^c: round 0.
 
         Raises
         ------
         RunError
-            If fewer than ``min-replies`` clients answered.
+            If fewer than ``min-replies`` clients replied.
         """
-        self._round = RoundLog(0, is_scored=False, phase=PRETRAIN)
-        able = self.federation.trainable
-        messages = self.train_messages(0, able, action=PRETRAIN, is_scored=False)
-        replies = self._by_partition(self.exchange(messages))
-        uploads = self.read_uploads(replies, PromptUpload)
-        self._trained.clear()  # nobody has a model yet
-        least = max(1, self.config.min_replies)
-        is_enough = len(uploads) >= least
-        self._round.close(is_ok=is_enough, min_replies=least)
-        self.record_round()
-        if not is_enough:
+        able, least = self.federation.trainable, max(1, self.config.min_replies)
+        with self.phase(PRETRAIN, 0, min_replies=least) as log:
+            messages = self.train_messages(0, able, action=PRETRAIN, is_scored=False)
+            uploads = self.read_uploads(self.messenger.exchange(messages), PromptUpload)
+            self.loop.trained.clear()  # no client has a model yet
+        if len(uploads) < least:
             is_plain = self.shapes.prompts is None
             what = "class rates" if is_plain else "a prompt generator"
-            raise RunError(f"Too few clients sent {what}. {self._round.why_failed()}")
+            raise RunError(f"Too few clients sent {what}. {log.why_failed()}")
         self.rates = {pid: upload.payload.rates for pid, upload in uploads.items()}
         if self.shapes.prompts is not None:
             weights = aggregation_weights(torch.stack(list(self.rates.values())))
@@ -138,14 +132,14 @@ class FedLog(FglStrategy):
             )
 
     def download(self, server_round: int, partition_id: int) -> FedLogDownload:
-        """Send φ, θ and X^g, with the generators to whom has none."""
-        has_them = partition_id in self.equipped and partition_id in self._trained
+        """Send φ, θ and X^g, and the generators to clients that lack them."""
+        has_them = partition_id in self.equipped and partition_id in self.loop.trained
         if self.nodes is None or has_them or not self.prompts:
             return self.sent
         return self.first
 
     def scoring_download(self, server_round: int, partition_id: int) -> FedLogDownload:
-        """Send φ, θ and X^g alone: only training asks the generators."""
+        """Send φ, θ and X^g only: just the training uses the generators."""
         return self.sent
 
     def upload_spec(self, partition_id: int) -> FedLogShapes:
@@ -153,7 +147,7 @@ class FedLog(FglStrategy):
         return self.shapes
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Average φ and θ, and make X^g by Eq. (4) of what all clients sent last."""
+        """Average φ and θ, and compute X^g by Eq. (4) from all clients' last nodes."""
         if self.nodes is not None:
             self.equipped |= set(uploads)
         payloads = {pid: upload.payload for pid, upload in uploads.items()}
@@ -168,12 +162,12 @@ class FedLog(FglStrategy):
         self._pack()
 
     def record_round(self) -> None:
-        """Write the round down; who failed in it gets the generators again."""
-        self.equipped -= {failure.partition_id for failure in self._round.failures}
+        """Record the round; clients that failed receive the generators again."""
+        self.equipped -= {failure.partition_id for failure in self.loop.log.failures}
         super().record_round()
 
     def condense(self, server_round: int, nodes: Mapping[int, Tensor]) -> Tensor:
-        """Make X^g (C·s, d) of all clients' last nodes, by partition-id."""
+        """Compute X^g of shape (C·s, d) from all clients' last nodes, by partition-id."""
         method_config, seed = self.config.method_config, self.config.seed
         unknown = torch.zeros(self.shapes.num_classes)
         rates = torch.stack([self.rates.get(pid, unknown) for pid in nodes])
@@ -187,12 +181,12 @@ class FedLog(FglStrategy):
         return blend_nodes(stacked, weights)
 
     def _pack(self) -> None:
-        """Make the two downloads: for who has the generators, and for who has not."""
+        """Build the two downloads: with the generators, and without them."""
         self.sent = FedLogDownload(self.weights, self.nodes)
         self.first = FedLogDownload(self.weights, self.nodes, self.prompts)
 
     def server_state(self) -> Snapshot:
-        """Keep φ, θ, X^g, the clients' last nodes, class rates and the generators."""
+        """Return φ, θ, X^g, the clients' last nodes, class rates and the generators."""
         nodes = {} if self.nodes is None else {"synthetic": self.nodes}
         parts = {
             "weights": Snapshot(self.weights, {"equipped": sorted(self.equipped)}),
@@ -204,7 +198,7 @@ class FedLog(FglStrategy):
         return Snapshot.join(parts)
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take all of it back; names and shapes must be the network's."""
+        """Restore the state; names and shapes must be the network's."""
         weights = state.part("weights")
         found = {name: tuple(t.shape) for name, t in weights.tensors.items()}
         if found != self.shapes.weights:

@@ -1,4 +1,4 @@
-"""FedPANO's server half: graph network, generic classifier and generator are averaged.
+"""Server half of FedPANO: average graph network, generic classifier and generator.
 
 Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
 68(1):112105, 2025.
@@ -30,17 +30,17 @@ __all__ = ["FedPANO"]
 
 
 class FedPANO(FedAvg):
-    """Average what the clients share, Eq. (10); their classifiers never leave them.
+    """Average the shared parts, Eq. (10); each client keeps its own classifier.
 
     Notes
     -----
-    1. The sums of Eq. (10) run over the participants of the round, the printed ones over
-       all clients, of which only five take part.
-    2. The size of V_i is the number of training nodes: losses need labels.
+    1. The sums of Eq. (10) run over the participants of the round. The paper prints sums
+       over all clients, although only five of them take part in a round.
+    2. The size of V_i is the number of training nodes, because the losses need labels.
     """
 
     def build(self, model: str) -> nn.Module:
-        """Draw the parts that are shared."""
+        """Draw the initial shared parts."""
         config = self.config
         return SharedParts(
             model,
@@ -53,7 +53,7 @@ class FedPANO(FedAvg):
         )
 
     def global_state(self) -> None:
-        """Return nothing: classifiers are the clients' own."""
+        """Return ``None``: there is no global model, each client has its own classifier."""
 
     def finish(self) -> None:
-        """Do nothing: every client's model is its own already."""
+        """Do nothing: the clients' models are already personalized."""

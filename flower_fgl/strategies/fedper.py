@@ -1,4 +1,4 @@
-"""FedPer's server half, which FedRep shares: the body is averaged, heads stay away.
+"""Server half of FedPer and FedRep: average the bodies; heads stay on the clients.
 
 Arivazhagan et al., "Federated Learning with Personalization Layers", arXiv 1912.00818,
 2019.
@@ -18,19 +18,19 @@ class FedPer(FedAvg):
 
     Notes
     -----
-    1. The average weighs clients as ``weight-by`` says, as FedAvg's does.
-    2. Nothing here depends on the number of classes, so that clients may have heads of
+    1. The average weights clients by ``weight-by``, as in FedAvg.
+    2. The body does not depend on the number of classes, so clients may have heads of
        different sizes.
     """
 
     def build(self, model: str) -> nn.Module:
-        """Draw a backbone, and leave its head out."""
+        """Draw the initial backbone and remove its head."""
         network = draw_model(self.config, self.federation, model)
         network.classifier = nn.Identity()
         return network
 
     def global_state(self) -> None:
-        """Return nothing: a body alone does not classify."""
+        """Return ``None``: a body without a head does not classify."""
 
     def finish(self) -> None:
-        """Do nothing: every client's model is its own already."""
+        """Do nothing: the clients' models are already personalized."""

@@ -1,4 +1,4 @@
-"""FedPG's server half: universal prototypes, personalised for each client.
+"""Server half of FedPG: universal prototypes, personalized for each client.
 
 Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 
@@ -22,7 +22,7 @@ Algorithm 2, server                              function
 draw extra uploads, Sec. III-B                   ``draw_context``
 margin of Eq. (4)                                ``adaptive_margin``
 update P̈ and θ by Eq. (4)                        ``contrastive_loss``
-personalise by Eq. (5)                           ``personalise_prototypes``
+personalize by Eq. (5)                           ``personalise_prototypes``
 ===============================================  ===========================
 """
 
@@ -51,7 +51,7 @@ from flower_fgl.strategies.prototype_trainer import PrototypeTrainer
 __all__ = ["FedPG"]
 
 TGP_LIMIT = 100.0
-"""Largest margin of FedTGP's loss in the published code."""
+"""Upper limit of the margin in FedTGP's loss, from the published code."""
 
 
 class FedPG(FglStrategy):
@@ -59,21 +59,21 @@ class FedPG(FglStrategy):
 
     Notes
     -----
-    1. All classes and hops are trained together, one Adam step an epoch; the paper's
+    1. All classes and hops are trained together, one Adam step per epoch. The paper's
        algorithm trains each for all its epochs in turn, which would pull the shared
        network back and forth.
-    2. A client that sat out gets the newest universal prototypes when it returns,
-       blended with the uploads of the last round and its own last one; its old upload
-       enters nobody else's prototypes.
-    3. A client gets prototypes of those classes and hops that it uploaded last; before
-       its first upload it gets none.
+    2. A client that was not sampled gets the newest universal prototypes when it takes
+       part again. They are blended with the uploads of the last round and with its own
+       last upload. Its own last upload does not affect other clients' prototypes.
+    3. A client gets prototypes of the classes and hops that it uploaded last; before its
+       first upload it gets none.
     """
 
     down = Prototypes
     up = LocalPrototypes
 
     def prepare(self) -> None:
-        """Draw P̈ and θ."""
+        """Draw the initial P̈ and θ."""
         method_config = self.config.method_config
         self.table = (
             self.federation.num_classes,
@@ -92,15 +92,15 @@ class FedPG(FglStrategy):
         self.personal: dict[int, Prototypes] = {}
 
     def download(self, server_round: int, partition_id: int) -> Prototypes:
-        """Send Ṗ, nothing before the client's first upload."""
+        """Return Ṗ of the client; no prototypes before its first upload."""
         return self.personal.get(partition_id, self.nothing)
 
     def upload_spec(self, partition_id: int) -> tuple[int, int, int]:
-        """Expect at most one prototype of each class and hop."""
+        """Return (C, L + 1, p): at most one prototype of each class and hop."""
         return self.table
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Train on the uploads of the round, then personalise for all clients."""
+        """Train on the uploads of the round, then personalize for all clients."""
         method_config = self.config.method_config
         universal = self.generate(server_round, *stack_uploads(uploads))
         latest = self.latest | dict(uploads)
@@ -147,7 +147,7 @@ class FedPG(FglStrategy):
         return self.trainer.train(method_config.server_epochs, loss)
 
     def server_state(self) -> Snapshot:
-        """Keep P̈ and θ with Adam's moments, the latest uploads and every Ṗ."""
+        """Return P̈ and θ with Adam's moments, the latest uploads and every Ṗ."""
         parts = {"trainer": self.trainer.state()}
         for pid, upload in self.latest.items():
             held, own = upload.payload, self.personal[pid]
@@ -164,7 +164,7 @@ class FedPG(FglStrategy):
         return Snapshot.join({**parts, "order": Snapshot(values=order)})
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take all of it back."""
+        """Restore P̈, θ, Adam's moments, the latest uploads and every Ṗ."""
         self.trainer.load_state(state.part("trainer"))
         self.latest, self.personal = {}, {}
         for pid in state.part("order").values["clients"]:

@@ -1,4 +1,4 @@
-"""FedProto's server half: the mean of the clients' prototypes.
+"""Server half of FedProto: average the clients' prototypes.
 
 Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients",
 AAAI 2022.
@@ -28,7 +28,7 @@ __all__ = ["FedProto", "stack_uploads"]
 
 
 def stack_uploads(uploads: Mapping[int, Upload]) -> tuple[Tensor, Tensor]:
-    """Stack prototypes (K, C, H, p) and counts (K, C, H) in the order given."""
+    """Stack prototypes (K, C, H, p) and counts (K, C, H) in the order of ``uploads``."""
     payloads = [upload.payload for upload in uploads.values()]
     return (
         torch.stack([payload.values for payload in payloads]),
@@ -41,7 +41,7 @@ class FedProto(FglStrategy):
 
     Notes
     -----
-    1. A class that nobody uploads in a round keeps its prototype of before.
+    1. A class that no client uploads in a round keeps its previous prototype.
     """
 
     down = Prototypes
@@ -53,15 +53,15 @@ class FedProto(FglStrategy):
         self.prototypes = no_prototypes(self.table)
 
     def download(self, server_round: int, partition_id: int) -> Prototypes:
-        """Send all clients the same."""
+        """Return the mean prototypes, the same for all clients."""
         return self.prototypes
 
     def upload_spec(self, partition_id: int) -> tuple[int, int, int]:
-        """Expect at most one prototype of each class."""
+        """Return (C, 1, p): at most one prototype of each class."""
         return self.table
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Average, and keep what no client uploaded."""
+        """Combine the uploads; classes without an upload keep their prototype."""
         values, counts = stack_uploads(uploads)
         new = self.combine(server_round, values, counts)
         owned = (counts > 0).any(dim=0)
@@ -71,15 +71,15 @@ class FedProto(FglStrategy):
         )
 
     def combine(self, server_round: int, uploads: Tensor, counts: Tensor) -> Tensor:
-        """Return the prototypes (C, 1, p) of the uploaded classes."""
+        """Return the new prototypes (C, 1, p) of the uploaded classes."""
         return mean_prototypes(uploads, counts)
 
     def server_state(self) -> Snapshot:
-        """Keep the prototypes."""
+        """Return the prototypes."""
         held = self.prototypes
         return Snapshot({"values": held.values, "present": held.present})
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take the prototypes back."""
+        """Restore the prototypes."""
         tensors = state.tensors
         self.prototypes = Prototypes(tensors["values"], tensors["present"])

@@ -1,4 +1,4 @@
-"""FED-PUB's server half: an average of its own for each client.
+"""Server half of FED-PUB: a separate weighted average for each client.
 
 Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
 
@@ -37,14 +37,14 @@ def client_attention(embeddings: Tensor, *, tau: float) -> Tensor:
     Parameters
     ----------
     embeddings : Tensor of shape (K, p), float
-        o_i; a zero row is alike to none, not even to itself.
+        o_i; a zero row has similarity 0 to every row, itself included.
     tau : float, at least 0
-        0 gives the plain mean, large values each client its own weights.
+        0 gives the plain mean; with large values each client keeps its own weights.
 
     Returns
     -------
     Tensor of shape (K, K)
-        Rows add up to 1.
+        Each row sums to 1.
     """
     unit = F.normalize(embeddings, dim=1)
     return (tau * (unit @ unit.T)).softmax(dim=1)
@@ -77,15 +77,15 @@ def mix_states(
 
 
 class FedPub(FedAvg):
-    """Average the weights of clients whose models act alike on a random graph.
+    """Average weights of clients whose models give similar outputs on a random graph.
 
     Notes
     -----
-    1. The paper has the server keep the random graph; here each client draws it from the
-       run's seed, which it knows, so that the graph's 4·500·d bytes are not sent.
-    2. A client that was absent in the last round starts from the average of that round's
-       uploads, weighted as ``weight-by`` says.
-    3. There is no global model: that average is never scored.
+    1. In the paper the server keeps the random graph. Here each client draws it from the
+       run's seed, which saves sending the 4·500·d bytes of the graph.
+    2. A client that was not in the last round starts from the average of that round's
+       uploads, weighted by ``weight-by``.
+    3. There is no global model: that average is never evaluated.
     """
 
     down = Weights
@@ -99,15 +99,15 @@ class FedPub(FedAvg):
         self.personal: dict[int, Weights] = {}
 
     def download(self, server_round: int, partition_id: int) -> Weights:
-        """Send w_i, to a client that was absent the average."""
+        """Return w_i, or the average for a client that was not in the last round."""
         return self.personal.get(partition_id, self.weights)
 
     def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:  # type: ignore[override]
-        """Expect the model's weights and an embedding."""
+        """Return the shapes of the weights and the width of the embedding."""
         return self.shapes, self.width
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Mix the uploads for each client by how alike their models act."""
+        """Mix the uploads for each client by the similarity of their embeddings."""
         super().aggregate(server_round, uploads)
         payloads = [upload.payload for upload in uploads.values()]
         attention = client_attention(
@@ -118,10 +118,10 @@ class FedPub(FedAvg):
         self.personal = dict(zip(uploads, map(Weights, mixed), strict=True))
 
     def global_state(self) -> None:
-        """Return nothing: every client has a model of its own."""
+        """Return ``None``: every client has its own model."""
 
     def server_state(self) -> Snapshot:
-        """Keep the average and every w_i."""
+        """Return the average and every w_i."""
         parts = {
             f"client-{pid}": Snapshot(w.tensors) for pid, w in self.personal.items()
         }
@@ -131,7 +131,7 @@ class FedPub(FedAvg):
         )
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take all of it back."""
+        """Restore the average and every w_i."""
         super().load_server_state(state.part("mean"))
         self.personal = {
             pid: Weights(state.part(f"client-{pid}").tensors)
@@ -139,4 +139,4 @@ class FedPub(FedAvg):
         }
 
     def finish(self) -> None:
-        """Do nothing: the models are personal already."""
+        """Do nothing: the clients' models are already personalized."""

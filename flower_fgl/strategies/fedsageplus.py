@@ -1,4 +1,4 @@
-"""FedSage+'s server half: FedAvg, after the clients' generators judged each other.
+"""FedSage+'s server half: generator training across clients, then FedAvg.
 
 Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
 2021.
@@ -22,7 +22,6 @@ from flower_fgl.protocols.fedsageplus import (
 )
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.fedavg import FedAvg
-from flower_fgl.strategies.rounds.round_log import RoundLog
 
 __all__ = ["FedSagePlus", "turn_offsets"]
 
@@ -34,18 +33,18 @@ class FedSagePlus(FedAvg):
 
     Notes
     -----
-    1. The paper's client i meets every other client j in every step of its generator. Here
-       ``peers`` clients judge a generator each round, in turn, so that all have done so
-       after (K − 1)/``peers`` rounds; their gradients are averaged where the paper adds
-       them up. Each gradient is of the weights that began the round, and is added to the
-       local gradient of all ``gen-epochs`` steps.
-    2. Generator training is written down as round 0, phase ``generate``. A client that
-       fails there, or loses its memory later, takes part in the rounds all the same, with
-       its graph as it is; its log says so.
+    1. In the paper every other client j evaluates client i's generator in every step. Here
+       ``peers`` clients evaluate a generator each round, in turn, so that all have done so
+       after (K − 1)/``peers`` rounds. Their gradients are averaged; the paper sums them.
+       Each gradient is taken at the weights that began the round and added to the local
+       gradient of all ``gen-epochs`` steps.
+    2. Generator training is recorded as round 0, phase ``generate``. A client that fails
+       there, or loses its state later, still takes part in the rounds, with its graph
+       unmended; its log says so.
     """
 
     def prepare(self) -> None:
-        """Build the initial model; train the generators unless the run goes on.
+        """Build the initial model; train the generators unless the run is resumed.
 
         Raises
         ------
@@ -54,13 +53,11 @@ class FedSagePlus(FedAvg):
         """
         super().prepare()
         if self.config.method_config.gen_rounds and not self.is_resumed:
-            self._round = RoundLog(0, is_scored=False, phase=GENERATE)
-            self.generate()
-            self._round.close(is_ok=True, min_replies=0)
-            self.record_round()
+            with self.phase(GENERATE, 0, min_replies=0):
+                self.generate()
 
     def generate(self) -> None:
-        """Run the generators' rounds; in the last one every client mends its graphs.
+        """Run the rounds of generator training; in the last one clients mend their graphs.
 
         Raises
         ------
@@ -78,13 +75,15 @@ class FedSagePlus(FedAvg):
         )
         for step in range(1, self.config.method_config.gen_rounds + 1):
             is_shown = step < self.config.method_config.gen_rounds
-            answers = self.ask(step, GENERATE, feedback, brings_upload=is_shown)
+            answers = self.messenger.ask(
+                step, GENERATE, feedback, brings_upload=is_shown
+            )
             if len(answers) < self.config.min_replies:
-                reasons = sorted({failure.reason for failure in self._round.failures})
+                reasons = sorted({failure.reason for failure in self.loop.log.failures})
                 raise RunError(
-                    f"{len(answers)} of {len(clients)} clients trained their generator in "
-                    f"round {step} of {self.config.method_config.gen_rounds}, min-replies is "
-                    f"{self.config.min_replies}. {'; '.join(reasons)}"
+                    f"{len(answers)} of {len(clients)} clients trained their generator "
+                    f"in round {step} of {self.config.method_config.gen_rounds}, "
+                    f"min-replies is {self.config.min_replies}. {'; '.join(reasons)}"
                 )
             if is_shown:
                 found = self.judge(step, self._read(answers, GeneratorState, spec))
@@ -93,19 +92,19 @@ class FedSagePlus(FedAvg):
     def judge(
         self, step: int, states: Mapping[int, GeneratorState]
     ) -> dict[int, FeatureGradient]:
-        """Have other clients find gradients for the generators.
+        """Collect gradients for each generator from other clients.
 
         Parameters
         ----------
         step : int
             Round of generator training, from 1.
         states : mapping of int to GeneratorState
-            By the partition-id of whose generator it is.
+            Generators by the partition-id of the client that trains them.
 
         Returns
         -------
         dict of int to FeatureGradient
-            Mean over the judges that answered; generators that none judged are missing.
+            Mean over the clients that replied; generators without any reply are missing.
         """
         clients = self.federation.trainable
         number = len(clients)
@@ -117,13 +116,13 @@ class FedSagePlus(FedAvg):
                 if pid in states and len(states[pid].counts)
             }
             asked = {judge: states[pid] for judge, pid in sorted(author.items())}
-            answers = self.ask(step, JUDGE, asked, brings_upload=True)
+            answers = self.messenger.ask(step, JUDGE, asked, brings_upload=True)
             read = self._read(answers, FeatureGradient, self.generator_shapes)
             for judge, gradient in read.items():
                 if gradient.tensors:
                     found.setdefault(author[judge], []).append(gradient.tensors)
                 else:
-                    self.drop(judge, "it sent no gradient")
+                    self.messenger.drop(judge, "it sent no gradient")
         return {
             pid: FeatureGradient(weighted_mean(each, [1.0] * len(each)))
             for pid, each in found.items()
@@ -141,18 +140,18 @@ class FedSagePlus(FedAvg):
     def _read(
         self, answers: dict[int, RecordDict], kind: type[Read], spec: Any
     ) -> dict[int, Read]:
-        """Check answers and give their memory back one by one; name the malformed."""
+        """Read replies and free each at once; drop and name malformed ones."""
         read = {}
         for pid in list(answers):
             try:
                 read[pid] = kind.from_record(answers.pop(pid), spec)
             except PayloadError as error:
-                self.drop(pid, str(error))
+                self.messenger.drop(pid, str(error))
         return read
 
 
 def turn_offsets(step: int, num_clients: int, peers: int) -> Sequence[int]:
-    """Say who judges whom: client k is judged by client (k + offset) mod K.
+    """Return the offsets such that client (k + offset) mod K evaluates client k.
 
     Parameters
     ----------
@@ -161,12 +160,12 @@ def turn_offsets(step: int, num_clients: int, peers: int) -> Sequence[int]:
     num_clients : int
         K.
     peers : int
-        Judges of each generator a round; 0: all others.
+        Clients that evaluate each generator in a round; 0: all others.
 
     Returns
     -------
     sequence of int in [1, K)
-        In turn over the rounds; empty for a client alone.
+        Rotates over the rounds; empty for a single client.
     """
     others = num_clients - 1
     asked = min(peers or others, others)

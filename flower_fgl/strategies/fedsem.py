@@ -1,4 +1,4 @@
-"""FedSEM's server half: several centres, each the mean of the clients nearest to it.
+"""Server half of FedSEM: several centres, each the mean of the clients nearest to it.
 
 Long et al., "Multi-Center Federated Learning: Clients Clustering for Better
 Personalization", World Wide Web 26, 2023.
@@ -39,7 +39,7 @@ __all__ = ["FedSEM", "mean_of_members", "nearest_centers"]
 
 
 def nearest_centers(models: Tensor, centers: Tensor) -> Tensor:
-    """Assign each model to the centre nearest to it, Long et al. 2023, Eq. (7).
+    """Assign each model to its nearest centre, Long et al. 2023, Eq. (7).
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def nearest_centers(models: Tensor, centers: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (K,), int64
-        Centre of the smallest squared distance; of equally near ones the first.
+        Centre at the smallest squared distance; the first one in a tie.
     """
     sq_distance = torch.stack(
         [(models - center).square().sum(dim=1) for center in centers], dim=1
@@ -73,7 +73,7 @@ def mean_of_members(
     members : Tensor of shape (K,), int64
         Centre of each client.
     centers : Tensor of shape (Q, P), float32
-        The centres of before; one without a member stays.
+        The previous centres; a centre without members does not move.
 
     Returns
     -------
@@ -81,8 +81,8 @@ def mean_of_members(
 
     Notes
     -----
-    1. The paper's mean is unweighted; here members weigh as in FedAvg, and
-       ``weight-by = "equal"`` gives the paper's.
+    1. The paper's mean is unweighted. Here members are weighted as in FedAvg;
+       ``weight-by = "equal"`` gives the paper's mean.
     """
     share = torch.zeros(len(centers), len(models), device=models.device)
     share[members, torch.arange(len(models), device=models.device)] = weights
@@ -91,21 +91,21 @@ def mean_of_members(
 
 
 class FedSEM(FedAvg):
-    """Send each client the centre that its last upload was nearest to.
+    """Send each client the centre nearest to its last upload.
 
     Notes
     -----
-    1. Centres start as the first models of clients drawn at random. Where fewer clients
-       take part in a round than there are centres, the others start in the next rounds
-       in which clients take part for the first time.
-    2. One E-step and one M-step follow each round, with the uploads of the round; a
-       centre without members stays as it is.
-    3. A client without an upload gets the mean of the centres, weighted by what the
-       clients nearest to each weigh, and the initial model before round 1.
+    1. Centres start as the first models of randomly drawn clients. If a round has fewer
+       clients than there are centres, the missing centres start in the next rounds in
+       which clients take part for the first time.
+    2. One E-step and one M-step follow each round, on the uploads of the round. A centre
+       without members does not move.
+    3. A client without an upload gets the mean of the centres, each weighted by the total
+       weight of its members. Before round 1 it gets the initial model.
     """
 
     def prepare(self) -> None:
-        """Build the initial model; there are no centres yet.
+        """Build the initial model and start without centres.
 
         Raises
         ------
@@ -113,23 +113,25 @@ class FedSEM(FedAvg):
             If clients have different models, or there are more centres than clients.
         """
         super().prepare()
-        number, able = self.config.method_config.centers, len(self.federation.trainable)
-        if number > able:
+        number = self.config.method_config.centers
+        num_trainable = len(self.federation.trainable)
+        if number > num_trainable:
             raise RunError(
-                f"fedsem.centers = {number}, but only {able} clients train and each "
-                f"starts one centre at most. Set fedsem.centers to {able} or less."
+                f"fedsem.centers = {number}, but only {num_trainable} clients train and "
+                "the model of one client can initialise only one centre. "
+                f"Set fedsem.centers to {num_trainable} or less."
             )
         self.centers: list[Weights] = []
         self.members: dict[int, int] = {}
 
     def download(self, server_round: int, partition_id: int) -> Weights:
-        """Send the client's own centre."""
+        """Return the centre that the client is assigned to."""
         if partition_id in self.members:
             return self.centers[self.members[partition_id]]
         return self.weights
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Start centres that are missing, assign the clients, move the centres."""
+        """Start missing centres, assign the clients, move the centres."""
         models = {
             pid: state_to_vector(up.payload.tensors) for pid, up in uploads.items()
         }
@@ -146,37 +148,37 @@ class FedSEM(FedAvg):
         self.set_centers(centers)
 
     def starting(self, server_round: int, new: list[int]) -> list[int]:
-        """Draw the clients whose first models become centres."""
+        """Draw the new clients whose first models become centres, ascending."""
         missing = self.config.method_config.centers - len(self.centers)
         generator = numpy_generator(self.config.seed, server_round, SERVER, "centers")
         drawn = generator.permutation(new)[:missing]
         return sorted(int(pid) for pid in drawn)
 
     def set_centers(self, centers: Tensor) -> None:
-        """Keep centres (Q, P), and their mean for clients without an upload."""
+        """Store centres (Q, P), and their mean for clients without an upload."""
         self.centers = [
             Weights(vector_to_state(center, self.shapes)) for center in centers
         ]
         size = torch.zeros(len(centers))
         for pid, center in self.members.items():
-            size[center] += self._weight(pid)
+            size[center] += self.messenger.weight_of(pid)
         self.weights = Weights(
             vector_to_state(size @ centers / size.sum(), self.shapes)
         )
 
     def global_state(self) -> None:
-        """Return ``None``: no model is everybody's."""
+        """Return ``None``: there is one model per centre, and no global model."""
         return
 
     def server_state(self) -> Snapshot:
-        """Keep the centres, and whose they are."""
+        """Return the centres and the clients assigned to each."""
         centers = [state_to_vector(center.tensors) for center in self.centers]
         members = {str(pid): center for pid, center in self.members.items()}
         tensors = {"centers": torch.stack(centers)} if centers else {}
         return Snapshot(tensors, {"members": members})
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take the centres back; before the first round there are none."""
+        """Restore the centres; before the first round there are none."""
         members = state.values["members"]
         self.members = {int(pid): center for pid, center in members.items()}
         if self.members:

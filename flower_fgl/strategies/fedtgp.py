@@ -1,4 +1,4 @@
-"""FedTGP's server half: global prototypes trained to keep classes apart.
+"""Server half of FedTGP: train global prototypes that keep the classes apart.
 
 Zhang et al., "FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
 Contrastive Learning for Data and Model Heterogeneity in Federated Learning", AAAI 2024.
@@ -17,10 +17,10 @@ __all__ = ["FedTGP"]
 
 
 class FedTGP(FedProto):
-    """Train the prototypes that FedProto averages."""
+    """Replace FedProto's average by trained prototypes."""
 
     def prepare(self) -> None:
-        """Draw the table P̂ and the network F."""
+        """Draw the initial table P̂ and network F."""
         super().prepare()
         self.trainer = PrototypeTrainer(
             self.table,
@@ -40,12 +40,12 @@ class FedTGP(FedProto):
         )
 
     def server_state(self) -> Snapshot:
-        """Keep prototypes and network."""
+        """Return the prototypes, the network and Adam's moments."""
         return Snapshot.join(
             {"prototypes": super().server_state(), "trainer": self.trainer.state()}
         )
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take prototypes and network back."""
+        """Restore the prototypes, the network and Adam's moments."""
         super().load_server_state(state.part("prototypes"))
         self.trainer.load_state(state.part("trainer"))

@@ -1,4 +1,4 @@
-"""FGGP's server half: FedAvg, and the clusters of the clients' prototypes.
+"""Server half of FGGP: FedAvg, and clusters of the clients' prototypes.
 
 Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
 Prototypes", AAAI 2024.
@@ -30,14 +30,14 @@ def cluster_by_class(uploads: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     uploads : Tensor of shape (K, C, p), float32
         Prototypes of the clients.
     present : Tensor of shape (K, C), bool
-        Which there are.
+        Marks the prototypes that were uploaded.
 
     Returns
     -------
     values : Tensor of shape (C, K, p), float32
-        Means of the clusters of each class, zero where there is none.
+        Cluster means of each class; rows without a cluster are zero.
     found : Tensor of shape (C, K), bool
-        Which there are: m_c in front for m_c clusters.
+        Marks the cluster means: the first m_c entries for the m_c clusters of class c.
     """
     clients, classes, width = uploads.shape
     values = uploads.new_zeros(classes, clients, width)
@@ -51,18 +51,18 @@ def cluster_by_class(uploads: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class FGGP(FedAvg):
-    """Average the models; send the cluster prototypes of every class with them.
+    """Average the models and send the cluster prototypes of every class with them.
 
     Notes
     -----
-    1. A class that nobody uploads in a round keeps its clusters of before.
+    1. A class that no client uploads in a round keeps its previous clusters.
     """
 
     down = ModelAndPrototypes
     up = ModelAndPrototypes
 
     def prepare(self) -> None:
-        """Build the initial model; there are no prototypes yet."""
+        """Build the initial model and start without prototypes."""
         super().prepare()
         classes, width = self.federation.num_classes, self.config.hidden_channels
         self.table = (classes, 1, width)
@@ -70,15 +70,15 @@ class FGGP(FedAvg):
         self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
 
     def download(self, server_round: int, partition_id: int) -> ModelAndPrototypes:
-        """Send the aggregated weights and all clusters."""
+        """Return the aggregated weights and all clusters."""
         return self.sent
 
     def upload_spec(self, partition_id: int) -> Any:
-        """Expect weights, and at most one prototype of each class."""
+        """Return the shapes of the weights and of one prototype per class."""
         return self.shapes, self.table
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Average the weights, cluster the prototypes."""
+        """Average the weights and cluster the prototypes."""
         old = self.sent.prototypes
         super().aggregate(server_round, uploads)
         sent = [upload.payload.prototypes for upload in uploads.values()]
@@ -94,13 +94,13 @@ class FGGP(FedAvg):
         self.sent = ModelAndPrototypes(self.weights.tensors, clusters)
 
     def server_state(self) -> Snapshot:
-        """Keep the weights and the clusters."""
+        """Return the weights and the clusters."""
         held = self.sent.prototypes
         clusters = Snapshot({"values": held.values, "present": held.present})
         return Snapshot.join({"weights": super().server_state(), "clusters": clusters})
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take both back."""
+        """Restore the weights and the clusters."""
         super().load_server_state(state.part("weights"))
         clusters = Prototypes(**state.part("clusters").tensors)
         self.sent = ModelAndPrototypes(self.weights.tensors, clusters)

@@ -1,4 +1,4 @@
-"""What a method's server half overrides: everything else is the same for all."""
+"""The hooks that a method's server half overrides, with their defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ __all__ = ["Recorder", "ServerHooks", "Upload"]
 
 
 class Recorder(Protocol):
-    """Where a strategy writes what happened: the run folder."""
+    """The writer of the run folder, as a strategy uses it."""
+
+    def describe_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add one line per client before round 1."""
 
     def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add one line per client."""
@@ -35,14 +38,14 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sent up.
+    """A checked upload of one client.
 
     Parameters
     ----------
     payload : Payload
-        Checked content.
+        Its content.
     num_examples : float
-        What ``weight-by`` makes the client weigh.
+        The client's weight by the setting ``weight-by``.
     """
 
     payload: Any
@@ -50,9 +53,9 @@ class Upload:
 
 
 class ServerHooks(Strategy):
-    """The hooks of a server half and what they may read.
+    """The hooks of a server half, and the attributes they read.
 
-    A method sets ``down`` and ``up`` and overrides :meth:`prepare`, :meth:`download`,
+    A method sets ``down`` and ``up``, overrides :meth:`prepare`, :meth:`download`,
     :meth:`upload_spec` and :meth:`aggregate`, and others where it differs.
 
     Parameters
@@ -60,15 +63,18 @@ class ServerHooks(Strategy):
     config : RunConfig
         Checked settings.
     recorder : Recorder, optional
-        The run folder's writer.
+        Writer of the run folder.
     checkpoints : Checkpoints, optional
-        Where the run's state is kept, and where it goes on from.
+        Where the run's state is written, and the checkpoint it resumes from.
     """
 
     down: ClassVar[type[Payload]]
     up: ClassVar[type[Payload]]
     scores_uploads: ClassVar[bool] = True
-    """Whether the reply that brings an upload brings the client's scores as well."""
+    """Whether the reply that carries an upload also carries the client's scores."""
+
+    federation: Federation
+    """The clients; known from :meth:`prepare` on."""
 
     def __init__(
         self,
@@ -79,39 +85,36 @@ class ServerHooks(Strategy):
         self.config = config
         self.recorder = recorder
         self.checkpoints = checkpoints
-        self.federation: Federation
 
     def prepare(self) -> None:
         """Build the server's state; ``self.federation`` is known.
 
-        Runs again when a run is resumed, before :meth:`load_server_state`; exchanges
-        that clients need but once are left out then (``self.is_resumed``).
+        Runs again when a run resumes, before :meth:`load_server_state`. Exchanges that
+        clients need only once are then skipped (``self.is_resumed``).
         """
 
     @abstractmethod
     def download(self, server_round: int, partition_id: int) -> Payload:
-        """Return what a client gets before it trains."""
+        """Return the payload that a client receives before it trains."""
 
     def scoring_download(self, server_round: int, partition_id: int) -> Payload:
-        """Return what a client that never trained scores; by default :meth:`download`."""
+        """Return the payload from which an untrained client is evaluated."""
         return self.download(server_round, partition_id)
 
     def upload_spec(self, partition_id: int) -> Any:
-        """Return what :meth:`Payload.from_record` checks the upload against."""
+        """Return the specification that :meth:`Payload.from_record` checks against."""
         return None
 
     @abstractmethod
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Take in the uploads of a round, keyed by partition-id, ascending."""
+        """Aggregate the uploads of a round, keyed by partition-id, ascending."""
 
     def num_replies(self, uploads: Mapping[int, Upload]) -> int:
-        """Count the uploads of a round as ``min-replies`` does: one a client."""
+        """Count the uploads that ``min-replies`` compares: by default one a client."""
         return len(uploads)
 
     def complete_round(self, server_round: int) -> bool:
-        """Run after the aggregation of a round, before the scores.
-
-        For further exchanges of the round.
+        """Run further exchanges of a round, after the aggregation and before the scores.
 
         Returns
         -------
@@ -126,9 +129,9 @@ class ServerHooks(Strategy):
         sums: Mapping[str, Tensor],
         weights: Mapping[int, float],
     ) -> None:
-        """Take in what secure aggregation gives, instead of :meth:`aggregate`.
+        """Aggregate the sums of secure aggregation, instead of :meth:`aggregate`.
 
-        A method with an :class:`AdditivePayload` as ``up`` overrides it.
+        A method whose ``up`` is an :class:`AdditivePayload` overrides it.
 
         Parameters
         ----------
@@ -137,12 +140,12 @@ class ServerHooks(Strategy):
         sums : mapping of str to Tensor, float64
             Sums of the clients' :meth:`AdditivePayload.summands`.
         weights : mapping of int to float
-            Who is in the sums, by partition-id, and what ``weight-by`` makes each weigh.
+            Weight (``weight-by``) of each client in the sums, by partition-id.
 
         Raises
         ------
         PayloadError
-            If the sums cannot be; the round fails then.
+            If the sums are impossible; the round fails then.
         """
         raise NotImplementedError(f"{type(self).__name__} needs more than sums.")
 
@@ -154,21 +157,23 @@ class ServerHooks(Strategy):
         """Run after the last round, e.g. one more exchange."""
 
     def server_state(self) -> Snapshot:
-        """Return all that :meth:`aggregate` leaves behind for the rounds to come."""
+        """Return the state that :meth:`aggregate` leaves for the following rounds."""
         return Snapshot()
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take back what :meth:`server_state` returned, after :meth:`prepare`.
+        """Restore what :meth:`server_state` returned; called after :meth:`prepare`.
 
         Raises
         ------
         KeyError, ValueError, RuntimeError
-            If it does not fit.
+            If the state does not fit.
         """
 
     def sample(self, server_round: int) -> list[int]:
-        """Draw the clients that train, ``participation`` or ``participants`` of them."""
+        """Sample the clients that train: all, unless the settings say fewer."""
         able = self.federation.trainable
+        if self.config.participation == 1 and not self.config.participants:
+            return able
         count = max(1, num_sampled(self.config, len(able)))
         if count >= len(able):
             return able
@@ -177,5 +182,5 @@ class ServerHooks(Strategy):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the run goes on from a checkpoint."""
+        """Whether the run resumes from a checkpoint."""
         return self.checkpoints is not None and self.checkpoints.resumed is not None

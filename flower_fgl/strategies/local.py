@@ -1,4 +1,4 @@
-"""Local training's server half: it only counts."""
+"""Server half of local training: exchange scores only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Local"]
 
 
 class Local(FglStrategy):
-    """Let every client train alone; nothing but scores is exchanged."""
+    """Let every client train alone; only scores are exchanged."""
 
     down = Empty
     up = Empty
 
     def download(self, server_round: int, partition_id: int) -> Payload:
-        """Send nothing."""
+        """Return an empty payload."""
         return Empty()
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Keep nothing."""
+        """Do nothing: uploads are empty."""

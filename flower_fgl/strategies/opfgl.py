@@ -1,4 +1,4 @@
-"""O-pFGL's server half: merge class statistics, make a pseudo-graph of them.
+"""O-pFGL's server half: merge class statistics, generate a pseudo-graph from them.
 
 Yan et al., "Toward Personalized Federated Node Classification in One-shot
 Communication", arXiv 2411.11304; the generator follows Xiao et al., "Simple graph
@@ -60,14 +60,14 @@ LOG_STEPS = 500
 
 
 class OPFGL(FglStrategy):
-    """Collect statistics, send a pseudo-graph, and let every client personalise.
+    """Collect statistics, send a pseudo-graph, and let every client personalize.
 
     Notes
     -----
-    1. The one round has two exchanges: the first brings the upload, the second takes
-       the download and brings back scores, no payload.
-    2. A client whose statistics do not arrive, or are impossible, takes no part in the
-       second exchange. It is scored with the model that stage 1 gives it.
+    1. The single round has two exchanges. The first collects the uploads; the second
+       sends the download and returns scores, no payload.
+    2. A client whose statistics do not arrive, or are impossible, is left out of the
+       second exchange. It evaluates the model of its stage 1.
     """
 
     down = GraphDownload
@@ -80,7 +80,7 @@ class OPFGL(FglStrategy):
         self.contributors: list[int] = []
 
     def download(self, server_round: int, partition_id: int) -> GraphDownload:
-        """Send the pseudo-graph, nothing before there is one."""
+        """Send the pseudo-graph; an empty one before it is generated."""
         return self.pseudo
 
     def upload_spec(self, partition_id: int) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class OPFGL(FglStrategy):
         return self.federation.num_classes, hops * self.federation.num_features
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Merge the clients' statistics, Eq. (9), and make the pseudo-graph."""
+        """Merge the clients' statistics, Eq. (9), and generate the pseudo-graph."""
         every = [upload.payload.statistics for upload in uploads.values()]
         statistics = merge_statistics(
             [s.mean for s in every],
@@ -107,12 +107,12 @@ class OPFGL(FglStrategy):
         sums: Mapping[str, Tensor],
         weights: Mapping[int, float],
     ) -> None:
-        """Recover the pooled statistics, Eqs. (14) and (15), make the pseudo-graph.
+        """Recover the pooled statistics, Eqs. (14) and (15), generate the pseudo-graph.
 
         Raises
         ------
         PayloadError
-            If the sums are none of class statistics.
+            If the sums cannot come from class statistics.
         """
         statistics = statistics_of_sums(
             sums["count"],
@@ -126,12 +126,12 @@ class OPFGL(FglStrategy):
         self.pseudo = GraphDownload(self.make_graph(statistics))
 
     def make_graph(self, statistics: ClassStatistics) -> PseudoGraph:
-        """Generate the pseudo-graph of pooled statistics, Eqs. (10)-(13).
+        """Generate the pseudo-graph from pooled statistics, Eqs. (10)-(13).
 
         Parameters
         ----------
         statistics : ClassStatistics
-            μ, s² and N, merged of uploads or recovered from their sums.
+            μ, s² and N, merged from uploads or recovered from their sums.
 
         Returns
         -------
@@ -172,7 +172,7 @@ class OPFGL(FglStrategy):
                 progress=log_progress,
             )
         except PayloadError as error:
-            raise RunError(f"The pseudo-graph cannot be made: {error}") from error
+            raise RunError(f"The pseudo-graph cannot be generated: {error}") from error
         return graph
 
     def complete_round(self, server_round: int) -> bool:
@@ -183,16 +183,16 @@ class OPFGL(FglStrategy):
         bool
             Whether at least ``min-replies`` clients trained.
         """
-        self._trained.clear()  # who has sent statistics has no model yet
-        self._round.forget_replies()
+        self.loop.trained.clear()  # clients that sent statistics have no model yet
+        self.loop.log.forget_replies()
         messages = self.train_messages(
             server_round,
             self.contributors,
             action="personalise",
             brings_upload=False,
         )
-        replies = self._by_partition(self.exchange(messages))
-        return len(self.read_uploads(replies, Empty)) >= self.config.min_replies
+        trained = self.read_uploads(self.messenger.exchange(messages), Empty)
+        return len(trained) >= self.config.min_replies
 
 
 def generator_settings(method_config: OPFGLSettings) -> GeneratorSettings:
@@ -211,6 +211,6 @@ def generator_settings(method_config: OPFGLSettings) -> GeneratorSettings:
 
 
 def log_progress(step: int, steps: int, loss: float) -> None:
-    """Write a line every ``LOG_STEPS`` steps, and at the end."""
+    """Log a line every ``LOG_STEPS`` steps and at the end."""
     if step % LOG_STEPS == 0 or step == steps:
         log.info("Pseudo-graph: step %d of %d, loss %.5f", step, steps, loss)

@@ -1,4 +1,4 @@
-"""pFedFSL's server half: a mixture for each client of the models that serve it well.
+"""Server half of pFedFSL: mix for each client the models that perform well on its data.
 
 Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
 """
@@ -23,17 +23,17 @@ __all__ = ["PFedFSL", "mixing_weights"]
 
 
 def mixing_weights(losses: Tensor) -> Tensor:
-    """Weigh models by how well they do, ``softmax(−loss)``.
+    """Weight models by their losses, ``softmax(−loss)``.
 
     Parameters
     ----------
     losses : Tensor of shape (1 + m,), float32
-        Of the client's own model and m candidates, all on that client.
+        Losses of the client's own model and of m candidates on the client's data.
 
     Returns
     -------
     Tensor of shape (1 + m,)
-        Positive, adding up to 1.
+        Positive, with sum 1.
     """
     return torch.softmax(-losses, dim=0)
 
@@ -43,18 +43,18 @@ class PFedFSL(FglStrategy):
 
     Notes
     -----
-    1. Candidates are drawn evenly from the last uploads of the other clients, anew in
-       every round; before anybody has uploaded there are none.
-    2. The client's own model is in the mixture, with its own loss: with the peers alone
-       its training of the round would be lost.
-    3. Candidates enter the mixture as they were when they were scored.
+    1. In every round new candidates are drawn uniformly from the last uploads of the
+       other clients. Before the first upload there are none.
+    2. The client's own model is in the mixture, with its own loss. A mixture of the
+       candidates alone would lose the client's training of the round.
+    3. The mixture uses each candidate as it was when the client evaluated it.
     """
 
     down = CandidateModels
     up = ScoredModel
 
     def prepare(self) -> None:
-        """Build the model that all clients start from."""
+        """Build the initial model, the same for all clients."""
         config, federation = self.config, self.federation
         name = common_model(config, federation)
         width = config.hidden_channels
@@ -66,7 +66,7 @@ class PFedFSL(FglStrategy):
         self.starts: dict[int, Mapping[str, Tensor]] = {}
 
     def candidates(self, server_round: int, partition_id: int) -> list[int]:
-        """Draw the clients whose models a client tries in a round, ascending."""
+        """Draw the clients whose models a client evaluates in a round, ascending."""
         peers = [pid for pid in sorted(self.models) if pid != partition_id]
         number = min(self.config.method_config.candidates, len(peers))
         generator = numpy_generator(
@@ -75,7 +75,7 @@ class PFedFSL(FglStrategy):
         return sorted(int(p) for p in generator.choice(peers, number, replace=False))
 
     def download(self, server_round: int, partition_id: int) -> CandidateModels:
-        """Send the client's mixture, at first the initial model, and candidates."""
+        """Return the client's mixture (at first the initial model) and its candidates."""
         start = self.starts.get(partition_id, self.initial)
         drawn = self.candidates(server_round, partition_id)
         models = [start, *(self.models[pid] for pid in drawn)]
@@ -84,11 +84,11 @@ class PFedFSL(FglStrategy):
         )
 
     def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:
-        """Expect a model, and the loss of every candidate that was sent."""
-        return self.shapes, len(self.candidates(self._round.number, partition_id))
+        """Return the shapes of the model and the number of candidates sent."""
+        return self.shapes, len(self.candidates(self.loop.log.number, partition_id))
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Mix a new start for each client that answered."""
+        """Mix a new start for each client that replied."""
         for pid, upload in uploads.items():
             drawn = self.candidates(server_round, pid)
             models = [upload.payload.tensors, *(self.models[p] for p in drawn)]
@@ -97,14 +97,14 @@ class PFedFSL(FglStrategy):
         self.models |= {pid: upload.payload.tensors for pid, upload in uploads.items()}
 
     def server_state(self) -> Snapshot:
-        """Keep every client's last upload and its mixture."""
+        """Return every client's last upload and its mixture."""
         parts = {f"model-{pid}": Snapshot(state) for pid, state in self.models.items()}
         parts |= {f"start-{pid}": Snapshot(state) for pid, state in self.starts.items()}
         known = Snapshot(values={"clients": sorted(self.models)})
         return Snapshot.join({**parts, "known": known})
 
     def load_server_state(self, state: Snapshot) -> None:
-        """Take all of it back."""
+        """Restore every client's last upload and its mixture."""
         clients = state.part("known").values["clients"]
         self.models = {pid: state.part(f"model-{pid}").tensors for pid in clients}
         self.starts = {pid: state.part(f"start-{pid}").tensors for pid in clients}

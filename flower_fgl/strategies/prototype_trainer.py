@@ -1,4 +1,4 @@
-"""Training of prototypes on the server, which FedPG and FedTGP share."""
+"""Server-side training of prototypes for FedPG and FedTGP."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PrototypeTrainer"]
 
 
 class PrototypeTrainer:
-    """A generator of prototypes with its optimizer, which outlive the round.
+    """Generator of prototypes and its optimizer, both kept between rounds.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class PrototypeTrainer:
     is_normalised : bool
         Whether prototypes have unit length.
     lr, weight_decay : float
-        Of Adam.
+        Settings of Adam.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class PrototypeTrainer:
         self.losses: list[float] = []
 
     def train(self, epochs: int, loss: Callable[[Tensor], Tensor]) -> Tensor:
-        """Minimise a loss of the generated prototypes, one step an epoch.
+        """Minimise a loss of the generated prototypes, one step per epoch.
 
         Parameters
         ----------
         epochs : int
-            Steps.
+            Number of steps.
         loss : callable
-            Takes the prototypes (C, H, p); its values are kept in ``losses``.
+            Takes the prototypes (C, H, p); ``losses`` stores its values.
 
         Returns
         -------
@@ -89,7 +89,7 @@ class PrototypeTrainer:
         return Snapshot(tensors)
 
     def load_state(self, state: Snapshot) -> None:
-        """Take back what :meth:`state` returned.
+        """Restore a state that :meth:`state` returned.
 
         Raises
         ------

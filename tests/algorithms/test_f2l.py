@@ -60,7 +60,7 @@ def test_attention_mixes_the_values_of_the_support() -> None:
     torch.testing.assert_close(logits, torch.tensor([[first, 2.5, first + 3.5]]))
 
 
-def test_cross_entropy_knows_the_classes_and_rows_that_count() -> None:
+def test_cross_entropy_uses_only_selected_classes_and_rows() -> None:
     logits = torch.tensor([[0.0, 50.0, 0.0], [math.log(3), 50.0, 0.0], [9.0, 9.0, 9.0]])
     labels = torch.tensor([0, 2, 1])
     classes = torch.tensor([True, False, True])
@@ -70,7 +70,7 @@ def test_cross_entropy_knows_the_classes_and_rows_that_count() -> None:
     assert float(value) == pytest.approx((math.log(2) + math.log(4)) / 2)
 
 
-def test_contrast_compares_a_node_with_the_others_that_count() -> None:
+def test_contrast_compares_a_node_with_the_other_selected_nodes() -> None:
     one = torch.tensor([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]])
     other = torch.tensor([[5.0, 0.0], [0.0, 1.0], [7.0, 7.0]])
     rows = torch.tensor([True, True, False])
@@ -103,7 +103,7 @@ def test_distillation_is_the_divergence_over_the_classes_of_the_episode() -> Non
         lambda x, rows, classes: distillation(x.detach().flip(0), x, rows, classes),
     ],
 )
-def test_losses_and_their_slopes_are_finite_with_and_without_rows(
+def test_losses_and_their_gradients_are_finite_with_and_without_rows(
     loss: Callable[..., Tensor], generator: torch.Generator
 ) -> None:
     classes = torch.tensor([True, False, True])
@@ -130,7 +130,7 @@ def test_a_step_of_adaptation_is_a_gradient_step(
     assert torch.equal(adapted["classifier.bias"][1], start["classifier.bias"][1])
 
 
-def test_no_step_changes_nothing(
+def test_zero_steps_change_nothing(
     module: Adaptation, episode: dict[str, Tensor]
 ) -> None:
     start = dict(module.named_parameters())
@@ -170,7 +170,7 @@ def batch(episode: dict[str, Tensor], generator: torch.Generator) -> dict[str, T
     return {name: torch.stack([one[name], other[name]]) for name in one}
 
 
-def test_a_batch_of_episodes_is_its_episodes_one_by_one(
+def test_a_batch_of_episodes_gives_the_losses_of_single_episodes(
     module: Adaptation, episode: dict[str, Tensor], generator: torch.Generator
 ) -> None:
     both = batch(episode, generator)
@@ -203,7 +203,7 @@ def test_a_batch_of_episodes_is_its_episodes_one_by_one(
 
 
 @pytest.mark.parametrize("term", ["contrast", "distillation"])
-def test_each_link_adds_its_weight_times_its_value(
+def test_contrast_and_distillation_add_their_weight_times_their_value(
     module: Adaptation,
     episode: dict[str, Tensor],
     generator: torch.Generator,
@@ -260,7 +260,7 @@ def test_gradients_flow_through_the_steps_of_adaptation(
         torch.testing.assert_close(measured, expected, atol=2e-3, rtol=2e-2)
 
 
-def test_a_blank_module_draws_nothing() -> None:
+def test_a_blank_module_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     module = Adaptation.blank(WIDTH, CLASSES, torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), before)

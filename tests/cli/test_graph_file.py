@@ -81,7 +81,7 @@ def test_all_problems_of_a_csv_folder_are_named_at_once(tmp_path: Path) -> None:
     )
     (tmp_path / "edges.csv").write_text("source,target\nn1,n9\n")
     (tmp_path / "classes.csv").write_text("name\nflu\n")
-    words = ['class "pox"', 'got "old"', "finite number", '"n9"', 'split "tset"']
+    words = ['class "pox"', 'got "old"', "finite number", '"n9"', 'got "tset"']
     problems = inspect_graph(tmp_path, {}).problems
     assert len(problems) == len(words)
     for word in words:

@@ -31,7 +31,7 @@ def make_client(
     general: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Client:
-    """A client with a random graph; half its nodes are for training."""
+    """Make a client with a random graph, half of whose nodes are training nodes."""
     draw = torch.Generator().manual_seed(3)
     labels = torch.randint(0, C, (N,), generator=draw) if y is None else y
     x = torch.randn(N, 6, generator=draw)
@@ -61,7 +61,7 @@ def make_client(
 
 
 def initial(client: Client) -> SharedWeights:
-    """What the server would send first."""
+    """Return a first download with random weights."""
     spec = ADPFedGNNClientApp().download_spec(client)
     draw = torch.Generator().manual_seed(8)
     return SharedWeights(
@@ -73,7 +73,7 @@ def initial(client: Client) -> SharedWeights:
 
 
 def answer(client: Client, fit: Fit, before: SharedWeights) -> SharedWeights:
-    """What a server with no other client would send next."""
+    """Return the next download of a server that has no other client."""
     upload = fit.upload
     flat = torch.where(upload.mask, upload.values, state_to_vector(before.weights))
     shapes = ADPFedGNNClientApp().download_spec(client).weights
@@ -81,7 +81,7 @@ def answer(client: Client, fit: Fit, before: SharedWeights) -> SharedWeights:
 
 
 def run_rounds(client: Client, rounds: int) -> list[Fit]:
-    """Train round after round as the only client, keeping what would be kept."""
+    """Train for some rounds as the only client, keeping its state between rounds."""
     app, download, fits = ADPFedGNNClientApp(), initial(client), []
     for server_round in range(1, rounds + 1):
         fit = app.fit(client, server_round, download)
@@ -91,13 +91,13 @@ def run_rounds(client: Client, rounds: int) -> list[Fit]:
     return fits
 
 
-def test_masks_are_ones_for_two_rounds_and_change_from_then_on() -> None:
+def test_masks_are_ones_until_the_second_global_model_and_change_afterwards() -> None:
     fits = run_rounds(make_client(), 4)
     first, second, _, fourth = (fit.upload.mask for fit in fits)
     assert bool(first.all())
-    # the second round is the first that ends with a direction of the global weights
+    # at the end of the second round Δ is known for the first time
     assert not bool(second.all())
-    # alone, a client finds a direction where it shared before and hardly elsewhere
+    # with one client, Δ is not 0 mainly for weights that were shared before
     assert int((second != fourth).sum()) > 0
     shapes = ADPFedGNNClientApp().download_spec(make_client()).weights
     for name, part in vector_to_state(fourth, shapes).items():
@@ -133,7 +133,7 @@ def test_gradients_of_effective_weights_equal_autograd_through_the_masks() -> No
     assert not torch.equal(net.weights(), before)
 
 
-def test_the_decay_shrinks_a_weight_that_no_branch_uses_by_its_own_size() -> None:
+def test_the_decay_of_a_weight_that_no_branch_uses_is_proportional_to_it() -> None:
     moved = {}
     for reg_step in ("decoupled", "gradient"):
         client = make_client(reg_step=reg_step, rl=False)
@@ -148,13 +148,13 @@ def test_the_decay_shrinks_a_weight_that_no_branch_uses_by_its_own_size() -> Non
     for name, weight in start.items():
         by = 1.0 if name.endswith("bias") else (1 - 2 * 0.01 * 0.003) ** steps
         torch.testing.assert_close(moved["decoupled"][name], by * weight)
-    # Adam moves by its rate whatever the size of the gradient
+    # Adam's step is its learning rate, whatever the size of the gradient
     name = "encoder.0.lin_l.weight"
     change = (moved["gradient"][name] - start[name]).abs()
     assert float(change.median()) == pytest.approx(0.01 * steps, rel=0.05)
 
 
-def test_a_returning_client_keeps_what_its_local_mask_covers() -> None:
+def test_a_client_keeps_the_weights_under_its_local_mask() -> None:
     client = make_client()
     run_rounds(client, 3)
     saved = client.state.group("model")
@@ -167,7 +167,7 @@ def test_a_returning_client_keeps_what_its_local_mask_covers() -> None:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_global_weights_are_taken_whole_before_training_and_without_decoupling(
+def test_all_global_weights_are_used_before_training_and_without_decoupling(
     is_new: bool,
 ) -> None:
     client = make_client(decouple=is_new)
@@ -185,21 +185,21 @@ def test_validation_and_test_labels_do_not_matter() -> None:
     flipped = torch.where(graph.masks["train"], graph.y, (graph.y + 1) % C)
     features = client.data.graph.graph.x
     other = make_client()
-    other.data.labels[0][:] = flipped  # what is scored, not what is trained on
+    other.data.labels[0][:] = flipped  # the labels of evaluation, not of training
     assert torch.equal(features, other.data.graph.graph.x)
     for a, b in zip(run_rounds(client, 3), run_rounds(other, 3), strict=True):
         assert torch.equal(a.upload.values, b.upload.values)
 
 
-def test_what_a_client_keeps_makes_the_round_go_on_the_same() -> None:
+def test_a_restored_client_state_reproduces_the_next_round() -> None:
     app = ADPFedGNNClientApp()
     client = make_client()
     fits = run_rounds(client, 2)
-    memory = ClientState(dict(client.state.tensors), dict(client.state.values))
+    saved = ClientState(dict(client.state.tensors), dict(client.state.values))
     download = answer(client, fits[-1], initial(client))
     first = app.fit(client, 3, download)
     twin = make_client()
-    twin.state = memory
+    twin.state = saved
     second = app.fit(twin, 3, download)
     assert first.loss == second.loss
     assert torch.equal(first.upload.values, second.upload.values)
@@ -207,7 +207,7 @@ def test_what_a_client_keeps_makes_the_round_go_on_the_same() -> None:
         assert torch.equal(tensor, second.upload.networks[name]), name
 
 
-def test_scoring_changes_nothing_and_uses_the_download() -> None:
+def test_evaluation_uses_the_download_and_does_not_change_the_state() -> None:
     app, client = ADPFedGNNClientApp(), make_client()
     run_rounds(client, 3)
     before = {name: t.clone() for name, t in client.state.tensors.items()}
@@ -258,7 +258,7 @@ def test_every_setting_trains(settings: dict[str, Any]) -> None:
     assert row == ADPFedGNNClientApp().download_spec(client).num_weights
 
 
-def test_masks_of_zeros_share_nothing_and_predict_every_class_alike() -> None:
+def test_masks_of_zeros_upload_nothing_and_give_equal_logits() -> None:
     client = make_client(q=0.0)
     fits = run_rounds(client, 3)
     assert not fits[-1].upload.mask.any()
@@ -267,7 +267,7 @@ def test_masks_of_zeros_share_nothing_and_predict_every_class_alike() -> None:
     assert float(logits.detach().abs().max()) == 0
 
 
-def test_a_client_of_one_class_and_one_without_edges() -> None:
+def test_a_client_with_one_class_and_one_without_edges_train() -> None:
     for client in (
         make_client(y=torch.zeros(N, dtype=torch.int64)),
         make_client(edge_index=torch.empty(2, 0, dtype=torch.int64)),
@@ -278,19 +278,19 @@ def test_a_client_of_one_class_and_one_without_edges() -> None:
         assert 0 <= client.evaluate(model)["test"].accuracy <= 1
 
 
-def test_rewards_compare_with_former_losses() -> None:
+def test_rewards_compare_with_previous_losses() -> None:
     client = make_client(reward_window=4)
     run_rounds(client, 2)
     former = client.state.group("agent")["losses"]
     assert len(former) == 4
-    # the first batch of the first round has nothing to compare with
+    # for the first batch of the first round there is no previous loss
     replay = client.state.group("agent")
     rewards = replay["reward"][: int(replay["cursor"][1])]
     assert float(rewards[0]) == 0
     assert float(rewards.abs().max()) > 0
 
 
-def test_stored_steps_name_pairs_of_the_graph() -> None:
+def test_the_replay_buffer_stores_pairs_of_the_graph() -> None:
     client = make_client()
     run_rounds(client, 1)
     replay = client.state.group("agent")
@@ -304,7 +304,7 @@ def test_stored_steps_name_pairs_of_the_graph() -> None:
         assert ahead == -1 or (ahead, v) in edges
 
 
-def test_the_weight_of_mutual_information_lowers_it() -> None:
+def test_a_larger_weight_lowers_the_mutual_information() -> None:
     found = []
     for lambda_mi in (0.0, 3.0):
         # a quick estimator: one that knows nothing yet bounds by 0
@@ -317,7 +317,7 @@ def test_the_weight_of_mutual_information_lowers_it() -> None:
     assert found[1] < found[0] / 2
 
 
-def test_a_kept_model_predicts_as_it_did(tmp_path: Path) -> None:
+def test_a_saved_model_gives_the_same_predictions(tmp_path: Path) -> None:
     client = make_client()
     model = run_rounds(client, 1)[0].model.eval()
     save_model(tmp_path, model.state_dict(), card_of(client, model, "me", 1, None))
@@ -325,7 +325,7 @@ def test_a_kept_model_predicts_as_it_did(tmp_path: Path) -> None:
     torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
 
 
-def test_it_learns(small: dict[str, Any]) -> None:
+def test_adpfedgnn_learns_a_toy_problem(small: dict[str, Any]) -> None:
     settings = {**small, "rounds": 8}
     settings["synthetic"] = {**settings["synthetic"], "feature_noise": 0.5}
     run = simulate("adpfedgnn", **settings)
@@ -333,7 +333,7 @@ def test_it_learns(small: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_without_masks_agent_and_decay_it_does_as_well_as_fedavg(
+def test_without_masks_agent_and_decay_the_accuracy_is_that_of_fedavg(
     real_data: Path, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {

@@ -42,7 +42,7 @@ def test_ranks_count_within_classes() -> None:
     assert ranks.tolist() == [0, 1, 0, 1, 2, 0]
 
 
-def test_episodes_have_the_sizes_that_were_asked_for() -> None:
+def test_episodes_have_the_requested_sizes() -> None:
     labels = [0] * 9 + [1] * 9 + [3] * 9
     made = draw(labels)
     assert made.index.shape == (20, 2 * (2 + 3))
@@ -60,7 +60,7 @@ def test_episodes_have_the_sizes_that_were_asked_for() -> None:
     assert len({tuple(sorted(row.tolist())) for row in made.index}) == 20
 
 
-def test_every_node_is_drawn_in_its_turn() -> None:
+def test_every_node_is_drawn_in_some_episode() -> None:
     made = draw([0] * 5 + [1] * 5, episodes=50)
     for mask in (made.is_support, made.is_query):
         assert set(made.index[mask].tolist()) == set(range(10))
@@ -70,7 +70,7 @@ def test_classes_with_few_nodes_leave_one_for_the_queries() -> None:
     labels = torch.tensor([0, 1, 1, 3, 3, 3])
     made = draw(labels.tolist(), ways=4, shots=3)
     used = made.is_support | made.is_query
-    assert used.all()  # nothing to leave out, nothing to pad
+    assert used.all()  # every node is used and there is no padding
     of = labels[made.index]
     for c, (support, query) in {0: (1, 0), 1: (1, 1), 3: (2, 1)}.items():
         assert ((made.is_support & (of == c)).sum(dim=1) == support).all()
@@ -81,12 +81,12 @@ def test_shorter_episodes_are_padded() -> None:
     made = draw([0, 0, 1, 1, 1, 3, 3, 3, 3])
     used = (made.is_support | made.is_query).sum(dim=1)
     assert used.min() < used.max() == made.index.shape[1]
-    # those that are used come first
-    place = torch.arange(made.index.shape[1])
-    assert torch.equal(made.is_support | made.is_query, place < used[:, None])
+    # used nodes come before the padding
+    position = torch.arange(made.index.shape[1])
+    assert torch.equal(made.is_support | made.is_query, position < used[:, None])
 
 
-def test_model_and_module_travel_and_are_averaged() -> None:
+def test_model_and_module_are_sent_and_averaged() -> None:
     strategy = server()
     start = strategy.download(1, 0)
     # GCN 6·8 + 8 + 8·3 + 3 = 83; module 3·8² + 8·3 + 3 = 219
@@ -105,7 +105,7 @@ def test_model_and_module_travel_and_are_averaged() -> None:
     assert set(strategy.global_state()) == set(client.state_shapes())
 
 
-def test_training_moves_model_and_module() -> None:
+def test_training_changes_model_and_module() -> None:
     client = random_client("f2l")
     start = server().download(1, 0)
     upload = F2LClientApp().fit(client, 1, start).upload
@@ -113,7 +113,9 @@ def test_training_moves_model_and_module() -> None:
         assert not torch.equal(tensor, start.tensors[name]), name
 
 
-def test_without_links_and_steps_it_still_learns_from_episodes() -> None:
+def test_episodes_train_the_module_without_contrast_distillation_and_inner_steps() -> (
+    None
+):
     client = random_client(
         "f2l", contrast_weight=0.0, distillation_weight=0.0, inner_steps=0
     )
@@ -129,7 +131,7 @@ def predictions(model: Any, client: Any) -> Tensor:
     return out
 
 
-def test_a_client_predicts_classes_of_its_own_after_adapting() -> None:
+def test_an_adapted_client_predicts_its_own_classes_only() -> None:
     client = random_client("f2l", num_classes=5, classes=[1, 4])
     app, start = F2LClientApp(), server(5).download(1, 0)
     model = app.personal_model(client, start)
@@ -141,7 +143,7 @@ def test_a_client_predicts_classes_of_its_own_after_adapting() -> None:
     assert app.personal_model(client, None) is None
 
 
-def test_the_model_that_was_trained_is_found_again() -> None:
+def test_the_trained_model_is_restored_from_the_state() -> None:
     client, app = random_client("f2l"), F2LClientApp()
     fit = app.fit(client, 1, server().download(1, 0))
     assert fit.model is not None
@@ -152,7 +154,7 @@ def test_the_model_that_was_trained_is_found_again() -> None:
     assert torch.equal(again.eval()(inputs), fit.model.eval()(inputs))
 
 
-def test_it_learns_a_toy_problem() -> None:
+def test_f2l_learns_a_toy_problem() -> None:
     client = random_client("f2l", settings={"local-epochs": 60, "dropout": 0.0})
     fit = F2LClientApp().fit(client, 1, server().download(1, 0))
     data = client.data.training
@@ -160,7 +162,7 @@ def test_it_learns_a_toy_problem() -> None:
     assert (found == data.labels).float().mean() > 0.85
 
 
-def test_the_support_set_is_bounded_by_class() -> None:
+def test_the_support_set_is_limited_per_class() -> None:
     client = random_client("f2l", support=2)
     model = F2LClientApp().personal_model(client, server().download(1, 0))
     assert isinstance(model, AdaptedModel)
@@ -170,7 +172,7 @@ def test_the_support_set_is_bounded_by_class() -> None:
 @pytest.mark.parametrize(
     "options", [{"classes": [1]}, {"train": [4]}, {"train": [4, 5]}]
 )
-def test_one_class_or_too_few_support_nodes_do_no_harm(
+def test_one_class_or_too_few_support_nodes_give_finite_values(
     options: dict[str, Any],
 ) -> None:
     client = random_client("f2l", **options)
@@ -189,6 +191,6 @@ def test_a_client_without_training_nodes_predicts_with_the_client_model() -> Non
     assert set(model.state_dict()) == set(client.state_shapes())
 
 
-def test_the_averaged_client_model_can_be_scored(small: dict[str, Any]) -> None:
+def test_the_averaged_client_model_can_be_evaluated(small: dict[str, Any]) -> None:
     run = simulate("f2l", **small, evaluate="both")
     assert 0 <= run.summary["global"]["best"]["test"]["accuracy"] <= 1

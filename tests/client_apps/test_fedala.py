@@ -24,7 +24,7 @@ from tests.client_apps.test_fedpg import make_client
 
 
 def states(client: Client) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """An old and a received state that differ everywhere."""
+    """Return an old and a received state that differ in every entry."""
     received = state_of(client.build_model(initialise=True))
     draw = torch.Generator().manual_seed(1)
     old = {
@@ -44,7 +44,7 @@ def test_the_blend_and_a_step_of_it_by_hand() -> None:
     torch.testing.assert_close(out, torch.tensor([0.42, 0.7, 0.0]))
 
 
-def test_the_gradient_of_the_step_is_that_of_the_weights() -> None:
+def test_the_gradient_in_the_step_equals_that_of_the_weights() -> None:
     old, received = torch.randn(4), torch.randn(4)
     weights = torch.full((4,), 0.5, requires_grad=True)
     target = blend(old, received, weights)
@@ -85,12 +85,12 @@ def test_layers_are_parts_of_the_encoder() -> None:
     ]
 
 
-def test_w_is_learned_by_the_step_on_the_sampled_nodes() -> None:
+def test_the_blend_weights_take_one_step_on_the_sampled_nodes() -> None:
     client = make_client("fedala")
     old, received = states(client)
     names = [name for name in old if name.startswith("classifier")]
     start = {name: torch.full_like(old[name], 0.5) for name in names}
-    client.state.set_group("blend", start)  # learned before: one pass
+    client.state.set_group("blend", start)  # W exists, so learning takes one pass
     out = FedALAClientApp().learn(client, 2, old, received)
     model = client.build_model().eval()
     load_state(model, received)
@@ -125,7 +125,9 @@ def test_learning_the_blend_lowers_its_loss() -> None:
     assert loss(out) < min(loss(old), loss(received))
 
 
-def test_w_is_learned_until_the_losses_settle_and_then_once_a_round() -> None:
+def test_the_blend_weights_are_learned_to_convergence_first_and_then_once_a_round() -> (
+    None
+):
     assert not _is_learned([], is_first=True)
     assert not _is_learned([], is_first=False)
     assert _is_learned([1.0], is_first=False)
@@ -136,7 +138,7 @@ def test_w_is_learned_until_the_losses_settle_and_then_once_a_round() -> None:
     assert _is_learned([0.0, 1.0] * (MAX_PASSES // 2), is_first=True)
 
 
-def test_equal_models_leave_nothing_to_blend() -> None:
+def test_equal_models_leave_the_blend_weights_unchanged() -> None:
     client = make_client("fedala")
     _, received = states(client)
     out = FedALAClientApp().learn(client, 2, received, received)
@@ -145,7 +147,7 @@ def test_equal_models_leave_nothing_to_blend() -> None:
     assert all(bool((w == 1).all()) for w in client.state.group("blend").values())
 
 
-def test_the_first_round_is_fedavgs() -> None:
+def test_the_first_round_equals_fedavg() -> None:
     client, other = make_client("fedala"), make_client("fedavg")
     download = Weights(states(client)[1])
     ours = FedALAClientApp().fit(client, 1, download).upload.tensors

@@ -20,14 +20,14 @@ from tests.client_apps.runtime.test_client import client_of
 
 
 def test_the_prior_shifts_the_logits() -> None:
-    # softmax(log π) = π: the loss of equal logits is −log of the share of the class
+    # softmax(log π) = π: with equal logits the loss is −log of the share of the class
     prior = torch.tensor([0.75, 0.25])
     labels = torch.tensor([1])
     loss = corrected_entropy(torch.zeros(1, 2), labels, prior)
     assert loss.item() == pytest.approx(math.log(4), rel=1e-6)
 
 
-def test_an_absent_class_has_a_finite_shift_and_no_pull_on_its_logit() -> None:
+def test_an_absent_class_has_a_finite_shift_and_no_gradient_on_its_logit() -> None:
     logits = torch.zeros(1, 3, requires_grad=True)
     prior = torch.tensor([0.5, 0.5, 0.0])
     loss = corrected_entropy(logits, torch.tensor([0]), prior)
@@ -37,7 +37,7 @@ def test_an_absent_class_has_a_finite_shift_and_no_pull_on_its_logit() -> None:
     assert logits.grad[0, 2].abs() < 1e-8
 
 
-def test_equal_shares_leave_the_cross_entropy_as_it_is() -> None:
+def test_equal_shares_do_not_change_the_cross_entropy() -> None:
     logits = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]])
     labels = torch.tensor([2, 1])
     loss = corrected_entropy(logits, labels, torch.full((3,), 1 / 3))
@@ -46,7 +46,8 @@ def test_equal_shares_leave_the_cross_entropy_as_it_is() -> None:
 
 def test_distillation_is_restricted_to_the_absent_classes() -> None:
     absent = torch.tensor([False, True, True])
-    received = torch.tensor([[50.0, math.log(3.0), 0.0]])  # (3/4, 1/4) of the absent
+    # softmax over the absent classes 1 and 2: (3/4, 1/4)
+    received = torch.tensor([[50.0, math.log(3.0), 0.0]])
     loss = absent_distillation(torch.zeros(1, 3), received, absent)
     by_hand = 3 / 4 * math.log(1.5) + 1 / 4 * math.log(0.5)
     assert loss.item() == pytest.approx(by_hand, rel=1e-5)
@@ -117,7 +118,7 @@ def test_one_absent_class_leaves_the_loss_finite(toy: NodeDataset) -> None:
     client = client_of(toy, method="feded")
     model = client.build_model(initialise=True)
     loss = FedEDClientApp().data_loss(client, model, Weights(state_of(model)))
-    data = client.data.training  # class 0 alone, class 1 absent: |O| = 1
+    data = client.data.training  # only class 0; class 1 is absent: |O| = 1
     logits = data.logits(model, data.index).detach().requires_grad_()
     value = loss(logits, data.labels, data.index)
     value.backward()
@@ -129,7 +130,7 @@ def test_one_absent_class_leaves_the_loss_finite(toy: NodeDataset) -> None:
 def test_the_loss_is_the_weighted_sum_of_its_terms(toy: NodeDataset) -> None:
     names = ("a", "b", "c", "d")
     wide = NodeDataset(toy.name, toy.x, toy.edge_index, toy.y * 2, names)
-    client = client_of(wide, method="feded")  # training nodes are of class 0 alone
+    client = client_of(wide, method="feded")  # all training nodes are of class 0
     model = client.build_model(initialise=True)
     loss = FedEDClientApp().data_loss(client, model, Weights(state_of(model)))
     data = client.data.training

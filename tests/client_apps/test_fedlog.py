@@ -38,7 +38,7 @@ SHORT = {
 
 
 def make_client(y: Tensor | None = None, **settings: Any) -> Client:
-    """A client with a random graph whose last node has no neighbour."""
+    """Make a client with a random graph whose last node has no neighbour."""
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(N, D, generator=draw)
     upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
@@ -70,7 +70,7 @@ def make_client(y: Tensor | None = None, **settings: Any) -> Client:
 
 
 def downloads(client: Client, app: FedLogClientApp) -> list[FedLogDownload]:
-    """What a server of one client sends in rounds 1 and 2."""
+    """Return the downloads of rounds 1 and 2 from a server with one client."""
     weights = new_network(client).shared_state()
     first = FedLogDownload({n: t.clone() for n, t in weights.items()})
     shapes = app.download_spec(client)
@@ -85,7 +85,7 @@ def downloads(client: Client, app: FedLogClientApp) -> list[FedLogDownload]:
 
 
 def run_rounds(client: Client, rounds: int = 2) -> list[Any]:
-    """Train as the message handler does."""
+    """Train for some rounds and keep the model as the message handler does."""
     app, fits = FedLogClientApp(), []
     first, later = downloads(client, app)
     for server_round in range(1, rounds + 1):
@@ -122,7 +122,7 @@ def test_every_variant_runs(settings: dict[str, Any], small: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("settings", VARIANTS[1:12], ids=str)
-def test_every_variant_trains_otherwise(settings: dict[str, Any]) -> None:
+def test_every_variant_trains_differently(settings: dict[str, Any]) -> None:
     plain = {"gamma_step": 0.5, "gamma_threshold": 0.0}
     one = run_rounds(make_client(**plain), 3)
     other = run_rounds(make_client(**plain, **settings), 3)
@@ -131,11 +131,11 @@ def test_every_variant_trains_otherwise(settings: dict[str, Any]) -> None:
         for mine, theirs in zip(one, other, strict=True)
         for name, tensor in mine.model.state_dict().items()
     )
-    # which nodes go up is no matter of the client's own training
+    # the choice of the uploaded nodes does not affect the client's own training
     assert same == ("synthetic_mode" in settings)
 
 
-def test_messages_get_a_gradient_which_they_do_not_in_the_published_variant() -> None:
+def test_messages_get_a_gradient_except_in_the_published_variant() -> None:
     for updates in (True, False):
         client = make_client(classifier_update=updates)
         network = new_network(client).train()
@@ -193,14 +193,12 @@ def test_without_scaling_gamma_stays_at_zero() -> None:
 
 
 @pytest.mark.parametrize(("mode", "branch"), [("HH", "head"), ("HT", "tail")])
-def test_the_nodes_of_the_branch_that_is_asked_for_go_up(
-    mode: str, branch: str
-) -> None:
+def test_the_nodes_of_the_selected_branch_are_uploaded(mode: str, branch: str) -> None:
     fit = run_rounds(make_client(synthetic_mode=mode))[-1]
     assert torch.equal(fit.upload.nodes, fit.model.nodes[branch])
 
 
-def test_an_epoch_takes_whole_batches_and_small_clients_one() -> None:
+def test_an_epoch_uses_whole_batches_and_one_for_small_clients() -> None:
     for size, mode, steps in ((64, "joint", 1), (8, "joint", 2), (8, "sequential", 4)):
         client = make_client(lg_mode=mode, **{"batch-size": size})
         app = FedLogClientApp()
@@ -217,10 +215,10 @@ def test_an_epoch_takes_whole_batches_and_small_clients_one() -> None:
 
         optimizer.register_step_post_hook(counted)
         learner.epoch(optimizer, torch.Generator().manual_seed(0))
-        assert count == steps  # ⌊21 / 8⌋ = 2; apart: as many again
+        assert count == steps  # ⌊21 / 8⌋ = 2; twice as many in sequential mode
 
 
-def test_the_epoch_best_on_validation_nodes_is_kept_if_checks_are_asked_for(
+def test_with_check_every_the_epoch_best_on_validation_nodes_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scores = iter([0.9, 0.1, 0.5])
@@ -234,7 +232,7 @@ def test_the_epoch_best_on_validation_nodes_is_kept_if_checks_are_asked_for(
     assert not torch.equal(kept["nodes.head"], long["nodes.head"])
 
 
-def test_the_encoder_is_pretrained_when_its_client_first_trains(
+def test_the_encoder_is_pretrained_in_the_first_round_of_its_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     client = make_client(local_pretrain_epochs=40, lr=0.05)
@@ -247,7 +245,7 @@ def test_the_encoder_is_pretrained_when_its_client_first_trains(
     monkeypatch.setattr(Client, "validate", lambda *_: next(scores))
     network = new_network(client)
     pretrain_encoder(client, network)
-    assert next(scores, None) is None  # ended after ten epochs without a better one
+    assert next(scores, None) is None  # stopped after ten epochs without improvement
     monkeypatch.undo()
     short = make_client(local_pretrain_epochs=2, lr=0.05)
     expected = new_network(short)
@@ -268,7 +266,7 @@ def test_the_encoder_is_pretrained_when_its_client_first_trains(
     assert rounds == [1, 1]
 
 
-def test_moments_are_forgotten_unless_they_are_asked_for() -> None:
+def test_optimizer_moments_are_dropped_unless_the_settings_keep_them() -> None:
     client = make_client()
     run_rounds(client, 1)
     assert not client.state.group("optimizer")
@@ -280,7 +278,7 @@ def test_moments_are_forgotten_unless_they_are_asked_for() -> None:
 
 
 def test_learnable_nodes_are_not_decayed() -> None:
-    # a class of weight decay so large that it would show
+    # a weight decay this large would be visible in the nodes
     client = make_client(beta=0.0, **{"weight-decay": 1e6})
     fit = run_rounds(client, 1)[0]
     start, end = new_network(client).nodes["head"], fit.model.nodes["head"]
@@ -301,7 +299,7 @@ def test_clients_start_from_the_same_nodes_and_keep_their_own() -> None:
     assert not torch.equal(first.model.nodes["tail"], starts[0])
 
 
-def test_synthetic_nodes_without_generators_are_refused() -> None:
+def test_synthetic_nodes_without_generators_are_rejected() -> None:
     client = make_client()
     app = FedLogClientApp()
     first, later = downloads(client, app)
@@ -312,7 +310,9 @@ def test_synthetic_nodes_without_generators_are_refused() -> None:
     assert app.fit(client, 1, first).loss > 0
 
 
-def test_a_class_that_nobody_trains_on_and_a_lone_node_leave_finite_numbers() -> None:
+def test_a_class_without_training_nodes_and_an_isolated_node_give_finite_values() -> (
+    None
+):
     client = make_client(y=torch.arange(N) % 2)
     fits = run_rounds(client, 3)
     with torch.inference_mode():
@@ -322,14 +322,14 @@ def test_a_class_that_nobody_trains_on_and_a_lone_node_leave_finite_numbers() ->
     assert all(fit.upload.nodes.isfinite().all() for fit in fits)
 
 
-def test_class_rates_are_of_training_labels_only() -> None:
+def test_class_rates_count_training_labels_only() -> None:
     y = torch.cat([torch.zeros(20), torch.full((9,), 2.0), torch.ones(1)]).long()
     rates = FedLogClientApp().pretrain(make_client(y=y), 0, FedLogDownload())
     torch.testing.assert_close(rates.upload.rates, torch.tensor([20 / 21, 1 / 21, 0]))
 
 
 @pytest.mark.parametrize("kind", ["none", "gauss", "permute"])
-def test_class_rates_go_up_disguised_as_the_setting_says(kind: str) -> None:
+def test_uploaded_class_rates_have_the_configured_noise(kind: str) -> None:
     y = torch.tensor([0, 0, 1, 1, 1, 2, 2, 2, 2, 2]).repeat(3)
     app = FedLogClientApp()
     rates = app.pretrain(make_client(y=y), 0, FedLogDownload()).upload.rates
@@ -340,8 +340,8 @@ def test_class_rates_go_up_disguised_as_the_setting_says(kind: str) -> None:
         assert torch.equal(found.sort().values, rates.sort().values)
 
 
-def test_generators_start_alike_on_all_clients() -> None:
-    # what little they learn keeps them apart only if they start apart
+def test_generators_start_from_the_same_weights_on_all_clients() -> None:
+    # at this learning rate the weights differ only if the initial weights differ
     one, other = make_client(prompt_lr=1e-9), make_client(prompt_lr=1e-9)
     other.partition_id, other.num_partitions = 5, 6
     app = FedLogClientApp()
@@ -349,13 +349,13 @@ def test_generators_start_alike_on_all_clients() -> None:
     torch.testing.assert_close(*found)
 
 
-def test_a_generator_that_diverges_names_its_learning_rate() -> None:
+def test_the_error_of_a_diverged_generator_names_its_learning_rate() -> None:
     client = make_client(prompt_lr=1e30)
     with pytest.raises(FglError, match=r"non-finite.*smaller fedlog\.prompt-lr"):
         FedLogClientApp().pretrain(client, 0, FedLogDownload())
 
 
-def test_a_kept_network_is_not_taken_for_a_plain_backbone(tmp_path: Path) -> None:
+def test_a_saved_network_is_not_loaded_as_a_plain_backbone(tmp_path: Path) -> None:
     client = make_client()
     state = run_rounds(client)[-1].model.state_dict()
     card = ModelCard("fedlog", "graphsage", D, 8, 2, tuple("abc"), False, "none", 2)
@@ -364,7 +364,7 @@ def test_a_kept_network_is_not_taken_for_a_plain_backbone(tmp_path: Path) -> Non
         load_model(tmp_path / "m")
 
 
-def test_a_small_batch_is_embedded_from_what_it_is_computed_from(
+def test_a_small_batch_is_embedded_from_its_computation_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw = torch.Generator().manual_seed(5)

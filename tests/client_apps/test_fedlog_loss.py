@@ -1,4 +1,4 @@
-"""FedLoG's training loss against a loop over nodes, prototypes and neighbours."""
+"""Comparison of FedLoG's training loss with a loop over nodes and prototypes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THRESHOLD, BETA = 3, 0.5
 
 
 def learner(**settings: Any) -> LocalLearner:
-    """A client in its second round, with messages that do something."""
+    """Make a client in its second round, with random weights in the message layers."""
     client = make_client(beta=BETA, **settings)
     later = downloads(client, FedLogClientApp())[1]
     network = new_network(client).eval()
@@ -94,7 +94,7 @@ def loop_fitting(one: LocalLearner) -> Tensor:
 
 
 def loop_general(one: LocalLearner) -> tuple[Tensor, list[bool]]:
-    """L_g and which synthetic nodes were classified rightly; Eq. (5).
+    """Return L_g and a mask of the correctly classified synthetic nodes; Eq. (5).
 
     Without generators a node is its own neighbour.
     """
@@ -131,7 +131,7 @@ def slopes(one: LocalLearner, loss: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("part", "pg"), [("fitting", True), ("general", True), ("general", False)]
 )
-def test_a_step_has_the_loss_and_gradient_of_the_loop(part: str, pg: bool) -> None:
+def test_a_step_matches_the_loss_and_gradient_of_a_loop(part: str, pg: bool) -> None:
     one = learner(pg=pg)
     assert one.data.inputs.num_features == D
     assert not neighbours(

@@ -30,7 +30,9 @@ def test_the_temperature_divides_the_logits_and_its_square_scales_the_loss() -> 
     assert loss.item() == pytest.approx(9 * by_hand, rel=1e-5)
 
 
-def test_it_is_the_mean_over_nodes_of_a_slow_loop(generator: torch.Generator) -> None:
+def test_the_distillation_matches_the_mean_of_a_slow_loop(
+    generator: torch.Generator,
+) -> None:
     student = torch.randn(6, 4, generator=generator)
     teacher = torch.randn(6, 4, generator=generator)
     labels = torch.tensor([0, 3, 1, 1, 2, 0])
@@ -44,7 +46,7 @@ def test_it_is_the_mean_over_nodes_of_a_slow_loop(generator: torch.Generator) ->
 
 
 @pytest.mark.parametrize("classes", [1, 2])
-def test_without_two_other_classes_there_is_nothing_to_distil(classes: int) -> None:
+def test_without_two_other_classes_the_distillation_is_zero(classes: int) -> None:
     logits = torch.randn(3, classes, requires_grad=True)
     teacher = torch.randn(3, classes)
     loss = not_true_distillation(logits, teacher, torch.zeros(3).long(), tau=1.0)
@@ -60,7 +62,7 @@ def test_the_gradient_never_reaches_the_logit_of_the_true_class() -> None:
     assert logits.grad[0, 1:].abs().min() > 0
 
 
-def test_the_loss_starts_as_the_plain_cross_entropy(toy: NodeDataset) -> None:
+def test_the_first_loss_is_the_plain_cross_entropy(toy: NodeDataset) -> None:
     client = client_of(toy, method="fedntd")
     model = client.build_model(initialise=True)
     loss = FedNTDClientApp().data_loss(client, model, Weights(state_of(model)))
@@ -70,7 +72,7 @@ def test_the_loss_starts_as_the_plain_cross_entropy(toy: NodeDataset) -> None:
     torch.testing.assert_close(loss(logits, data.labels, data.index), expected)
 
 
-def test_the_loss_holds_rows_to_the_received_ones_of_their_nodes(
+def test_the_loss_compares_rows_with_the_received_logits_of_the_same_nodes(
     toy: NodeDataset,
 ) -> None:
     wide = NodeDataset(toy.name, toy.x, toy.edge_index, toy.y, ("a", "b", "c", "d"))

@@ -31,7 +31,7 @@ def make_client(
     general: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Client:
-    """A client whose first nodes train, the very first without neighbours."""
+    """Make a client that trains on its first nodes; node 0 has no neighbours."""
     draw = torch.Generator().manual_seed(3)
     upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
     upper[0] = False
@@ -58,7 +58,7 @@ def make_client(
 
 
 def download_of(client: Client, seed: int = 1) -> Weights:
-    """What a server would send, drawn anew."""
+    """Return a download with random weights."""
     config = client.config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -86,7 +86,7 @@ def trainer_of(client: Client) -> Trainer:
     return Trainer(client, assemble(client, download_of(client)), 1)
 
 
-def test_shapes_are_those_of_the_specification() -> None:
+def test_shapes_match_the_specification() -> None:
     client = make_client(rep_norm="l2")
     trainer = trainer_of(client)
     h = trainer.represent()
@@ -99,7 +99,7 @@ def test_shapes_are_those_of_the_specification() -> None:
     torch.testing.assert_close(h.norm(dim=1), torch.ones(N))
 
 
-def test_local_labels_are_places_among_the_own_classes() -> None:
+def test_local_labels_are_positions_among_the_own_classes() -> None:
     client = make_client()
     parts = build_parts(client)
     trainer = Trainer(client, parts, 1)
@@ -107,7 +107,7 @@ def test_local_labels_are_places_among_the_own_classes() -> None:
     assert torch.equal(parts.classes[trainer.own_labels], trainer.labels)
 
 
-def test_each_step_changes_only_what_it_is_meant_for() -> None:
+def test_each_step_changes_only_its_own_modules() -> None:
     trainer = trainer_of(make_client())
     parts = trainer.parts
     modules = {
@@ -131,16 +131,16 @@ def test_each_step_changes_only_what_it_is_meant_for() -> None:
 
 
 @pytest.mark.parametrize("model", ["graphsage:linear", "gcn:linear"])
-def test_training_reads_the_surroundings_of_the_training_nodes_only(
+def test_training_reads_only_the_neighbourhood_of_the_training_nodes(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     general = {"model": model, "dropout": 0.0}
     monkeypatch.setattr(computation_graph, "SHARE", 1.0)
     found = []
-    for is_cut in (True, False):
+    for is_part in (True, False):
         client = make_client(train=2, general=general)
         trainer = trainer_of(client)
-        assert (trainer.part.inputs is not client.data.training.inputs) == is_cut
+        assert (trainer.part.inputs is not client.data.training.inputs) == is_part
         terms = trainer.run(3)
         parts = trainer.parts
         found.append((terms, values(parts.shared), values(parts.own)))
@@ -160,7 +160,7 @@ def test_without_own_classifier_synthetic_nodes_train_the_generic_one() -> None:
     assert names == {"classifier.weight", "classifier.bias"}
 
 
-def test_losses_are_those_of_a_loop() -> None:
+def test_losses_match_a_loop() -> None:
     trainer = trainer_of(make_client())
     h = trainer.represent()
     parts, data = trainer.parts, trainer.client.data.training
@@ -187,7 +187,7 @@ def test_the_loss_of_synthetic_nodes_is_the_mean_over_all_copies() -> None:
     assert float(terms["synthetic"]) == pytest.approx(total / 36, rel=1e-5)
 
 
-def test_noise_may_enter_the_neighbours_half_only() -> None:
+def test_noise_can_be_restricted_to_the_neighbour_half() -> None:
     noise = trainer_of(make_client(noise_on="agg", noise_std=2.0)).draw_noise()
     assert not noise[..., :WIDTH].any()
     assert 1.5 < float(noise[..., WIDTH:].std()) < 2.5
@@ -223,7 +223,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_refreshed_copy_of_a_variant_runs_all_its_steps(variant: str) -> None:
+def test_a_refreshed_copy_of_a_variant_takes_all_its_steps(variant: str) -> None:
     app, settings = FedPANOClientApp(), VARIANTS[variant][0]
     some = {"final-local-epochs": 2, "local-epochs": 7}
     client = make_client(general=some, **settings)
@@ -251,7 +251,7 @@ def test_a_variant_sends_its_parts_and_reports_its_losses(
     assert all(bool(t.isfinite().all()) for t in upload.tensors.values())
     expected = sum(value for name, value in fit.terms.items() if name != "spread")
     assert fit.loss == pytest.approx(expected)
-    # the own classifier, with 3 outputs, is in no upload
+    # no upload contains the own classifier, which has 3 outputs
     assert all(t.shape[0] != len(OWN) for t in upload.tensors.values())
     assert ("generator/0.weight" in client.state.tensors) == (variant == "nF")
     assert fit.model is not None
@@ -259,7 +259,7 @@ def test_a_variant_sends_its_parts_and_reports_its_losses(
     assert variant == "nT" or set(predicted.tolist()) <= set(OWN)
 
 
-def test_the_bytes_are_those_of_the_formula() -> None:
+def test_the_bytes_match_the_formula() -> None:
     client = make_client()
     fit = FedPANOClientApp().fit(client, 1, download_of(client))
     network = (2 * D * WIDTH + WIDTH) + (2 * WIDTH * WIDTH + WIDTH)
@@ -267,12 +267,14 @@ def test_the_bytes_are_those_of_the_formula() -> None:
     assert fit.upload.num_bytes == 4 * (network + generic + generator)
 
 
-def test_without_both_classifiers_nothing_would_classify() -> None:
+def test_a_variant_without_any_classifier_is_rejected() -> None:
     with pytest.raises(ConfigError, match="nothing would classify"):
         make_client(use_client_classifier=False, use_shared_classifier=False)
 
 
-def test_own_classifiers_start_alike_for_a_class_in_every_variant() -> None:
+def test_own_classifiers_start_from_the_same_weights_for_a_class_in_every_variant() -> (
+    None
+):
     some, other = (
         build_parts(make_client(own=[0, 1])),
         build_parts(make_client(own=[1])),
@@ -284,7 +286,7 @@ def test_own_classifiers_start_alike_for_a_class_in_every_variant() -> None:
     assert not torch.equal(some.own.weight[0], some.own.weight[1])
 
 
-def test_a_client_keeps_its_classifier_and_takes_the_received_network() -> None:
+def test_a_client_combines_its_classifier_with_the_received_network() -> None:
     app, client = FedPANOClientApp(), make_client()
     first = app.fit(client, 1, download_of(client)).model
     assert first is not None
@@ -300,7 +302,7 @@ def test_a_client_keeps_its_classifier_and_takes_the_received_network() -> None:
     torch.testing.assert_close(kept.eval()(inputs), first.eval()(inputs))
 
 
-def test_a_generator_that_is_not_shared_is_trained_on() -> None:
+def test_a_generator_that_is_not_shared_is_restored_from_the_state() -> None:
     app, client = FedPANOClientApp(), make_client(aggregate_generator=False)
     app.fit(client, 1, download_of(client))
     trained = client.state.group("generator")
@@ -320,11 +322,11 @@ def test_a_client_without_training_nodes_predicts_with_the_generic_classifier() 
     )
 
 
-def test_a_client_that_was_sent_nothing_has_no_model() -> None:
+def test_a_client_without_download_has_no_model() -> None:
     assert FedPANOClientApp().personal_model(make_client(), None) is None
 
 
-def test_moments_are_kept_where_the_settings_say_so() -> None:
+def test_optimizer_moments_are_kept_with_optimizer_state_keep() -> None:
     general = {"optimizer": "adam", "lr": 0.01, "optimizer-state": "keep"}
     client = make_client(general=general)
     FedPANOClientApp().fit(client, 1, download_of(client))
@@ -342,7 +344,7 @@ def test_moments_are_kept_where_the_settings_say_so() -> None:
     assert not other.state.group("optimizer")
 
 
-def test_the_losses_fall() -> None:
+def test_training_lowers_all_losses() -> None:
     client = make_client(general={"local-epochs": 60}, noise_std=0.1)
     app = FedPANOClientApp()
     long = app.fit(client, 1, download_of(client)).terms

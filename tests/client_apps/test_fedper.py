@@ -37,7 +37,7 @@ def server(method: str, num_classes: int = 3) -> Any:
 
 
 def after(app: Any, client: Client, download: Weights, server_round: int = 1) -> Any:
-    """Fit, and keep the model as the message handling does."""
+    """Fit, and keep the model as the message handler does."""
     fit = app.fit(client, server_round, download)
     client.state.set_group("model", state_of(fit.model))
     return fit
@@ -49,7 +49,7 @@ def is_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     )
 
 
-def test_body_and_head_are_the_whole_of_every_backbone() -> None:
+def test_body_and_head_together_are_the_whole_backbone() -> None:
     for model in ("gcn", "gat", "gin", "graphsage", "gamlp", "sgc"):
         shapes = random_client("fedper", settings={"model": model}).state_shapes()
         assert encoder_state(shapes) | classifier_state(shapes) == shapes
@@ -58,7 +58,7 @@ def test_body_and_head_are_the_whole_of_every_backbone() -> None:
 
 
 @BOTH
-def test_only_the_body_travels(method: str, app: Any) -> None:
+def test_only_the_body_is_sent(method: str, app: Any) -> None:
     client = random_client(method)
     start = server(method).download(1, 0)
     upload = app().fit(client, 1, start).upload
@@ -73,7 +73,7 @@ def test_only_the_body_travels(method: str, app: Any) -> None:
 
 
 @BOTH
-def test_the_own_head_is_put_on_the_received_body(method: str, app: Any) -> None:
+def test_the_own_head_is_combined_with_the_received_body(method: str, app: Any) -> None:
     client, half = random_client(method), app()
     start = server(method).download(1, 0)
     first = after(half, client, start)
@@ -85,7 +85,7 @@ def test_the_own_head_is_put_on_the_received_body(method: str, app: Any) -> None
 
 
 @BOTH
-def test_a_client_without_training_so_far_has_the_first_head(
+def test_a_client_that_has_not_trained_has_the_initial_head(
     method: str, app: Any
 ) -> None:
     client = random_client(method)
@@ -142,7 +142,7 @@ def test_fedper_trains_both_parts_at_once() -> None:
 
 
 @pytest.mark.parametrize(("head", "body"), [(2, 0), (0, 2), (2, 2)])
-def test_fedrep_trains_the_parts_in_turn(head: int, body: int) -> None:
+def test_fedrep_trains_head_and_body_in_turn(head: int, body: int) -> None:
     client = random_client(
         "fedrep", settings={"local-epochs": max(body, 1)}, head_epochs=head
     )
@@ -199,7 +199,7 @@ def test_a_refreshed_copy_of_fedrep_trains_its_head_as_long_as_its_body() -> Non
 
 
 @BOTH
-def test_a_client_with_one_class_or_one_training_node_takes_part(
+def test_a_client_with_one_class_or_one_training_node_trains(
     method: str, app: Any
 ) -> None:
     start = server(method).download(1, 0)
@@ -209,9 +209,7 @@ def test_a_client_with_one_class_or_one_training_node_takes_part(
 
 
 @BOTH
-def test_label_spaces_without_overlap_are_learnt_side_by_side(
-    method: str, app: Any
-) -> None:
+def test_disjoint_label_spaces_are_learned_side_by_side(method: str, app: Any) -> None:
     strategy = server(method, num_classes=4)
     clients = [
         random_client(method, partition_id=pid, num_classes=4, classes=own)
@@ -232,7 +230,7 @@ def test_label_spaces_without_overlap_are_learnt_side_by_side(
 
 
 @BOTH
-def test_clients_that_sat_out_are_scored_on_the_newest_body(
+def test_clients_that_were_not_sampled_are_evaluated_with_the_newest_body(
     method: str, app: Any, small: dict[str, Any]
 ) -> None:
     run = simulate(method, **small, participation=0.5)
@@ -243,6 +241,6 @@ def test_clients_that_sat_out_are_scored_on_the_newest_body(
     assert run.rounds[-1]["failures"] == []
 
 
-def test_there_is_no_aggregated_model_to_score(small: dict[str, Any]) -> None:
+def test_global_evaluation_is_rejected(small: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="fedper"):
         simulate("fedper", **small, evaluate="global")

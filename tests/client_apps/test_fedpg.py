@@ -32,7 +32,7 @@ def make_client(
     train: list[int] | None = None,
     **settings: Any,
 ) -> Client:
-    """A client with a random graph; half its nodes are for training."""
+    """Make a client with a random graph, half of whose nodes are training nodes."""
     draw = torch.Generator().manual_seed(3)
     x = torch.randn(N, 6, generator=draw)
     upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
@@ -62,12 +62,12 @@ def make_client(
 
 
 def answer(upload: LocalPrototypes) -> Prototypes:
-    """A download that is not what was uploaded."""
+    """Return a download that differs from the upload."""
     return Prototypes(upload.values.flip(-1), upload.counts > 0)
 
 
 def two_rounds(client: Client, app: Any) -> list[LocalPrototypes]:
-    """Train twice as the message handler does, and return the uploads."""
+    """Train for two rounds as the message handler does, and return the uploads."""
     spec = app.download_spec(client)
     download, uploads = no_prototypes(spec), []
     for server_round in (1, 2):
@@ -102,7 +102,7 @@ def test_an_upload_has_a_prototype_for_each_class_and_hop() -> None:
     assert bool((norms <= 1 + 1e-6).all())  # means of unit vectors
 
 
-def test_training_nodes_alone_are_counted_without_pseudo_labels() -> None:
+def test_without_pseudo_labels_only_training_nodes_are_counted() -> None:
     client = make_client(annotation="train")
     upload = two_rounds(client, FedPGClientApp())[1]
     assert torch.equal(upload.counts[:, 0], client.data.graph.class_counts())
@@ -139,7 +139,7 @@ def test_the_prototype_term_has_a_gradient(settings: dict[str, Any]) -> None:
         assert model.extra.out.weight.grad.abs().sum() > 0
 
 
-def test_the_prototype_term_is_its_weight_times_the_distance() -> None:
+def test_the_prototype_term_is_proportional_to_its_weight() -> None:
     values = []
     for mu in (0.5, 1.0):
         model, _, client = penalty_of(mu=0.25)
@@ -154,7 +154,7 @@ def test_the_prototype_term_is_its_weight_times_the_distance() -> None:
     assert values[1] == pytest.approx(2 * values[0])
 
 
-def test_mu_grows_over_its_warm_up() -> None:
+def test_mu_grows_during_its_warm_up() -> None:
     app, client = FedPGClientApp(), make_client(mu_warmup=10)
     download = answer(two_rounds(client, app)[1])
     model = RecordingBackbone(app.personal_model(client, download))
@@ -189,7 +189,7 @@ def test_rings_are_computed_once() -> None:
     assert client.data.memo[key] is before
 
 
-def test_a_class_of_one_node_and_a_class_of_none() -> None:
+def test_a_class_with_one_node_and_an_empty_class_give_finite_prototypes() -> None:
     y = torch.zeros(N, dtype=torch.int64)
     y[0] = 1
     client = make_client(y=y, annotation="train")
@@ -206,7 +206,7 @@ def test_a_client_without_edges_sends_hop_zero_only() -> None:
         assert int(upload.counts[:, 0].sum()) == N
 
 
-def test_more_hops_than_any_ring_has_are_left_out() -> None:
+def test_hops_without_any_neighbour_are_left_out() -> None:
     line = torch.tensor([[0, 1], [1, 0]])
     client = make_client(edge_index=line, hops=6)
     for upload in two_rounds(client, FedPGClientApp()):
@@ -225,7 +225,7 @@ def test_noise_changes_the_upload_and_not_the_training() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedpg", "fedproto"])
-def test_without_weight_on_prototypes_every_client_trains_alone(
+def test_with_prototype_weight_0_training_equals_local_training(
     method: str, small: dict[str, Any]
 ) -> None:
     key = {"fedpg": "mu", "fedproto": "proto_weight"}[method]
@@ -236,7 +236,7 @@ def test_without_weight_on_prototypes_every_client_trains_alone(
     ]
 
 
-def test_class_distance_adds_up_the_classes_means() -> None:
+def test_class_distance_sums_the_means_of_the_classes() -> None:
     f = torch.tensor([[1.0, 1.0], [3.0, 3.0], [2.0, 0.0]], requires_grad=True)
     labels = torch.tensor([0, 0, 1])
     target = torch.zeros(2, 2)

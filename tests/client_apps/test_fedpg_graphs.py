@@ -1,4 +1,4 @@
-"""FedPG where whole graphs are classified."""
+"""FedPG's client half for graph classification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps import fedpg
 from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer, unit_rows
-from flower_fgl.client_apps.fedproto import labelled
+from flower_fgl.client_apps.fedproto import labelled_embeddings
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def union(y: Tensor, seed: int, mask: str) -> Graph:
-    """Random graphs of five nodes, of more edges the higher the class."""
+    """Make random graphs of five nodes; higher classes have more edges."""
     draw = torch.Generator().manual_seed(seed)
     count = len(y)
     share = (0.2 + 0.3 * y.clamp(min=0)).repeat_interleave(5)
@@ -113,7 +113,7 @@ def test_graphs_without_label_are_annotated_by_prediction() -> None:
     assert torch.equal(upload.counts[:, 0], client.data.graph.class_counts())
 
 
-def test_a_client_of_one_class_sends_that_class_only() -> None:
+def test_a_client_with_one_class_uploads_that_class_only() -> None:
     client = make_client(y=torch.full((G,), 1), annotation="train")
     for upload in two_rounds(client, FedPGClientApp()):
         assert upload.counts[1, 0] == G
@@ -121,14 +121,14 @@ def test_a_client_of_one_class_sends_that_class_only() -> None:
         assert bool(upload.values.isfinite().all())
 
 
-def test_a_client_of_one_graph_a_class_has_no_neighbourhood() -> None:
+def test_a_client_with_one_graph_per_class_has_no_neighbours() -> None:
     client = make_client(y=torch.arange(C), annotation="train")
     for upload in two_rounds(client, FedPGClientApp()):
         assert upload.counts.tolist() == [[1, 0, 0]] * C
         assert bool(upload.values.isfinite().all())
 
 
-def test_more_hops_than_there_are_similarities_are_left_out() -> None:
+def test_hops_without_similar_graphs_are_left_out() -> None:
     # with decay 1 every hop after the first is empty
     client = make_client(hops=6, rho_decay=1.0)
     for upload in two_rounds(client, FedPGClientApp()):
@@ -153,7 +153,7 @@ def test_the_prototype_term_of_graphs_has_a_gradient() -> None:
     assert scorer.out.weight.grad.abs().sum() > 0
 
 
-def test_a_process_that_forgot_the_neighbours_finds_them_again() -> None:
+def test_a_process_without_cached_neighbours_draws_the_same_ones() -> None:
     app, kept, lost = FedPGClientApp(), make_client(), make_client()
     first = two_rounds(kept, app)
     download = answer(first[0])
@@ -167,7 +167,7 @@ def test_a_process_that_forgot_the_neighbours_finds_them_again() -> None:
         assert same([first[server_round - 1]], [fit.upload])
 
 
-def test_similar_graphs_are_looked_for_once_a_round(
+def test_similar_graphs_are_searched_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = []
@@ -188,7 +188,7 @@ def test_similar_graphs_are_looked_for_once_a_round(
         assert len(calls) == server_round
 
 
-def test_a_copy_that_trained_to_be_scored_leaves_no_neighbours_behind() -> None:
+def test_a_copy_trained_for_evaluation_does_not_change_the_neighbours() -> None:
     app, uploads = FedPGClientApp(), []
     for is_scored in (False, True):
         client = make_client(rho=0.99, general={"final-local-epochs": 20, "lr": 0.05})
@@ -225,17 +225,17 @@ def test_a_batch_replaces_its_graphs_rows_and_carries_the_gradient() -> None:
     torch.testing.assert_close(current()[batch], unit.detach())
 
 
-def test_a_batch_of_graphs_goes_with_its_labels() -> None:
+def test_embeddings_of_a_batch_of_graphs_match_their_labels() -> None:
     y = torch.arange(G) % C
     y[[0, 3]] = -1
     client = make_client("fedproto", y=y)
     model = RecordingBackbone(client.build_model(initialise=True))
     data = client.data.training
     model.embed(data.inputs)
-    embedding, labels = labelled(model, data)
+    embedding, labels = labelled_embeddings(model, data)
     assert embedding.shape == (G - 2, WIDTH)
     assert torch.equal(labels, y[y >= 0])
     model.embed(data.inputs.select(torch.tensor([7, 1, 5])))
-    embedding, labels = labelled(model, data)
+    embedding, labels = labelled_embeddings(model, data)
     assert embedding.shape == (3, WIDTH)
     assert torch.equal(labels, y[[7, 1, 5]])

@@ -53,7 +53,7 @@ def test_both_penalties_carry_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_weight_decay_leaves_the_mask_alone(client: Client, optimizer: str) -> None:
+def test_weight_decay_does_not_change_the_mask(client: Client, optimizer: str) -> None:
     model = masked(client)
     config = replace(client.config, optimizer=optimizer, weight_decay=0.1)
     steps = make_optimizer(model, config)
@@ -66,24 +66,22 @@ def test_weight_decay_leaves_the_mask_alone(client: Client, optimizer: str) -> N
         assert not old.any() or not torch.equal(old, new)
 
 
-def test_the_distance_has_gradient_zero_where_training_starts() -> None:
+def test_the_distance_has_gradient_zero_at_the_start_of_training() -> None:
     theta = torch.ones(2, requires_grad=True)
     mask_penalty([torch.ones(2)], [theta], [torch.ones(2)], l1=0.0, l2=1.0).backward()
     assert torch.equal(theta.grad, torch.zeros(2))  # type: ignore[arg-type]
 
 
-def test_a_mask_of_ones_changes_nothing(client: Client) -> None:
+def test_a_mask_of_ones_does_not_change_the_output(client: Client) -> None:
     model, inputs = masked(client), client.data.inputs[0]
     torch.testing.assert_close(model(inputs), model.backbone(inputs))
 
 
-def test_the_data_loss_reaches_mask_and_weights(client: Client) -> None:
+def test_the_data_loss_has_a_gradient_for_mask_and_weights(client: Client) -> None:
     model, data = masked(client), client.data.training
     with torch.no_grad():
         for weight in model.backbone.parameters():
-            weight.abs_().add_(
-                0.1
-            )  # biases start at 0, where a mask makes no difference
+            weight.abs_().add_(0.1)  # initial biases are 0: a mask would have no effect
     F.cross_entropy(data.logits(model, data.index), data.labels).backward()
     for parameter in (*model.masks, *model.backbone.parameters()):
         assert parameter.grad is not None
@@ -104,7 +102,7 @@ def test_small_entries_are_pruned_in_evaluation_only(client: Client) -> None:
     torch.testing.assert_close(trained[names[0]], 9e-4 * weights[names[0]])
 
 
-def test_the_mask_stays_and_the_bare_weights_go(client: Client) -> None:
+def test_the_mask_is_kept_and_the_unmasked_weights_are_uploaded(client: Client) -> None:
     app, start = FedPubClientApp(), client.build_model(initialise=True)
     fit = app.fit(client, 1, Weights(state_of(start)))
     mask = client.state.group("mask")
@@ -121,7 +119,7 @@ def test_the_mask_stays_and_the_bare_weights_go(client: Client) -> None:
     torch.testing.assert_close(fit.upload.embedding, expected.detach())
 
 
-def test_the_next_round_goes_on_with_the_mask(client: Client) -> None:
+def test_the_next_round_continues_with_the_mask(client: Client) -> None:
     app = FedPubClientApp()
     weights = Weights(state_of(client.build_model(initialise=True)))
     app.fit(client, 1, weights)

@@ -60,7 +60,7 @@ def test_without_validation_nodes_any_node_is_hidden(toy: NodeDataset) -> None:
     assert len(found.kept) == 3
 
 
-def test_what_is_shown_is_the_generator_and_embeddings_not_features(
+def test_the_generator_state_contains_weights_and_noisy_embeddings(
     client: Client,
 ) -> None:
     shown, impaired = shown_by(client), impaired_of(client)
@@ -75,7 +75,7 @@ def test_what_is_shown_is_the_generator_and_embeddings_not_features(
     assert shown.counts.tolist() == impaired.wanted(5).tolist()
 
 
-def test_the_gradient_of_a_judge_is_that_of_a_slow_loop(client: Client) -> None:
+def test_the_gradient_of_a_judge_matches_a_slow_loop(client: Client) -> None:
     shown = shown_by(client)
     features = open_generator(client).features
     x = client.data.graph.graph.x
@@ -90,11 +90,13 @@ def test_the_gradient_of_a_judge_is_that_of_a_slow_loop(client: Client) -> None:
         torch.testing.assert_close(found[name], weight.grad)
 
 
-def test_a_judge_of_nothing_finds_nothing(client: Client, lonely: Client) -> None:
+def test_an_empty_generator_state_gives_an_empty_gradient(
+    client: Client, lonely: Client
+) -> None:
     assert judge_generator(client, shown_by(lonely)) == {}
 
 
-def test_what_others_find_is_added_to_the_own_gradient(client: Client) -> None:
+def test_the_gradient_of_others_is_added_to_the_own_gradient(client: Client) -> None:
     zero = {n: torch.zeros_like(t) for n, t in shown_by(client).tensors.items()}
     push = {n: torch.full_like(t, 1e6) for n, t in zero.items()}
     alone = train_generator(client, 1, {}).features.state_dict()
@@ -103,14 +105,14 @@ def test_what_others_find_is_added_to_the_own_gradient(client: Client) -> None:
     start = open_generator(client).features.state_dict()
     for name in start:
         torch.testing.assert_close(same[name], alone[name])
-        # five steps of Adam along a constant gradient: five times the learning rate
+        # five Adam steps with a constant gradient add up to five learning rates
         moved = pushed[name] - start[name]
         torch.testing.assert_close(
             moved, torch.full_like(moved, -5e-3), rtol=1e-3, atol=0
         )
 
 
-def test_alpha_zero_ignores_the_others(toy: NodeDataset) -> None:
+def test_alpha_zero_ignores_the_gradient_of_others(toy: NodeDataset) -> None:
     client = sage_client(toy, **{"fedsage+.peer-weight": 0})
     push = {n: torch.ones_like(t) for n, t in shown_by(client).tensors.items()}
     one = train_generator(client, 1, push).features.state_dict()
@@ -118,7 +120,7 @@ def test_alpha_zero_ignores_the_others(toy: NodeDataset) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_client_without_neighbours_mends_nothing_and_shows_nothing(
+def test_a_client_without_edges_generates_no_nodes_and_uploads_no_generator(
     lonely: Client,
 ) -> None:
     network = train_generator(lonely, 1, {})
@@ -131,7 +133,7 @@ def test_a_client_without_neighbours_mends_nothing_and_shows_nothing(
     assert data.inputs[0].topology.num_nodes == 6
 
 
-def test_a_client_with_one_class_or_without_any_training_node_left_trains(
+def test_a_client_with_one_class_and_one_training_node_trains(
     toy: NodeDataset,
 ) -> None:
     names = ("left", "right")
@@ -158,7 +160,7 @@ def mend(client: Client, each: float) -> None:
     keep_mended(client, network)
 
 
-def test_generated_nodes_are_in_the_graph_and_in_no_score(client: Client) -> None:
+def test_generated_nodes_are_in_the_graph_and_are_not_evaluated(client: Client) -> None:
     before = client.data
     mend(client, 2.0)
     data = mended_data(client)
@@ -175,7 +177,7 @@ def test_generated_nodes_are_in_the_graph_and_in_no_score(client: Client) -> Non
     assert client.validate(model) == client.evaluate(model)["val"].accuracy
 
 
-def test_mended_graphs_are_built_once_for_what_the_state_holds(client: Client) -> None:
+def test_mended_graphs_are_built_once_for_each_state(client: Client) -> None:
     mend(client, 1.0)
     first = mended_data(client).inputs[0]
     assert mended_data(client).inputs[0] is first
@@ -183,7 +185,7 @@ def test_mended_graphs_are_built_once_for_what_the_state_holds(client: Client) -
     assert mended_data(client).inputs[0] is not first
 
 
-def test_training_on_the_mended_graph_differs_from_training_without(
+def test_the_loss_on_the_mended_graph_differs_from_that_on_the_original(
     toy: NodeDataset,
 ) -> None:
     client = sage_client(toy, dropout=0.0)
@@ -196,7 +198,7 @@ def test_training_on_the_mended_graph_differs_from_training_without(
     assert not torch.allclose(plain, mended)
 
 
-def test_no_features_cross_the_wire_and_the_bytes_are_counted(
+def test_no_features_are_uploaded_and_the_bytes_match_the_formula(
     small: dict[str, Any],
 ) -> None:
     run = simulate(
@@ -209,21 +211,23 @@ def test_no_features_cross_the_wire_and_the_bytes_are_counted(
     assert first["failures"] == []
     assert set(first["bytes"]["up"]) == {"generator", "nodes", "gradient"}
     size = 8 * 8 + 8 + 8 * 16 + 16 + 16 * 40 + 40  # p = 8, d = 8, five neighbours
-    # two rounds with three judges, then three of feedback in the rounds 2 and 3
+    # three gradients are computed after rounds 1 and 2, and sent in rounds 2 and 3
     for way in ("up", "down"):
         gradients = 6 * 4 * size
         assert gradients <= first["bytes"][way]["gradient"] <= gradients + 6 * 6 * 300
     assert run.rounds[1]["phase"] == "train"
 
 
-def test_without_generator_rounds_it_is_fedavg(small: dict[str, Any]) -> None:
+def test_without_generator_rounds_fedsageplus_equals_fedavg(
+    small: dict[str, Any],
+) -> None:
     plain = simulate("fedavg", **small, model="graphsage")
     same = simulate("fedsage+", **small, **{"fedsage+": {"gen_rounds": 0}})
     assert plain.best == same.best
     assert [row["loss"] for row in plain.rounds] == [row["loss"] for row in same.rounds]
 
 
-def test_a_client_alone_trains_its_generator_without_judges(
+def test_a_single_client_trains_its_generator_without_judges(
     small: dict[str, Any],
 ) -> None:
     run = simulate(
@@ -235,6 +239,6 @@ def test_a_client_alone_trains_its_generator_without_judges(
     assert "gradient" not in run.rounds[0]["bytes"]["up"]
 
 
-def test_an_empty_gradient_stays_empty() -> None:
+def test_an_empty_gradient_has_no_bytes_and_an_empty_record() -> None:
     assert FeatureGradient({}).num_bytes == 0
     assert len(FeatureGradient({}).to_record()) == 0

@@ -30,7 +30,7 @@ def initial(client: Client) -> Weights:
 
 
 def views_of(client: Client) -> tuple[TwoViews, Any]:
-    """A model that has seen the first view, and the terms of the second."""
+    """Return a model that has embedded the first view, and the terms of the second."""
     model = TwoViews(client.build_model(initialise=True))
     terms = FGGPClientApp().second_view(client, 1, model)
     model.eval()
@@ -66,7 +66,7 @@ def test_every_term_trains_the_encoder(name: str) -> None:
     assert sum(float(g.abs().sum()) for g in grads) > 0
 
 
-def test_the_edge_term_is_that_of_the_union_graph() -> None:
+def test_the_edge_term_uses_the_union_graph() -> None:
     client = make_client("fggp", view_weight=0.0, contrast_weight=0.0)
     model, terms = views_of(client)
     inputs, h = client.data.training.inputs, model.embedding.detach()
@@ -75,7 +75,7 @@ def test_the_edge_term_is_that_of_the_union_graph() -> None:
     assert float(terms().detach()) == pytest.approx(float(edge_loss(h, pairs)))
 
 
-def test_the_second_view_is_the_first_where_all_edges_are_sure(
+def test_the_second_view_equals_the_first_if_all_edges_have_weight_1(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -92,7 +92,7 @@ def test_the_second_view_is_the_first_where_all_edges_are_sure(
     torch.testing.assert_close(terms(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_edges_are_drawn_anew_each_step_and_the_same_each_time() -> None:
+def test_edges_are_redrawn_in_each_step_and_reproducible() -> None:
     client = make_client("fggp", edge_weight=0.0, contrast_weight=0.0)
     _, terms = views_of(client)
     _, again = views_of(client)
@@ -101,7 +101,7 @@ def test_edges_are_drawn_anew_each_step_and_the_same_each_time() -> None:
     assert [float(again().detach()) for _ in range(3)] == first
 
 
-def test_prototypes_are_of_all_nodes_by_predicted_class() -> None:
+def test_prototypes_average_all_nodes_by_predicted_class() -> None:
     client = make_client("fggp")
     fit = FGGPClientApp().fit(client, 1, initial(client))
     sent = fit.upload
@@ -155,14 +155,14 @@ def test_a_client_with_one_class_and_isolated_nodes_trains(neighbors: int) -> No
     assert math.isfinite(fit.loss)
 
 
-def test_dead_embeddings_without_any_edge_train() -> None:
+def test_zero_embeddings_without_any_edge_train() -> None:
     client = make_client("fggp", edge_index=EDGELESS)
     dead = {name: torch.zeros_like(t) for name, t in initial(client).tensors.items()}
     fit = FGGPClientApp().fit(client, 1, Weights(dead))
     assert math.isfinite(fit.loss)
 
 
-def test_fine_tuning_is_fedavgs() -> None:
+def test_fine_tuning_equals_fedavg() -> None:
     client, other = (make_client(m, finetune_epochs=2) for m in ("fggp", "fedavg"))
     ours = FGGPClientApp().finetune(client, 9, initial(client))
     theirs = FedAvgClientApp().finetune(other, 9, initial(other))

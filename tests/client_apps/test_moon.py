@@ -35,7 +35,7 @@ def test_the_contrast_by_hand() -> None:
     assert float(value) == pytest.approx((0.126928 + 0.913015) / 2, abs=1e-6)
 
 
-def test_equal_models_give_log_two_and_no_gradient() -> None:
+def test_equal_models_give_log_2_and_no_gradient() -> None:
     z = torch.randn(5, 3, requires_grad=True)
     other = torch.randn(5, 3)
     loss = model_contrast(z, other, other, tau=0.1)
@@ -45,7 +45,7 @@ def test_equal_models_give_log_two_and_no_gradient() -> None:
     assert float(z.grad.abs().max()) < 1e-6
 
 
-def test_an_embedding_of_zeros_is_finite() -> None:
+def test_the_contrast_of_a_zero_embedding_is_finite() -> None:
     z = torch.zeros(2, 3, requires_grad=True)
     loss = model_contrast(z, torch.randn(2, 3), torch.zeros(2, 3), tau=0.5)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -53,7 +53,7 @@ def test_an_embedding_of_zeros_is_finite() -> None:
     assert bool(z.grad.isfinite().all())
 
 
-def test_the_first_round_is_fedavgs() -> None:
+def test_the_first_round_equals_fedavg() -> None:
     client, other = make_client("moon"), make_client("fedavg")
     ours = MoonClientApp().fit(client, 1, initial(client))
     theirs = FedAvgClientApp().fit(other, 1, initial(other))
@@ -63,14 +63,14 @@ def test_the_first_round_is_fedavgs() -> None:
 
 
 @pytest.mark.parametrize(("mu", "is_same"), [(0.0, True), (1.0, False)])
-def test_from_the_second_round_on_mu_weighs_the_contrast(
+def test_from_the_second_round_on_mu_weights_the_contrast(
     mu: float, is_same: bool
 ) -> None:
     client, other = make_client("moon", mu=mu), make_client("fedavg")
     for app, one in ((MoonClientApp(), client), (FedAvgClientApp(), other)):
         fit = app.fit(one, 1, initial(one))
         one.state.set_group("model", state_of(fit.model))
-    # the moments of the first round are left out: they are kept under other names
+    # both methods store optimizer moments under different names, so they are removed
     client.state.set_group("optimizer", {})
     other.state.set_group("optimizer", {})
     ours = MoonClientApp().fit(client, 2, initial(client)).upload.tensors

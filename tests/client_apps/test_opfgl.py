@@ -1,4 +1,4 @@
-"""O-pFGL's client half, on two triangles joined by an edge."""
+"""Tests of O-pFGL's client half on two triangles joined by an edge."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def graph() -> PseudoGraph:
     return PseudoGraph(features, torch.tensor([0, 1]), links)
 
 
-def test_the_statistics_are_those_of_a_loop_over_training_nodes(
+def test_the_statistics_match_a_loop_over_training_nodes(
     toy: NodeDataset,
 ) -> None:
     client = client_of(toy, variant="nd-ft-dist")
@@ -92,7 +92,7 @@ def test_the_statistics_are_those_of_a_loop_over_training_nodes(
     assert stats.count.tolist() == stats.labelled_count.tolist() == [2, 2]
 
 
-def test_the_depth_sets_the_width(toy: NodeDataset) -> None:
+def test_the_depth_determines_the_width_of_the_statistics(toy: NodeDataset) -> None:
     for depth in (0, 1, 3):
         stats = local_statistics(client_of(toy, depth=depth))
         assert stats.mean.shape == (2, 6 * (depth + 1))
@@ -103,7 +103,7 @@ def test_reliable_nodes_enter_the_statistics_of_the_full_method_only(
 ) -> None:
     """One step of propagation: nodes 2 and 5 see only neighbours of one class each."""
     full = client_of(toy, propagation_steps=1, reliable_classes=2)
-    # node 2 is beside 0, 1 and 3: ỹ is not pure; node 5 is beside 3 and 4
+    # neighbours of node 2 are 0, 1 and 3, of two classes; those of node 5 are 3 and 4
     assert local_statistics(full).count.tolist() == [2, 3]
     assert local_statistics(full).labelled_count.tolist() == [2, 2]
     for variant in ("ft", "ft-imb", "ft-dist", "nd-ft-dist"):
@@ -154,7 +154,7 @@ def test_stage_1_is_the_same_on_every_client_without_validation_nodes(
     assert first(inputs).argmax(dim=1).tolist() == [0, 1]
 
 
-def test_the_student_starts_as_the_teacher_so_that_distillation_is_zero(
+def test_the_student_starts_from_the_teacher_and_the_first_distillation_is_zero(
     toy: NodeDataset, graph: PseudoGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first loss of stage 2 is the cross-entropy alone, however large γ is."""
@@ -184,7 +184,7 @@ def first_loss(
     return losses[0]
 
 
-def test_starting_anew_makes_the_teacher_pull(
+def test_distillation_raises_the_first_loss_of_a_fresh_student(
     toy: NodeDataset, graph: PseudoGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = []
@@ -196,7 +196,7 @@ def test_starting_anew_makes_the_teacher_pull(
     assert losses[1] > losses[0]
 
 
-def test_the_weights_of_nodes_lie_in_their_bounds(toy: NodeDataset) -> None:
+def test_the_node_weights_are_within_their_bounds(toy: NodeDataset) -> None:
     client = client_of(toy, beta=1.0, gamma_min=0.3, gamma_max=0.5)
     gamma = distillation_weights(client, variant_of(client))
     assert gamma is not None
@@ -206,7 +206,7 @@ def test_the_weights_of_nodes_lie_in_their_bounds(toy: NodeDataset) -> None:
     assert len(gamma) == 6
 
 
-def test_variants_differ_in_the_weights_of_nodes(toy: NodeDataset) -> None:
+def test_variants_differ_in_the_node_weights(toy: NodeDataset) -> None:
     found = {}
     for variant in VARIANTS:
         client = client_of(toy, variant=variant, beta=0.7)
@@ -230,7 +230,7 @@ def same(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_every_variant_gives_another_model_and_global_that_of_stage_1(
+def test_variants_give_different_models_and_global_gives_that_of_stage_1(
     toy: NodeDataset, graph: PseudoGraph
 ) -> None:
     unbalanced = replace(toy, y=torch.tensor([0, 0, 0, 0, 1, 1]))
@@ -247,7 +247,7 @@ def test_every_variant_gives_another_model_and_global_that_of_stage_1(
     assert same(made[-1], [p.detach() for p in stage_1.parameters()])
 
 
-def test_labels_of_test_nodes_change_nothing(
+def test_labels_of_test_nodes_do_not_affect_training(
     toy: NodeDataset, graph: PseudoGraph
 ) -> None:
     other = toy.y.clone()
@@ -258,7 +258,7 @@ def test_labels_of_test_nodes_change_nothing(
     assert same(weights_after(first, graph), weights_after(second, graph))
 
 
-def test_labels_of_validation_nodes_only_choose_the_step(
+def test_labels_of_validation_nodes_do_not_affect_the_statistics(
     toy: NodeDataset, graph: PseudoGraph
 ) -> None:
     other = toy.y.clone()
@@ -279,7 +279,7 @@ def test_backbones_may_differ_in_kind_and_width(
         assert model.hidden_channels == width
 
 
-def test_a_client_without_its_download_is_scored_with_initial_weights(
+def test_a_client_without_download_is_evaluated_with_initial_weights(
     toy: NodeDataset, graph: PseudoGraph
 ) -> None:
     from flower_fgl.protocols.opfgl import GraphDownload

@@ -22,7 +22,7 @@ from flower_fgl.strategies.rounds.round_log import RoundLog
 from tests.support.random_clients import FEATURES, random_client
 
 NUMBERS = 6 * 8 + 8 + 8 * 8 + 8
-"""P of a GCN of two layers, 6 features and 8 channels, with 8 outputs."""
+"""Number of weights of a two-layer GCN with 6 features, 8 channels and 8 outputs."""
 
 
 def server(num_clients: int = 5, **method_config: Any) -> Any:
@@ -59,10 +59,10 @@ def test_logits_are_minus_ten_distances_to_the_class_means() -> None:
     gap = 10 * (1.4 - math.sqrt(1 + 1.6**2))
     assert loss.item() == pytest.approx(math.log(1 + math.exp(gap)), rel=1e-3)
     (slope,) = torch.autograd.grad(loss, near)
-    assert 0 < float(slope.norm()) <= 20  # of two unit vectors, over τ
+    assert 0 < float(slope.norm()) <= 20  # the difference of two unit vectors over τ
 
 
-def test_the_loss_stays_finite_at_any_rate() -> None:
+def test_the_loss_stays_finite_at_a_high_learning_rate() -> None:
     client = random_client("pfedfsl", settings={"optimizer": "sgd", "lr": 10.0})
     for server_round in range(1, 6):
         fit = PFedFSLClientApp().fit(client, server_round, server().download(1, 0))
@@ -71,7 +71,7 @@ def test_the_loss_stays_finite_at_any_rate() -> None:
         assert all(bool(t.isfinite().all()) for t in fit.upload.tensors.values())
 
 
-def test_embeddings_have_unit_length_and_so_has_no_loss_a_scale() -> None:
+def test_the_loss_does_not_depend_on_the_length_of_embeddings() -> None:
     client, app = random_client("pfedfsl"), PFedFSLClientApp()
     model = app.assemble(client)
     load_state(model.network, server().download(1, 0).model(0))
@@ -79,29 +79,31 @@ def test_embeddings_have_unit_length_and_so_has_no_loss_a_scale() -> None:
     head = model.network.classifier
     with torch.no_grad():
         for parameter in head.parameters():
-            parameter *= 7  # the last layer is linear: embeddings seven times as long
+            parameter *= (
+                7  # the last layer is linear: embeddings become 7 times as long
+            )
     torch.testing.assert_close(loss_of(client, model), before)
 
 
-def test_the_loss_draws_nodes_to_their_own_mean_and_away_from_others() -> None:
+def test_the_loss_pulls_nodes_to_their_own_mean_and_away_from_others() -> None:
     points = torch.tensor([[0.0], [0.1], [0.3], [0.4]], requires_grad=True)
     labels = torch.tensor([0, 0, 1, 1])
     loss = F.cross_entropy(distance_logits(points, points, labels, 2), labels)
     (slope,) = torch.autograd.grad(loss, points)
-    # a step against the slope moves the classes apart, and each class together
+    # a gradient step moves the classes apart and the nodes of each class together
     moved = (points - 0.001 * slope).detach().flatten()
     assert moved[2:].mean() - moved[:2].mean() > 0.3
-    assert slope[1] > 0  # node 1 is the one next to the other class
+    assert slope[1] > 0  # node 1 is nearest to the other class
     assert slope[2] < 0
 
 
-def test_models_are_weighed_by_softmax_of_minus_their_loss() -> None:
+def test_models_are_weighted_by_the_softmax_of_their_negative_losses() -> None:
     weights = mixing_weights(torch.tensor([0.0, math.log(2), math.log(4)]))
-    # 1 : 1/2 : 1/4
+    # exp(−loss) = 1, 1/2, 1/4
     torch.testing.assert_close(weights, torch.tensor([4 / 7, 2 / 7, 1 / 7]))
 
 
-def test_a_client_gets_the_mixture_of_its_model_and_the_scored_candidates() -> None:
+def test_a_client_gets_the_mixture_of_its_model_and_its_candidates() -> None:
     strategy = server(3)
     start = strategy.download(1, 0)
     assert start.num_candidates == 0
@@ -118,13 +120,13 @@ def test_a_client_gets_the_mixture_of_its_model_and_the_scored_candidates() -> N
     strategy.aggregate(2, {0: upload(strategy, 2.0, losses)})
     for tensor in strategy.download(3, 0).model(0).values():
         torch.testing.assert_close(tensor, torch.full_like(tensor, 27 / 7))
-    # who sat out keeps its start, and is offered the newest model of client 0
+    # an unsampled client keeps its start and gets the newest model of client 0
     other = strategy.download(3, 1)
     assert float(other.model(0)["encoder.0.bias"][0]) == 5.0
     assert float(other.model(1)["encoder.0.bias"][0]) == 2.0
 
 
-def test_candidates_are_q_other_clients_drawn_anew_each_round() -> None:
+def test_candidates_are_q_other_clients_redrawn_each_round() -> None:
     strategy = server(6)
     strategy.aggregate(1, {p: upload(strategy, float(p), [0.0]) for p in range(6)})
     drawn = [strategy.candidates(number, 2) for number in range(2, 30)]
@@ -135,7 +137,7 @@ def test_candidates_are_q_other_clients_drawn_anew_each_round() -> None:
     assert strategy.candidates(2, 1) != strategy.candidates(2, 2)
 
 
-def test_without_candidates_every_client_goes_on_alone() -> None:
+def test_without_candidates_every_client_continues_from_its_own_model() -> None:
     strategy = server(3, candidates=0)
     strategy.aggregate(1, {p: upload(strategy, float(p), [0.7]) for p in range(3)})
     down = strategy.download(2, 1)
@@ -143,7 +145,7 @@ def test_without_candidates_every_client_goes_on_alone() -> None:
     assert (down.model(0)["encoder.0.bias"] == 1.0).all()
 
 
-def test_the_upload_scores_every_candidate_that_was_sent() -> None:
+def test_the_upload_has_the_loss_of_every_candidate() -> None:
     strategy, client, app = server(3), random_client("pfedfsl"), PFedFSLClientApp()
     start = strategy.download(1, 0)
     assert start.num_bytes == 4 * NUMBERS
@@ -162,7 +164,7 @@ def test_the_upload_scores_every_candidate_that_was_sent() -> None:
         assert loss_of(client, model) == fit.upload.losses[number]
 
 
-def test_training_lowers_the_loss_and_the_model_is_found_again() -> None:
+def test_training_lowers_the_loss_and_the_model_is_restored() -> None:
     settings = {"local-epochs": 100, "dropout": 0.0}
     client, app = random_client("pfedfsl", settings=settings), PFedFSLClientApp()
     start = server().download(1, 0)
@@ -179,7 +181,7 @@ def test_training_lowers_the_loss_and_the_model_is_found_again() -> None:
     assert app.personal_model(random_client("pfedfsl"), None) is None
 
 
-def test_a_client_predicts_classes_of_its_own_only() -> None:
+def test_a_client_predicts_its_own_classes_only() -> None:
     client = random_client("pfedfsl", num_classes=5, classes=[1, 4])
     fit = PFedFSLClientApp().fit(client, 1, server().download(1, 0))
     assert fit.model is not None
@@ -187,14 +189,14 @@ def test_a_client_predicts_classes_of_its_own_only() -> None:
     assert set(predicted.tolist()) <= {1, 4}
 
 
-def test_label_spaces_without_overlap_share_one_embedding() -> None:
+def test_clients_with_disjoint_label_spaces_share_one_embedding() -> None:
     strategy, app = server(2), PFedFSLClientApp()
     clients = [
         random_client("pfedfsl", partition_id=0, num_classes=2),
         random_client("pfedfsl", partition_id=1, num_classes=7, classes=[4, 5, 6]),
     ]
     for server_round in (1, 2, 3):
-        strategy._round = RoundLog(server_round)
+        strategy.loop.log = RoundLog(server_round)
         uploads = {}
         for pid, client in enumerate(clients):
             spec = app.download_spec(client)
@@ -210,7 +212,7 @@ def test_label_spaces_without_overlap_share_one_embedding() -> None:
 
 
 @pytest.mark.parametrize("options", [{"classes": [1]}, {"train": [4]}])
-def test_with_one_class_there_is_nothing_to_learn(options: dict[str, Any]) -> None:
+def test_with_one_class_the_loss_is_zero(options: dict[str, Any]) -> None:
     client = random_client("pfedfsl", **options)
     start = server().download(1, 0)
     fit = PFedFSLClientApp().fit(client, 1, start)
@@ -219,11 +221,11 @@ def test_with_one_class_there_is_nothing_to_learn(options: dict[str, Any]) -> No
     assert all(torch.isfinite(t).all() for t in fit.upload.tensors.values())
 
 
-def test_a_selection_of_graphs_is_classified_by_its_own_means() -> None:
+def test_another_input_is_classified_by_the_means_of_the_training_graph() -> None:
     client, app = random_client("pfedfsl"), PFedFSLClientApp()
     model = app.personal_model(client, server().download(1, 0))
     assert model is not None
-    # another graph object takes its support from the training graph
+    # for another graph object the class means still come from the training graph
     data = client.data.training
     twin = random_client("pfedfsl").data.training.inputs
     model.eval()
@@ -245,7 +247,7 @@ def whole(strategy: Any, count: int) -> dict[str, Tensor]:
         (lambda t: t["encoder.0.bias"].fill_(torch.nan), "non-finite"),
     ],
 )
-def test_candidates_that_cannot_be_are_refused(change: Any, message: str) -> None:
+def test_invalid_candidates_are_rejected(change: Any, message: str) -> None:
     strategy = server()
     tensors = whole(strategy, 2)
     change(tensors)
@@ -255,14 +257,14 @@ def test_candidates_that_cannot_be_are_refused(change: Any, message: str) -> Non
 
 
 @pytest.mark.parametrize("count", [0, 5])
-def test_the_number_of_candidates_is_bounded(count: int) -> None:
+def test_a_wrong_number_of_candidates_is_rejected(count: int) -> None:
     strategy = server()
     record = CandidateModels(whole(strategy, count)).to_record()
     with pytest.raises(PayloadError, match="1 to 4 models"):
         CandidateModels.from_record(record, (strategy.shapes, 3))
 
 
-def test_a_score_too_few_or_that_is_no_number_is_refused() -> None:
+def test_a_missing_or_non_finite_loss_is_rejected() -> None:
     strategy = server()
     for losses, message in (([0.1], "shape"), ([0.1, math.nan], "non-finite")):
         payload = ScoredModel(constant(strategy, 1.0), torch.tensor(losses))
@@ -271,7 +273,7 @@ def test_a_score_too_few_or_that_is_no_number_is_refused() -> None:
             ScoredModel.from_record(record, (strategy.shapes, 1))
 
 
-def test_the_state_of_the_server_is_all_there_is_to_it() -> None:
+def test_the_server_state_is_complete() -> None:
     strategy, twin = server(3), server(3)
     strategy.aggregate(1, {p: upload(strategy, float(p), [0.1]) for p in range(3)})
     twin.load_server_state(strategy.server_state())
@@ -283,6 +285,6 @@ def test_the_state_of_the_server_is_all_there_is_to_it() -> None:
 def test_bytes_follow_the_formula(small: dict[str, Any]) -> None:
     run = simulate("pfedfsl", **{**small, "rounds": 3}, evaluate_every=3)
     sizes = [row["bytes"]["down"]["models"] for row in run.rounds]
-    # 3 clients with P = 2 · (8 · 8 + 8); candidates only from round 2, the two others
+    # 3 clients, P = 2 · (8 · 8 + 8); from round 2 on each gets 2 candidates
     assert sizes[1] - sizes[0] == 3 * 2 * 4 * 144
     assert sizes[2] == sizes[1]

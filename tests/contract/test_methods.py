@@ -26,8 +26,8 @@ from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from flower_fgl.strategies.base import FglStrategy
 from flower_fgl.strategies.rounds.describe_exchange import discover
+from flower_fgl.strategies.rounds.messenger import Failure, send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
-from flower_fgl.strategies.rounds.send_receive import Failure, send_receive
 from tests.conftest import SMALL
 from tests.support.tiny_graphs import write_tiny
 
@@ -75,11 +75,11 @@ class Stage:
 
     def replies(self, server_round: int) -> dict[int, Message]:
         """Run the training exchange of a round."""
-        self.strategy._round = RoundLog(server_round)
+        self.strategy.loop.log = RoundLog(server_round)
         sent = self.strategy.train_messages(
             server_round, self.strategy.federation.trainable
         )
-        self.sent = messages = self.strategy._addressees(sent)
+        self.sent = messages = self.strategy.messenger.by_receiver(sent)
         return send_receive(self.grid, messages, timeout=60).replies
 
     def next_download(self) -> bytes:
@@ -118,7 +118,7 @@ def stage(method: str, settings: dict[str, Any]) -> Iterator[Stage]:
     with task_identity(5):
         grid = LocalGrid(DispatchingClientApp(session), 3, values, run_id=5)
         strategy = METHODS[method].load_strategy()(config)
-        strategy._grid = grid
+        strategy.messenger.grid = grid
         strategy.federation = discover(grid, config)
         strategy.prepare()
         yield Stage(strategy, grid, session)
@@ -254,7 +254,7 @@ def test_aggregation_ignores_the_order_of_the_replies(
     method: str, stage: Stage
 ) -> None:
     replies = list(stage.replies(1).values())
-    del stage.strategy._grid
+    del stage.strategy.messenger.grid
     twin = copy.deepcopy(stage.strategy)
     stage.strategy.aggregate_train(1, replies)
     twin.aggregate_train(1, replies[::-1])
@@ -276,7 +276,7 @@ def test_failed_replies_are_left_out_and_one_is_enough(
 @every_method
 def test_no_reply_keeps_the_state(method: str, stage: Stage) -> None:
     before = stage.next_download()
-    stage.strategy._round = RoundLog(1)
+    stage.strategy.loop.log = RoundLog(1)
     assert stage.strategy.aggregate_train(1, []) == (None, None)
     assert stage.next_download() == before
 
@@ -287,11 +287,11 @@ def test_evaluation_changes_neither_weights_nor_generators(
 ) -> None:
     stage.strategy.read_uploads(stage.replies(1))
     state = torch.get_rng_state()
-    stage.strategy._round = RoundLog(1)
+    stage.strategy.loop.log = RoundLog(1)
     seen = []
     for _ in range(2):
         asked = stage.strategy.evaluate_messages(1, is_local=True, is_global=False)
-        messages = stage.strategy._addressees(asked)
+        messages = stage.strategy.messenger.by_receiver(asked)
         exchange = send_receive(stage.grid, messages, timeout=60)
         assert exchange.failures == []
         seen.append(
@@ -313,10 +313,10 @@ def test_scoring_a_refreshed_model_changes_nothing(method: str, stage: Stage) ->
     states = stored(stage.session)
     seen = []
     for _ in range(2):
-        stage.strategy._round = RoundLog(1)
+        stage.strategy.loop.log = RoundLog(1)
         stage.strategy.evaluate_round(1)
-        assert stage.strategy._round.failures == []
-        seen.append(stage.strategy._round.pooled()["local"])
+        assert stage.strategy.loop.log.failures == []
+        seen.append(stage.strategy.loop.log.pooled()["local"])
     assert json.dumps(seen[0]) == json.dumps(seen[1])
     assert stored(stage.session) == states
     assert torch.equal(torch.get_rng_state(), generator)

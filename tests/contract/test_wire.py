@@ -16,11 +16,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 import flower_fgl
 from flower_fgl import METHODS, simulate
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.core.errors import RunError
 from flower_fgl.protocols.base import write_tensors
+from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
-from flower_fgl.strategies.rounds.send_receive import send_receive
 from tests.client_apps.runtime.test_owners import saved
 from tests.contract.test_methods import Stage, settings, stage  # noqa: F401  stage needs it
 from tests.support.owners import owner_graphs, run_owners
@@ -104,7 +104,7 @@ def test_a_pickle_in_an_upload_is_dropped_unopened_and_named(
     replies[1].content = replaced(replies[1].content, make)
     uploads = stage.strategy.read_uploads(replies)
     assert sorted(uploads) == [0, 2]
-    (failure,) = stage.strategy._round.failures
+    (failure,) = stage.strategy.loop.log.failures
     assert failure.partition_id == 1
     assert not Bomb.opened
 
@@ -186,17 +186,17 @@ def test_garbage_is_dropped_and_named(method: str, stage: Stage) -> None:
     replies = stage.replies(1)
     whole = replies[1].content
     for spoil in GARBAGE:
-        stage.strategy._round = RoundLog(1)
+        stage.strategy.loop.log = RoundLog(1)
         replies[1].content = spoil(whole)
         assert sorted(stage.strategy.read_uploads(replies)) == [0, 2], spoil
-        (failure,) = stage.strategy._round.failures
+        (failure,) = stage.strategy.loop.log.failures
         assert failure.partition_id == 1
 
 
 def test_an_upload_that_is_too_large_is_dropped_and_counted(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Message, context: Any) -> Message:
         reply = original(app, message, context)
@@ -206,7 +206,7 @@ def test_an_upload_that_is_too_large_is_dropped_and_counted(
             reply.content["more"] = write_tensors({"x": torch.zeros(300_000)})
         return reply
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     run = simulate(**small, max_message_mb=1.0)
     assert [row["replies"] for row in run.rounds] == [2, 2]
     (failure,) = run.rounds[0]["failures"]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -70,6 +72,15 @@ def test_a_setting_of_a_method_is_declared_as_one() -> None:
 def test_pyproject_holds_every_setting_with_its_default() -> None:
     table = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert table["tool"]["flwr"]["app"]["config"] == pyproject_table(METHODS)
+
+
+def test_the_script_that_writes_the_tables_of_pyproject_finds_them_current() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "sync-config", "--check"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_pyproject_holds_parses_to_the_defaults() -> None:

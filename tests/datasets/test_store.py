@@ -45,7 +45,7 @@ def assert_same(a: ClientGraph, b: ClientGraph) -> None:
 
 
 @pytest.mark.parametrize("setting", ["transductive", "inductive"])
-def test_what_is_stored_is_what_was_built(setting: str) -> None:
+def test_the_store_restores_the_built_clients(setting: str) -> None:
     settings = config(setting=setting)
     clients, sha256, edges = store.build_clients(settings, 3)
     opened = store.open_store(settings, 3)
@@ -65,7 +65,7 @@ def test_sparse_features_stay_sparse(own_cache: Path) -> None:
     assert_same(store._unpack(store._pack(client), 0, ("a",)), client)
 
 
-def test_a_store_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = store.build_clients
     monkeypatch.setattr(
@@ -92,13 +92,13 @@ def test_every_data_setting_has_its_own_store(values: dict[str, Any]) -> None:
     assert store.open_store(config(), 2).folder != base
 
 
-def test_settings_of_the_run_share_a_store() -> None:
+def test_settings_that_do_not_affect_data_share_a_store() -> None:
     base = store.open_store(config(), 3).folder
     assert store.open_store(config(seed=5, lr=0.1, rounds=3), 3).folder == base
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
-def test_a_damaged_file_is_rebuilt_and_said(
+def test_a_damaged_file_is_rebuilt_with_a_warning(
     damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened = store.open_store(config(), 3)
@@ -151,7 +151,7 @@ def test_leftovers_of_a_killed_process_are_removed() -> None:
     assert not left.exists()
 
 
-def test_a_folder_named_like_a_data_set_does_not_hide_it(
+def test_a_folder_named_like_a_dataset_does_not_hide_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     base = store.open_store(config(), 3).folder
@@ -160,12 +160,12 @@ def test_a_folder_named_like_a_data_set_does_not_hide_it(
     assert store.open_store(config(), 3).folder == base
 
 
-def test_an_unknown_client_is_refused() -> None:
+def test_an_unknown_client_is_rejected() -> None:
     with pytest.raises(DataError, match=r"0\.\.2"):
         store.open_store(config(), 3).load(3)
 
 
-def test_a_cache_that_cannot_be_written_is_named(
+def test_an_unwritable_cache_is_an_error_with_advice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("in the way")

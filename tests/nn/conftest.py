@@ -1,4 +1,4 @@
-"""Small graphs that hold every awkward case a client's graph may hold."""
+"""Small graphs with every edge case of a client's graph."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_a_backbone_is_its_head_on_its_embedding(
 
 
 @names
-def test_names_tell_encoder_from_classifier_and_state_is_parameters_only(
+def test_names_start_with_encoder_or_classifier_and_state_is_parameters_only(
     name: str,
 ) -> None:
     model = build(name)

@@ -13,7 +13,7 @@ from flower_fgl.nn.computation_graph import _surroundings, receptive_field
 
 MakeGraph = Callable[..., GraphInput]
 TARGETS = torch.tensor([31, 2, 7, 39])
-"""In no order; the last has no neighbour."""
+"""Unsorted; the last has no neighbour."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def model_of(name: str, graph: GraphInput, num_layers: int = 2) -> Backbone:
     )
 
 
-def test_nodes_come_by_distance_the_targets_first() -> None:
+def test_nodes_are_ordered_by_distance_with_targets_first() -> None:
     path = torch.tensor([[0, 1, 1, 2, 2, 3, 3, 4], [1, 0, 2, 1, 3, 2, 4, 3]])
     found = _surroundings(path, torch.tensor([3, 0]), 6, 2, 5)
     assert found is not None
@@ -67,11 +67,11 @@ def test_logits_and_gradients_are_those_of_the_whole_graph(
         logits.square().sum().backward()
         found.append((logits, [p.grad.clone() for p in model.parameters()]))
     torch.testing.assert_close(*found)
-    torch.testing.assert_close(model(part), found[0][0])  # from what is kept
+    torch.testing.assert_close(model(part), found[0][0])  # from the cache
     assert part.num_bytes > 0  # type: ignore[attr-defined]
 
 
-def test_each_layer_computes_only_what_the_next_ones_need(
+def test_each_layer_computes_only_the_nodes_that_later_layers_need(
     graph: GraphInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of("gcn", graph)
@@ -100,11 +100,11 @@ def test_without_targets_nothing_is_computed(graph: GraphInput) -> None:
     logits = model(part)
     assert logits.shape == (0, 3)
     logits.sum().backward()
-    with pytest.raises(TypeError, match="no square operator"):
+    with pytest.raises(TypeError, match='no square operator "'):
         part.operator("mean")
 
 
-def test_weights_of_edges_count(graph: GraphInput) -> None:
+def test_edge_weights_are_used(graph: GraphInput) -> None:
     weight = torch.rand(graph.edge_index.shape[1])
     weighted = GraphInput(graph.x, graph.edge_index, weight)
     model = model_of("graphsage", graph)
@@ -113,11 +113,13 @@ def test_weights_of_edges_count(graph: GraphInput) -> None:
     torch.testing.assert_close(model(part), model(weighted)[TARGETS])
 
 
-def test_most_of_a_graph_is_not_cut_out(graph: GraphInput) -> None:
+def test_no_receptive_field_if_it_covers_most_of_the_graph(graph: GraphInput) -> None:
     assert receptive_field(graph, torch.arange(35), 2) is None
 
 
-def test_what_a_gradient_flows_to_is_not_cut_out(graph: GraphInput) -> None:
+def test_no_receptive_field_if_features_or_weights_require_grad(
+    graph: GraphInput,
+) -> None:
     weight = torch.ones(graph.edge_index.shape[1], requires_grad=True)
     learnt = GraphInput(graph.x, graph.edge_index, weight)
     assert receptive_field(learnt, TARGETS, 2) is None
@@ -126,7 +128,7 @@ def test_what_a_gradient_flows_to_is_not_cut_out(graph: GraphInput) -> None:
 
 
 @pytest.mark.parametrize("name", ["gat", "gamlp", "sgc", "gcnii"])
-def test_other_backbones_see_the_whole_graph(name: str, graph: GraphInput) -> None:
+def test_other_backbones_use_the_whole_graph(name: str, graph: GraphInput) -> None:
     assert model_of(name, graph).reach is None
 
 
@@ -134,14 +136,14 @@ def test_training_on_few_nodes_is_training_on_the_whole_graph(
     graph: GraphInput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for is_cut in (True, False):
+    for has_field in (True, False):
         model = model_of("graphsage", graph)
         data = TrainingSet(graph, TARGETS, torch.tensor([0, 1, 2, 1]))
-        if not is_cut:
+        if not has_field:
             data.fields[2] = None
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = train_epochs(model, data, optimizer, epochs=3)
-        assert (data.fields[2] is not None) == is_cut
+        assert (data.fields[2] is not None) == has_field
         found.append((loss, dict(model.state_dict())))
     torch.testing.assert_close(*found)
 

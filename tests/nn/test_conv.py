@@ -54,7 +54,7 @@ def test_nothing_is_drawn_outside_training_or_at_rate_zero(
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_attention_takes_weight_zero_for_no_edge_and_one_for_an_edge(
+def test_attention_weight_zero_removes_an_edge_and_one_keeps_it(
     make_graph: MakeGraph,
 ) -> None:
     full = make_graph()

@@ -18,7 +18,7 @@ def three_graphs() -> GraphInput:
     return GraphInput(torch.rand(5, 3), edges, batch=batch)
 
 
-def test_it_tells_of_which_graphs_its_embedding_is() -> None:
+def test_items_are_the_graphs_of_the_last_embedding() -> None:
     model, graphs = recording(readout=True), three_graphs()
     model(graphs)
     assert model.items is None
@@ -31,7 +31,7 @@ def test_it_tells_of_which_graphs_its_embedding_is() -> None:
     assert model.items is None
 
 
-def test_at_rest_it_draws_no_dropout_and_keeps_no_gradient() -> None:
+def test_at_rest_embeds_without_dropout_and_gradient() -> None:
     model = recording(readout=False)
     graph = GraphInput(torch.rand(4, 3), torch.tensor([[0, 1], [1, 0]]))
     model.train()

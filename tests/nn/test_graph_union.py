@@ -40,7 +40,7 @@ def build(sizes: list[int], edges: list[tuple[int, int, int]]) -> GraphBatch:
 
 @settings(max_examples=60, deadline=None)
 @given(unions(), st.data())
-def test_a_selection_is_the_union_of_the_chosen_graphs(
+def test_a_selection_is_the_batch_of_the_chosen_graphs(
     given_union: tuple[list[int], list[tuple[int, int, int]]], data: st.DataObject
 ) -> None:
     sizes, edges = given_union
@@ -62,7 +62,7 @@ def test_a_selection_is_the_union_of_the_chosen_graphs(
     )
 
 
-def test_ranges_stand_one_behind_the_other() -> None:
+def test_ranges_are_concatenated() -> None:
     first, count = torch.tensor([5, 0, 9, 2]), torch.tensor([2, 0, 1, 3])
     assert concatenated_ranges(first, count).tolist() == [5, 6, 9, 2, 3, 4]
     assert concatenated_ranges(first[:0], count[:0]).tolist() == []
@@ -78,7 +78,7 @@ def test_ranges_stand_one_behind_the_other() -> None:
         (torch.zeros(3, 1, dtype=torch.int64), None),
     ],
 )
-def test_a_malformed_batch_is_refused(batch: Tensor, num_graphs: int | None) -> None:
+def test_a_malformed_batch_is_rejected(batch: Tensor, num_graphs: int | None) -> None:
     with pytest.raises(DataError, match="batch must"):
         GraphBatch(EMPTY_EDGES, batch, num_graphs)
 

@@ -72,7 +72,7 @@ def test_initial_parameters_are_a_function_of_the_seed(name: str) -> None:
 
 
 @names
-def test_building_without_initialising_draws_nothing(name: str) -> None:
+def test_building_without_initialising_draws_no_random_numbers(name: str) -> None:
     before = torch.get_rng_state()
     build_model(name, **{**SIZES, "in_channels": 11}, initialise=False)
     assert torch.equal(torch.get_rng_state(), before)
@@ -148,7 +148,7 @@ def test_gamlp_has_the_parameters_that_fedpg_counts() -> None:
     assert 538_000 <= count < 539_500
 
 
-def test_an_unknown_model_is_refused_with_the_nearest_names() -> None:
+def test_an_unknown_model_is_rejected_with_similar_names() -> None:
     message = r'Unknown model "graphsag"\. Known: appnp, .*ssgc\. .*"graphsage"\?'
     with pytest.raises(ConfigError, match=message):
         build_model("graphsag", **SIZES)
@@ -165,24 +165,24 @@ def test_an_unknown_model_is_refused_with_the_nearest_names() -> None:
         ({"dropout": -0.1}, "at least 0 and below 1, got -0.1"),
     ],
 )
-def test_sizes_out_of_range_are_refused(change: dict[str, Any], message: str) -> None:
+def test_sizes_out_of_range_are_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_model("gcn", **(SIZES | change))
 
 
-def test_models_are_dealt_in_turn() -> None:
+def test_models_are_assigned_in_turn() -> None:
     assert assign_models("gcn", 3) == ["gcn"] * 3
-    dealt = assign_models("gcn, gin,graphsage", 5)
-    assert dealt == ["gcn", "gin", "graphsage", "gcn", "gin"]
+    assigned = assign_models("gcn, gin,graphsage", 5)
+    assert assigned == ["gcn", "gin", "graphsage", "gcn", "gin"]
 
 
 @pytest.mark.parametrize("listed", ["gcn,gan", "gcn,", ""])
-def test_unknown_or_empty_names_are_not_dealt(listed: str) -> None:
+def test_unknown_or_empty_names_are_rejected(listed: str) -> None:
     with pytest.raises(ConfigError, match="Unknown model"):
         assign_models(listed, 3)
 
 
-def test_a_name_may_carry_its_sizes() -> None:
+def test_a_name_may_contain_sizes() -> None:
     sized = build_model("gcn:3x10", **SIZES)
     assert state_shapes(sized) == state_shapes(
         build_model("gcn", **(SIZES | {"num_layers": 3, "hidden_channels": 10}))
@@ -191,7 +191,7 @@ def test_a_name_may_carry_its_sizes() -> None:
 
 
 @pytest.mark.parametrize("name", ["gat", "gcn", "gin", "graphsage", "mlp"])
-def test_a_linear_head_stands_on_all_the_layers(name: str) -> None:
+def test_a_linear_head_follows_all_layers(name: str) -> None:
     model = build_model(f"{name}:3x10:linear", **SIZES).eval()
     assert len(model.encoder) == 3  # type: ignore[arg-type]
     out, d = SIZES["num_classes"], SIZES["in_channels"]
@@ -210,19 +210,19 @@ def test_the_encoder_under_a_linear_head_is_that_of_fedpano() -> None:
     assert encoder_state(whole) == shared
 
 
-def test_models_of_different_sizes_are_dealt_in_turn() -> None:
-    dealt = assign_models("gcn, gcn:2x128,appnp:2x64:k2", 4)
-    assert dealt == ["gcn", "gcn:2x128", "appnp:2x64:k2", "gcn"]
+def test_models_of_different_sizes_are_assigned_in_turn() -> None:
+    assigned = assign_models("gcn, gcn:2x128,appnp:2x64:k2", 4)
+    assert assigned == ["gcn", "gcn:2x128", "appnp:2x64:k2", "gcn"]
 
 
-def test_steps_of_propagation_are_taken_from_the_name() -> None:
+def test_propagation_steps_are_read_from_the_name() -> None:
     """APPNP with K = 2: α Z + α(1 − α) S Z + (1 − α)² S² Z, α = 0.1."""
     model = build_model("appnp:k2", **SIZES)
     assert model.coefficients == pytest.approx((0.1, 0.09, 0.81))
     assert len(build_model("appnp", **SIZES).coefficients) == 11
 
 
-def test_the_ten_architectures_of_opfgl_can_be_dealt() -> None:
+def test_the_ten_architectures_of_opfgl_can_be_assigned() -> None:
     names = (
         "ssgc:2x64,gcn:2x64,gcn:2x128,gcn:2x256,gcn:2x512,sgc:2x64,gcn:3x64,gcn:3x512,"
         "appnp:2x64:k2,sgc:4x64"

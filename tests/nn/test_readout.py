@@ -61,7 +61,7 @@ def one_by_one(model: Backbone, graphs: Graphs) -> Tensor:
 
 @names
 @pytest.mark.parametrize("to_x", [Tensor.clone, sparse])
-def test_a_union_gives_what_its_graphs_give_one_by_one(
+def test_a_batch_gives_the_results_of_its_single_graphs(
     name: str, to_x: MapX, graphs: Graphs
 ) -> None:
     model = build(name).eval()
@@ -81,7 +81,7 @@ def test_graphs_without_any_edge_are_classified(name: str, graphs: Graphs) -> No
 
 @names
 @pytest.mark.parametrize("to_x", [Tensor.clone, sparse])
-def test_selected_graphs_give_what_they_gave_in_the_union(
+def test_selected_graphs_give_the_same_results_as_in_the_batch(
     name: str, to_x: MapX, graphs: Graphs
 ) -> None:
     model = build(name).eval()
@@ -129,7 +129,7 @@ def test_the_head_of_a_readout_is_a_linear_map_of_the_embedding(
     torch.testing.assert_close(model(whole), expected)
 
 
-def test_gin_sums_and_the_others_average(graphs: Graphs) -> None:
+def test_gin_pools_by_sum_and_the_others_by_mean(graphs: Graphs) -> None:
     x, edges = graphs[1]
     # two copies of a graph in one: a sum doubles, a mean stays
     twice = (torch.cat([x, x]), torch.cat([edges, edges + len(x)], dim=1))
@@ -149,7 +149,7 @@ def test_a_graph_without_nodes_pools_to_zero() -> None:
     assert graph.pool(torch.ones(3, 2), "sum")[0].tolist() == [2, 2]
 
 
-def test_features_and_device_change_under_the_same_union(graphs: Graphs) -> None:
+def test_features_and_device_can_change_in_a_batch(graphs: Graphs) -> None:
     whole = unite(graphs)
     assert whole.with_features(torch.ones(whole.num_nodes, 2)).num_graphs == 6
     assert whole.to("cpu") is whole
@@ -159,7 +159,7 @@ def test_features_and_device_change_under_the_same_union(graphs: Graphs) -> None
 
 
 @names
-def test_what_scoring_keeps_of_a_union_serves_training_too(
+def test_operators_of_a_batch_cached_in_evaluation_serve_training(
     name: str, graphs: Graphs
 ) -> None:
     model, whole = build(name), unite(graphs)
@@ -171,7 +171,7 @@ def test_what_scoring_keeps_of_a_union_serves_training_too(
     assert model.classifier.bias.grad.tolist() == [8, 8, 8]  # type: ignore[union-attr]
 
 
-def test_nodes_and_graphs_are_not_mixed_up(graphs: Graphs) -> None:
+def test_single_graphs_and_batches_of_graphs_are_not_confused(graphs: Graphs) -> None:
     whole = unite(graphs)
     single = GraphInput(*graphs[0])
     assert (single.num_graphs, single.batch) == (1, None)
@@ -179,7 +179,9 @@ def test_nodes_and_graphs_are_not_mixed_up(graphs: Graphs) -> None:
         build("gin", readout=False)(whole)
     with pytest.raises(ValueError, match="readout = True, batch of no graphs"):
         build("gin")(single)
-    with pytest.raises(DataError, match="not a union"):
+    with pytest.raises(
+        DataError, match="Expected a batch of graphs, got a single graph"
+    ):
         single.select(torch.tensor([0]))
     with pytest.raises(DataError, match="each of the 4 nodes"):
         GraphInput(*graphs[0], batch=torch.zeros(3, dtype=torch.int64))
@@ -209,7 +211,7 @@ def test_a_batch_of_graphs_passes_only_those_through_the_model(
 
 
 @pytest.mark.parametrize("batch_size", [0, 2])
-def test_training_learns_which_graphs_have_edges(batch_size: int) -> None:
+def test_training_learns_to_classify_graphs_with_edges(batch_size: int) -> None:
     ring = torch.tensor([[0, 1, 1, 2, 2, 0], [1, 0, 2, 1, 0, 2]])
     graphs = [(torch.ones(3, 5), ring if k % 2 else NO_EDGES) for k in range(8)]
     data = TrainingSet(unite(graphs), torch.arange(8), torch.arange(8) % 2)

@@ -115,7 +115,7 @@ def test_a_linear_map_of_sparse_features_has_the_gradient_of_the_dense_map() -> 
     torch.testing.assert_close(got, expected)
 
 
-def test_a_gradient_that_is_an_expanded_view_is_taken() -> None:
+def test_a_gradient_that_is_an_expanded_view_is_accepted() -> None:
     operator = SparseOperator.from_entries(*entries(4, 3, 7), shape=(4, 3))
     h = torch.randn(3, 2, requires_grad=True)
     operator.matmul(h).sum().backward()

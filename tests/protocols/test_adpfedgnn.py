@@ -68,7 +68,7 @@ def changed(name: str, value: Tensor | None) -> RecordDict:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("bits", torch.zeros(4, dtype=torch.uint8), "takes 3 bytes, got 4"),
+        ("bits", torch.zeros(4, dtype=torch.uint8), "needs 3 bytes, got 4"),
         ("bits", torch.zeros(3), "must be torch.uint8"),
         ("bits", torch.tensor([0, 0, 1], dtype=torch.uint8), "beyond the 19"),
         ("values", torch.zeros(9), r"shape \(10,\)"),

@@ -99,14 +99,6 @@ def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
 
 
-def test_checkpoints_are_due_every_few_rounds(
-    keeper: Checkpoints, config: RunConfig
-) -> None:
-    assert [r for r in range(1, 7) if keeper.is_due(r)] == [2, 4, 6]
-    keeper.config = replace(config, checkpoint_every=0)
-    assert not any(keeper.is_due(r) for r in range(1, 7))
-
-
 @pytest.mark.parametrize(
     "name", ["checkpoint.json", "server.safetensors", "clients/000000.safetensors"]
 )

@@ -17,7 +17,7 @@ from flower_fgl.strategies.base import Upload
 
 
 def server(**settings: Any) -> ADPFedGNN:
-    """A server half with two clients of 100 and 300 training nodes."""
+    """Make a strategy with two clients of 100 and 300 training nodes."""
     values = {f"adpfedgnn.{k.replace('_', '-')}": v for k, v in settings.items()}
     config = parse_config({"method": "adpfedgnn", "hidden-channels": 8, **values})
     strategy = ADPFedGNN(config)
@@ -48,7 +48,7 @@ def upload_of(
         ("literal", [0.5, 0.5, 3.5, 3.5, 3.0, 3.0]),
     ],
 )
-def test_the_server_averages_what_is_shared(
+def test_the_server_averages_weights_under_their_masks(
     masked_agg: str, expected: list[float]
 ) -> None:
     strategy = server(masked_agg=masked_agg)
@@ -67,11 +67,11 @@ def test_the_server_averages_what_is_shared(
     assert all(bool((t == 3.5).all()) for t in after.networks.values())
 
 
-def test_an_upload_must_weigh_what_the_client_described() -> None:
+def test_an_upload_must_have_the_weight_in_the_clients_description() -> None:
     assert [server().upload_spec(pid).weight for pid in (0, 1)] == [100.0, 300.0]
 
 
-def test_the_state_of_the_server_comes_back() -> None:
+def test_the_server_state_is_restored() -> None:
     strategy = server()
     first, before = strategy.server_state(), strategy.download(1, 0)
     strategy.aggregate(1, {0: upload_of(before, 2.0, slice(0, 4), 1.0)})
@@ -89,7 +89,7 @@ def test_the_state_of_the_server_comes_back() -> None:
         strategy.load_server_state(type(first)())
 
 
-def test_an_upload_whose_mask_has_another_length_is_dropped_and_named(
+def test_an_upload_with_a_mask_of_wrong_length_is_dropped_and_reported(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = ADPFedGNNClientApp.fit
@@ -98,13 +98,13 @@ def test_an_upload_whose_mask_has_another_length_is_dropped_and_named(
         result = original(self, client, server_round, download)
         if client.partition_id == 1:
             upload = result.upload
-            cut = MaskedWeights(
+            shortened = MaskedWeights(
                 upload.values[:-9],
                 upload.mask[:-9] & False,
                 upload.networks,
                 upload.weight,
             )
-            object.__setattr__(result, "upload", cut)
+            object.__setattr__(result, "upload", shortened)
         return result
 
     monkeypatch.setattr(ADPFedGNNClientApp, "fit", fit)
@@ -112,23 +112,23 @@ def test_an_upload_whose_mask_has_another_length_is_dropped_and_named(
     for row in run.rounds:
         (failure,) = row["failures"]
         assert failure["partition_id"] == 1
-        assert "A mask over" in failure["reason"]
+        assert "A mask of" in failure["reason"]
         assert row["replies"] == 2
 
 
-def test_other_backbones_are_refused(small: dict[str, Any]) -> None:
+def test_other_backbones_are_rejected(small: dict[str, Any]) -> None:
     with pytest.raises(RunError, match="gat or graphsage, got gcn"):
         simulate("adpfedgnn", **small, model="gcn")
 
 
-def test_every_client_is_scored_with_the_newest_global_model(
+def test_every_client_is_evaluated_with_the_newest_global_model(
     small: dict[str, Any],
 ) -> None:
     run = simulate("adpfedgnn", **small, participation=0.3)
     whole = simulate("adpfedgnn", **small)
     for row, full in zip(run.rounds, whole.rounds, strict=True):
         assert row["replies"] == 1
-        # weights go out to one client that trains, then to all three to be scored
+        # weights are sent to one client for training, then to all three for evaluation
         sent, of_all = (r["bytes"]["down"]["weights"] for r in (row, full))
         assert sent * 6 == of_all * 4
         assert {

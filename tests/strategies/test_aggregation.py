@@ -21,7 +21,7 @@ def test_the_mean_pairwise_distance_by_hand() -> None:
 
 
 @given(st.integers(2, 6), st.integers(0, 2**31), st.sampled_from([0.0, 100.0]))
-def test_the_mean_pairwise_distance_is_that_of_a_loop(
+def test_the_mean_pairwise_distance_matches_a_loop(
     size: int, seed: int, offset: float
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -42,12 +42,12 @@ def test_the_mean_pairwise_distance_is_that_of_a_loop(
     assert mean_pairwise_distance(states) == pytest.approx(expected, rel=1e-4)
 
 
-def test_tensors_longer_than_a_piece_are_compared_whole() -> None:
+def test_tensors_longer_than_one_piece_are_compared_completely() -> None:
     size = 2 * PIECE + 3
     states = [{"a": torch.full((size,), 1e3)}, {"a": torch.full((size,), 1e3 + 2)}]
     assert mean_pairwise_distance(states) == pytest.approx(2 * math.sqrt(size))
 
 
-def test_equal_states_are_at_distance_0() -> None:
+def test_equal_states_have_distance_0() -> None:
     state = {"a": torch.full((1000,), 1e3)}
     assert mean_pairwise_distance([state, state, state]) == 0.0

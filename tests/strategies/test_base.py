@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flower_fgl import METHODS, Run, simulate
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.summary import summarise
 from flower_fgl.strategies.aggregation import weighted_mean
-from flower_fgl.strategies.rounds.send_receive import send_receive
+from flower_fgl.strategies.base import is_checkpoint_due
+from flower_fgl.strategies.rounds.messenger import send_receive
 
 
 @given(
@@ -53,7 +54,7 @@ class Faulty:
     """Make chosen clients misbehave in chosen rounds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, when: Any, how: Any) -> None:
-        original = DispatchingClientApp.__call__
+        original = Dispatcher.__call__
 
         def call(app: Any, message: Message, context: Context) -> Message:
             reply = original(app, message, context)
@@ -64,7 +65,7 @@ class Faulty:
                     how(reply)
             return reply
 
-        monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+        monkeypatch.setattr(Dispatcher, "__call__", call)
 
 
 def raises(reply: Message) -> None:
@@ -473,3 +474,13 @@ def test_start_takes_no_model_from_outside(small: dict[str, Any]) -> None:
     strategy = METHODS["fedavg"].load_strategy()(parse_config({}))
     with pytest.raises(RunError, match="builds its own model"):
         strategy.start(None, ArrayRecord())  # type: ignore[arg-type]
+
+
+def test_checkpoints_are_due_every_few_rounds_and_at_the_end_if_kept() -> None:
+    def due(**values: Any) -> list[int]:
+        config = parse_config({"rounds": 5, **values})
+        return [number for number in range(1, 7) if is_checkpoint_due(config, number)]
+
+    assert due(**{"checkpoint-every": 2}) == [2, 4, 6]
+    assert due(**{"checkpoint-every": 0}) == []
+    assert due(**{"checkpoint-every": 2, "keep-checkpoint": True}) == [2, 4, 5, 6]

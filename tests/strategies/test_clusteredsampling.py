@@ -45,13 +45,13 @@ def strategy_of(
 
 
 def model(strategy: ClusteredSampling, value: float) -> Upload:
-    """An upload whose distance from the initial weights is one number."""
+    """Make an upload that adds one value to all initial weights."""
     tensors = {n: t + value for n, t in strategy.weights.tensors.items()}
     return Upload(Weights(tensors), 99.0)
 
 
 def test_clusters_by_size_by_hand() -> None:
-    # n = 10, m = 2: clients bring 2·(2, 5, 3) = 4, 10, 6 into rows of 10, largest first
+    # n = 10, m = 2: clients add 2·(2, 5, 3) = 4, 10, 6 to rows of 10, largest first
     table = table_by_size(np.array([2, 5, 3]), 2)
     assert table.tolist() == [[0, 10, 0], [4, 0, 6]]
     # n = 9: 6, 8, 4 into rows of 9: client 1 leaves room for 1 of client 0
@@ -59,16 +59,16 @@ def test_clusters_by_size_by_hand() -> None:
     assert table.tolist() == [[1, 8, 0], [5, 0, 4]]
 
 
-def test_clusters_of_like_updates_by_hand() -> None:
-    # clients 0 and 2 point one way, 1 and 3 another; n = 8, m = 2: 4 each, rows of 8
+def test_clusters_of_similar_updates_by_hand() -> None:
+    # updates of 0 and 2 are similar, and of 1 and 3; n = 8, m = 2: 4 each, rows of 8
     updates = np.array([[1, 0.1], [0.1, 1], [1, 0], [0, 1]], dtype=np.float32)
     table = table_by_similarity(np.array([2, 2, 2, 2]), 2, update_angles(updates))
     assert sorted(table.tolist()) == [[0, 4, 0, 4], [4, 0, 4, 0]]
 
 
-def test_what_does_not_fit_into_a_cluster_fills_the_others() -> None:
-    # three alike: 2·(2, 2, 2, 2) = 4 each, rows of 8: two of them make a row, the third
-    # fills the row of the client that is like nobody
+def test_clients_that_do_not_fit_into_a_cluster_fill_the_others() -> None:
+    # 0, 1, 2 are similar: 2·(2, 2, 2, 2) = 4 each, rows of 8: two of them fill a row, the
+    # third fills the row of client 3, which is similar to none
     angles = np.array(
         [[0, 0.1, 0.2, 1], [0.1, 0, 0.2, 1], [0.2, 0.2, 0, 1], [1, 1, 1, 0]]
     )
@@ -76,8 +76,8 @@ def test_what_does_not_fit_into_a_cluster_fills_the_others() -> None:
     assert table.tolist() == [[4, 4, 0, 0], [0, 0, 4, 4]]
 
 
-def test_a_client_larger_than_a_distribution_fills_some_alone() -> None:
-    # n = 10, m = 3: 3·(7, 1, 2) = 21, 3, 6: two rows of 10 and 1 are client 0's
+def test_a_client_larger_than_a_distribution_fills_whole_distributions() -> None:
+    # n = 10, m = 3: 3·(7, 1, 2) = 21, 3, 6: client 0 fills two rows of 10, and 1 remains
     angles = np.ones((3, 3)) - np.eye(3)
     table = table_by_similarity(np.array([7, 1, 2]), 3, angles)
     assert table.tolist() == [[10, 0, 0], [10, 0, 0], [1, 3, 6]]
@@ -111,7 +111,7 @@ def test_the_draws_are_unbiased(sizes: list[int], draws: int, seed: int) -> None
         assert (table.sum(axis=0) == draws * counts).all()  # Σ_k r_k(i) = m n_i / n
 
 
-def test_one_draw_takes_a_client_by_its_size() -> None:
+def test_one_draw_samples_a_client_in_proportion_to_its_size() -> None:
     counts = np.array([1, 2, 5])
     angles = np.ones((3, 3)) - np.eye(3)
     assert table_by_similarity(counts, 1, angles).tolist() == [[1, 2, 5]]
@@ -129,11 +129,11 @@ def test_clients_are_drawn_with_the_probabilities_of_the_table() -> None:
     assert share[1] / 4000 == pytest.approx(0.75, abs=0.03)
 
 
-def test_a_client_drawn_twice_counts_twice() -> None:
+def test_a_client_drawn_twice_has_twice_the_weight() -> None:
     strategy = strategy_of([1, 1, 1, 1, 1, 25], 0.5)
     assert strategy.sample(1) == sorted(strategy.draws)
     assert sum(strategy.draws.values()) == 3
-    # m·n_i/n = 75/30: two of the three distributions hold client 5 alone
+    # m·n_i/n = 75/30: client 5 fills two of the three distributions alone
     assert strategy.draws[5] >= 2
     before = strategy.weights.tensors
     strategy.draws = Counter({5: 2, 0: 1})
@@ -142,7 +142,7 @@ def test_a_client_drawn_twice_counts_twice() -> None:
         torch.testing.assert_close(tensor, before[name] + 5.0)
 
 
-def test_a_client_drawn_twice_is_two_replies() -> None:
+def test_a_client_drawn_twice_counts_as_two_replies() -> None:
     strategy = strategy_of([1, 1, 1, 1, 1, 25], 0.5)
     strategy.draws = Counter({5: 2, 0: 1})
     both = {0: model(strategy, 3.0), 5: model(strategy, 6.0)}
@@ -152,7 +152,7 @@ def test_a_client_drawn_twice_is_two_replies() -> None:
     assert strategy.num_replies(both) == 2
 
 
-def test_a_draw_that_failed_is_left_out_of_the_mean() -> None:
+def test_a_failed_client_is_left_out_of_the_mean() -> None:
     strategy = strategy_of([4, 4, 4, 4], 0.5)
     before = strategy.weights.tensors
     strategy.draws = Counter({0: 1, 2: 1})
@@ -161,7 +161,7 @@ def test_a_draw_that_failed_is_left_out_of_the_mean() -> None:
         torch.testing.assert_close(tensor, before[name] + 1.0)
 
 
-def test_full_participation_is_fedavg() -> None:
+def test_full_participation_equals_fedavg() -> None:
     strategy = strategy_of([1, 3], 1.0)
     assert strategy.sample(1) == [0, 1]
     before = strategy.weights.tensors
@@ -172,12 +172,12 @@ def test_full_participation_is_fedavg() -> None:
         torch.testing.assert_close(tensor, before[name] + 3.0)
 
 
-def test_one_participant_is_drawn_before_anybody_has_sent_an_update() -> None:
+def test_one_participant_is_sampled_before_any_client_has_uploaded() -> None:
     strategy = strategy_of([3, 1, 4, 1, 5], 0.01)
     assert all(len(strategy.sample(number)) == 1 for number in range(1, 6))
 
 
-def test_clients_of_like_updates_are_not_drawn_together() -> None:
+def test_clients_with_similar_updates_are_not_sampled_together() -> None:
     strategy = strategy_of([2, 2, 2, 2], 0.5)
     ups = {pid: model(strategy, value) for pid, value in enumerate((1, -1, 2, -2))}
     strategy.aggregate(1, ups)
@@ -187,7 +187,7 @@ def test_clients_of_like_updates_are_not_drawn_together() -> None:
         assert sum(pid % 2 for pid in drawn) == 1
 
 
-def test_the_state_comes_back_and_gives_the_same_draws() -> None:
+def test_a_restored_state_gives_the_same_draws() -> None:
     strategy, twin = (strategy_of([2, 3, 4, 5], 0.5) for _ in range(2))
     ups = {pid: model(strategy, value) for pid, value in enumerate((1, -1, 2, -2))}
     strategy.aggregate(1, ups)
@@ -197,7 +197,7 @@ def test_the_state_comes_back_and_gives_the_same_draws() -> None:
     ]
 
 
-def test_clusters_by_size_keep_no_updates() -> None:
+def test_with_clusters_by_size_no_updates_are_stored() -> None:
     strategy = strategy_of([2, 3, 4, 5], 0.5, clusters="size")
     drawn = strategy.sample(1)
     strategy.aggregate(1, {pid: model(strategy, 1.0) for pid in drawn})

@@ -25,7 +25,7 @@ SHORT = {
 
 
 def server(**settings: Any) -> Any:
-    """A server after round 0: clients 0 and 1 have answered, client 2 has not."""
+    """Make a strategy after round 0, in which clients 0 and 1 replied, client 2 did not."""
     values = {**SHORT, **settings}
     config = parse_config(
         {
@@ -53,9 +53,9 @@ def upload(strategy: Any, value: float) -> Upload:
     return Upload(FedLogUpload(weights, torch.full((C * S, D), value)), 1.0)
 
 
-def test_models_are_averaged_plainly_and_nodes_by_class_rate() -> None:
+def test_models_are_averaged_without_weights_and_nodes_by_class_rate() -> None:
     strategy = server()
-    assert strategy.config.weight_by == "equal"  # a client's nodes do not count
+    assert strategy.config.weight_by == "equal"  # not by the number of nodes
     assert strategy.download(1, 0).nodes is None
     strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
     got = strategy.download(2, 0)
@@ -63,7 +63,7 @@ def test_models_are_averaged_plainly_and_nodes_by_class_rate() -> None:
     assert got.nodes[:, 0].tolist() == [1.0, 1.0, 0.0, 0.0]  # Eq. (4), by hand
 
 
-def test_generators_are_blended_by_class_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generators_are_averaged_by_class_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = server()
     shapes = strategy.shapes.prompts
     uploads = {
@@ -75,23 +75,22 @@ def test_generators_are_blended_by_class_rate(monkeypatch: pytest.MonkeyPatch) -
         )
         for pid, x in ((0, 0.0), (1, 4.0))
     }
-    strategy.federation.trainable = [0, 1]
-    for name, found in (
-        ("train_messages", []),
-        ("exchange", []),
-        ("_by_partition", {}),
-        ("read_uploads", uploads),
-        ("record_round", None),
+    strategy.federation.trainable = [0, 1]  # type: ignore[misc]
+    for owner, name, found in (
+        (strategy, "train_messages", []),
+        (strategy.messenger, "exchange", {}),
+        (strategy, "read_uploads", uploads),
+        (strategy, "record_round", None),
     ):
-        monkeypatch.setattr(strategy, name, lambda *_, found=found, **__: found)
+        monkeypatch.setattr(owner, name, lambda *_, found=found, **__: found)
     type(strategy).pretrain(strategy)
     for name, shape in shapes.items():
         assert strategy.prompts[name].shape == (C, *shape)
         assert (strategy.prompts[name][0] == 1).all(), name  # 0.75 · 0 + 0.25 · 4
-        assert (strategy.prompts[name][1] == 0).all(), name  # client 0's class alone
+        assert (strategy.prompts[name][1] == 0).all(), name  # only client 0 has class 1
 
 
-def test_noise_on_rates_that_are_told_anyway_is_warned_of(
+def test_noise_on_class_rates_that_are_also_reported_exactly_gives_a_warning(
     small: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     noisy = {**SHORT, "class_rate_noise": "permute"}
@@ -104,11 +103,11 @@ def test_noise_on_rates_that_are_told_anyway_is_warned_of(
     assert run.status == "completed"
 
 
-def test_a_client_that_sat_out_counts_with_the_nodes_it_sent_last() -> None:
+def test_a_client_that_was_not_sampled_counts_with_its_last_uploaded_nodes() -> None:
     strategy = server()
     strategy.rates = {0: torch.tensor([1.0, 0.0]), 1: torch.tensor([0.0, 1.0])}
     strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
-    strategy.aggregate(2, {0: upload(strategy, 8.0)})  # class 1 is client 1's alone
+    strategy.aggregate(2, {0: upload(strategy, 8.0)})  # only client 1 has class 1
     got = strategy.download(3, 0)
     assert all((tensor == 8).all() for tensor in got.weights.values())
     assert got.nodes[:, 0].tolist() == [8.0, 8.0, 4.0, 4.0]
@@ -120,7 +119,7 @@ def test_a_client_that_sat_out_counts_with_the_nodes_it_sent_last() -> None:
     assert resumed.nodes[:, 0].tolist() == [2.0, 2.0, 4.0, 4.0]
 
 
-def test_the_order_of_clients_and_slots_of_a_class_means_nothing() -> None:
+def test_the_order_of_clients_and_of_slots_within_a_class_does_not_matter() -> None:
     draw = torch.Generator().manual_seed(0)
     uploads = {pid: upload(server(), float(pid)) for pid in (0, 1, 2)}
     for one in uploads.values():
@@ -149,7 +148,7 @@ def test_the_order_of_clients_and_slots_of_a_class_means_nothing() -> None:
         torch.testing.assert_close(tensor, others[name])
 
 
-def test_slots_are_shuffled_within_classes_if_asked_for() -> None:
+def test_permute_slots_shuffles_nodes_within_their_class() -> None:
     draw = torch.Generator().manual_seed(0)
     nodes = torch.randn((C * 9, D), generator=draw)
     for shuffles in (False, True):
@@ -162,7 +161,7 @@ def test_slots_are_shuffled_within_classes_if_asked_for() -> None:
             assert torch.equal(part.sort(0).values, sent.sort(0).values)
 
 
-def test_tail_classes_turn_the_weights_round() -> None:
+def test_tail_classes_invert_the_weights() -> None:
     strategy = server(synthetic_mode="TH")
     strategy.aggregate(1, {0: upload(strategy, 0.0), 1: upload(strategy, 4.0)})
     expected = torch.tensor([3.0, 3.0, 4.0, 4.0])
@@ -170,38 +169,42 @@ def test_tail_classes_turn_the_weights_round() -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-def test_a_client_without_known_rates_counts_only_where_nobody_has_the_class() -> None:
+def test_a_client_without_known_rates_counts_only_for_classes_no_other_client_has() -> (
+    None
+):
     strategy = server()
     strategy.aggregate(1, {1: upload(strategy, 0.0), 2: upload(strategy, 4.0)})
     assert strategy.download(2, 0).nodes[:, 0].tolist() == [0.0, 0.0, 2.0, 2.0]
 
 
 @pytest.mark.parametrize("mode", ["HH", "TH"])
-def test_unknown_rates_weigh_nothing_beside_known_ones(mode: str) -> None:
+def test_unknown_rates_have_no_weight_beside_known_ones(mode: str) -> None:
     strategy = server(synthetic_mode=mode)
     values = {0: 0.0, 1: 4.0, 2: 1000.0}
     strategy.aggregate(1, {pid: upload(strategy, v) for pid, v in values.items()})
     assert (strategy.download(2, 0).nodes <= 4).all()
 
 
-def test_generators_are_sent_until_the_client_has_answered() -> None:
+def test_generators_are_sent_until_the_client_has_replied() -> None:
     strategy = server()
-    assert not strategy.download(1, 0).prompts  # nothing to use them on yet
+    assert not strategy.download(1, 0).prompts  # there are no synthetic nodes yet
     both = {pid: upload(strategy, 0.0) for pid in (0, 1)}
-    strategy._trained = dict.fromkeys(both, 1)
+    strategy.loop.trained = dict.fromkeys(both, 1)
     strategy.aggregate(1, both)
     assert strategy.download(2, 0).prompts
-    strategy.aggregate(2, {0: both[0]})  # client 1 was asked too, and was lost
+    strategy.aggregate(2, {0: both[0]})  # client 1 was sampled too and failed
     assert not strategy.download(3, 0).prompts
-    del strategy._trained[0]  # its SuperNode was started anew, without its state
+    del strategy.loop.trained[0]  # its SuperNode was restarted without its state
     assert strategy.download(3, 0).prompts
     assert strategy.download(3, 1).prompts
     assert not strategy.scoring_download(3, 1).prompts
-    # equal payloads are one object, packed once
+    # equal payloads are one object, which is packed once
     assert strategy.download(3, 1) is strategy.download(3, 2)
 
 
-def test_a_client_that_is_only_scored_gets_no_generators(small: dict[str, Any]) -> None:
+def test_a_client_that_is_only_evaluated_gets_no_generators(
+    small: dict[str, Any],
+) -> None:
     some = {**small, "rounds": 4, "participation": 0.5, "evaluate_every": 1}
     run = simulate("fedlog", **some, fedlog=SHORT)
     trained = {
@@ -222,7 +225,7 @@ def test_a_run_starts_with_class_rates_and_generators(small: dict[str, Any]) -> 
     assert first["replies"] == 3
     assert {"class-rates", "prompts"} <= first["bytes"]["up"].keys()
     assert [row["phase"] for row in rest] == ["train", "train"]
-    # nothing before there are synthetic nodes, then 4·C·P_pg for each client
+    # 0 bytes before there are synthetic nodes, then 4·C·P_pg for each client
     sent = [row["bytes"]["down"]["prompts"] for row in rest]
     generators = 8 * 256 + 256 + 256 * 512 + 512 + 512 * 8 + 8
     assert sent[0] == 0
@@ -237,7 +240,7 @@ def test_without_local_generalisation_there_is_no_round_0(
     assert not run.summary["bytes"]["by_payload"]["up"].get("nodes")
 
 
-def test_if_no_client_trains_its_generator_the_run_says_so(
+def test_the_run_fails_if_no_client_uploads_a_generator(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -265,13 +268,13 @@ def test_a_client_that_failed_in_round_0_takes_part_later(
 
 
 QUICK = {"nodes_per_class": 5, "prompt_epochs": 10, "prompt_networks": 5}
-"""A quarter of the paper's nodes per class, a tenth of its prompt training."""
+"""A quarter of the paper's nodes per class, and a tenth of its prompt training."""
 
 
 def closed_set(
     method: str, dataset: str, real_data: Path, output_dir: Path, **settings: Any
 ) -> dict[str, float]:
-    """Accuracy, %, by node set, in the round best on validation nodes (60 rounds)."""
+    """Return the accuracy in % of each node set, in the best of 60 rounds on validation."""
     method_config = (
         {"fedlog": {**QUICK, **settings}} if method == "fedlog" else settings
     )
@@ -293,7 +296,7 @@ def closed_set(
 
 
 @pytest.mark.slow
-def test_the_orders_of_the_specification_hold_on_cora(
+def test_fedlog_beats_fedavg_and_tail_mode_on_cora(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accuracies: dict[int, list[torch.Tensor]] = {}
@@ -321,15 +324,16 @@ def test_the_orders_of_the_specification_hold_on_cora(
         is_learnt = torch.stack(rows[: len(rows) // 2]) > 0.8  # before round 31
         is_head = counts[pid] > counts[pid].float().mean()
         assert is_learnt[:, is_head].any(0).all()
-        first = is_learnt.float().argmax(0).float()  # γ rises first for head classes
+        # γ rises earlier for head classes
+        first = is_learnt.float().argmax(0).float()
         assert first[is_head].mean() < first[~is_head & is_learnt.any(0)].mean()
 
 
 @pytest.mark.slow
-def test_missing_classes_of_citeseer_take_local_generalisation(
+def test_missing_classes_of_citeseer_need_local_generalisation(
     real_data: Path, tmp_path: Path
 ) -> None:
-    # measured: 69, and 0 in the other three
+    # measured: 69 for FedLoG, 0 for the other three
     full = closed_set("fedlog", "citeseer", real_data, tmp_path)["missing"]
     without = closed_set("fedlog", "citeseer", real_data, tmp_path, lg=False)["missing"]
     assert full > 40

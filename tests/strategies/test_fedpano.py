@@ -42,8 +42,8 @@ def server(num_clients: int = 10, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_clients", [2, 10])
-def test_the_average_runs_over_the_participants(num_clients: int) -> None:
-    # 6 and 18 training nodes: 0.25·1 + 0.75·5 = 4, whoever else there is
+def test_the_average_runs_over_the_participants_only(num_clients: int) -> None:
+    # 6 and 18 training nodes: 0.25·1 + 0.75·5 = 4, for any number of other clients
     strategy = server(num_clients)
     states = [
         {name: torch.full(shape, value) for name, shape in strategy.shapes.items()}
@@ -57,7 +57,7 @@ def test_the_average_runs_over_the_participants(num_clients: int) -> None:
         shape for n, shape in strategy.shapes.items() if n.startswith("encoder.")
     ]
     size = sum(math.prod(shape) for shape in encoder)
-    distance = strategy._round.numbers["distance"]
+    distance = strategy.loop.log.numbers["distance"]
     assert distance == pytest.approx(4 * math.sqrt(size))
 
 
@@ -67,7 +67,7 @@ def test_five_of_ten_clients_take_part_by_default() -> None:
     assert len({tuple(pids) for pids in sampled}) > 1
 
 
-def test_both_halves_agree_on_what_is_shared() -> None:
+def test_both_halves_agree_on_the_shared_parts() -> None:
     for settings in ({}, {"use_shared_classifier": False}, {"augment": "gaussian"}):
         strategy = server(**settings)
         spec = FedPANOClientApp().download_spec(make_client(**settings))
@@ -110,7 +110,7 @@ def few_shot(tmp_path: Any) -> dict[str, Any]:
     return {**FEW_SHOT, "output_dir": str(tmp_path / "runs")}
 
 
-def test_a_few_shot_run_scores_every_client_and_notes_what_it_cost(
+def test_a_few_shot_run_evaluates_every_client_and_reports_its_losses(
     few_shot: dict[str, Any],
 ) -> None:
     run = simulate("fedpano", **few_shot)
@@ -128,10 +128,11 @@ def test_a_few_shot_run_scores_every_client_and_notes_what_it_cost(
         "generic", "own", "generator", "synthetic", "spread",
     }  # fmt: skip
     masked = run.last["test_masked"]["accuracy"]
-    assert masked == run.last["test"]["accuracy"]  # own classes only, masked or not
+    # predictions are restricted to own classes, so masking does not change the accuracy
+    assert masked == run.last["test"]["accuracy"]
 
 
-def test_the_bytes_of_a_round_are_those_of_the_formula(
+def test_the_bytes_of_a_round_match_the_formula(
     few_shot: dict[str, Any],
 ) -> None:
     run = simulate("fedpano", **{**few_shot, "evaluate_every": 3})
@@ -142,12 +143,12 @@ def test_the_bytes_of_a_round_are_those_of_the_formula(
         for way in ("up", "down"):
             found = row["bytes"][way]["weights"] / 2
             assert 4 * parameters <= found <= 4 * parameters + headers
-    # in the last, the two that sat out are sent the download as well
+    # in the last round, the two clients that were not sampled get the download as well
     down = [row["bytes"]["down"]["weights"] for row in run.rounds]
     assert down[2] == 2 * down[1]
 
 
-def test_a_generator_that_is_not_finite_costs_its_client_the_round(
+def test_an_upload_with_a_non_finite_generator_is_dropped(
     monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any]
 ) -> None:
     original = FedPANOClientApp.fit
@@ -170,7 +171,7 @@ def test_a_generator_that_is_not_finite_costs_its_client_the_round(
 
 
 @pytest.mark.parametrize("aggregates", [True, False], ids=["shared", "nF"])
-def test_a_round_that_ends_in_nan_leaves_the_client_as_it_was(
+def test_a_round_that_ends_in_nan_leaves_the_client_state_unchanged(
     monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any], aggregates: bool
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
@@ -192,10 +193,10 @@ def test_a_round_that_ends_in_nan_leaves_the_client_as_it_was(
     assert [row["replies"] for row in run.rounds] == [4, 3, 4]
     (failure,) = run.rounds[1]["failures"]
     assert failure["partition_id"] == 1
-    assert "the client keeps what it had before" in failure["reason"]
+    assert "the client keeps its state from before the round" in failure["reason"]
 
 
-def test_a_generator_that_makes_nan_is_named_and_never_scored(
+def test_a_generator_that_returns_nan_is_reported_and_not_evaluated(
     monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any]
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> Any:
@@ -209,7 +210,7 @@ def test_a_generator_that_makes_nan_is_named_and_never_scored(
             return original(self, *args)
 
     monkeypatch.setattr(FedPANOClientApp, "refreshed_model", refreshed)
-    run = simulate("fedpano", **few_shot)  # two of four sit out
+    run = simulate("fedpano", **few_shot)  # two of four clients are not sampled
     for row in run.rounds:
         assert len(row["failures"]) == 2
         for failure in row["failures"]:
@@ -220,7 +221,7 @@ def test_a_generator_that_makes_nan_is_named_and_never_scored(
     assert len(scored) == 2
 
 
-def test_a_copy_that_training_left_with_nan_is_not_scored(
+def test_a_refreshed_copy_with_nan_weights_is_not_evaluated(
     monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any]
 ) -> None:
     original = FedAvgClientApp.refreshed_model
@@ -237,20 +238,24 @@ def test_a_copy_that_training_left_with_nan_is_not_scored(
     assert all("training left" in reason for reason in reasons)
 
 
-def test_replies_that_no_round_can_bring_are_refused_when_clients_are_known(
+def test_min_replies_above_the_number_of_sampled_clients_fails_the_run(
     few_shot: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # of the four clients one alone keeps its training nodes
-    monkeypatch.setattr(
-        Federation, "trainable", property(lambda self: list(self.clients)[:1])
-    )
+    prepare = Federation.__post_init__
+
+    def shorten(self: Federation) -> None:
+        prepare(self)
+        del self.trainable[1:]
+
+    monkeypatch.setattr(Federation, "__post_init__", shorten)
     with pytest.raises(
         RunError, match="1 of 4 clients can train, of which participants = 2 asks 1"
     ):
         simulate("fedpano", **{**few_shot, "min_replies": 2})
 
 
-def test_fewer_participants_than_replies_needed_are_refused(
+def test_fewer_participants_than_min_replies_are_rejected(
     few_shot: dict[str, Any],
 ) -> None:
     for ask in ({"participation": 0.5, "participants": 0}, {"participants": 2}):
@@ -273,9 +278,10 @@ def test_secure_aggregation_gives_the_same_scores(few_shot: dict[str, Any]) -> N
 def test_the_losses_fall_on_real_data(
     real_data: Path, tmp_path: Path, dataset: str, norm: str
 ) -> None:
-    """All on an average of 20 rounds; under unit length L^g to less than half.
+    """All losses fall, averaged over 20 rounds.
 
-    Under tanh the synthetic nodes come to carry their class instead.
+    With unit-length representations L^g falls below half of its first value, with tanh
+    the loss of the synthetic nodes does.
     """
     skip_unless_whole(dataset, real_data)
     run = simulate(
@@ -301,20 +307,21 @@ def test_the_losses_fall_on_real_data(
         assert len(means) == 50
         averages = [sum(means[k : k + 20]) for k in (0, 10, 20, 30)]
         assert averages[-1] < averages[0], name
-        if norm == "tanh":  # the default; else the synthetic nodes' rises at first
+        # tanh is the default; with l2 the loss of the synthetic nodes rises at first
+        if norm == "tanh":
             assert averages == sorted(averages, reverse=True), name
         if name == {"l2": "generator", "tanh": "synthetic"}[norm]:
             assert min(means) < 0.5 * means[0]
 
 
 LEARNING_RATES = {"cora-full": 0.5, "fold-ppi": 0.01}
-"""The paper's; elsewhere 0.1."""
+"""Learning rates of the paper; 0.1 for the other datasets."""
 
 
 def few_shot_scores(
     methods: tuple[str, ...], real_data: Path, output_dir: Path, **settings: Any
 ) -> dict[str, float]:
-    """Mean of the clients' test accuracies, %, after 50 rounds with 3 shots."""
+    """Return the mean test accuracy of the clients in %, after 50 rounds with 3 shots."""
     found = {}
     for method in methods:
         is_global = method == "fedavg"
@@ -345,10 +352,10 @@ def few_shot_scores(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["computers", "cora-full"])
-def test_the_order_of_the_paper_holds(
+def test_fedpano_beats_fedavg_and_local_training_as_in_the_paper(
     real_data: Path, tmp_path: Path, dataset: str
 ) -> None:
-    """The margins asked for on Cora-full, which few have; Computers stands in."""
+    """The margins are specified for Cora-full; Computers is easier to obtain."""
     skip_unless_whole(dataset, real_data)
     methods = ("fedpano", "fedavg", "local")
     found = few_shot_scores(
@@ -359,8 +366,10 @@ def test_the_order_of_the_paper_holds(
 
 
 @pytest.mark.slow
-def test_without_generator_cora_full_is_worst(real_data: Path, tmp_path: Path) -> None:
-    """Not so on the sets at hand, see docs/results/fedpano.md; few have this one."""
+def test_on_cora_full_the_variant_without_generator_is_worst(
+    real_data: Path, tmp_path: Path
+) -> None:
+    """Other datasets give another order, see docs/results/fedpano.md."""
     skip_unless_whole("cora-full", real_data)
     variants = {
         "nT": {"use-client-classifier": False},
@@ -384,7 +393,7 @@ def test_without_generator_cora_full_is_worst(real_data: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_on_fold_ppi_training_alone_is_far_below(
+def test_on_fold_ppi_local_training_is_far_below(
     real_data: Path, tmp_path: Path
 ) -> None:
     skip_unless_whole("fold-ppi", real_data)

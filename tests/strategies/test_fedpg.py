@@ -11,7 +11,7 @@ from flwr.app import Array, Context, Message
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.strategies.base import Upload
@@ -49,7 +49,9 @@ def universal_of(strategy: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("settings", [{"alpha": 1.0}, {"personalized": False}])
-def test_everybody_gets_the_universal_prototypes(settings: dict[str, Any]) -> None:
+def test_without_blending_all_clients_get_the_universal_prototypes(
+    settings: dict[str, Any],
+) -> None:
     strategy = server(**settings)
     strategy.aggregate(1, {0: upload(0), 1: upload(1, without=2)})
     universal = universal_of(strategy)
@@ -60,7 +62,7 @@ def test_everybody_gets_the_universal_prototypes(settings: dict[str, Any]) -> No
     assert not got.values[2].any()
 
 
-def test_before_the_first_upload_nothing_is_sent() -> None:
+def test_before_its_first_upload_a_client_gets_no_prototypes() -> None:
     strategy = server()
     assert strategy.download(1, 0).num_bytes == 0
     strategy.aggregate(1, {1: upload(1)})
@@ -68,7 +70,7 @@ def test_before_the_first_upload_nothing_is_sent() -> None:
     assert strategy.download(2, 1).num_bytes == 4 * C * H * P
 
 
-def test_a_client_that_returns_gets_the_newest_prototypes() -> None:
+def test_a_client_that_was_not_sampled_gets_the_newest_prototypes() -> None:
     strategy = server(threshold=-1.0)
     absent = upload(0)
     strategy.aggregate(1, {0: absent, 1: upload(1)})
@@ -83,7 +85,7 @@ def test_a_client_that_returns_gets_the_newest_prototypes() -> None:
     assert not torch.equal(new, old)
 
 
-def test_an_absent_clients_upload_moves_nobody_elses_prototypes() -> None:
+def test_the_last_upload_of_an_unsampled_client_does_not_affect_other_clients() -> None:
     strategies = [server(threshold=-1.0), server(threshold=-1.0)]
     for seed, strategy in zip((0, 7), strategies, strict=True):
         strategy.aggregate(1, {0: upload(seed), 1: upload(1)})
@@ -102,7 +104,8 @@ def test_training_lowers_the_loss_from_round_to_round(contrast: str) -> None:
     strategy.aggregate(2, uploads)
     assert len(first) == 10
     assert first[-1] < first[0]
-    assert strategy.trainer.losses[-1] < first[-1]  # table and moments go on
+    # table and optimizer moments are kept between rounds
+    assert strategy.trainer.losses[-1] < first[-1]
 
 
 def test_each_ablation_changes_what_is_sent() -> None:
@@ -116,7 +119,7 @@ def test_each_ablation_changes_what_is_sent() -> None:
         {"contrast": "tgp"},
     ):
         strategy = server(**settings)
-        # similar classes, so that there is a margin
+        # makes the classes similar, so that the margin is not 0
         a, b = upload(0), upload(1)
         for one in (a, b):
             one.payload.values.add_(1.0)
@@ -126,7 +129,7 @@ def test_each_ablation_changes_what_is_sent() -> None:
         assert all(not torch.equal(first, other) for other in sent[i + 1 :])
 
 
-def test_no_context_share_is_no_context() -> None:
+def test_a_context_share_of_0_equals_no_context() -> None:
     sent = []
     for settings in ({"rf_context": False}, {"context_share": 0.0}):
         strategy = server(**settings)
@@ -136,7 +139,7 @@ def test_no_context_share_is_no_context() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedtgp"])
-def test_a_class_that_nobody_uploads_keeps_its_prototype(method: str) -> None:
+def test_a_class_without_upload_keeps_its_prototype(method: str) -> None:
     strategy = server(method)
     strategy.aggregate(1, {0: upload(0, hops=1), 1: upload(1, hops=1, without=2)})
     before = strategy.download(2, 0)
@@ -149,7 +152,7 @@ def test_a_class_that_nobody_uploads_keeps_its_prototype(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedpg", "fedproto", "fedtgp"])
-def test_a_class_nobody_holds_is_never_sent(method: str) -> None:
+def test_a_class_without_any_upload_is_never_sent(method: str) -> None:
     strategy = server(method)
     hops = H if method == "fedpg" else 1
     strategy.aggregate(1, {0: upload(0, hops=hops, without=1)})
@@ -159,12 +162,12 @@ def test_a_class_nobody_holds_is_never_sent(method: str) -> None:
 
 
 class Listener:
-    """Keep the training messages and replies of a run."""
+    """Record the training messages and replies of a run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.replies: list[tuple[int, Message]] = []
         self.sent: list[tuple[int, Message]] = []
-        original = DispatchingClientApp.__call__
+        original = Dispatcher.__call__
 
         def call(app: Any, message: Message, context: Context) -> Message:
             reply = original(app, message, context)
@@ -175,7 +178,7 @@ class Listener:
                 self.spoil(pid, len(self.replies), reply)
             return reply
 
-        monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+        monkeypatch.setattr(Dispatcher, "__call__", call)
 
     def spoil(self, pid: int, number: int, reply: Message) -> None:
         """Leave the reply as it is."""
@@ -205,7 +208,7 @@ def test_five_backbones_send_prototypes_of_one_width_and_no_weights(
 
 
 @pytest.mark.parametrize("method", ["fedpg", "fedproto", "fedtgp"])
-def test_bytes_are_the_stated_formula_and_the_records_own_overhead(
+def test_bytes_are_the_stated_formula_plus_the_overhead_of_the_record(
     method: str, monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
 ) -> None:
     listener = Listener(monkeypatch)
@@ -250,7 +253,7 @@ def wide_values(reply: Message) -> None:
     ("how", "reason"),
     [(nan_values, "non-finite"), (wide_values, "shape"), (huge_values, "3e+38")],
 )
-def test_a_malformed_upload_is_dropped_and_named(
+def test_a_malformed_upload_is_dropped_and_reported(
     method: str,
     how: Any,
     reason: str,
@@ -272,7 +275,7 @@ def test_a_malformed_upload_is_dropped_and_named(
 
 
 @pytest.mark.parametrize("method", ["fedpg", "fedproto", "fedtgp"])
-def test_with_partial_participation_everybody_is_scored(
+def test_with_partial_participation_all_clients_are_evaluated(
     method: str, small: dict[str, Any]
 ) -> None:
     run = simulate(method, **{**small, "clients": 5, "participation": 0.4, "rounds": 4})
@@ -300,13 +303,13 @@ def test_noise_on_a_tenth_of_the_dimensions_costs_at_most_a_point(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_on_cora_it_is_ahead_of_other_prototypes_and_of_training_alone(
+def test_on_cora_fedpg_beats_other_prototype_methods_and_local_training(
     real_data: Any, tmp_path: Any
 ) -> None:
-    """The reproduced part of the paper's order: docs/results/fedpg.md, Tables V and X.
+    """Reproduced part of the paper's Tables V and X, see docs/results/fedpg.md.
 
-    At the weight that validation nodes choose. That every part of the method helps is
-    not, nor the paper's distance of ten points.
+    Validation nodes selected the weight. Not reproduced are the paper's margin of ten
+    points, and that every part of the method helps.
     """
     settings = {
         "clients": 10,

@@ -13,7 +13,7 @@ from flower_fgl.strategies.fedpub import FedPub, client_attention, mix_states
 
 
 def test_the_attention_is_a_softmax_of_cosines_by_hand() -> None:
-    # cosines of client 0: 1 with itself, 0 with the right angle, −1 with the opposite
+    # cosines of client 0: 1 with itself, 0 with client 1, −1 with client 2
     embeddings = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
     row = client_attention(embeddings, tau=2.0)[0]
     total = math.exp(2) + 1 + math.exp(-2)
@@ -21,7 +21,7 @@ def test_the_attention_is_a_softmax_of_cosines_by_hand() -> None:
     torch.testing.assert_close(row, expected)
 
 
-def test_without_sharpness_the_attention_is_the_plain_mean() -> None:
+def test_with_tau_0_the_attention_is_the_plain_mean() -> None:
     attention = client_attention(torch.randn(4, 3), tau=0.0)
     torch.testing.assert_close(attention, torch.full((4, 4), 0.25))
 
@@ -31,14 +31,14 @@ def test_an_embedding_of_zeros_gives_finite_attention() -> None:
     torch.testing.assert_close(attention[0], torch.tensor([0.5, 0.5]))
 
 
-def test_a_client_alone_keeps_its_weights() -> None:
+def test_a_single_client_keeps_its_weights() -> None:
     state = {"a": torch.randn(2, 3), "b": torch.randn(3)}
     attention = client_attention(torch.randn(1, 4), tau=10.0)
     (mixed,) = mix_states([state], attention)
     assert all(torch.equal(mixed[name], state[name]) for name in state)
 
 
-def test_states_are_mixed_as_a_slow_loop_does(generator: torch.Generator) -> None:
+def test_mixed_states_match_a_slow_loop(generator: torch.Generator) -> None:
     shapes = {"a": (2, 3), "b": (4,), "c": ()}
     states = [
         {n: torch.randn(s, generator=generator) for n, s in shapes.items()}
@@ -64,7 +64,7 @@ def upload(value: float, embedding: list[float], num_examples: float) -> Upload:
     return Upload(payload, num_examples)
 
 
-def test_absent_clients_start_from_the_weighted_average_and_others_from_their_own() -> (
+def test_unsampled_clients_start_from_the_weighted_average_and_others_from_their_own() -> (
     None
 ):
     server = strategy()
@@ -76,14 +76,14 @@ def test_absent_clients_start_from_the_weighted_average_and_others_from_their_ow
     assert server.download(2, 2).tensors["a"].item() == pytest.approx(4 * near)
     assert server.download(2, 1).tensors["a"].item() == pytest.approx(1.0)
     server.aggregate(2, {1: upload(8.0, [1.0, 0.0], 10)})
-    assert server.download(3, 0).tensors["a"].item() == 8.0  # absent now
+    assert server.download(3, 0).tensors["a"].item() == 8.0  # not sampled in round 2
 
 
 def test_there_is_no_global_model() -> None:
     assert strategy().global_state() is None
 
 
-def test_the_state_of_the_server_comes_back() -> None:
+def test_the_server_state_is_restored() -> None:
     server, other = strategy(), strategy()
     server.aggregate(
         1, {0: upload(0.0, [1.0, 0.0], 30), 2: upload(4.0, [0.5, 1.0], 10)}
@@ -94,12 +94,12 @@ def test_the_state_of_the_server_comes_back() -> None:
         assert torch.equal(one.tensors["a"], two.tensors["a"])
 
 
-def test_an_upload_counts_its_weights_and_its_embedding() -> None:
+def test_the_bytes_of_an_upload_count_weights_and_embedding() -> None:
     payload = EmbeddedWeights({"a": torch.zeros(3, 4)}, torch.zeros(5))
     assert payload.num_bytes == 4 * (12 + 5)
 
 
-def test_the_proxy_graph_has_five_blocks_of_a_hundred_that_never_meet() -> None:
+def test_the_proxy_graph_has_five_unconnected_blocks_of_a_hundred_nodes() -> None:
     x, edges = proxy_graph(0, 7)
     assert x.shape == (500, 7)
     assert abs(float(x.mean())) < 0.1
@@ -110,11 +110,11 @@ def test_the_proxy_graph_has_five_blocks_of_a_hundred_that_never_meet() -> None:
     pairs = set(map(tuple, edges.T.tolist()))
     assert len(pairs) == edges.shape[1]
     assert all((v, u) in pairs for u, v in pairs)
-    # 5 · 100 · 99 / 2 pairs, a tenth of them linked, 47 of standard deviation
+    # 5 · 100 · 99 / 2 pairs, a tenth of them linked; the standard deviation is 47
     assert edges.shape[1] / 2 == pytest.approx(2475, abs=5 * 47)
 
 
-def test_the_proxy_graph_follows_from_the_seed() -> None:
+def test_the_proxy_graph_is_determined_by_the_seed() -> None:
     first, again, other = proxy_graph(1, 3), proxy_graph(1, 3), proxy_graph(2, 3)
     assert torch.equal(first[0], again[0])
     assert torch.equal(first[1], again[1])

@@ -19,7 +19,7 @@ from flower_fgl.strategies.fedsageplus import FedSagePlus, turn_offsets
 from flower_fgl.strategies.rounds.round_log import RoundLog
 
 
-def test_every_client_is_judged_by_every_other_in_turn() -> None:
+def test_every_client_gets_gradients_from_every_other_in_turn() -> None:
     met = {
         (k, (k + o) % 5)
         for step in (1, 2, 3, 4)
@@ -33,7 +33,9 @@ def test_every_client_is_judged_by_every_other_in_turn() -> None:
     ("clients", "peers", "expected"),
     [(1, 1, []), (1, 0, []), (4, 0, [1, 2, 3]), (3, 9, [1, 2]), (2, 1, [1])],
 )
-def test_the_judges_of_a_round(clients: int, peers: int, expected: list[int]) -> None:
+def test_the_number_of_judges_in_a_round(
+    clients: int, peers: int, expected: list[int]
+) -> None:
     assert sorted(turn_offsets(1, clients, peers)) == expected
 
 
@@ -45,7 +47,7 @@ def server(**values: Any) -> FedSagePlus:
     made.federation = SimpleNamespace(  # type: ignore[assignment]
         trainable=[0, 3, 7], num_features=2
     )
-    made._round = RoundLog(0)
+    made.loop.log = RoundLog(0)
     return made
 
 
@@ -55,7 +57,7 @@ def state_for(strategy: FedSagePlus, size: int = 1) -> GeneratorState:
     return GeneratorState(tensors if size else {}, torch.zeros(size, 3), counts)
 
 
-def test_gradients_are_averaged_over_the_judges_that_answer() -> None:
+def test_gradients_are_averaged_over_the_judges_that_reply() -> None:
     strategy = server(peers=0)
     states = {pid: state_for(strategy) for pid in (0, 3)}
     asked: list[dict[int, GeneratorState]] = []
@@ -73,9 +75,9 @@ def test_gradients_are_averaged_over_the_judges_that_answer() -> None:
         }
 
     shapes = strategy.generator_shapes
-    strategy.ask = ask  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = ask  # type: ignore[method-assign,assignment]
     found = strategy.judge(1, states)
-    # 3 judges 0 and 7 judges 3 first, then 7 judges 0 and 0 judges 3; 7 fails at first
+    # 3 judges 0 and 7 judges 3, then 7 judges 0 and 0 judges 3; 7 fails the first time
     assert [sorted(each) for each in asked] == [[3, 7], [0, 7]]
     assert asked[0][3] is states[0]
     assert asked[1][0] is states[3]
@@ -83,7 +85,7 @@ def test_gradients_are_averaged_over_the_judges_that_answer() -> None:
     assert all(bool((t == 0).all()) for t in found[3].tensors.values())
 
 
-def test_who_shows_nothing_is_not_judged() -> None:
+def test_a_client_without_generator_state_is_not_judged() -> None:
     strategy = server(peers=1)
     asked: list[list[int]] = []
 
@@ -93,36 +95,36 @@ def test_who_shows_nothing_is_not_judged() -> None:
         asked.append(sorted(payloads))
         return {}
 
-    strategy.ask = ask  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = ask  # type: ignore[method-assign,assignment]
     states = {0: state_for(strategy, 0), 3: state_for(strategy)}
     assert strategy.judge(1, states) == {}
     assert asked == [[7]]
 
 
-def test_a_malformed_gradient_is_dropped_and_named() -> None:
+def test_a_malformed_gradient_is_dropped_and_reported() -> None:
     strategy = server(peers=1)
     odd = RecordDict({"gradient": write_tensors({"0.weight": torch.zeros(1)})})
-    strategy.ask = lambda *_, **__: {3: odd}  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = lambda *_, **__: {3: odd}  # type: ignore[method-assign,assignment]
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
-    assert [f.partition_id for f in strategy._round.failures] == [3]
+    assert [f.partition_id for f in strategy.loop.log.failures] == [3]
 
 
-def test_an_empty_gradient_is_dropped_and_named() -> None:
+def test_an_empty_gradient_is_dropped_and_reported() -> None:
     strategy = server(peers=1)
-    strategy.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
+    strategy.messenger.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
-    assert [f.reason for f in strategy._round.failures] == ["it sent no gradient"]
+    assert [f.reason for f in strategy.loop.log.failures] == ["it sent no gradient"]
 
 
-def test_a_run_whose_generators_all_fail_is_told_why() -> None:
+def test_a_run_whose_generators_all_fail_reports_the_reasons() -> None:
     strategy = server()
-    strategy.drop(3, "out of memory")
-    strategy.ask = lambda *_, **__: {}  # type: ignore[method-assign,assignment]
+    strategy.messenger.drop(3, "out of memory")
+    strategy.messenger.ask = lambda *_, **__: {}  # type: ignore[method-assign,assignment]
     with pytest.raises(RunError, match=r"0 of 3 clients .* out of memory"):
         strategy.generate()
 
 
-def test_a_shown_generator_comes_back_with_the_stated_size() -> None:
+def test_a_generator_state_round_trips_with_the_stated_size() -> None:
     strategy = server()
     state = state_for(strategy, 4)
     shapes = strategy.generator_shapes
@@ -146,7 +148,7 @@ def test_a_shown_generator_comes_back_with_the_stated_size() -> None:
         (torch.zeros(1, 3), torch.tensor([1])),
     ],
 )
-def test_impossible_inputs_of_a_generator_are_refused(
+def test_invalid_generator_states_are_rejected(
     inputs: torch.Tensor, counts: torch.Tensor
 ) -> None:
     strategy = server()

@@ -17,7 +17,7 @@ from tests.support.clients import federation_of
 
 
 def strategy_of(clients: int = 4, *, num_train: int = 2, **settings: Any) -> FedSEM:
-    """A server half that has prepared, all clients of equal size."""
+    """Make a prepared strategy with clients of equal size."""
     values = run_config_of(
         method="fedsem",
         dataset="synthetic",
@@ -32,7 +32,7 @@ def strategy_of(clients: int = 4, *, num_train: int = 2, **settings: Any) -> Fed
 
 
 def uploads(strategy: FedSEM, values: dict[int, float]) -> dict[int, Upload]:
-    """Models all of whose entries are one number."""
+    """Make uploads of models whose entries all have one value."""
     return {
         pid: Upload(
             Weights({n: torch.full(s, value) for n, s in strategy.shapes.items()}), 2.0
@@ -42,13 +42,13 @@ def uploads(strategy: FedSEM, values: dict[int, float]) -> dict[int, Upload]:
 
 
 def level(weights: Weights) -> float:
-    """Return the number of which all entries of a model are."""
+    """Return the common value of all entries of a model."""
     vector = state_to_vector(weights.tensors)
     assert float(vector.max() - vector.min()) < 1e-6
     return float(vector[0])
 
 
-def test_a_model_becomes_a_vector_and_back() -> None:
+def test_a_model_round_trips_through_a_vector() -> None:
     tensors = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(7.0)}
     vector = state_to_vector(tensors)
     assert vector.tolist() == [0, 1, 2, 3, 4, 5, 7]
@@ -60,7 +60,7 @@ def test_a_model_becomes_a_vector_and_back() -> None:
 def test_both_steps_by_hand() -> None:
     models = torch.tensor([[0.0, 0.0], [4.0, 0.0], [1.0, 1.0], [2.0, 0.0]])
     centers = torch.tensor([[0.0, 1.0], [4.0, 1.0], [9.0, 9.0]])
-    # squared distances 1, 17 | 17, 1 | 1, 9 | 5, 5: the first of equals
+    # squared distances 1, 17 | 17, 1 | 1, 9 | 5, 5: the first centre in a tie
     members = nearest_centers(models, centers)
     assert members.tolist() == [0, 1, 0, 0]
     out = mean_of_members(models, torch.tensor([1.0, 5.0, 1.0, 2.0]), members, centers)
@@ -68,7 +68,7 @@ def test_both_steps_by_hand() -> None:
     assert out.tolist() == [[1.25, 0.25], [4.0, 0.0], [9.0, 9.0]]
 
 
-def test_clients_get_the_mean_of_those_like_them() -> None:
+def test_clients_get_the_mean_of_similar_clients() -> None:
     strategy = strategy_of(centers=2)
     first = strategy.download(1, 0)
     assert all(strategy.download(1, pid) is first for pid in range(4))
@@ -80,7 +80,7 @@ def test_clients_get_the_mean_of_those_like_them() -> None:
     assert strategy.download(3, 0) is strategy.download(3, 1)
 
 
-def test_centres_start_as_first_models_of_clients() -> None:
+def test_centres_start_as_the_first_models_of_clients() -> None:
     strategy = strategy_of(centers=3)
     strategy.aggregate(1, uploads(strategy, {1: 1.0}))
     assert [level(center) for center in strategy.centers] == [1.0]
@@ -101,7 +101,7 @@ def test_a_client_without_upload_gets_the_weighted_mean_of_the_centres() -> None
     assert level(strategy.download(3, 3)) == pytest.approx(sum(levels) / 3)
 
 
-def test_one_centre_is_fedavg(small: dict[str, Any]) -> None:
+def test_one_centre_equals_fedavg(small: dict[str, Any]) -> None:
     ours = simulate("fedsem", **small, fedsem={"centers": 1})
     theirs = simulate("fedavg", **small)
     for one, other in zip(ours.rounds, theirs.rounds, strict=True):
@@ -109,12 +109,12 @@ def test_one_centre_is_fedavg(small: dict[str, Any]) -> None:
         assert one["bytes"]["down"] == other["bytes"]["down"]
 
 
-def test_more_centres_than_clients_are_refused() -> None:
+def test_more_centres_than_clients_are_rejected() -> None:
     with pytest.raises(RunError, match="centers = 5, but only 4 clients train"):
         strategy_of(centers=5)
 
 
-def test_the_state_comes_back() -> None:
+def test_the_server_state_is_restored() -> None:
     strategy = strategy_of(centers=2)
     twin = strategy_of(centers=2)
     twin.load_server_state(strategy.server_state())  # before the first round
@@ -126,7 +126,7 @@ def test_the_state_comes_back() -> None:
         assert level(twin.download(2, pid)) == level(strategy.download(2, pid))
 
 
-def test_a_state_of_another_model_is_refused() -> None:
+def test_a_state_of_another_model_is_rejected() -> None:
     strategy = strategy_of(centers=2)
     strategy.aggregate(1, uploads(strategy, {0: 0.0, 2: 5.0}))
     state = strategy.server_state()

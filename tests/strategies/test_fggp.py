@@ -38,7 +38,7 @@ def upload(strategy: FGGP, level: float, rows: dict[int, list[float]]) -> Upload
     return Upload(ModelAndPrototypes(tensors, Prototypes(values, present)), 2.0)
 
 
-def test_classes_are_clustered_one_by_one() -> None:
+def test_each_class_is_clustered_separately() -> None:
     # class 0: two pairs; class 1: one upload; class 2: none
     points = torch.zeros(4, 3, 2)
     points[:, 0] = torch.tensor([[1.0, 0.0], [3.0, 0.1], [-1.0, 0.0], [-3.0, 0.1]])
@@ -72,7 +72,7 @@ def test_the_download_has_the_mean_model_and_the_clusters() -> None:
     assert sent.num_bytes == 4 * (parameters + 2 * P)
 
 
-def test_a_class_nobody_uploads_keeps_its_clusters() -> None:
+def test_a_class_without_upload_keeps_its_clusters() -> None:
     strategy = strategy_of()
     both = {0: [1.0, 0, 0, 0], 1: [0.0, 1, 0, 0]}
     far = {0: [-1.0, 0, 0, 0], 1: [0.0, -1, 0, 0]}
@@ -85,13 +85,13 @@ def test_a_class_nobody_uploads_keeps_its_clusters() -> None:
     assert held.values[1].tolist() == [[0, 0, 7, 0], *[[0] * P] * 3]
 
 
-def test_nothing_but_absent_classes_is_no_prototype() -> None:
+def test_uploads_without_classes_give_no_prototypes() -> None:
     strategy = strategy_of()
     strategy.aggregate(1, {0: upload(strategy, 1.0, {})})
     assert not strategy.download(2, 0).prototypes.present.any()
 
 
-def test_a_payload_of_another_table_is_refused() -> None:
+def test_a_payload_with_other_prototype_shapes_is_rejected() -> None:
     strategy = strategy_of()
     content = upload(strategy, 1.0, {0: [1, 0, 0, 0]}).payload.to_record()
     with pytest.raises(PayloadError, match="values"):
@@ -101,7 +101,7 @@ def test_a_payload_of_another_table_is_refused() -> None:
         ModelAndPrototypes.from_record(content, strategy.upload_spec(0))
 
 
-def test_the_state_comes_back() -> None:
+def test_the_server_state_is_restored() -> None:
     strategy, twin = strategy_of(), strategy_of()
     strategy.aggregate(1, {0: upload(strategy, 1.0, {1: [1, 2, 3, 4]})})
     twin.load_server_state(strategy.server_state())

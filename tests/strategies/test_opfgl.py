@@ -1,4 +1,4 @@
-"""O-pFGL's one round: merging, bytes, lost clients, what cannot be sent."""
+"""The round of O-pFGL: merging of statistics, bytes, lost clients, invalid uploads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from flower_fgl import simulate
 from flower_fgl.algorithms.opfgl.class_statistics import ClassStatistics
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.opfgl import OPFGLClientApp
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.sources import load
@@ -35,7 +35,7 @@ MIXED = "gcn:2x16,gcn:3x8,sgc:2x4"
 
 @pytest.fixture
 def quick(small: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a run that takes a second."""
+    """Return settings of a run that takes a second."""
     own = {"rounds": 1, "local_epochs": 20, "check_every": 10, "min_replies": 2}
     return {**small, **own, "opfgl": {"server_steps": 60}}
 
@@ -58,7 +58,7 @@ def upload(counts: list[int], level: float = 1.0) -> Upload:
     return Upload(LocalStatistics(ClassStatistics(mean, variance, count, count)), 1.0)
 
 
-def test_a_client_without_a_class_changes_nothing_for_it(
+def test_a_client_without_a_class_does_not_change_its_statistics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[ClassStatistics] = []
@@ -77,7 +77,7 @@ def test_a_client_without_a_class_changes_nothing_for_it(
     assert seen[1].count.tolist() == [3, 4, 5]
 
 
-def test_one_node_per_class_by_default_and_a_share_of_the_labelled_where_asked() -> (
+def test_one_node_per_class_by_default_and_a_share_of_the_labelled_with_node_share() -> (
     None
 ):
     strategy = server()
@@ -88,7 +88,7 @@ def test_one_node_per_class_by_default_and_a_share_of_the_labelled_where_asked()
     assert strategy.pseudo.graph.labels.tolist() == [0, 0, 0, 1, 2]
 
 
-def test_a_class_nobody_uploads_is_left_out_and_named(
+def test_a_class_without_upload_is_left_out_and_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     strategy = server()
@@ -108,12 +108,12 @@ def test_a_single_class_gives_a_pseudo_graph_of_one_node() -> None:
     assert strategy.download(1, 0).num_bytes == 4 * (FEATURES + 1 + 1)
 
 
-def test_when_no_class_was_uploaded_the_run_says_why() -> None:
+def test_the_run_fails_with_a_reason_if_no_class_was_uploaded() -> None:
     with pytest.raises(RunError, match="No client uploaded statistics of any class"):
         server().aggregate(1, {0: upload([0, 0, 0])})
 
 
-def test_links_may_be_hard_and_smoothness_turned() -> None:
+def test_links_may_be_hard_and_smoothness_inverted() -> None:
     graphs = []
     for settings in ({}, {"links": "hard"}, {"smoothness": "attract"}):
         strategy = server(smoothness_weight=5.0, **settings)
@@ -123,7 +123,7 @@ def test_links_may_be_hard_and_smoothness_turned() -> None:
     assert not torch.equal(graphs[0].features, graphs[2].features)
 
 
-def test_the_generator_writes_a_line_every_500_steps(
+def test_the_generator_logs_a_line_every_500_steps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     strategy = server(server_steps=700)
@@ -141,10 +141,10 @@ def payload_bytes(run: Any) -> tuple[dict[str, int], dict[str, int]]:
     return row["bytes"]["up"], row["bytes"]["down"]
 
 
-def test_the_bytes_are_those_of_the_formulas_whatever_the_width(
+def test_the_bytes_match_the_formulas_for_any_width(
     quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """D = 2 · 8 features; every client holds the classes that it has two nodes of."""
+    """D = 2 · 8 features; a client uploads the classes of which it has two nodes."""
     held: dict[int, int] = {}
     original = OPFGLClientApp.fit
 
@@ -175,7 +175,7 @@ def test_the_bytes_are_those_of_the_formulas_whatever_the_width(
 
 
 class Meddler:
-    """Do something to client 1's replies to one action."""
+    """Apply a function to the replies of client 1 to one action."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Meddler:
         how: Callable[[Message], None],
         action: str = "train",
     ) -> None:
-        original = DispatchingClientApp.__call__
+        original = Dispatcher.__call__
 
         def call(app: Any, message: Message, context: Context) -> Message:
             reply = original(app, message, context)
@@ -192,7 +192,7 @@ class Meddler:
                 how(reply)
             return reply
 
-        monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+        monkeypatch.setattr(Dispatcher, "__call__", call)
 
 
 def dies(reply: Message) -> None:
@@ -223,7 +223,7 @@ def wider(tensor: torch.Tensor) -> torch.Tensor:
         (replaced(counts=lambda n: n * 0 + 1), "from 2 nodes on"),
     ],
 )
-def test_a_client_whose_statistics_are_lost_or_bad_is_named_and_scored(
+def test_a_client_with_lost_or_invalid_statistics_is_reported_and_evaluated(
     monkeypatch: pytest.MonkeyPatch, quick: dict[str, Any], how: Any, reason: str
 ) -> None:
     Meddler(monkeypatch, how)
@@ -238,7 +238,7 @@ def test_a_client_whose_statistics_are_lost_or_bad_is_named_and_scored(
     assert scored == [0, 1, 2]
 
 
-def test_a_client_lost_between_the_exchanges_is_named_and_scored(
+def test_a_client_lost_between_the_exchanges_is_reported_and_evaluated(
     monkeypatch: pytest.MonkeyPatch, quick: dict[str, Any]
 ) -> None:
     Meddler(monkeypatch, dies, "train.personalise")
@@ -257,10 +257,10 @@ def test_too_few_clients_after_the_upload_fail_the_round(
         simulate("opfgl", **{**quick, "min_replies": 3})
 
 
-def test_a_client_of_another_depth_is_dropped_not_the_run(
+def test_a_client_with_another_depth_is_dropped_and_the_run_continues(
     monkeypatch: pytest.MonkeyPatch, quick: dict[str, Any]
 ) -> None:
-    """Client 1 has h = 2 in its own settings."""
+    """Client 1 uses h = 2, the others h = 1."""
     import flower_fgl.client_apps.opfgl as app
 
     original = app.local_statistics
@@ -287,7 +287,7 @@ def test_clients_may_have_backbones_of_any_width(quick: dict[str, Any]) -> None:
 
 
 def write_saint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write 240 nodes of three classes, homophilic, in GraphSAINT's layout."""
+    """Write a homophilic graph of 240 nodes and three classes in GraphSAINT's layout."""
     rng = np.random.default_rng(3)
     labels = rng.integers(0, 3, 240)
     pairs = rng.integers(0, 240, (2400, 2))
@@ -303,13 +303,13 @@ def write_saint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("partition", ["louvain-label", "metis-label"])
-def test_it_runs_inductively_on_files_in_flickrs_layout(
+def test_an_inductive_run_works_on_files_in_the_layout_of_flickr(
     quick: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     partition: str,
 ) -> None:
-    """Statistics are of training nodes only, and all clients are scored."""
+    """Statistics use training nodes only, and all clients are evaluated."""
     write_saint(tmp_path / "data", monkeypatch)
     counted: dict[int, tuple[int, int]] = {}
     original = OPFGLClientApp.fit
@@ -337,10 +337,10 @@ def test_it_runs_inductively_on_files_in_flickrs_layout(
     assert run.best["test"]["num_nodes"] > 0
 
 
-def test_clients_with_single_nodes_of_a_class_keep_it_to_themselves(
+def test_clients_do_not_upload_classes_with_a_single_node(
     quick: dict[str, Any],
 ) -> None:
-    """15 classes of 8 nodes, 20 % for training: most clients have one or none."""
+    """15 classes of 8 nodes, 20 % for training: clients have 0 or 1 of most classes."""
     synthetic = {"nodes": 120, "classes": 15, "features": 8, "blocks": 6}
     run = simulate("opfgl", **{**quick, "synthetic": synthetic, "split": "30/35/35"})
     assert run.status == "completed"
@@ -375,5 +375,5 @@ def test_the_generator_fits_the_statistics_of_cora(
     align = losses[0][:, 0]
     assert align.isfinite().all()
     assert align[-1] < 0.1 * align[0]
-    # 40,440 bytes and three arrays' headers to each of ten clients, once
+    # 40,440 bytes and the headers of three arrays for each of ten clients
     assert 404_400 < run.rounds[0]["bytes"]["down"]["pseudo-graph"] < 413_400

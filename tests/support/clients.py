@@ -1,4 +1,4 @@
-"""Clients as a server half knows them after they have described themselves."""
+"""A federation of clients with given sizes, for tests of strategies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flower_fgl.strategies.federation import Federation
 
 
 def federation_of(num_train: list[int]) -> Federation:
-    """Clients with so many training nodes, three features and two classes."""
+    """Make clients with these numbers of training nodes, three features, two classes."""
     count = len(num_train)
     clients = {
         pid: Description(pid, count, 2 * n, 9, n, 1, 1, 3, ("a", "b"), (), "gcn")

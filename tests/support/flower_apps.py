@@ -1,4 +1,4 @@
-"""Tiny Flower apps for tests: written to a folder, without torch, done in a moment."""
+"""Small Flower apps for tests: written to a folder, without torch, and fast."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ client = ClientApp()
 
 
 def ask_clients(grid, count):
-    """Return what `count` clients answer, once that many are there."""
+    """Wait for `count` clients and return their answers."""
     grid.pull_interval = 0.005
     while len(ids := list(grid.get_node_ids())) < count:
         time.sleep(0.02)
@@ -48,7 +48,7 @@ def answer(message: Message, context: Context):
 
 @dataclass(frozen=True)
 class TinyApp:
-    """An app folder, and the environment in which its module is found."""
+    """An app folder, and the environment that makes its module importable."""
 
     folder: Path
     environment: Mapping[str, str]
@@ -62,8 +62,8 @@ def write_tiny_app(
 ) -> TinyApp:
     """Write an app whose ServerApp and ClientApp run the given statements.
 
-    ``server`` sees ``grid``, ``context`` and ``ask_clients``; ``client`` sees
-    ``message``, ``context`` and the dictionary ``answer`` that it may add to.
+    ``server`` can use ``grid``, ``context`` and ``ask_clients``; ``client`` can use
+    ``message`` and ``context``, and add entries to the dictionary ``answer``.
     """
     modules = folder / "modules"
     modules.mkdir(parents=True)

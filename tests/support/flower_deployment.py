@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes on free loopback ports, ended whatever happens."""
+"""A SuperLink and SuperNodes on free loopback ports, which are always stopped."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def free_port() -> int:
 
 
 class Deployment:
-    """One SuperLink, one SuperNode per node config.
+    """One SuperLink, and one SuperNode per node config.
 
-    With ``client_module``, the text of a module with a ClientApp ``app``, that is what the
-    SuperNodes run. With ``keeps_state`` the SuperLink has a database.
+    ``client_module`` is the source of a module whose ClientApp ``app`` the SuperNodes run
+    instead of the package's. With ``keeps_state`` the SuperLink has a database.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Deployment:
         self.nodes = [self.start_node(config) for config in nodes]
 
     def start_superlink(self) -> subprocess.Popen[bytes]:
-        """Start it on the port of this deployment."""
+        """Start a SuperLink on the port of this deployment."""
         kept = ["--database", str(self.folder / "superlink.db")]
         process = self.start(
             "flower-superlink", "--insecure", "--host", "127.0.0.1",
@@ -110,14 +110,14 @@ class Deployment:
         return self.processes[-1]
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End a program and all that it started, at once, as a power cut would."""
+        """Kill a program and its descendants without warning, as a power failure would."""
         for member in family_of(process):
             with contextlib.suppress(psutil.Error):
                 member.kill()
         process.wait(timeout=20)
 
     def wait_for_round(self, folder: Path, number: int, seconds: float = 200) -> None:
-        """Wait until a round is written down."""
+        """Wait until the run folder contains a round."""
         end = time.monotonic() + seconds
         lines = folder / "rounds.jsonl"
         while not lines.exists() or lines.read_bytes().count(b"\n") < number:
@@ -186,7 +186,7 @@ class Deployment:
         return self.status(run_id)
 
     def stop(self) -> None:
-        """End every process by its pid, children first gathered."""
+        """Kill every process by its pid, after collecting all descendants."""
         family: list[psutil.Process] = []
         for process in self.processes:
             family += family_of(process)
@@ -207,7 +207,7 @@ def family_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def workers_of(supernode: int) -> list[psutil.Process]:
-    """Return the living workers of the SuperNode with this process number."""
+    """Return the running workers of the SuperNode with this process id."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
@@ -218,7 +218,7 @@ def workers_of(supernode: int) -> list[psutil.Process]:
 
 
 def wait_until(is_so: Callable[[], object], seconds: float = 30) -> None:
-    """Wait for something; fail if it does not come."""
+    """Wait until a condition is true; fail after the given time."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end
@@ -229,10 +229,10 @@ def wait_until(is_so: Callable[[], object], seconds: float = 30) -> None:
 def deployment(
     folder: Path, nodes: Sequence[str], **options: Any
 ) -> Iterator[Deployment]:
-    """Start a deployment; it is gone when the block ends."""
-    made = Deployment.__new__(Deployment)
+    """Start a deployment and stop it at the end of the block."""
+    made = Deployment.__new__(Deployment)  # exists before the start, which may fail
     try:
-        made.__init__(folder, nodes, **options)  # type: ignore[misc]  (so that a failed start is ended too)
+        made.__init__(folder, nodes, **options)  # type: ignore[misc]
         yield made
     finally:
         made.stop()

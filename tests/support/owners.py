@@ -1,4 +1,4 @@
-"""Owners of graphs in this process, each with a node config of its own."""
+"""Data owners in this process, each with its own node config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLASSES = ("flu", "cold", "well")
 
 
 def owner_graphs(num: int = 3) -> list[ClientGraph]:
-    """Cut a small graph; client 1 has no node known to be of the last class."""
+    """Partition a small graph; client 1 has no labelled node of the last class."""
     values = run_config_of(
         method="fedavg", dataset="synthetic", clients=num, seed=0, settings=SMALL
     )
@@ -40,7 +40,7 @@ def owner_graphs(num: int = 3) -> list[ClientGraph]:
 
 
 def in_own_order(client: ClientGraph, names: Sequence[str]) -> ClientGraph:
-    """Number the classes as one owner does; classes left out must have no node."""
+    """Renumber the classes in the order of ``names``; other classes must have no node."""
     table = torch.full((len(CLASSES) + 1,), -1)
     for number, name in enumerate(names):
         table[CLASSES.index(name)] = number

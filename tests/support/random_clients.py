@@ -1,4 +1,4 @@
-"""Clients with random graphs, for tests of one client half."""
+"""Clients with random graphs, for tests of client halves."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def random_client(
     settings: dict[str, Any] | None = None,
     **method_config: Any,
 ) -> Client:
-    """Make a client whose node n is of the n-th class, over and over.
+    """Make a client whose nodes cycle through its classes.
 
-    ``classes`` are those it has nodes of, ``train`` its training nodes (half).
+    ``classes`` are the client's classes, by default all. ``train`` are its training
+    nodes, by default the first half.
     """
     draw = torch.Generator().manual_seed(3 + partition_id)
     own = list(range(num_classes)) if classes is None else list(classes)

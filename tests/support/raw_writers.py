@@ -1,4 +1,4 @@
-"""Write one small graph in the raw layouts in which data sets are published."""
+"""Write one small graph in the raw layouts in which datasets are published."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pandas as pd
 import scipy.io
 import scipy.sparse
 
-# One direction each, but for (0, 1); (3, 3) is a self-loop, (4, 5) stands twice and
-# node 11 is isolated: 9 undirected edges remain.
+# One direction of each edge, except for (0, 1). (3, 3) is a self-loop, (4, 5) occurs
+# twice and node 11 is isolated: 9 undirected edges remain.
 EDGES = np.array(
     [
         *([0, 1], [1, 0], [1, 2], [0, 2], [3, 3], [3, 4], [4, 5], [4, 5]),
@@ -26,19 +26,19 @@ ROLES = {"tr": [0, 1, 3, 7], "va": [2, 4, 8], "te": [5, 6, 9, 10, 11]}
 
 
 def features(width: int = 5) -> np.ndarray:
-    """Positive, dense, float32."""
+    """Return positive dense features, float32."""
     values = np.random.default_rng(0).random((NUM_NODES, width), dtype=np.float32)
     return values + 1
 
 
 def bag_of_words(width: int = 80) -> np.ndarray:
-    """Binary, 5 % ones."""
+    """Return binary features with 5 % ones."""
     rng = np.random.default_rng(1)
     return (rng.random((NUM_NODES, width)) < 0.05).astype(np.float32)
 
 
 def adjacency() -> scipy.sparse.csr_matrix:
-    """Return one entry per row of ``EDGES``, none merged."""
+    """Return a matrix with one entry per row of ``EDGES``; duplicates are not merged."""
     row, col = EDGES.T
     indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=NUM_NODES))])
     order = np.argsort(row, kind="stable")
@@ -47,7 +47,7 @@ def adjacency() -> scipy.sparse.csr_matrix:
 
 
 def write_npz_graph(path: Path) -> None:
-    """Amazon, Coauthor, CitationFull: one ``.npz`` with two CSR matrices."""
+    """Write the layout of Amazon, Coauthor, CitationFull: two CSR matrices in an npz."""
     path.parent.mkdir(parents=True)
     arrays = {"labels": LABELS}
     for name, matrix in (
@@ -64,7 +64,7 @@ def write_npz_graph(path: Path) -> None:
 
 
 def write_saint(raw: Path) -> None:
-    """Flickr, Reddit2: the four files of GraphSAINT."""
+    """Write the layout of Flickr and Reddit2: the four files of GraphSAINT."""
     raw.mkdir(parents=True)
     adj = adjacency()
     np.savez(
@@ -81,7 +81,7 @@ def write_saint(raw: Path) -> None:
 
 
 def write_reddit(raw: Path) -> None:
-    """Reddit: features with labels and node types, and the graph in COO form."""
+    """Write the layout of Reddit: features, labels and node types, and a COO graph."""
     raw.mkdir(parents=True)
     types = np.zeros(NUM_NODES, dtype=np.int64)
     for number, nodes in enumerate(ROLES.values(), start=1):
@@ -93,7 +93,7 @@ def write_reddit(raw: Path) -> None:
 
 
 def write_ogb(folder: Path, class_column: str = "") -> None:
-    """ogbn-arxiv, ogbn-products: compressed text."""
+    """Write the layout of ogbn-arxiv and ogbn-products: compressed text."""
     raw = folder / "raw"
     raw.mkdir(parents=True)
     (folder / "RELEASE_v1.txt").write_text("")
@@ -120,7 +120,7 @@ def write_ogb(folder: Path, class_column: str = "") -> None:
 
 
 def write_papers100m(folder: Path) -> None:
-    """ogbn-papers100M: binary; most papers have no class."""
+    """Write the binary layout of ogbn-papers100M, where nodes may have no class."""
     raw = folder / "raw"
     raw.mkdir(parents=True)
     (folder / "RELEASE_v1.txt").write_text("")
@@ -142,7 +142,7 @@ def write_papers100m(folder: Path) -> None:
 
 
 def write_few_shot(folder: Path, prefix: str, *, has_train: bool = True) -> None:
-    """Write GPN's layout: a network, tables of the base and of the novel classes."""
+    """Write GPN's layout: a network, and tables of the base and the novel classes."""
     folder.mkdir(parents=True)
     lines = "".join(f"{u}\t{v}\n" for u, v in EDGES)
     (folder / f"{prefix}_network").write_text(lines)
@@ -166,7 +166,7 @@ def write_few_shot(folder: Path, prefix: str, *, has_train: bool = True) -> None
 def write_tu(
     folder: Path, name: str, *, node_labels: bool = True, attributes: bool = False
 ) -> None:
-    """TU Dortmund: three graphs of 7, 4 and 1 nodes, numbered from 1."""
+    """Write TU Dortmund's layout: graphs of 7, 4 and 1 nodes, numbered from 1."""
     raw = folder / name / "raw"
     raw.mkdir(parents=True)
     edges = EDGES[EDGES[:, 0] != EDGES[:, 1]]
@@ -200,7 +200,7 @@ def write_collab(path: Path) -> None:
 
 
 class PickledGraph:
-    """Stand in for a DGL graph: it can be pickled and has ``edges()``."""
+    """Picklable replacement for a DGL graph, with ``edges()``."""
 
     def __init__(self, edges: np.ndarray) -> None:
         self._edges = edges
@@ -210,7 +210,7 @@ class PickledGraph:
 
 
 def write_g_meta(folder: Path) -> None:
-    """G-Meta: pickled graphs, features and labels of three networks."""
+    """Write the layout of G-Meta: pickled graphs, features and labels of 3 networks."""
     folder.mkdir(parents=True)
     first = np.array([0, 7, 11, 12])
     network = np.searchsorted([7, 11], EDGES[:, 0], side="right")

@@ -1,4 +1,4 @@
-"""Which published data sets are at hand, whole."""
+"""Skipping of tests whose published dataset is not available."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from flower_fgl.datasets.sources.registry import SOURCES
 
 
 def skip_unless_whole(dataset: str, real_data: Path) -> None:
-    """Skip a test where a data set's files, or some of them, are absent."""
+    """Skip a test if some files of a dataset are missing."""
     for layout in SOURCES[dataset].layouts:
         folder = real_data / layout.folder
         if not layout.is_partial and all((folder / f).exists() for f in layout.files):
             return
-    pytest.skip(f"FLOWER_FGL_DATA holds no whole {dataset}")
+    pytest.skip(f"FLOWER_FGL_DATA does not contain all files of {dataset}")

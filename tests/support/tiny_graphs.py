@@ -1,4 +1,4 @@
-"""A small set of graphs in the raw form of TU Dortmund, made on the spot."""
+"""Generator of a small dataset of graphs in the raw layout of TU Dortmund."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def write_tiny(
     folder : Path
         The data folder.
     num_graphs : int
-        Graphs, every other one a ring; the last has no edge.
+        Number of graphs; every other one is a ring, and the last has no edge.
     has_labels : bool
-        Whether nodes carry labels; else the set has no features.
+        Whether nodes have labels; without them the dataset has no features.
     hub : int
-        Graph whose star has 20 nodes more.
+        Index of a graph that gets 20 more nodes.
     """
     raw = folder / "TU" / NAME / "raw"
     raw.mkdir(parents=True)

@@ -1,1 +1,1 @@
-"""What ADPFedGNN computes: neighbour blocks, an agent, masks and mutual information."""
+"""ADPFedGNN: neighbour sampling, Q-learning agent, masks and mutual information."""

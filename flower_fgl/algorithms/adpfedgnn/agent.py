@@ -1,4 +1,4 @@
-"""The agent at work: it chooses neighbours, is rewarded, and learns from what it did."""
+"""Agent that selects neighbours and learns from the rewards."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class NeighbourAgent:
     Parameters
     ----------
     network : QNetwork
-        Q; its gradients are left to an optimizer.
-    hyper : ADPFedGNNSettings
-        What it is told.
+        Q; the agent computes its gradients, and the caller's optimizer applies them.
+    method_config : ADPFedGNNSettings
+        The method's settings.
     graph : GraphInput
         The client's graph.
     memory : mapping of str to Tensor
-        What :meth:`memory` returned in the client's last round; empty before.
+        Result of :meth:`memory` in the client's last round; empty before the first.
     draws, replay : torch.Generator
-        Draw actions, and steps from the replay buffer.
+        Generators for actions, and for samples of the replay buffer.
 
     Attributes
     ----------
     rates : list of float
-        Share of the candidates kept, of each batch.
+        Share of the candidates kept in each batch.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class NeighbourAgent:
         return kept
 
     def learn(self, block: Block, kept: Tensor, task: float) -> None:
-        """Reward what was chosen, remember it, and compute a gradient.
+        """Compute the reward, store the steps, and compute a gradient.
 
         Parameters
         ----------
         block : Block
-            Whose m candidates there were.
+            Block with the m candidates.
         kept : Tensor of shape (2, m), bool
-            What :meth:`choose` returned.
+            Result of :meth:`choose`.
         task : float
             L_task of the batch.
         """
@@ -99,7 +99,7 @@ class NeighbourAgent:
         self._remember(block, kept, gain)
         self._losses.append(task)
         if self.method_config.reward_scale == "batch":
-            self._look_back(task)
+            self._append_loss(task)
         self.network.zero_grad()
         if len(self.buffer):
             td_loss(
@@ -131,13 +131,13 @@ class NeighbourAgent:
         )
         self.buffer.push(Steps(*(column.cpu() for column in steps)), self.replay)
 
-    def _look_back(self, loss: float) -> None:
-        """Add a loss to those that rewards compare with."""
+    def _append_loss(self, loss: float) -> None:
+        """Append a loss to the history that rewards are computed from."""
         self.history = [*self.history, loss][-self.method_config.reward_window :]
 
     def memory(self) -> dict[str, Tensor]:
-        """End the round; return the replay buffer and the former losses."""
+        """End the round; return the replay buffer and the loss history."""
         if self.method_config.reward_scale == "round" and self._losses:
-            self._look_back(sum(self._losses) / len(self._losses))
+            self._append_loss(sum(self._losses) / len(self._losses))
         losses = torch.tensor(self.history, dtype=torch.float64)
         return {**self.buffer.tensors(), "losses": losses}

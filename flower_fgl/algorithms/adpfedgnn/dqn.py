@@ -1,4 +1,4 @@
-"""The agent that chooses neighbours: a deep Q-network, Mnih et al., Nature 2015."""
+"""Deep Q-network for neighbour selection, Mnih et al., Nature 2015."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BRANCHES = 2
 
 
 def feature_table(graph: GraphInput, nodes: Tensor) -> GraphInput:
-    """Take the features of some nodes (n,), without any edge."""
+    """Return the features of some nodes (n,) as a graph without edges."""
     edges = torch.empty(2, 0, dtype=torch.int64, device=nodes.device)
     return GraphInput(select_rows(graph.x, nodes), edges)
 
@@ -44,10 +44,8 @@ class QNetwork(nn.Module):
 
     Parameters
     ----------
-    num_features : int
-        Feature width d.
-    width : int
-        Width of the two hidden layers.
+    num_features, width : int
+        Feature width d, and the width of the two hidden layers.
     """
 
     def __init__(self, num_features: int, width: int = 128) -> None:
@@ -58,9 +56,9 @@ class QNetwork(nn.Module):
         )
 
     def project(self, table: GraphInput) -> tuple[Tensor, Tensor]:
-        """Map features as those of targets and as those of candidates: two (n, width).
+        """Map features for the roles of target and candidate: two (n, width).
 
-        The first layer is linear in ``[x_v ; x_u ; b]``, so that a node's part is
+        The first layer is linear in ``[x_v ; x_u ; b]``, so each node's part is
         computed once for all its pairs.
         """
         sizes = [table.num_features, table.num_features, 1]
@@ -73,7 +71,7 @@ class QNetwork(nn.Module):
         Parameters
         ----------
         target, neighbour : Tensor of shape (m, width), float
-            Parts of :meth:`project` that belong to the pairs.
+            Rows of the results of :meth:`project`, one per pair.
         branch : Tensor of shape (m, 1), float
             b.
 
@@ -90,14 +88,14 @@ class QNetwork(nn.Module):
 
 @torch.no_grad()
 def keep_probabilities(agent: QNetwork, table: GraphInput, pairs: Candidates) -> Tensor:
-    """Return how likely each branch keeps each candidate, ADPFedGNN Eq. (2).
+    """Return the probability that each branch keeps each candidate, ADPFedGNN Eq. (2).
 
     Parameters
     ----------
     agent : QNetwork
         Q.
     table : GraphInput
-        Features of the nodes that ``pairs`` count in.
+        Features of the nodes that ``pairs`` index.
     pairs : Candidates
         m pairs.
 
@@ -111,12 +109,12 @@ def keep_probabilities(agent: QNetwork, table: GraphInput, pairs: Candidates) ->
     rows = []
     for b in range(BRANCHES):
         values = agent(target, neighbour, target.new_full((len(target), 1), float(b)))
-        rows.append((values[:, KEEP] - values[:, DROP]).sigmoid())  # softmax of two
+        rows.append((values[:, KEEP] - values[:, DROP]).sigmoid())  # 2-way softmax
     return torch.stack(rows)
 
 
 def shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
-    """Deal the entries of each row at random: as many are kept, but not those chosen."""
+    """Shuffle each row: the number of kept entries stays, their choice is random."""
     order = torch.rand(rows.shape, generator=generator).argsort(dim=1)
     return rows.gather(1, order.to(rows.device))
 
@@ -124,18 +122,18 @@ def shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
 def reward(
     loss: float, history: Sequence[float], *, scale: float, is_literal: bool = False
 ) -> float:
-    """Reward a batch by how far its loss is below those before, ADPFedGNN Eq. (3).
+    """Reward a batch whose loss is below the mean of earlier losses, ADPFedGNN Eq. (3).
 
     Parameters
     ----------
     loss : float
         L_task of the batch.
     history : sequence of float
-        Earlier losses; without any the reward is 0.
+        Earlier losses; the reward is 0 if there are none.
     scale : float
         λ_rl.
     is_literal : bool
-        The sign as printed.
+        Use the sign as printed.
 
     Returns
     -------
@@ -143,7 +141,7 @@ def reward(
 
     Notes
     -----
-    1. Printed, a *higher* loss is rewarded.
+    1. The printed formula rewards a *higher* loss. The default has the opposite sign.
     """
     if not history:
         return 0.0
@@ -183,22 +181,22 @@ class Steps(NamedTuple):
 
     @classmethod
     def empty(cls, size: int) -> Steps:
-        """Make room for as many steps."""
+        """Allocate ``size`` steps of zeros."""
         v, u, following, b, a = torch.zeros(5, size, dtype=torch.int32)
         return Steps(v, u, following, b, a, torch.zeros(size))
 
     def take(self, index: Tensor) -> Steps:
-        """Return some of the steps."""
+        """Return the steps at the given indices."""
         return Steps(*(column[index] for column in self))
 
 
 class ReplayBuffer:
-    """The agent's last steps: rings of numbers, no features.
+    """Ring buffer of the agent's last steps: node numbers and rewards, no features.
 
     Parameters
     ----------
     capacity : int
-        Steps at most, at least 1.
+        Maximum number of steps, at least 1.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -206,11 +204,11 @@ class ReplayBuffer:
         self.cursor = torch.zeros(2, dtype=torch.int64)
 
     def __len__(self) -> int:
-        """Return how many steps there are."""
+        """Return the number of stored steps."""
         return int(self.cursor[1])
 
     def push(self, steps: Steps, generator: torch.Generator) -> None:
-        """Add steps, in place of the oldest; of too many at once a random part."""
+        """Overwrite the oldest steps; store a random subset if there are too many."""
         capacity = len(self.steps.reward)
         count = len(steps.reward)
         if count > capacity:
@@ -225,16 +223,16 @@ class ReplayBuffer:
         )
 
     def draw(self, count: int, generator: torch.Generator) -> Steps:
-        """Draw steps with replacement; there must be one."""
+        """Draw steps with replacement; the buffer must not be empty."""
         index = torch.randint(len(self), (count,), generator=generator)
         return self.steps.take(index)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what to keep, by name."""
+        """Return the tensors to save, by name."""
         return {**self.steps._asdict(), "cursor": self.cursor}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what :meth:`tensors` returned; nothing if it is empty."""
+        """Restore the result of :meth:`tensors`; an empty dict changes nothing."""
         if tensors:
             self.cursor = tensors.pop("cursor")
             self.steps = Steps(**tensors)
@@ -253,9 +251,9 @@ def td_loss(
     Parameters
     ----------
     agent, frozen : QNetwork
-        Q, and its copy Q⁻ of the beginning of the round.
+        Q, and its copy Q⁻ from the beginning of the round.
     graph : GraphInput
-        The client's graph, in whose nodes ``steps`` count.
+        The client's graph, whose nodes ``steps`` index.
     steps : Steps
         A batch of m steps.
     discount : float in [0, 1)

@@ -1,7 +1,7 @@
-"""Masks over weights: which are shared, which stay, and how they are put together.
+"""Global and local weight masks: selection, averaging, and bit packing.
 
-A mask has one entry for each weight of a network, tensors flattened and joined in the
-order of the network's state.
+A mask has one entry per weight of a network. Tensors are flattened and concatenated in
+the order of the network's state.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ __all__ = [
 ]
 
 EPSILON = 1e-12
-"""Added to a mean square before its root is taken."""
+"""Added to a mean square before its square root."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def per_tensor(make: Callable[..., Tensor], shapes: Shapes, *flat: Tensor) -> Tensor:
-    """Make a mask tensor by tensor and join the parts: (P,), bool."""
+    """Compute a mask for each tensor and concatenate the results: (P,), bool."""
     rows = zip(*(vector_to_state(part, shapes).values() for part in flat), strict=True)
     return torch.cat([make(*row).reshape(-1) for row in rows])
 
 
 def local_mask(gradient: Tensor, *, share: float) -> Tensor:
-    """Choose the weights that the local loss depends on most, ADPFedGNN Sec. 3.3.
+    """Select the weights that the local loss depends on most, ADPFedGNN Sec. 3.3.
 
     Parameters
     ----------
     gradient : Tensor of any shape, float
         g^l, sum of the gradients with respect to the effective weights.
     share : float in [0, 1]
-        q: ⌊q · numel⌋ entries are 1, fewer where fewer gradients are not 0.
+        q: ⌊q · numel⌋ entries are 1, or all with a nonzero gradient if they are fewer.
 
     Returns
     -------
@@ -58,19 +58,19 @@ def local_mask(gradient: Tensor, *, share: float) -> Tensor:
 def global_mask(
     gradient: Tensor, direction: Tensor, *, share: float, score: str = "product"
 ) -> Tensor:
-    """Choose the weights that client and federation move alike, ADPFedGNN Sec. 3.3.
+    """Select the weights that client and global model change alike, ADPFedGNN Sec. 3.3.
 
     Parameters
     ----------
     gradient : Tensor of any shape, float
         g^g, sum of the gradients with respect to the effective weights.
     direction : Tensor of the shape of ``gradient``
-        Δ, by how much the global weights changed.
+        Δ, the change of the global weights.
     share : float in [0, 1]
-        q: ⌊q · numel⌋ entries are 1, fewer where fewer gradients are not 0.
+        q: ⌊q · numel⌋ entries are 1, or all with a nonzero gradient if they are fewer.
     score : {"product", "neg-abs-diff"}
-        What agrees: the product of −g^g and Δ, each divided by its root mean square, or
-        minus the distance of the two.
+        Measure of agreement: the product of −g^g and Δ, each divided by its root mean
+        square, or minus the distance of the two.
 
     Returns
     -------
@@ -79,9 +79,10 @@ def global_mask(
     Notes
     -----
     1. The paper says "the top q% of parameters most similar to the local training
-       gradients and global non-zero gradients". Entries where g^g and Δ are not 0 are
-       ranked by the product; where they are fewer than q%, those with the largest |g^g|
-       follow. An entry without gradient is never shared: it holds nothing of the client.
+       gradients and global non-zero gradients". Entries with nonzero g^g and Δ are
+       ranked by the score. If they are fewer than q%, the entries with the largest
+       |g^g| follow. An entry without gradient is never shared: it holds no information
+       of the client.
     2. The distance prefers entries that are tiny in both.
     """
     descent, moved = -_scaled(gradient), _scaled(direction)
@@ -93,7 +94,7 @@ def global_mask(
 
 
 def _count(share: float, tensor: Tensor) -> int:
-    return int(share * tensor.numel() + 1e-9)  # 0.3 · 10 is a little below 3
+    return int(share * tensor.numel() + 1e-9)  # rounding can put 0.3 · 10 below 3
 
 
 def _scaled(values: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ def _scaled(values: Tensor) -> Tensor:
 
 
 def _largest(values: Tensor, eligible: Tensor, count: int) -> Tensor:
-    """Mark the ``count`` largest of the eligible entries, all if they are fewer."""
+    """Mark the ``count`` largest eligible entries, or all if they are fewer."""
     flat = values.masked_fill(~eligible, -torch.inf).flatten()
     best = flat.topk(min(count, int(eligible.sum()))).indices
     mask = torch.zeros_like(flat, dtype=torch.bool)
@@ -110,7 +111,7 @@ def _largest(values: Tensor, eligible: Tensor, count: int) -> Tensor:
 
 
 def personalise(own: Tensor, shared: Tensor, mask: Tensor) -> Tensor:
-    """Take over the global weights but where the local mask is 1, ADPFedGNN Eq. (15).
+    """Take the global weights except where the local mask is 1, ADPFedGNN Eq. (15).
 
     Parameters
     ----------
@@ -134,12 +135,12 @@ def masked_mean(
     *,
     is_literal: bool = False,
 ) -> Tensor:
-    """Average what the clients share, ADPFedGNN Eq. (14).
+    """Average the weights that the clients share, ADPFedGNN Eq. (14).
 
     Parameters
     ----------
     previous : Tensor of shape (P,), float32
-        θ^global so far.
+        Previous θ^global.
     values : Tensor of shape (K, P), float32
         θ_i, read where ``masks`` is true.
     masks : Tensor of shape (K, P), bool
@@ -155,21 +156,22 @@ def masked_mean(
 
     Notes
     -----
-    1. Printed, the sum over the clients that share an entry is divided by the weights of
-       all clients, so that an entry shared by one of five shrinks to a fifth and one that
-       nobody shares to 0, which Eq. (15) then writes into every client. Here each entry
-       is divided by the weights of those who share it, and stays where nobody does.
+    1. The printed formula divides the sum over the sharing clients by the weights of
+       all clients. An entry that one of five clients shares shrinks to a fifth. An
+       entry that none shares becomes 0, and Eq. (15) writes it into every client. Here
+       each entry is divided by the weights of the clients that share it, and keeps its
+       previous value if none does.
     """
-    weighed = weights[:, None] * masks
-    total = (weighed * values).sum(dim=0)
+    weighted = weights[:, None] * masks
+    total = (weighted * values).sum(dim=0)
     if is_literal:
         return (total / weights.sum()).float()
-    share = weighed.sum(dim=0)
+    share = weighted.sum(dim=0)
     return torch.where(share > 0, total / share.clamp(min=EPSILON), previous).float()
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """Pack a mask (P,) into ⌈P/8⌉ bytes, uint8; the last one is filled with zeros."""
+    """Pack a mask (P,) into ⌈P/8⌉ bytes, uint8; the last byte is padded with zeros."""
     return torch.from_numpy(np.packbits(mask.cpu().numpy()))
 
 
@@ -181,7 +183,7 @@ def unpack_bits(bits: Tensor, size: int) -> Tensor:
     bits : Tensor of shape (⌈size/8⌉,), uint8
         Packed mask.
     size : int
-        Entries P of the mask.
+        Number of mask entries P.
 
     Returns
     -------
@@ -194,10 +196,13 @@ def unpack_bits(bits: Tensor, size: int) -> Tensor:
     """
     if bits.numel() != -(-size // 8):
         raise PayloadError(
-            f"A mask over {size} weights takes {-(-size // 8)} bytes, got "
-            f"{bits.numel()}."
+            f"A mask of {size} weights needs {-(-size // 8)} bytes, got "
+            f"{bits.numel()}: client and server must use the same model."
         )
     flat = np.unpackbits(bits.numpy())
     if flat[size:].any():
-        raise PayloadError(f"The mask marks weights beyond the {size} there are.")
+        raise PayloadError(
+            f"A mask of {size} weights must have zeros in its padding bits, but a bit "
+            f"beyond the {size} weights is set."
+        )
     return torch.from_numpy(flat[:size].astype(bool))

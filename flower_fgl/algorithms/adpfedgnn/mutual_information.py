@@ -8,7 +8,7 @@ __all__ = ["MIEstimator", "club_bound", "residual_loss"]
 
 
 class MIEstimator(nn.Module):
-    """Networks f_μ and f_σ that predict local features from global ones.
+    """Networks f_μ and f_σ that predict local features from global features.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class MIEstimator(nn.Module):
         Returns
         -------
         mean, log_variance : Tensor of shape (B, H)
-            The second within [−1, 1].
+            ``log_variance`` is within [−1, 1].
         """
         return self.mean(shared), self.log_variance(shared)
 
@@ -63,18 +63,18 @@ def club_bound(
 
     Notes
     -----
-    1. Printed, the terms of other nodes are summed: B − 1 times too large for a bound, and
-       of a scale that depends on the batch. CLUB takes the mean over all nodes, a factor
-       ½, and the mean over the batch.
-    2. The estimate is unbounded below: anti-correlated features would be rewarded without
-       end. Hence the clamp, and features of unit length.
+    1. The paper prints a sum over the terms of other nodes. This is B − 1 times too
+       large for a bound, and its scale depends on the batch. CLUB takes the mean over
+       all nodes, a factor ½, and the mean over the batch.
+    2. The estimate has no lower bound, so it would reward anti-correlated features
+       without limit. Therefore the result is clamped and features have unit length.
     3. The mean over all nodes is μ² − 2μ E[h] + E[h²], without a matrix (B, B).
     """
     precision = (-log_variance).exp()
     own = (mean - local).square()
     others = mean.square() - 2 * mean * local.mean(0) + local.square().mean(0)
     if norm == "literal":
-        # the sum over all nodes counts the own one, which the printed sum leaves out
+        # the sum over all nodes includes each node's own term, which Eq. (6) excludes
         return ((len(local) * others - 2 * own) * precision).sum().clamp(min=0)
     return (0.5 * (others - own) * precision).sum(dim=1).mean().clamp(min=0)
 
@@ -84,10 +84,8 @@ def residual_loss(mean: Tensor, log_variance: Tensor, local: Tensor) -> Tensor:
 
     Parameters
     ----------
-    mean, log_variance : Tensor of shape (B, H), float
-        μ and log σ² of each node.
-    local : Tensor of shape (B, H), float
-        h^l, detached.
+    mean, log_variance, local : Tensor of shape (B, H), float
+        μ and log σ² of each node, and h^l, detached.
 
     Returns
     -------
@@ -96,8 +94,8 @@ def residual_loss(mean: Tensor, log_variance: Tensor, local: Tensor) -> Tensor:
 
     Notes
     -----
-    1. The paper prints it without log σ² and with the sign of a likelihood: minimising
-       that raises the error, maximising it sends σ² to infinity.
+    1. The paper prints it without log σ² and with the sign of a likelihood. Minimising
+       that increases the error, and maximising it sends σ² to infinity.
     """
     squares = (mean - local).square() * (-log_variance).exp()
     return (squares + log_variance).sum(dim=1).mean()

@@ -1,4 +1,4 @@
-"""Blocks of sampled neighbours, drawn for all nodes at once."""
+"""Neighbour sampling for all nodes at once, and the resulting blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NeighbourLists:
     Parameters
     ----------
     start : Tensor of shape (N + 1,), int64
-        Where each node's neighbours begin.
+        Start of each node's neighbours in ``neighbour``.
     neighbour : Tensor of shape (E,), int64
         Sources of the edges, sorted by target.
     """
@@ -68,9 +68,9 @@ class Candidates(NamedTuple):
     Parameters
     ----------
     target : Tensor of shape (m,), int64
-        Places of the targets, ascending.
+        Positions of the targets, ascending.
     neighbour : Tensor of shape (m,), int64
-        Their neighbours, no pair twice unless the graph has its edge twice.
+        Their neighbours. Pairs are distinct unless the graph has duplicate edges.
     """
 
     target: Tensor
@@ -79,14 +79,14 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """The nodes whose features decide a batch's predictions, ADPFedGNN Sec. 3.2.
+    """The nodes whose features determine a batch's predictions, ADPFedGNN Sec. 3.2.
 
     Parameters
     ----------
     nodes : Tensor of shape (n,), int64
-        Nodes of the graph, those of the batch first; places below count in it.
+        Nodes of the graph, those of the batch first.
     layers : tuple of Candidates
-        Pairs of each layer, the first layer first.
+        Pairs of each layer as positions in ``nodes``, the first layer first.
     """
 
     nodes: Tensor
@@ -105,15 +105,15 @@ def sample_neighbours(
     nodes : Tensor of shape (n,), int64
         Targets.
     limit : int
-        Neighbours of a node at most, k in the paper, at least 1. A node with no more
-        gets all of them; of others every set of k is equally likely.
+        Maximum number of neighbours per node, k in the paper, at least 1. A node with
+        at most k keeps all; for other nodes every set of k is equally likely.
     generator : torch.Generator
         Draws on the CPU.
 
     Returns
     -------
     Candidates
-        Targets as places in ``nodes``; neighbours as nodes of the graph.
+        Targets as positions in ``nodes``; neighbours as nodes of the graph.
     """
     first = lists.start[nodes]
     degree = lists.start[nodes + 1] - first
@@ -130,15 +130,11 @@ def sample_neighbours(
 
 
 def _distinct(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw ``count`` different numbers below each size: (n, count), int64.
-
-    Notes
-    -----
-    1. Floyd's algorithm (Bentley & Floyd, CACM 30(9), 1987) for all rows side by side:
-       step j draws t from 0 to size − count + j and takes that last number instead if t
-       was drawn before. The work does not grow with the sizes.
-    """
-    # float64: every integer up to 2⁵³ can be drawn
+    """Draw ``count`` different numbers below each size: (n, count), int64."""
+    # Floyd's algorithm (Bentley & Floyd, CACM 30(9), 1987) for all rows at once: step j
+    # draws t from 0 to size − count + j, and takes that maximum instead if t was drawn
+    # before. The work does not grow with the sizes.
+    # float64 can represent every integer up to 2⁵³
     draws = torch.rand(count, len(sizes), generator=generator, dtype=torch.float64).to(
         sizes.device
     )
@@ -165,21 +161,17 @@ def sample_block(
 
     Parameters
     ----------
-    lists : NeighbourLists
-        The graph.
+    lists, limit, generator
+        As in :func:`sample_neighbours`; the limit holds per node and layer.
     batch : Tensor of shape (B,), int64
-        Different nodes.
-    limit : int
-        Neighbours of a node and layer at most, k in the paper, at least 1.
+        Distinct nodes.
     num_layers : int
         Layers of the network.
-    generator : torch.Generator
-        Draws on the CPU.
 
     Returns
     -------
     Block
-        Every node draws anew in each layer.
+        Neighbours are drawn independently in each layer.
     """
     place = torch.full((lists.num_nodes,), -1, device=batch.device)
     place[batch] = torch.arange(len(batch), device=batch.device)

@@ -1,4 +1,4 @@
-"""One network, two masks, two sets of neighbours: the model of ADPFedGNN."""
+"""ADPFedGNN's model: one backbone under a global and a local mask."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def build_backbone(
     config : RunConfig
         Sizes, dropout and the seed of the initial weights.
     name : str
-        One of ``BACKBONES``, with sizes of its own or not.
+        One of ``BACKBONES``, optionally with sizes.
     num_features, num_classes : int
         d and C.
 
     Returns
     -------
     Backbone
-        With the initial weights of the run, the same everywhere.
+        With the run's initial weights, equal on server and clients.
     """
     with seeded(derive_seed(config.seed, 0, SERVER, "init")):
         return build_model(
@@ -70,26 +70,24 @@ def build_backbone(
             num_classes=num_classes,
             num_layers=config.num_layers,
             dropout=config.dropout,
-            readout=True,  # a readout's classifier is linear
+            readout=True,  # gives a linear classifier
         )
 
 
 def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
-    """Build those of the agent and the estimator that the settings use.
+    """Build the agent and the estimator, as far as the settings use them.
 
     Parameters
     ----------
     config : RunConfig
         The method's settings, and the seed of the initial weights.
-    num_features : int
-        Feature width d.
-    width : int
-        Width H of the embedding.
+    num_features, width : int
+        Feature width d, and width H of the embedding.
 
     Returns
     -------
     torch.nn.ModuleDict
-        ``agent`` and ``estimator``, or less.
+        ``agent`` and ``estimator``, where used.
     """
     method_config = config.method_config
     networks = nn.ModuleDict()
@@ -102,12 +100,12 @@ def build_networks(config: Any, num_features: int, width: int) -> nn.ModuleDict:
 
 
 class MaskedBranch(nn.Module):
-    """Run a backbone with other neighbours in each layer.
+    """Run a backbone with different edges in each layer.
 
     Parameters
     ----------
     backbone : Backbone
-        Of :func:`build_backbone`.
+        Result of :func:`build_backbone`.
     """
 
     def __init__(self, backbone: Backbone) -> None:
@@ -122,9 +120,9 @@ class MaskedBranch(nn.Module):
         Parameters
         ----------
         graphs : sequence of GraphInput
-            The same nodes under the edges of each layer.
+            The same nodes with the edges of each layer.
         num_targets : int
-            Nodes B that are asked for.
+            Number B of output nodes.
 
         Returns
         -------
@@ -150,23 +148,23 @@ class TwoBranchNet(Backbone):
     backbone : Backbone
         θ, of :func:`build_backbone`.
     agent : QNetwork or None
-        Chooses neighbours; ``None`` keeps all.
+        Selects neighbours; ``None`` keeps all.
     beta : float in [0, 1]
         Weight of the global branch's logits.
     fanout : int
-        Neighbours of a node at most when a whole graph is predicted.
+        Maximum number of neighbours per node in a prediction of a whole graph.
     is_greedy : bool
-        Whether predictions drop what the agent keeps with a probability below ½;
-        otherwise a kept neighbour counts by that probability, Eq. (2).
+        Whether predictions drop neighbours with a keep probability below ½. Otherwise
+        each neighbour is weighted by this probability, Eq. (2).
     is_shuffled : bool
         Whether neighbours are dropped at random, at the agent's rate.
     seed : int
-        Draws neighbours beyond ``fanout``, and what is shuffled, in predictions.
+        For predictions: seed of the neighbours beyond ``fanout`` and of the shuffling.
 
     Notes
     -----
-    1. The state of this module is what a client keeps of itself: θ_i, both masks, and the
-       agent received last.
+    1. The state of this module is the state that a client keeps: θ_i, both masks, and
+       the agent that it received last.
     """
 
     global_mask: Tensor
@@ -204,7 +202,7 @@ class TwoBranchNet(Backbone):
 
     @torch.no_grad()
     def load_weights(self, flat: Tensor) -> None:
-        """Overwrite θ by a vector (P,)."""
+        """Overwrite θ with a vector (P,)."""
         self.backbone.load_state_dict(vector_to_state(flat, self.shapes))
 
     def effective(self, branch: int) -> dict[str, Tensor]:
@@ -218,7 +216,7 @@ class TwoBranchNet(Backbone):
         graphs: Sequence[GraphInput],
         num_targets: int,
     ) -> tuple[Tensor, Tensor]:
-        """Run the backbone with weights in place of its own, see :class:`MaskedBranch`."""
+        """Run the backbone with the given weights, see :class:`MaskedBranch`."""
         weights = {f"backbone.{name}": value for name, value in effective.items()}
         out: tuple[Tensor, Tensor] = functional_call(
             self.branch, weights, (graphs, num_targets)
@@ -240,7 +238,7 @@ class TwoBranchNet(Backbone):
         Returns
         -------
         Tensor of shape (N, C)
-            Logits. Both layers have the same neighbours.
+            Logits. All layers use the same sampled neighbours.
         """
         size = graph.num_nodes
         generator = torch.Generator().manual_seed(self.seed)
@@ -260,12 +258,12 @@ class TwoBranchNet(Backbone):
     def edge_weights(
         self, graph: GraphInput, pairs: Candidates, generator: torch.Generator
     ) -> Tensor:
-        """Return what each of m candidates counts in a prediction: (2, m), in [0, 1]."""
+        """Return the weight in [0, 1] of each of m candidates: (2, m)."""
         if self.agent is None:
             return torch.ones(BRANCHES, len(pairs.target), device=graph.device)
         chance = keep_probabilities(self.agent, graph, pairs)
         if self.is_greedy:
-            chance = (chance >= 0.5).to(chance)  # of equal actions to keep
+            chance = (chance >= 0.5).to(chance)  # keep if both actions are equal
         return shuffled(chance, generator) if self.is_shuffled else chance
 
 
@@ -275,18 +273,18 @@ def two_branches(
     agent: QNetwork | None,
     seed: int,
 ) -> TwoBranchNet:
-    """Build a client's network as the method's settings say.
+    """Build a client's network from the method's settings.
 
     Parameters
     ----------
-    hyper : ADPFedGNNSettings
+    method_config : ADPFedGNNSettings
         The method's settings.
     backbone : Backbone
         θ, of :func:`build_backbone`.
     agent : QNetwork or None
-        Chooses neighbours; not looked at where the settings use none.
+        Selects neighbours; ignored if the settings use no agent.
     seed : int
-        Draws neighbours in predictions.
+        Seed of the neighbours drawn in predictions.
     """
     return TwoBranchNet(
         backbone,
@@ -309,20 +307,20 @@ def build_network(
     num_layers: int,
     dropout: float,
 ) -> TwoBranchNet:
-    """Build the network of a kept model, to be loaded.
+    """Build the network of a saved model, whose weights the caller must load.
 
-    Neighbours beyond ``eval-fanout`` are drawn from seed 0, not from that of the run.
+    Neighbours beyond ``eval-fanout`` are drawn with seed 0, not with the run's seed.
 
     Parameters
     ----------
-    hyper : ADPFedGNNSettings
+    method_config : ADPFedGNNSettings
         The method's settings.
     model : str
         Backbone.
     num_features, num_classes, width, num_layers : int
         d, C, H and the depth.
     dropout : float in [0, 1)
-        After each layer.
+        Rate after each layer.
     """
     backbone = build_model(
         model,

@@ -1,1 +1,1 @@
-"""Learnable nodes that stand for classes: the arithmetic of FedLoG."""
+"""FedLoG: learnable nodes per class, branch classifiers, prompts, synthetic nodes."""

@@ -1,4 +1,4 @@
-"""Classify nodes by their distance to prototypes, FedLoG Eqs. (2), (3), (6)-(10).
+"""Node classification by distances to prototypes, FedLoG Eqs. (2), (3), (6)-(10).
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 """
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 MESSAGE_START = 1e-3
-"""Xavier gain of the last map of MLP_trans: nodes hardly move at first."""
+"""Xavier gain of MLP_trans's last map, so that initial updates of nodes are small."""
 
 
 def square_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -29,8 +29,8 @@ def square_distances(a: Tensor, b: Tensor) -> Tensor:
 
     Parameters
     ----------
-    a : Tensor of shape (n, E), float32
-    b : Tensor of shape (m, E), float32
+    a, b : Tensor of shape (n, E) and (m, E), float32
+        Vectors.
 
     Returns
     -------
@@ -46,10 +46,8 @@ def mean_shift(h: Tensor, prototypes: Tensor, scalars: Tensor) -> Tensor:
 
     Parameters
     ----------
-    h : Tensor of shape (n, E), float32
-        h_v.
-    prototypes : Tensor of shape (P, E), float32
-        h_j.
+    h, prototypes : Tensor of shape (n, E) and (P, E), float32
+        h_v and h_j.
     scalars : Tensor of shape (n, P), float32
         MLP_trans(m_vj).
 
@@ -67,7 +65,7 @@ def class_means_of(prototypes: Tensor, num_classes: int) -> Tensor:
     Parameters
     ----------
     prototypes : Tensor of shape (C·s, E), float32
-        Class by class.
+        Grouped by class.
     num_classes : int
         C.
 
@@ -83,10 +81,8 @@ def distance_log_probs(h: Tensor, means: Tensor) -> Tensor:
 
     Parameters
     ----------
-    h : Tensor of shape (n, E), float32
-        h'_v.
-    means : Tensor of shape (C, E), float32
-        h̄_c.
+    h, means : Tensor of shape (n, E) and (C, E), float32
+        h'_v and h̄_c.
 
     Returns
     -------
@@ -96,22 +92,22 @@ def distance_log_probs(h: Tensor, means: Tensor) -> Tensor:
 
 
 def degree_weights(degree: Tensor, threshold: float) -> Tensor:
-    """Weigh the head branch by a node's degree, FedLoG Eq. (3).
+    """Compute the weight of the head branch from a node's degree, FedLoG Eq. (3).
 
     ``α_v = 1 / (1 + exp(−(deg(v) − (λ + 1))))``.
 
     Parameters
     ----------
     degree : Tensor of shape (n,), int64
-        Neighbours of each node, itself not counted.
+        Number of neighbours of each node, without the node itself.
     threshold : float
         λ.
 
     Returns
     -------
     Tensor of shape (n,), float32, in [0, 1]
-        Exactly 1 from degree λ + 18 on, where float32 holds nothing between: such nodes
-        give the tail branch no gradient.
+        From degree λ + 18 on, float32 rounds to exactly 1: such nodes give the tail
+        branch no gradient.
     """
     return torch.sigmoid(degree.float() - (threshold + 1))
 
@@ -134,21 +130,22 @@ def mix_log_probs(head: Tensor, tail: Tensor, alpha: Tensor) -> Tensor:
 
 
 class PairLayer(nn.Module):
-    """Move nodes by what they and each prototype say, FedLoG Eqs. (6)-(10).
+    """Update nodes by messages from each prototype, FedLoG Eqs. (6)-(10).
 
     Parameters
     ----------
     width : int
         Embedding width E.
     neighbours_only : bool
-        Whether messages are made of ``[n_v ‖ ‖h_v − h_j‖²]``, as in the published code,
+        Compute messages from ``[n_v ‖ ‖h_v − h_j‖²]``, as in the published code,
         instead of ``[h_v ‖ n_v ‖ d_vj]``.
 
     Notes
     -----
     1. The paper gives MLP_msg 2E inputs for the 2E + 1 numbers of Eq. (6); here 2E + 1.
-    2. The first map of MLP_msg is linear and only d_vj depends on the pair: what h_v and
-       n_v give is computed once a node, and a pair adds a multiple of one column.
+    2. The first map of MLP_msg is linear and only d_vj depends on the pair. The part of
+       h_v and n_v is computed once per node, and each pair adds a multiple of one
+       column.
     """
 
     def __init__(self, width: int, *, neighbours_only: bool = False) -> None:
@@ -167,10 +164,8 @@ class PairLayer(nn.Module):
 
         Parameters
         ----------
-        h : Tensor of shape (n, E), float32
-            h_v.
-        neighbours : Tensor of shape (n, E), float32
-            n_v, the mean embedding of the neighbours; zero without any.
+        h, neighbours : Tensor of shape (n, E), float32
+            h_v, and n_v, the mean embedding of the neighbours; zero without neighbours.
         prototypes : Tensor of shape (P, E), float32
             h_j.
 
@@ -194,7 +189,7 @@ class PairLayer(nn.Module):
 
 
 def _silu(x: Tensor) -> Tensor:
-    """Apply SiLU, in place where no gradient needs the input: a core's cache is small."""
+    """Apply SiLU, in place if no gradient needs the input, to save cache."""
     return F.silu(x, inplace=not torch.is_grad_enabled())
 
 
@@ -206,16 +201,16 @@ class Branch(nn.Module):
     width : int
         Embedding width E.
     updates : bool
-        Whether nodes are moved by Eqs. (6)-(10); else they are normalised only.
+        Update nodes by Eqs. (6)-(10); otherwise only normalise them.
     neighbours_only : bool
         See :class:`PairLayer`.
 
     Notes
     -----
-    1. Layer normalisation of h_v, then two layers with weights of their own; n_v and the
-       prototypes enter both as they are.
-    2. In the published code Eqs. (6)-(10) have no effect: what it adds to a node was
-       gathered for other rows. ``updates=False`` is that variant.
+    1. Layer normalisation of h_v precedes two layers with separate weights. Both layers
+       take n_v and the prototypes unchanged.
+    2. In the published code Eqs. (6)-(10) have no effect: it adds to each node a value
+       that was computed for other rows. ``updates=False`` is that variant.
     """
 
     def __init__(
@@ -238,7 +233,7 @@ class Branch(nn.Module):
         h, neighbours : Tensor of shape (n, E), float32
             h_v and n_v.
         prototypes : Tensor of shape (C·s, E), float32
-            Embeddings of the branch's learnable nodes, class by class.
+            Embeddings of the branch's learnable nodes, grouped by class.
         num_classes : int
             C.
 

@@ -34,8 +34,9 @@ def branch_loss(
     alpha : Tensor of shape (n,), float32, in [0, 1]
         Weight of the head branch.
     labels : Tensor of shape (n,), int64
+        Classes.
     is_mixture : bool
-        Whether to take the logarithm of the mixture (3), as printed.
+        Take the logarithm of the mixture of Eq. (3), as printed.
 
     Returns
     -------
@@ -44,8 +45,8 @@ def branch_loss(
 
     Notes
     -----
-    1. The paper prints ``−log p(y_v)`` with p of Eq. (3), summed over nodes. The mean of
-       the branches' weighted losses bounds it from above, and gives each branch a
+    1. The paper prints ``−log p(y_v)`` with p of Eq. (3), summed over nodes. The mean
+       of the branches' weighted losses is an upper bound. It gives each branch a
        gradient in proportion to its weight, as in the published code.
     """
     if is_mixture:
@@ -56,7 +57,7 @@ def branch_loss(
 
 
 def node_norm(nodes: Sequence[Tensor], *, kind: Literal["fro", "sum"]) -> Tensor:
-    """Return the norm that keeps learnable nodes small, FedLoG L_norm.
+    """Return the penalty on the norm of the learnable nodes, FedLoG L_norm.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What prompt generators are compared with, FedLoG Eqs. (11) and (12).
+"""Training targets of prompt generators, FedLoG Eqs. (11) and (12).
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 """
@@ -22,16 +22,14 @@ HIDDEN, OUT = 128, 64
 
 @dataclass(frozen=True, eq=False)
 class PromptTask:
-    """What a client's prompt generator learns from: training nodes with neighbours.
+    """Training data of a client's prompt generator: training nodes with neighbours.
 
     Parameters
     ----------
     graph : GraphInput
         The client's graph.
-    index : Tensor of shape (n,), int64
-        All training nodes: those of ℓ_true.
-    labels : Tensor of shape (n,), int64
-        Their classes.
+    index, labels : Tensor of shape (n,), int64
+        All training nodes, used by ℓ_true, and their classes.
     num_classes : int
         C.
     """
@@ -42,7 +40,7 @@ class PromptTask:
     num_classes: int
 
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what is asked of the generator.
+        """Return inputs and targets of the generator.
 
         Returns
         -------
@@ -68,14 +66,14 @@ def _dense(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RandomNets:
-    """N randomly initialised GraphSAGE networks with a linear classifier, as one.
+    """N randomly initialised GraphSAGE networks with linear classifiers, as one.
 
     Parameters
     ----------
     number : int
         N.
     own, around : Tensor of shape (N·128, d), float32
-        First layer: weights of a node and of its neighbours' mean, network by network.
+        First layer: weights of a node and of its neighbours' mean, grouped by network.
     bias : Tensor of shape (N·128,), float32
     own_2, around_2 : Tensor of shape (N, 128, 64), float32
         Second layer.
@@ -126,7 +124,7 @@ class RandomNets:
 
     @property
     def encoder(self) -> tuple[Tensor, ...]:
-        """The weights W of GraphSAGE, whose gradients are compared."""
+        """The GraphSAGE weights W, whose gradients are compared."""
         return (
             self.own,
             self.around,
@@ -137,15 +135,16 @@ class RandomNets:
         )
 
     def second(self, own: Tensor, around: Tensor, labels: Tensor) -> Tensor:
-        """Finish the second layer, classify, and add up the N mean cross-entropies.
+        """Apply the second layer and the classifier; sum the N mean cross-entropies.
 
         Parameters
         ----------
         own : Tensor of shape (n, N, 128), float32
             Hidden representation of each node.
         around : Tensor of shape (n, N, 64), float32
-            Mean of its neighbours' ones, mapped by ``around_2``.
+            Mean of the neighbours' representations, mapped by ``around_2``.
         labels : Tensor of shape (n,), int64
+            Classes.
 
         Returns
         -------
@@ -172,15 +171,17 @@ class RandomNets:
     def pair_loss(
         self, x: Tensor, prompts: Tensor, labels: Tensor, plus: Tensor, minus: Tensor
     ) -> Tensor:
-        """Return Σ_n ℓ_syn of nodes whose one neighbour is their prompt, Eq. (12).
+        """Return Σ_n ℓ_syn of nodes whose only neighbour is their prompt, Eq. (12).
 
         Parameters
         ----------
         x, prompts : Tensor of shape (m, d), float32
+            Features of nodes and prompts.
         labels : Tensor of shape (m,), int64
+            Classes of the nodes.
         plus, minus : Tensor of shape (N·128, d), float32
-            ``own`` ± ``around``: what both give to a node and to its prompt is the sum
-            and the difference of two products, instead of four.
+            ``own`` ± ``around``. The sum and the difference of two products then give
+            the first layer of node and prompt, instead of four products.
 
         Returns
         -------
@@ -197,8 +198,8 @@ class RandomNets:
     ) -> Tensor:
         """Return ``Σ_n Σ_W MSE(∇_W ℓ_syn, ∇_W ℓ_true)``, FedLoG Eq. (12).
 
-        Networks share no weight, so that the gradient of the summed loss is that of
-        each. MSE is the mean over the entries of a matrix.
+        Networks share no weights, so the gradient of the summed loss is that of each.
+        MSE is the mean over the entries of a matrix.
 
         Notes
         -----
@@ -207,7 +208,7 @@ class RandomNets:
         ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
         """
         own, around, *true = torch.autograd.grad(self.true_loss(task), self.encoder)
-        # row by row, as the gradients they are compared with
+        # row-major, as the gradients that they are compared with
         own, around = own.contiguous(), around.contiguous()
         plus = (self.own + self.around).detach().requires_grad_()
         minus = (self.own - self.around).detach().requires_grad_()

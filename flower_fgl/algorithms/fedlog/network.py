@@ -1,4 +1,4 @@
-"""FedLoG's network: an encoder, two branches, and the nodes that stand for classes."""
+"""FedLoG's network: an encoder, two branches, and learnable nodes per class."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["BRANCH_NAMES", "FedLogBranchNet", "LinearTop", "self_loops", "start_
 
 BRANCH_NAMES = ("head", "tail")
 PAIRS = 1 << 14
-"""Pairs of a node and a prototype that are computed at once without gradient: 4 MB at 64
-channels, which takes half as long as 8 MB: a core's cache holds it."""
+"""Pairs of node and prototype computed at once without gradient: 4 MB at 64 channels.
+These fit a core's cache and take half as long as blocks of 8 MB."""
 
 
 def self_loops(x: Tensor) -> GraphInput:
-    """Return a graph whose nodes have themselves as only neighbour.
+    """Return a graph in which each node is its own only neighbour.
 
     Parameters
     ----------
@@ -31,10 +31,10 @@ def self_loops(x: Tensor) -> GraphInput:
 
 
 def start_nodes(num_nodes: int, num_features: int) -> dict[str, Tensor]:
-    """Draw the first features of the learnable nodes of both branches.
+    """Draw the initial features of the learnable nodes of both branches.
 
-    Xavier-uniform, from torch's global generator: clients that seed it alike get equal
-    rows, so that a row means the same on all of them.
+    Xavier-uniform, from torch's global generator. Clients with the same seed get equal
+    rows, so that a row has the same meaning on all clients.
 
     Parameters
     ----------
@@ -57,10 +57,8 @@ class FedLogBranchNet(Backbone):
     ----------
     encoder : Backbone
         φ; its outputs are embeddings of width E.
-    width : int
-        E.
-    num_classes, nodes_per_class, num_features : int
-        C, s and d.
+    width, num_classes, nodes_per_class, num_features : int
+        E, C, s and d.
     threshold : float
         λ of Eq. (3).
     alpha : float, optional
@@ -71,12 +69,12 @@ class FedLogBranchNet(Backbone):
     Notes
     -----
     1. The learnable nodes are isolated in the paper. Here each is its own neighbour, so
-       that all weights of the encoder see them, as in ``[h_j ‖ h_j]`` of Eq. (7).
+       that all weights of the encoder affect them, as in ``[h_j ‖ h_j]`` of Eq. (7).
     2. Parameters are named ``encoder.``, ``classifier.`` (both are shared with the
-       server) and ``nodes.`` (a client's own). The nodes start undefined, see
+       server) and ``nodes.`` (local to a client). The nodes are uninitialised, see
        :func:`start_nodes`.
-    3. A node's degree is that in the graph at hand, its own loop not counted, although
-       the λ + 1 of Eq. (3) suggests otherwise.
+    3. A node's degree is that in the input graph, without its self-loop, although the
+       λ + 1 of Eq. (3) suggests otherwise.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class FedLogBranchNet(Backbone):
 
     @property
     def undecayed(self) -> list[Tensor]:
-        """The learnable nodes, which ``weight-decay`` leaves alone: L_norm holds them."""
+        """The learnable nodes, which have L_norm instead of ``weight-decay``."""
         return list(self.nodes.values())
 
     def prototypes(self) -> dict[str, Tensor]:
@@ -137,7 +135,7 @@ class FedLogBranchNet(Backbone):
         h, neighbours : Tensor of shape (n, E), float32
             h_v and n_v.
         prototypes : mapping of str to Tensor of shape (C·s, E), float32
-            What :meth:`prototypes` returned.
+            Result of :meth:`prototypes`.
 
         Returns
         -------
@@ -151,12 +149,7 @@ class FedLogBranchNet(Backbone):
         return head, tail
 
     def head_weights(self, graph: GraphInput) -> Tensor:
-        """Return α of every node, FedLoG Eq. (3).
-
-        Returns
-        -------
-        Tensor of shape (N,), float32
-        """
+        """Return α of every node, FedLoG Eq. (3): (N,), float32."""
         if self.alpha is not None:
             return torch.full((graph.num_nodes,), self.alpha, device=graph.device)
         degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
@@ -173,14 +166,14 @@ class FedLogBranchNet(Backbone):
         Parameters
         ----------
         h : Tensor of shape (N, E), float32
-            What :meth:`embed` returned.
+            Result of :meth:`embed`.
         graph : GraphInput
             The graph of the nodes.
 
         Returns
         -------
         Tensor of shape (N, C), float32
-            log p(v): its softmax is p(v) again.
+            log p(v), whose softmax is p(v).
         """
         return self._log_probs(*self._columns(h, graph))
 
@@ -206,7 +199,7 @@ class FedLogBranchNet(Backbone):
         return out.index_copy(0, index, found)
 
     def _columns(self, h: Tensor, graph: GraphInput) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what a node is predicted from: h_v, n_v and α_v of all nodes."""
+        """Return the inputs of a node's prediction: h_v, n_v and α_v of all nodes."""
         return h, graph.operator("mean").matmul(h), self.head_weights(graph)
 
     def _log_probs(self, h: Tensor, neighbours: Tensor, alpha: Tensor) -> Tensor:
@@ -223,7 +216,7 @@ class FedLogBranchNet(Backbone):
 
 
 class LinearTop(Backbone):
-    """An encoder under a new linear classifier, for its pretraining.
+    """An encoder with a new linear classifier, for pretraining.
 
     Parameters
     ----------
@@ -241,7 +234,7 @@ class LinearTop(Backbone):
 
     @property
     def reach(self) -> int | None:
-        """That of φ."""
+        """The number of layers of φ that read neighbours."""
         return self.encoder.reach
 
     def embed(self, graph: GraphInput) -> Tensor:

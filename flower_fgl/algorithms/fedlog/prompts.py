@@ -1,4 +1,4 @@
-"""Prompt generators: a made-up neighbour for a synthetic node, FedLoG Eqs. (11)-(13).
+"""Prompt generators: generated neighbours of synthetic nodes, FedLoG Eqs. (11)-(13).
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 """
@@ -24,11 +24,11 @@ __all__ = [
 WIDTHS = (256, 512)
 DROPOUT = 0.5
 BUDGET = 1 << 24
-"""Numbers in one activation of random networks that are computed together: 64 MB."""
+"""Size of one activation of the random networks computed together: 64 MB."""
 
 
 def make_generator(num_features: int) -> nn.Sequential:
-    """Return a prompt generator PG_k: from a node's features to a neighbour's.
+    """Return a prompt generator PG_k, which maps a node's features to a neighbour's.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def blend_generators(
     states : sequence of mapping of str to Tensor, float32
         Length K.
     weights : Tensor of shape (K, C), float32
-        Columns add up to 1.
+        Each column sums to 1.
 
     Returns
     -------
@@ -75,14 +75,14 @@ def blend_generators(
 
 
 def apply_generators(stacked: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Make a prompt for each synthetic node by the generator of its class, at rest.
+    """Generate each synthetic node's prompt by its class's generator, no dropout.
 
     Parameters
     ----------
     stacked : mapping of str to Tensor of shape (C, ...), float32
-        What :func:`blend_generators` returned.
+        Result of :func:`blend_generators`.
     x : Tensor of shape (C·s, d), float32
-        x̂, class by class.
+        x̂, grouped by class.
 
     Returns
     -------
@@ -103,6 +103,7 @@ def prompt_pairs(x: Tensor, prompts: Tensor) -> GraphInput:
     Parameters
     ----------
     x, prompts : Tensor of shape (n, d), float32
+        Features of nodes and prompts.
     """
     first = torch.arange(len(x), device=x.device)
     second = first + len(x)
@@ -118,31 +119,32 @@ def train_generator(
     networks: int,
     lr: float,
 ) -> float:
-    """Train PG_k by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13), one step an epoch.
+    """Train PG_k by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13), one step per epoch.
 
     Parameters
     ----------
     generator : torch.nn.Module
-        Trained in place, left in evaluation mode.
+        Trained in place, then left in evaluation mode.
     task : PromptTask
         The client's training nodes.
     epochs : int
         Adam steps over all nodes.
     networks : int
-        N, fresh initialisations per epoch.
+        N, newly initialised in each epoch.
     lr : float
         Learning rate.
 
     Returns
     -------
     float
-        Loss of the last epoch; 0 if no training node has a neighbour, where nothing is
-        trained.
+        Loss of the last epoch. If no training node has a neighbour, nothing is trained
+        and the loss is 0.
 
     Notes
     -----
-    1. The paper sums Eq. (11) over all nodes of the graph; labels of validation and test
-       nodes are not known, and a node without neighbours has nothing to imitate.
+    1. The paper sums Eq. (11) over all nodes of the graph. Here the sum covers training
+       nodes with neighbours: labels of validation and test nodes are unknown, and nodes
+       without neighbours have no target.
     2. Draws from torch's global generator.
     """
     x, around, labels = task.features()
@@ -155,7 +157,7 @@ def train_generator(
     for _ in range(epochs if len(x) else 0):
         optimizer.zero_grad(set_to_none=True)
         prompts = generator(x)
-        # the networks come in groups: the gradient gathers at the prompts meanwhile
+        # networks run in groups to bound memory; gradients accumulate at the prompts
         leaf = prompts.detach().requires_grad_()
         loss = (leaf - around).square().sum(1).mean()  # Eq. (11)
         slope = torch.autograd.grad(loss, leaf)[0]

@@ -1,4 +1,4 @@
-"""Global synthetic nodes: how the server makes them and a client scales them, FedLoG.
+"""Global synthetic nodes: aggregation on the server and scaling on the client, FedLoG.
 
 Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 """
@@ -23,7 +23,7 @@ __all__ = [
 
 ClassNoise = Literal["none", "gauss", "permute"]
 TAIL_EPSILON = 1e-6
-"""ε in the weights of tail classes; the paper: a very small positive value."""
+"""ε in the weights of tail classes, "a very small positive value" in the paper."""
 
 
 def class_rates(labels: Tensor, num_classes: int) -> Tensor:
@@ -39,7 +39,7 @@ def class_rates(labels: Tensor, num_classes: int) -> Tensor:
     Returns
     -------
     Tensor of shape (C,), float32
-        Adds up to 1.
+        Sums to 1.
     """
     return torch.bincount(labels, minlength=num_classes).float() / len(labels)
 
@@ -54,12 +54,13 @@ def disguise_rates(
     rates : Tensor of shape (C,), float32
         r_k.
     kind : {"none", "gauss", "permute"}
-        Add normal noise of deviation ``scale · r_k^c`` to each rate; or permute the
-        rates of the head classes among themselves, and those of the tail classes.
+        Add normal noise of standard deviation ``scale · r_k^c`` to each rate; or
+        permute the rates of the head classes among themselves, and likewise the tail
+        classes.
     scale : float
         a.
     generator : torch.Generator
-        Draws.
+        Source of randomness.
 
     Returns
     -------
@@ -68,8 +69,9 @@ def disguise_rates(
 
     Notes
     -----
-    1. The paper does not say which classes are head classes: here those whose rate is
-       above 1/C. Rates that noise turns negative become 0, and are not normalised again.
+    1. The paper does not define head classes. Here they are the classes with a rate
+       above 1/C. Rates that become negative by noise are set to 0; rates are not
+       normalised again.
     """
     if kind == "gauss":
         noise = torch.randn(rates.shape, generator=generator)
@@ -86,23 +88,23 @@ def disguise_rates(
 def aggregation_weights(
     rates: Tensor, known: Tensor | None = None, *, tail_classes: bool = False
 ) -> Tensor:
-    """Weigh the clients of each class, FedLoG Eq. (4) or (15).
+    """Compute the clients' weights for each class, FedLoG Eq. (4) or (15).
 
     Parameters
     ----------
     rates : Tensor of shape (K, C), float32
         r_k^c.
     known : Tensor of shape (K,), bool, optional
-        Clients whose rates are known; those of the others are 0, and they weigh nothing
-        where a known one has the class.
+        Clients whose rates are known. The rates of the others are 0, and so is their
+        weight for a class that a known client has.
     tail_classes : bool
-        Whether clients with few nodes of a class weigh more,
+        Give more weight to clients with few nodes of a class, by
         ``Σ_j r_j^c / (r_k^c + ε)`` instead of ``r_k^c``.
 
     Returns
     -------
     Tensor of shape (K, C), float32
-        Columns add up to 1; 1/K for a class that nobody has.
+        Each column sums to 1; 1/K for a class that no client has.
     """
     total = rates.sum(0)
     weight = total / (rates + TAIL_EPSILON) if tail_classes else rates
@@ -113,14 +115,14 @@ def aggregation_weights(
 
 
 def blend_nodes(nodes: Tensor, weights: Tensor) -> Tensor:
-    """Make global synthetic nodes of the clients' learnable ones, FedLoG Eq. (4).
+    """Average the clients' learnable nodes to global synthetic nodes, FedLoG Eq. (4).
 
     Parameters
     ----------
     nodes : Tensor of shape (K, C·s, d), float32
-        Uploads, class by class.
+        Uploads, grouped by class.
     weights : Tensor of shape (K, C), float32
-        What :func:`aggregation_weights` returned.
+        Result of :func:`aggregation_weights`.
 
     Returns
     -------
@@ -140,10 +142,11 @@ def permute_slots(
     Parameters
     ----------
     nodes : Tensor of shape (K, C·s, d), float32
+        Uploads, grouped by class.
     num_classes : int
         C.
     generator : torch.Generator
-        Draws.
+        Source of randomness.
 
     Returns
     -------
@@ -159,16 +162,14 @@ def permute_slots(
 
 
 def scale_nodes(nodes: Tensor, gamma: Tensor) -> Tensor:
-    """Pull the nodes of each class towards the mean of all, FedLoG Eq. (5).
+    """Move the nodes of each class towards the mean of all nodes, FedLoG Eq. (5).
 
     ``x̂_(c,i) = x^g_(c,i) + γ_c (x̄ − x^g_(c,i))``.
 
     Parameters
     ----------
-    nodes : Tensor of shape (C·s, d), float32
-        X^g.
-    gamma : Tensor of shape (C,), float32, in [0, 1]
-        γ_k.
+    nodes, gamma : Tensor of shape (C·s, d) and (C,), float32
+        X^g, and γ_k in [0, 1].
 
     Returns
     -------
@@ -188,11 +189,11 @@ def update_scaling(
     gamma : Tensor of shape (C,), float32, in [0, 1]
         γ_k.
     hits : Tensor of shape (C·s,), bool
-        Whether each synthetic node was classified rightly.
+        Whether each synthetic node was classified correctly.
     step : float
-        What is added above ``threshold``, and subtracted else.
+        Added to γ above ``threshold``, otherwise subtracted.
     threshold : float
-        Share of hits of a class.
+        Share of correctly classified nodes of a class.
 
     Returns
     -------
@@ -200,9 +201,9 @@ def update_scaling(
 
     Notes
     -----
-    1. The paper adds at the end of a round above a threshold that it does not name, and
-       never subtracts. Its largest γ, 0.297, is 3 steps a round times 99 rounds times
-       0.001: as in the published code, γ moves after every step of the optimizer.
+    1. The paper adds at the end of a round above an unspecified threshold, and never
+       subtracts. Its largest γ, 0.297, is 3 steps per round times 99 rounds times
+       0.001. So, as in the published code, γ changes after every step of the optimizer.
     """
     share = hits.float().view(len(gamma), -1).mean(1)
     change = torch.where(share > threshold, step, -step)

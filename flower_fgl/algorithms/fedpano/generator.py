@@ -1,4 +1,4 @@
-"""Synthetic nodes in the space of representations, FedPANO Sec. 3.2.1.
+"""Generator of synthetic node representations, FedPANO Sec. 3.2.1.
 
 Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
 68(1):112105, 2025.
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 TINY = 1e-12
-"""Added to squared lengths, whose root has no gradient at 0."""
+"""Added to squared lengths, because a square root has no gradient at 0."""
 
 
 class NodeGenerator(nn.Sequential):
@@ -30,7 +30,7 @@ class NodeGenerator(nn.Sequential):
     Parameters
     ----------
     width : int
-        H, width of the representations.
+        Width H of the representations.
     """
 
     def __init__(self, width: int) -> None:
@@ -42,7 +42,7 @@ class NodeGenerator(nn.Sequential):
 def synthesise(
     generator: nn.Module, nodes: Tensor, around: Tensor, noise: Tensor
 ) -> Tensor:
-    """Make synthetic nodes, ``φ([h_u ‖ mean_{v∈N(u)} h_v] + ε)``, FedPANO Eq. (6).
+    """Generate synthetic nodes, ``φ([h_u ‖ mean_{v∈N(u)} h_v] + ε)``, FedPANO Eq. (6).
 
     Parameters
     ----------
@@ -51,9 +51,9 @@ def synthesise(
     nodes : Tensor of shape (n, H), float32
         h_u of the training nodes.
     around : Tensor of shape (n, H), float32
-        Means over their neighbours, zero where there are none.
+        Means over their neighbours, zero without neighbours.
     noise : Tensor of shape (n, m, 2H), float32
-        ε, fresh for each of the m copies.
+        ε, independent for each of the m copies.
 
     Returns
     -------
@@ -62,8 +62,9 @@ def synthesise(
 
     Notes
     -----
-    1. The paper's ``a ‖ b + ε`` is ambiguous; the noise is of the generator's whole input,
-       and zero in its first half adds it to the neighbours' mean only.
+    1. The paper's ``a ‖ b + ε`` is ambiguous. Here the noise covers the generator's
+       whole input; noise with zeros in the first half is added to the neighbours' mean
+       only.
     """
     context = torch.cat([nodes, around], dim=1)
     out: Tensor = generator(context[:, None] + noise)
@@ -71,14 +72,12 @@ def synthesise(
 
 
 def gaussian_copies(nodes: Tensor, noise: Tensor) -> Tensor:
-    """Make synthetic nodes without generator, ``h_u + ε``, FedPANO-nG.
+    """Generate synthetic nodes without a generator, ``h_u + ε``, FedPANO-nG.
 
     Parameters
     ----------
-    nodes : Tensor of shape (n, H), float32
-        h_u of the training nodes.
-    noise : Tensor of shape (n, m, H), float32
-        ε.
+    nodes, noise : Tensor of shape (n, H) and (n, m, H), float32
+        h_u of the training nodes, and ε.
 
     Returns
     -------
@@ -94,10 +93,8 @@ def mean_distance(nodes: Tensor, synthetic: Tensor) -> Tensor:
 
     Parameters
     ----------
-    nodes : Tensor of shape (n, H), float32
-        h_u, constant.
-    synthetic : Tensor of shape (n, m, H), float32
-        ĥ.
+    nodes, synthetic : Tensor of shape (n, H) and (n, m, H), float32
+        h_u, constant, and ĥ.
 
     Returns
     -------
@@ -110,8 +107,8 @@ def mean_distance(nodes: Tensor, synthetic: Tensor) -> Tensor:
 def spread(synthetic: Tensor) -> Tensor:
     """Return the mean distance between two synthetic nodes of one training node.
 
-    Eq. (7) alone is least where the generator copies h_u and ignores the noise: then
-    this is 0.
+    A generator that copies h_u and ignores the noise minimises Eq. (7). The spread is
+    then 0.
 
     Parameters
     ----------
@@ -121,7 +118,7 @@ def spread(synthetic: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape ()
-        Of the first two of each node; 0 where m is 1.
+        Computed from the first two of each node; 0 if m is 1.
     """
     if synthetic.shape[1] == 1:
         return synthetic.new_zeros(())
@@ -138,7 +135,7 @@ def mean_rows(edge_index: Tensor, nodes: Tensor, num_nodes: int) -> SparseOperat
     edge_index : Tensor of shape (2, E), int64
         Sources and targets.
     nodes : Tensor of shape (n,), int64
-        Rows wanted, each once.
+        Rows to build, each once.
     num_nodes : int
         N.
 

@@ -1,4 +1,4 @@
-"""A graph network under a linear classifier of some of the classes."""
+"""FedPANO's network: a graph encoder and a linear classifier of selected classes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def build_encoder(
     ----------
     name, in_channels, hidden_channels, num_layers, dropout, initialise
         As in :func:`~flower_fgl.nn.build_model`. All ``num_layers`` layers of layered
-        backbones are ``hidden_channels`` wide.
+        backbones have width ``hidden_channels``.
 
     Returns
     -------
     Backbone
-        To be asked for :meth:`Backbone.represent`.
+        Its :meth:`Backbone.represent` gives the representations.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def build_encoder(
         num_classes=1,
         num_layers=num_layers,
         dropout=dropout,
-        has_linear_head=True,  # all layers are the encoder's
+        has_linear_head=True,  # so that all layers belong to the encoder
         initialise=initialise,
     )
     encoder.classifier = nn.Identity()
@@ -56,20 +56,20 @@ def build_encoder(
 
 
 class PersonalNet(Backbone):
-    """A graph network θ^g and a linear classifier over some of the classes.
+    """A graph network θ^g and a linear classifier of selected classes.
 
     Parameters
     ----------
     encoder : Backbone
-        Made by :func:`build_encoder`; shared with the caller.
+        Result of :func:`build_encoder`; shared with the caller.
     classifier : torch.nn.Linear
         From H to the number of ``classes``, or to all of them; shared with the caller.
     classes : Tensor of shape (c,), int64
-        Those that are predicted, in the order of the classifier's outputs.
+        Predicted classes, in the order of the classifier's outputs.
     num_classes : int
         C.
     rep_norm : {"l2", "tanh", "none"}
-        What bounds representations.
+        Normalisation of representations, see :func:`~flower_fgl.nn.normalize.bound`.
     """
 
     classes: Tensor
@@ -93,15 +93,15 @@ class PersonalNet(Backbone):
 
     @property
     def reach(self) -> int | None:
-        """That of the encoder."""
+        """The encoder's number of layers that read neighbours."""
         return self.encoder.reach
 
     def embed_nodes(self, graph: GraphInput) -> Tensor:
-        """Return the bounded representation of each node: (N, H)."""
+        """Return the normalised representation of each node: (N, H)."""
         return bound(self.encoder.represent(graph), self.rep_norm)
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
-        """Predict classes: logits (N, C), -inf for classes that are not its own."""
+        """Predict classes: logits (N, C), -inf for classes not in ``classes``."""
         own: Tensor = self.classifier(h)
         if own.shape[1] != len(self.classes):
             own = own.index_select(1, self.classes)

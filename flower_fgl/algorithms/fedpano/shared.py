@@ -1,4 +1,4 @@
-"""What FedPANO's clients share: graph network, generic classifier, node generator.
+"""Parts that FedPANO's clients share: graph network, generic classifier, generator.
 
 Zhao et al., "Personalized federated few-shot node classification", Sci China Inf Sci
 68(1):112105, 2025.
@@ -17,7 +17,7 @@ __all__ = ["SharedParts"]
 
 
 class SharedParts(nn.Module):
-    """θ^g, θ^s and φ, those that a variant sends; the server draws them once.
+    """θ^g, θ^s and φ, as far as a variant sends them; the server initialises them once.
 
     Parameters
     ----------
@@ -26,17 +26,17 @@ class SharedParts(nn.Module):
     in_channels : int
         Feature width d.
     hidden_channels : int
-        H, unless the backbone's name has one.
+        H; a width in the backbone's name takes precedence.
     num_classes : int
-        C, of all clients together.
+        C, over all clients.
     num_layers : int
-        L, unless the backbone's name has it.
+        L; a depth in the backbone's name takes precedence.
     dropout : float in [0, 1)
         Rate between the layers.
-    hyper : FedPANOSettings
-        Says which parts there are.
+    method_config : FedPANOSettings
+        Determines which parts exist.
     initialise : bool
-        Draw the encoder's initial parameters; otherwise they are to be loaded.
+        Draw the encoder's initial parameters; otherwise the caller must load them.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Generate neighbours that a graph lacks: FedSage+'s part that knows no federation."""
+"""FedSage+: generation of missing neighbours, without communication."""
 
 from flower_fgl.algorithms.fedsageplus.generator import (
     FeatureGenerator,

@@ -1,4 +1,4 @@
-"""The generator of missing neighbours and what it is trained by.
+"""Generator of missing neighbours (NeighGen) and its losses.
 
 Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS
 2021.
@@ -23,7 +23,7 @@ __all__ = ["FeatureGenerator", "NeighbourGenerator", "closest_rows"]
 __all__ += ["generator_loss", "match_loss", "noise_like"]
 
 CHUNK = 1 << 24
-"""Distances computed at a time: 64 MB."""
+"""Number of distances computed at once: 64 MB."""
 
 
 class FeatureGenerator(nn.Sequential):
@@ -36,15 +36,15 @@ class FeatureGenerator(nn.Sequential):
     hidden : tuple of two int
         Widths between the maps; 256 and 2048 in the paper.
     most : int
-        Neighbours of a node at most.
+        Maximum number of neighbours per node.
     num_features : int
         Feature width d.
 
     Notes
     -----
-    1. The last activation is tanh, so features beyond [−1, 1] are never generated.
-    2. :meth:`generate` maps by the rows of the last weight that are wanted, a third of
-       them where nodes miss one or two neighbours of five.
+    1. The last activation is tanh, so features outside [−1, 1] are never generated.
+    2. :meth:`generate` uses only the required rows of the last weight. This is a third
+       of the rows if nodes miss one or two of at most five neighbours.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class FeatureGenerator(nn.Sequential):
         inputs : Tensor of shape (M, p), float32
             Embeddings with noise.
         counts : Tensor of shape (M,), int64
-            Neighbours wanted of each node, at most ``most``.
+            Number of neighbours to generate for each node, at most ``most``.
 
         Returns
         -------
         Tensor of shape (Σ counts, d)
-            Node after node.
+            Grouped by node, in order.
         """
         *first, last, _ = list[Any](self.children())
         hidden = inputs
@@ -104,8 +104,8 @@ class NeighbourGenerator(nn.Module):
 
     Notes
     -----
-    1. dGen's bias starts at 1, so that its ReLU lets a gradient through; where it starts
-       below 0 for all nodes it would stay there.
+    1. dGen's bias starts at 1, so that its ReLU has a gradient. An output below 0 for
+       all nodes would never change.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class NeighbourGenerator(nn.Module):
         return sage(second, graph, hidden).relu()
 
     def count(self, z: Tensor) -> Tensor:
-        """Return ñ, of shape (N,): how many neighbours each node misses, at least 0."""
+        """Return ñ, of shape (N,): missing neighbours per node, at least 0."""
         out: Tensor = self.counter(z).squeeze(1)
         return out.relu()
 
@@ -145,7 +145,7 @@ class NeighbourGenerator(nn.Module):
     def mend(
         self, graph: GraphInput, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Generate what a graph's nodes miss.
+        """Generate the missing neighbours of a graph's nodes.
 
         Parameters
         ----------
@@ -157,8 +157,9 @@ class NeighbourGenerator(nn.Module):
         Returns
         -------
         owner : Tensor of shape (M,), int64
-            Node that each generated one is joined to, ascending.
+            Node to which each generated node is connected, ascending.
         x : Tensor of shape (M, d), float32
+            Generated features.
         """
         z = self.embed(graph)
         counts = self.count(z).round().clamp(max=self.features.most).long()
@@ -169,7 +170,7 @@ class NeighbourGenerator(nn.Module):
 
 
 def noise_like(z: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw standard normal noise of the shape of ``z``, the same on every device."""
+    """Draw standard normal noise of the shape of ``z``, identical on every device."""
     return torch.randn(z.shape, generator=generator).to(z.device)
 
 
@@ -185,13 +186,13 @@ def closest_rows(
     x : Tensor of shape (N, d), float
         Strided or sparse CSR; N at least 1.
     allowed : tuple of Tensor (M, N) sparse CSR and Tensor (S,) int64, optional
-        Rows that may be taken: the non-zeros of a row of the first, which the second
-        names for each vector; each has at least one.
+        Candidate rows. The second tensor gives each vector a row of the first, whose
+        non-zeros are the candidates; there must be at least one.
 
     Returns
     -------
     Tensor of shape (S,), int64
-        Row of ``x`` with the least Euclidean distance.
+        Row of ``x`` with the smallest Euclidean distance.
     """
     square = _row_squares(x)
     found = []
@@ -253,22 +254,22 @@ def generator_loss(
     Parameters
     ----------
     network : NeighbourGenerator
-        In training.
-    impaired : Impaired
+        Network that is trained.
+    impaired : HiddenNodes
         Graph with hidden nodes.
     mended : MendedGraph
-        Its nodes joined to as many generated ones as :attr:`Impaired.wanted` says; their
-        features are replaced here.
+        The remaining graph with :meth:`HiddenNodes.wanted` generated nodes per centre;
+        this function replaces their features.
     noise : Tensor of shape (M, p), float32
         Added to the embeddings of the M centres.
     index, labels : Tensor of shape (t,), int64
-        Training nodes among those left, and their classes.
+        Training nodes that remain, and their classes.
 
     Returns
     -------
     Tensor of shape ()
-        SmoothL1(ñ, n), the greedy feature loss, and the cross-entropy of the mended
-        graph; the last is left out without training nodes.
+        Sum of SmoothL1(ñ, n), the greedy feature loss, and the cross-entropy of the
+        mended graph; without training nodes the last term is omitted.
     """
     most = network.features.most
     z = network.embed(impaired.inputs)

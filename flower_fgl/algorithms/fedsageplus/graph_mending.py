@@ -1,4 +1,4 @@
-"""Graphs with hidden nodes, and graphs with generated ones."""
+"""Graphs with hidden nodes, and graphs with generated nodes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = ["HiddenNodes", "MendedGraph", "hide_nodes"]
 
 @dataclass(frozen=True, eq=False)
 class HiddenNodes:
-    """A graph some of whose nodes are hidden, so that what is missing is known.
+    """A graph with some nodes hidden, so that the missing neighbours are known.
 
     Parameters
     ----------
     inputs : GraphInput
-        The n nodes that are left.
+        The n remaining nodes.
     kept : Tensor of shape (n,), int64
         Their numbers in the whole graph.
     hidden : Tensor of shape (H, d), float32
-        Features of the hidden nodes that had a neighbour among those left.
+        Features of the hidden nodes with a remaining neighbour.
     centres : Tensor of shape (M,), int64
         Nodes of ``inputs`` that lost a neighbour.
     lost : Tensor of shape (M, H), sparse CSR
         1 where a hidden node was a centre's neighbour.
     counts : Tensor of shape (n,), int64
-        Hidden neighbours of every node that is left.
+        Number of hidden neighbours of each remaining node.
     """
 
     inputs: GraphInput
@@ -43,12 +43,12 @@ class HiddenNodes:
     counts: Tensor
 
     def wanted(self, most: int) -> Tensor:
-        """Return how many neighbours to generate for each centre: (M,), int64."""
+        """Return the number of neighbours to generate for each centre: (M,), int64."""
         return self.counts[self.centres].clamp(max=most)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of edges and features, in bytes, roughly."""
+        """Approximate memory of edges and features, in bytes."""
         x = self.inputs.x
         size = x.values().numel() * 3 if x.layout == torch.sparse_csr else x.numel()
         return 4 * size + 48 * self.inputs.edge_index.shape[1] + self.hidden.nbytes
@@ -62,22 +62,22 @@ def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
     graph : GraphInput
         Undirected, with N nodes.
     is_hidden : Tensor of shape (N,), bool
-        What to hide; not all nodes.
+        Nodes to hide; at least one must remain.
 
     Returns
     -------
-    Impaired
+    HiddenNodes
     """
     kept = (~is_hidden).nonzero().squeeze(1)
     number = torch.full_like(is_hidden, -1, dtype=torch.int64)
     number[kept] = torch.arange(len(kept), device=kept.device)
     source, target = graph.edge_index
     inner = ~(is_hidden[source] | is_hidden[target])
-    cut = ~is_hidden[source] & is_hidden[target]
-    centre = number[source[cut]]
+    is_lost = ~is_hidden[source] & is_hidden[target]
+    centre = number[source[is_lost]]
     counts = torch.bincount(centre, minlength=len(kept))
     centres, row = torch.unique(centre, return_inverse=True)
-    found, column = torch.unique(target[cut], return_inverse=True)
+    found, column = torch.unique(target[is_lost], return_inverse=True)
     hidden = select_rows(graph.x, found)
     return HiddenNodes(
         GraphInput(select_rows(graph.x, kept), number[graph.edge_index[:, inner]]),
@@ -95,21 +95,22 @@ def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
 
 
 class MendedGraph(GraphInput):
-    """A graph and generated nodes, each joined to one node of the graph.
+    """A graph with generated nodes, each connected to one node of the graph.
 
     Parameters
     ----------
     graph : GraphInput
-        N nodes; its features stay as they are, sparse ones sparse.
+        N nodes; its features are not changed, sparse features stay sparse.
     owner : Tensor of shape (M,), int64
-        Node of the graph that each generated node is joined to.
+        Node of the graph to which each generated node is connected.
     generated : Tensor of shape (M, d), float32
         Features of the generated nodes, numbers N to N + M − 1; may require grad.
 
     Notes
     -----
-    1. Both blocks of features are projected apart and joined then, so that no dense
-       matrix of N rows is made of sparse features; propagated features are not kept.
+    1. The two blocks of features are projected separately and then concatenated, so
+       sparse features never become a dense matrix of N rows. Propagated features are
+       not cached.
     2. ``x`` holds the features of the graph's own nodes only.
     """
 
@@ -124,7 +125,7 @@ class MendedGraph(GraphInput):
         self._set_features(graph.x)
 
     def with_generated(self, generated: Tensor) -> MendedGraph:
-        """Return the same graph under other features (M, d) of the generated nodes."""
+        """Return the same graph with new features (M, d) of the generated nodes."""
         out = object.__new__(MendedGraph)
         vars(out).update(vars(self))
         out.generated = generated
@@ -132,7 +133,7 @@ class MendedGraph(GraphInput):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what is added to the graph, in bytes, operators estimated."""
+        """Memory added to the graph, in bytes, with estimated operators."""
         return self.generated.nbytes + 48 * self.edge_index.shape[1]
 
     @property

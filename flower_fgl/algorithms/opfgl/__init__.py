@@ -1,1 +1,1 @@
-"""Arithmetic of one-shot federated graph learning: tensors in, tensors out."""
+"""O-pFGL: class statistics, pseudo-graph, pseudo-labels and distillation."""

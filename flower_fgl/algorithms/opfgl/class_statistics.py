@@ -39,9 +39,9 @@ class ClassStatistics:
     mean, variance : Tensor of shape (C, D), float32
         μ and unbiased s², zero where ``count == 0``.
     count : Tensor of shape (C,), int64
-        N, the nodes behind them; 0 marks a missing class.
+        Number of nodes N; 0 marks a missing class.
     labelled_count : Tensor of shape (C,), int64
-        How many of them carry a label of their own.
+        Number of these nodes with a label.
     """
 
     mean: Tensor
@@ -51,7 +51,7 @@ class ClassStatistics:
 
 
 def propagated_features(adjacency: SparseOperator, x: Tensor, depth: int) -> Tensor:
-    """Put features of growing neighbourhoods side by side, O-pFGL Eq. (5).
+    """Concatenate features of growing neighbourhoods, O-pFGL Eq. (5).
 
     ``X^prop = [X ‖ ÃX ‖ … ‖ Ã^h X]``.
 
@@ -95,13 +95,13 @@ def class_statistics(
     x : Tensor of shape (N, D), float32
         Propagated features.
     classes : Tensor of shape (N,), int64
-        Label, or the class of a reliable node; −1 leaves the node out.
+        Label, or inferred class of a reliable node; −1 excludes the node.
     num_classes : int
         C.
     min_count : int, at least 2
-        n_min: classes with fewer nodes are left out.
+        n_min: classes with fewer nodes are omitted.
     is_labelled : Tensor of shape (N,), bool, optional
-        Whether the class is the node's own label; by default all are.
+        Whether the class is the node's own label; by default for all nodes.
 
     Returns
     -------
@@ -114,15 +114,15 @@ def class_statistics(
 
     Notes
     -----
-    1. Sums run in float64, in blocks of nodes; the variance is of deviations from the
-       mean.
+    1. Sums run in float64, in blocks of nodes; the variance is computed from deviations
+       from the mean.
     2. The mean of a class with a single node would be that node's features, and its
-       variance is not defined: ``min_count`` is 2 at least.
+       variance is undefined. Therefore ``min_count`` is at least 2.
     """
     if min_count < 2:
         raise ValueError(
-            f"min_count must be at least 2, got {min_count}: one node has no variance "
-            "and its mean is the node's own features."
+            f"min_count must be at least 2, got {min_count}: one node has no variance, "
+            "and its mean reveals the node's features."
         )
     if classes.shape != x.shape[:1]:
         raise ValueError(
@@ -172,14 +172,14 @@ def merge_statistics(
     counts : Tensor of shape (K, C), int64, or K tensors of shape (C,)
         N_k; 0 marks a missing class.
     denominator : {"n-1", "n-mc"}
-        q: N − 1, or N less the number of clients that hold the class; at least 1.
+        q: N − 1, or N minus the number of clients that have the class; at least 1.
     labelled_counts : like ``counts``, optional
-        Labelled nodes; by default all are.
+        Numbers of labelled nodes; by default ``counts``.
 
     Returns
     -------
     ClassStatistics
-        Zero where nobody holds the class.
+        Zero where no client has the class.
 
     Raises
     ------
@@ -191,8 +191,8 @@ def merge_statistics(
 
     Notes
     -----
-    1. Eq. (9) divides by N − m, m all clients, which can be negative. The numerator is
-       the total sum of squares; with N − 1 the result is the variance of the pooled
+    1. Eq. (9) divides by N − m with m all clients, which can be negative. The numerator
+       is the total sum of squares; with N − 1 the result is the variance of the pooled
        sample.
     """
     mean, variance = _stack(means, "means"), _stack(variances, "variances")
@@ -217,7 +217,7 @@ def merge_statistics(
 
 
 def check_statistics(mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Refuse statistics that no sample can have.
+    """Raise an error for statistics that no sample can have.
 
     Parameters
     ----------
@@ -236,10 +236,12 @@ def check_statistics(mean: Tensor, variance: Tensor, count: Tensor) -> None:
         raise PayloadError(
             "Statistics must be means and variances (..., classes, width) and counts "
             f"(..., classes), got {tuple(mean.shape)}, {tuple(variance.shape)} and "
-            f"{tuple(count.shape)}: do all clients have the same features and depth?"
+            f"{tuple(count.shape)}: all clients must have the same features and depth."
         )
     if bool((count < 0).any()):
-        raise PayloadError(f"Counts must not be negative, got {int(count.min())}.")
+        raise PayloadError(
+            f"Class counts must not be negative, got {int(count.min())}."
+        )
     for name, value in (("mean", mean), ("variance", variance)):
         value = value[count > 0]
         is_bad = ~value.isfinite()
@@ -260,12 +262,12 @@ def _class_of(is_bad: Tensor, count: Tensor) -> Tensor:
 
 
 def additive_sums(stats: ClassStatistics) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Turn statistics into quantities that clients may add up, O-pFGL Eqs. (14), (15).
+    """Convert statistics to summable quantities, O-pFGL Eqs. (14) and (15).
 
     Parameters
     ----------
     stats : ClassStatistics
-        Of one client.
+        Statistics of one client.
 
     Returns
     -------
@@ -274,7 +276,7 @@ def additive_sums(stats: ClassStatistics) -> tuple[Tensor, Tensor, Tensor, Tenso
     S1, S2 : Tensor of shape (C, D), float64
         Nμ, and (N − 1)s² + Nμ².
     owners : Tensor of shape (C,), float64
-        1 where the client holds the class, else 0.
+        1 where the client has the class, else 0.
 
     Raises
     ------
@@ -306,31 +308,31 @@ def statistics_of_sums(
     Parameters
     ----------
     s0, owners : Tensor of shape (C,), float64
-        ΣN, and the number of clients that hold the class.
+        ΣN, and the number of clients that have the class.
     s1, s2 : Tensor of shape (C, D), float64
         Σ Nμ, and Σ ((N − 1)s² + Nμ²).
     denominator : {"n-1", "n-mc"}
         q, see :func:`merge_statistics`.
     labelled_count : Tensor of shape (C,), int64, optional
-        Labelled nodes; by default all are.
+        Number of labelled nodes; by default S0.
 
     Returns
     -------
     ClassStatistics
-        Zero where nobody holds the class.
+        Zero where no client has the class.
 
     Raises
     ------
     PayloadError
-        If shapes do not fit, a sum is not finite, or S0, S2 or ``owners`` is negative
-        by more than half.
+        If shapes do not fit, a sum is not finite, or S0, S2 or ``owners`` is below
+        −0.5.
     ValueError
         If ``denominator`` is unknown.
 
     Notes
     -----
     1. Eq. (15) prints N Σ_k μ_k² where its third term is N μ².
-    2. S0 and ``owners`` are rounded: fixed-point sums come with an error.
+    2. S0 and ``owners`` are rounded, because fixed-point sums have a rounding error.
     """
     if s1.shape != s2.shape or s0.shape != s1.shape[:1] or owners.shape != s0.shape:
         raise PayloadError(
@@ -343,7 +345,7 @@ def statistics_of_sums(
         if value.numel() and float(value.min()) < -0.5:
             raise PayloadError(
                 f"{name} must not be negative, got {float(value.min())}: the sums do "
-                "not belong together, or the encoding overflowed."
+                "not match each other, or the fixed-point encoding overflowed."
             )
     count, held_by = s0.double().round().long(), owners.double().round().long()
     held = (count > 0)[:, None]
@@ -371,7 +373,7 @@ def _stack(parts: Tensor | Sequence[Tensor], name: str) -> Tensor:
     shapes = {tuple(p.shape) for p in parts}
     if len(shapes) != 1:
         raise PayloadError(
-            f"All clients must send {name} of one shape, got {sorted(shapes)}: do they "
-            "have the same features, classes and depth?"
+            f"All clients must upload {name} of one shape, got {sorted(shapes)}: they "
+            "must have the same features, classes and depth."
         )
     return torch.stack(list(parts))

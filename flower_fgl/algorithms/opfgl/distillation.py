@@ -1,4 +1,4 @@
-"""Second stage at the client: O-pFGL Eqs. (18) and (19)."""
+"""Distillation in the second stage on the client, O-pFGL Eqs. (18) and (19)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ def node_weights(
     low: float | None = None,
     high: float | None = None,
 ) -> Tensor:
-    """Say how much each node learns from the teacher, O-pFGL Eq. (19).
+    """Compute the distillation weight of each node, O-pFGL Eq. (19).
 
     ``γ_i = clip(β ỹ_i · w, γ_min, γ_max)``.
 
     Parameters
     ----------
-    soft : Tensor of shape (N, C), float32
-        ỹ, not normalised.
-    factor : Tensor of shape (C,), float32
-        w_dist.
+    soft, factor : Tensor of shape (N, C) and (C,), float32
+        ỹ, not normalised, and w_dist.
     beta : float, non-negative
         β.
     low, high : float, optional
-        γ_min and γ_max; no bound where left out.
+        γ_min and γ_max; by default no bounds.
 
     Returns
     -------
@@ -48,7 +46,7 @@ def node_weights(
 def distillation_loss(
     student_logits: Tensor, teacher_log_probs: Tensor, weights: Tensor
 ) -> Tensor:
-    """Pull the student's predictions to the teacher's, O-pFGL Eq. (18).
+    """Fit the student's predictions to the teacher's, O-pFGL Eq. (18).
 
     ``L = (1/N) Σ_i γ_i KL(teacher ‖ student)``.
 
@@ -67,7 +65,7 @@ def distillation_loss(
 
     Notes
     -----
-    1. The paper prints the sum over nodes and KL(student, teacher); its published code
+    1. The paper prints the sum over nodes and KL(student, teacher). Its published code
        takes the mean and the direction used here.
     """
     log_probs = F.log_softmax(student_logits, dim=1)
@@ -78,17 +76,17 @@ def distillation_loss(
 
 
 def class_weights(counts: Tensor) -> Tensor:
-    """Weigh classes against their frequency, the variant ft_imb of O-pFGL.
+    """Weight classes by inverse frequency, the variant ft_imb of O-pFGL.
 
     Parameters
     ----------
     counts : Tensor of shape (C,), int64
-        Labelled nodes of each class.
+        Number of labelled nodes of each class.
 
     Returns
     -------
     Tensor of shape (C,), float32
-        Proportional to 1/N, of mean 1 over the classes present, 0 for absent ones.
+        Proportional to 1/N, with mean 1 over the classes present; 0 for absent classes.
     """
     present = counts > 0
     inverse = present / counts.clamp(min=1)

@@ -13,7 +13,7 @@ __all__ = ["distillation_factor", "homophily", "propagate_labels", "reliable_nod
 def propagate_labels(
     adjacency: SparseOperator, labels0: Tensor, *, steps: int, share: float
 ) -> Tensor:
-    """Spread labels over the graph, the label propagation of O-pFGL Sec. IV-B.
+    """Propagate labels over the graph, O-pFGL Sec. IV-B.
 
     ``Y ← clip(a S Y + (1 − a) Y₀, 0, 1)``.
 
@@ -24,14 +24,14 @@ def propagate_labels(
     labels0 : Tensor of shape (N, C), float32
         Y₀: one-hot for training nodes, zero elsewhere.
     steps : int, at least 0
-        How often to spread (n_lp).
+        Number of propagation steps n_lp.
     share : float in [0, 1]
         a, the weight of the neighbours.
 
     Returns
     -------
     Tensor of shape (N, C), float32, in [0, 1]
-        ỹ, not normalised; uniform 1/C for nodes that no label reached.
+        ỹ, not normalised; uniform 1/C for nodes that no label reaches.
     """
     soft = labels0
     for _ in range(steps):
@@ -42,12 +42,12 @@ def propagate_labels(
 
 
 def homophily(edge_index: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Add up the homophily of the labelled nodes of each class, O-pFGL Eqs. (2), (3).
+    """Sum the homophily of the labelled nodes of each class, O-pFGL Eqs. (2), (3).
 
     Parameters
     ----------
     edge_index : Tensor of shape (2, E), int64
-        Every undirected edge in both directions; self-loops do not count.
+        Every undirected edge in both directions; self-loops are ignored.
     labels : Tensor of shape (N,), int64
         Label of training nodes, −1 elsewhere.
     num_classes : int
@@ -63,8 +63,8 @@ def homophily(edge_index: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     1. A node without labelled neighbours has homophily 0 (0/0 in the paper).
     """
     source, target = edge_index
-    counts = (labels[source] >= 0) & (labels[target] >= 0) & (source != target)
-    source, target = source[counts], target[counts]
+    is_used = (labels[source] >= 0) & (labels[target] >= 0) & (source != target)
+    source, target = source[is_used], target[is_used]
     neighbours = torch.bincount(target, minlength=len(labels))
     is_same = labels[source] == labels[target]
     alike = torch.bincount(target[is_same], minlength=len(labels))
@@ -75,9 +75,9 @@ def homophily(edge_index: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def distillation_factor(class_homophily: Tensor) -> Tensor:
-    """Give classes that are easy to learn locally less distillation, O-pFGL Eq. (4).
+    """Compute distillation weights, lower for classes easy to learn locally, Eq. (4).
 
-    ``w(c) = 1 / (1 + ln(H(c) + 1))``.
+    ``w(c) = 1 / (1 + ln(H(c) + 1))``, from O-pFGL.
 
     Parameters
     ----------
@@ -102,24 +102,22 @@ def reliable_nodes(
     min_degree: int,
     num_classes_kept: int,
 ) -> Tensor:
-    """Infer the class of nodes that are safe to count as labelled, O-pFGL Eq. (7).
+    """Infer the class of nodes that can be used as labelled, O-pFGL Eq. (7).
 
     Parameters
     ----------
     soft : Tensor of shape (N, C), float32, non-negative
         ỹ, normalised here.
     degree : Tensor of shape (N,)
-        Neighbours of each node.
+        Number of neighbours of each node.
     is_unlabelled : Tensor of shape (N,), bool
         V_U.
     class_homophily : Tensor of shape (C,), float32
         H.
-    min_confidence : float in [0, 1]
-        f_th.
-    min_degree : int
-        d_th.
+    min_confidence, min_degree : float in [0, 1], and int
+        f_th and d_th.
     num_classes_kept : int
-        K of topK(H); ties go to the smaller class id.
+        K of topK(H); the smaller class id wins a tie.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What an O-pFGL client works out of its own graph before anything is sent."""
+"""Values that an O-pFGL client derives from its own graph before any upload."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ __all__ = ["LocalKnowledge", "adjacency_operator", "pseudo_input", "study_labels
 
 @dataclass(frozen=True, eq=False)
 class LocalKnowledge:
-    """What the labels of a client's graph say; it never leaves the client.
+    """Values derived from the labels of a client's graph; they never leave the client.
 
     Parameters
     ----------
     soft : Tensor of shape (N, C), float32
         ỹ, not normalised.
-    class_homophily : Tensor of shape (C,), float32
-        H of Eq. (3).
-    factor : Tensor of shape (C,), float32
-        w_dist of Eq. (4).
+    class_homophily, factor : Tensor of shape (C,), float32
+        H of Eq. (3) and w_dist of Eq. (4).
     degree : Tensor of shape (N,), int64
-        Neighbours of each node.
+        Number of neighbours of each node.
     labels : Tensor of shape (N,), int64
         Class of training nodes, −1 elsewhere.
     """
@@ -76,7 +74,7 @@ def study_labels(
     steps: int,
     share: float,
 ) -> LocalKnowledge:
-    """Propagate the training labels and weigh the classes, O-pFGL Eqs. (2)-(4).
+    """Propagate the training labels and weight the classes, O-pFGL Eqs. (2)-(4).
 
     Parameters
     ----------
@@ -86,10 +84,8 @@ def study_labels(
         Training nodes and their classes.
     num_classes : int
         C.
-    steps : int, at least 0
-        n_lp.
-    share : float in [0, 1]
-        a.
+    steps, share : int, at least 0, and float in [0, 1]
+        n_lp and a.
 
     Returns
     -------
@@ -112,7 +108,7 @@ def study_labels(
 
 
 def pseudo_input(graph: PseudoGraph) -> GraphInput:
-    """Turn a pseudo-graph into what backbones take.
+    """Convert a pseudo-graph with s nodes to the input of backbones.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the pseudo-graph of O-pFGL is made to fit: Eqs. (5) and (10) to (12).
+"""Losses of O-pFGL's pseudo-graph, Eqs. (5) and (10) to (12).
 
 The published code follows Xiao et al., "Simple graph condensation", ECML-PKDD 2024.
 """
@@ -17,18 +17,16 @@ __all__ = ["alignment_loss", "link_weights", "propagated", "smoothness_loss"]
 def link_weights(
     scores: Tensor, *, threshold: float = 0.01, is_hard: bool = False
 ) -> Tensor:
-    """Turn scores into an adjacency, O-pFGL Eq. (10).
+    """Turn scores into an adjacency matrix, O-pFGL Eq. (10).
 
     ``A_ij = σ(z_ij)`` where it is at least δ and i ≠ j, else 0.
 
     Parameters
     ----------
-    scores : Tensor of shape (s, s), float32, symmetric
-        z.
-    threshold : float in [0, 1]
-        δ.
+    scores, threshold : Tensor of shape (s, s), float32, symmetric, and float in [0, 1]
+        z and δ.
     is_hard : bool
-        Whether kept edges weigh 1, with the gradient of σ(z).
+        Give kept edges weight 1, with the gradient of σ(z).
 
     Returns
     -------
@@ -36,8 +34,8 @@ def link_weights(
 
     Notes
     -----
-    1. Eq. (10) prints the indicator, which has no gradient. The published code keeps
-       the weight itself, the default here.
+    1. Eq. (10) prints the indicator, which has no gradient. By default the weight
+       itself is kept, as in the published code.
     """
     weight = torch.sigmoid(scores)
     weight = (weight + weight.T) / 2  # a vectorised σ may differ in the last bit
@@ -47,7 +45,7 @@ def link_weights(
 
 
 def propagated(x: Tensor, adjacency: Tensor, depth: int) -> Tensor:
-    """Put propagated features of a dense weighted graph side by side, O-pFGL Eq. (5).
+    """Concatenate propagated features of a dense weighted graph, O-pFGL Eq. (5).
 
     Parameters
     ----------
@@ -74,7 +72,7 @@ def propagated(x: Tensor, adjacency: Tensor, depth: int) -> Tensor:
 def alignment_loss(
     x: Tensor, labels: Tensor, mean: Tensor, deviation: Tensor, counts: Tensor
 ) -> Tensor:
-    """Measure how far class statistics are from their targets, O-pFGL Eq. (11).
+    """Measure the distance of class statistics to their targets, O-pFGL Eq. (11).
 
     ``Σ_c λ_c [MSE(μ'^c, μ^c) + MSE(std'^c, std^c)]``, ``λ_c = N^c / ΣN``.
 
@@ -95,9 +93,9 @@ def alignment_loss(
 
     Notes
     -----
-    1. The paper prints squared differences of variances; its published code compares
+    1. The paper prints squared differences of variances. Its published code compares
        standard deviations, averaged over dimensions, as here.
-    2. A class with one pseudo-node has no standard deviation: that term is left out.
+    2. A class with one pseudo-node has no standard deviation: that term is omitted.
     """
     classes = len(counts)
     number = torch.bincount(labels, minlength=classes)
@@ -109,7 +107,7 @@ def alignment_loss(
         return loss
     squares = index_sum((x - centre[labels]).square(), labels, classes)[several]
     variance = squares / (number[several] - 1)[:, None]
-    spread = variance.clamp(min=1e-12).sqrt()  # the gradient of a root at 0 is infinite
+    spread = variance.clamp(min=1e-12).sqrt()  # its gradient at 0 would be infinite
     difference = (spread - deviation[several]).square().mean(dim=1)
     return loss + (share[several] * difference).sum()
 
@@ -121,10 +119,8 @@ def smoothness_loss(x: Tensor, adjacency: Tensor) -> Tensor:
 
     Parameters
     ----------
-    x : Tensor of shape (s, d), float32
-        X'.
-    adjacency : Tensor of shape (s, s), float32, symmetric, zero diagonal
-        A'.
+    x, adjacency : Tensor of shape (s, d) and (s, s), float32
+        X', and A', symmetric with a zero diagonal.
 
     Returns
     -------

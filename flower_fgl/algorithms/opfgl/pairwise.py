@@ -1,7 +1,8 @@
-"""Functions of all ordered pairs of pseudo-nodes, in blocks that stay in the cache.
+"""Functions of all ordered pairs of pseudo-nodes, computed in cache-sized blocks.
 
-With s nodes and width h a pass over pairs reads s²h numbers: 250² × 128 = 8 million, two
-thousand times. Autograd would keep a dozen such tensors and read them from memory.
+With s nodes and width h, one pass over pairs reads s²h numbers: 250² × 128 = 8 million,
+in each of two thousand steps. Autograd would keep a dozen such tensors and read them
+from main memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 __all__ = ["pair_scores", "pair_similarity"]
 
 BLOCK = 2**17
-"""Numbers handled at once: 512 kB of float32, so that three blocks fit a core's cache."""
+"""Numbers per block: 512 kB of float32, so that three blocks fit a core's cache."""
 
 EPSILON = 1e-5
 """Added to variances in batch normalisation, PyTorch's default."""
@@ -38,15 +39,15 @@ def pair_scores(
     Parameters
     ----------
     left, right : Tensor of shape (s, h), float
-        l and r: what either end adds to the normalised first layer.
+        l and r: terms of the two nodes in the normalised first layer.
     weight : Tensor of shape (h', h), float
         W.
     scale, shift : Tensor of shape (h',), float
-        Of the batch normalisation.
+        Parameters of the batch normalisation.
     head : Tensor of shape (h',), float
         v.
     pool : list of Tensor, optional
-        Keeps the one large buffer, s²h' numbers, from call to call.
+        Keeps the large buffer of s²h' numbers between calls.
 
     Returns
     -------
@@ -137,8 +138,9 @@ class _PairScores(torch.autograd.Function):
             block = _active(before[pairs], slope, offset, outer)
             active += grad[pairs] @ block
             along += grad[pairs] @ block.mul_(before[pairs])
-        # sums over pairs of the gradient g at the normalised value n, and of g·n; the
-        # gradient at W·lower is slope·(g − mean g − n·mean(g n))
+        # to_shift and to_scale are the sums over pairs of g and g·n, for gradient g at
+        # the normalised value n; the gradient at W·lower is
+        # slope·(g − mean g − n·mean(g n))
         to_shift = head * active
         to_scale = head * (along - mean * active) / deviation
         to_head = slope * along + offset * active
@@ -164,13 +166,13 @@ class _PairScores(torch.autograd.Function):
 
 
 def _pair_blocks(s: int, width: int) -> Iterator[tuple[slice, slice]]:
-    """Yield rows i and the places of their pairs (i, ·) in row-major order."""
+    """Yield rows i and the positions of their pairs (i, ·) in row-major order."""
     for rows in _blocks(s, s * width):
         yield rows, slice(rows.start * s, rows.stop * s)
 
 
 def _take(pool: list[Tensor], like: Tensor, rows: int, width: int) -> Tensor:
-    """Take a buffer out of the pool: fresh memory would cost a page fault per 4 kB."""
+    """Take a buffer from the pool: new memory would cost a page fault per 4 kB."""
     if pool:
         buffer = pool.pop()
         if buffer.shape == (rows, width) and buffer.dtype == like.dtype:
@@ -179,14 +181,14 @@ def _take(pool: list[Tensor], like: Tensor, rows: int, width: int) -> Tensor:
 
 
 def _scratch(left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Make room for one block before and after W."""
+    """Allocate buffers for one block before and after W."""
     s, sizes = len(left), weight.shape
     rows = next(_blocks(s, s * max(sizes))).stop
     return left.new_empty((rows * s, sizes[1])), left.new_empty((rows * s, sizes[0]))
 
 
 def _lower(left: Tensor, right: Tensor, out: Tensor) -> Tensor:
-    """Write l_i + r_j for all j, one pair a row."""
+    """Write l_i + r_j for all j, one pair per row."""
     pairs = out[: len(left) * len(right)]
     torch.add(left[:, None], right, out=pairs.view(len(left), *right.shape))
     return pairs
@@ -223,14 +225,14 @@ class _PairSimilarity(torch.autograd.Function):
             block = (difference.square() / -2).exp_()
             similarity[rows, later] = block.mean(dim=-1)
             if ctx.needs_input_grad[0]:
-                # the block's own square holds both (i, j) and (j, i)
+                # the diagonal block contains both (i, j) and (j, i)
                 block.mul_(difference).mul_(weight[rows, later, None])
                 to_x[rows] -= block.sum(dim=1)
                 to_x[rows.stop :] += block[:, rows.stop - rows.start :].sum(dim=0)
         similarity = similarity.triu(1)
         similarity += similarity.T.clone()
         value = (weight * similarity).sum() / total
-        # each unordered pair stands twice in the sum
+        # each unordered pair occurs twice in the sum
         to_x *= 2 / (width * total)
         ctx.save_for_backward(to_x, (similarity - value) / total)
         return value

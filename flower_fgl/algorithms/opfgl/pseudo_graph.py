@@ -1,4 +1,4 @@
-"""The pseudo-graph that the server makes of class statistics: O-pFGL Eqs. (10)-(13).
+"""Pseudo-graph that the server generates from class statistics, O-pFGL Eqs. (10)-(13).
 
 The generator follows Xiao et al., "Simple graph condensation", ECML-PKDD 2024.
 """
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 PERIOD, LINK_STEPS = 50, 10
-"""Of 50 steps the first 10 train the link predictor, the others the features."""
+"""In each 50 steps, the first 10 train the link predictor, the others the features."""
 
 Progress = Callable[[int, int, float], None]
-"""Called with steps done, steps in all, and the loss."""
+"""Called with the number of finished steps, of all steps, and the loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,17 +67,17 @@ class GeneratorSettings:
     steps : int, at least 0
         T_c.
     lr_features, lr_links : float, positive
-        Adam's step for X' and for g_θ.
+        Adam's learning rate for X' and for g_θ.
     hidden_channels : int, positive
         Width of g_θ.
     threshold : float in [0, 1]
-        δ, below which an edge is left out.
+        δ, below which an edge is omitted.
     is_hard : bool
-        Whether kept edges weigh 1, with the gradient of their weight.
+        Give kept edges weight 1, with the gradient of their weight.
     alignment_weight, smoothness_weight : float, non-negative
         Factors of the two losses.
     smooth_sign : {1, -1}
-        +1 as the paper and its code, −1 as in graph condensation.
+        +1 as in the paper and its code, −1 as in graph condensation.
     """
 
     steps: int = 3000
@@ -99,17 +99,16 @@ class LinkPredictor(nn.Module):
 
     Parameters
     ----------
-    num_features : int
-        d.
-    hidden_channels : int
-        h.
+    num_features, hidden_channels : int
+        d and h.
 
     Notes
     -----
-    1. The first layer is a_i + b_j. Over all ordered pairs its mean and variance are the
-       sums of those of a and b, so its normalisation costs O(s·h), exactly.
-    2. Normalisation always uses the statistics of the batch, so the two layers before it
-       need no bias. With a single node there is one pair, normalised to the shift.
+    1. The first layer is a_i + b_j. Over all ordered pairs its mean and variance are
+       the sums of those of a and b, so its exact normalisation costs O(s·h).
+    2. Normalisation always uses the statistics of the batch, so the two layers before
+       it need no bias. With a single node there is one pair, whose normalised value is
+       the shift.
     """
 
     def __init__(self, num_features: int, hidden_channels: int) -> None:
@@ -142,19 +141,19 @@ class LinkPredictor(nn.Module):
 
 
 def pseudo_counts(counts: Tensor, *, share: float | None = None) -> Tensor:
-    """Say how many pseudo-nodes each class gets, O-pFGL Sec. IV-C.
+    """Compute the number of pseudo-nodes of each class, O-pFGL Sec. IV-C.
 
     Parameters
     ----------
     counts : Tensor of shape (C,), int64
-        Labelled nodes of each class, reliable nodes not counted.
+        Number of labelled nodes of each class, without reliable nodes.
     share : float in (0, 1], optional
-        p; one node per class if left out.
+        p; by default one node per class.
 
     Returns
     -------
     Tensor of shape (C,), int64
-        ``max(⌈p·N⌉, 1)``, 0 for a class that nobody holds.
+        ``max(⌈p·N⌉, 1)``, 0 for a class that no client has.
     """
     present = (counts > 0).long()
     if share is None:
@@ -164,16 +163,16 @@ def pseudo_counts(counts: Tensor, *, share: float | None = None) -> Tensor:
 
 
 class PseudoGraphGenerator:
-    """Features and link predictor in training, O-pFGL Eq. (13).
+    """Training of features and link predictor, O-pFGL Eq. (13).
 
     Parameters
     ----------
     mean, variance : Tensor of shape (C, D), float32
         μ and s² of propagated features, D = (h + 1)·d.
     counts : Tensor of shape (C,), int64
-        N; classes with 0 are left out of the pseudo-graph.
+        N; classes with 0 are omitted from the pseudo-graph.
     num_nodes : Tensor of shape (C,), int64
-        Pseudo-nodes of each class, see :func:`pseudo_counts`.
+        Number of pseudo-nodes of each class, see :func:`pseudo_counts`.
     num_features, depth : int
         d and h.
     settings : GeneratorSettings
@@ -184,7 +183,7 @@ class PseudoGraphGenerator:
     Raises
     ------
     PayloadError
-        If the statistics are impossible, do not have width (h + 1)·d, or nobody holds
+        If the statistics are impossible, do not have width (h + 1)·d, or no client has
         any class.
     """
 
@@ -204,14 +203,15 @@ class PseudoGraphGenerator:
         if mean.shape[1] != (depth + 1) * num_features:
             raise PayloadError(
                 f"Statistics must be {(depth + 1) * num_features} wide, {depth + 1} hops "
-                f"of {num_features} features, got {mean.shape[1]}: do clients and server "
-                "agree on the depth?"
+                f"of {num_features} features, got {mean.shape[1]}: clients and server "
+                "must use the same depth."
             )
         number = num_nodes * (counts > 0)
         if not int(number.sum()):
             raise PayloadError(
-                "No client uploaded statistics of any class: every class has fewer "
-                "labelled nodes than the smallest count allowed."
+                "No client uploaded statistics of any class: on every client, each class "
+                "has fewer labelled nodes than the minimum. Use more labelled nodes or "
+                "fewer clients."
             )
         self.settings, self.depth = settings, depth
         held = (counts > 0)[:, None]
@@ -244,7 +244,7 @@ class PseudoGraphGenerator:
         Parameters
         ----------
         number : int
-            Steps taken before.
+            Number of previous steps.
 
         Returns
         -------
@@ -270,7 +270,7 @@ class PseudoGraphGenerator:
 
     @torch.no_grad()
     def result(self) -> PseudoGraph:
-        """Return the pseudo-graph as it stands."""
+        """Return the current pseudo-graph."""
         return PseudoGraph(
             self.features.detach().clone(), self.labels, self.adjacency()
         )
@@ -288,7 +288,7 @@ def generate(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> tuple[PseudoGraph, Tensor]:
-    """Make a pseudo-graph with given class statistics, O-pFGL Sec. IV-C.
+    """Generate a pseudo-graph with given class statistics, O-pFGL Sec. IV-C.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Arithmetic of class prototypes: tensors in, tensors out, shared by both halves."""
+"""Class prototypes as pure tensor functions, used by server and clients."""

@@ -1,4 +1,4 @@
-"""The attention over neighbours in FedPG Eq. (2)."""
+"""Attention over neighbours, FedPG Eq. (2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NeighbourScorer", "segment_softmax"]
 
 NEGATIVE_SLOPE = 0.2
 BLOCK = 4096
-"""Pairs computed at a time: 1 MiB at width 64, which stays in a core's cache."""
+"""Pairs computed at once: 1 MiB at width 64, which stays in a core's cache."""
 
 
 def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tensor:
@@ -57,9 +57,10 @@ class NeighbourScorer(nn.Module):
     Notes
     -----
     1. The paper feeds all neighbours into one MLP, whose width would depend on the
-       node; the mean takes their place.
-    2. The first layer is applied to each node once and summed per pair, which is the
-       same. The last layer starts at 0: all neighbours weigh alike.
+       node. Here the mean replaces them.
+    2. The first layer is applied once per node and summed per pair, which is
+       equivalent. The last layer starts at 0: all neighbours have equal initial
+       weights.
     """
 
     def __init__(self, width: int) -> None:
@@ -73,10 +74,8 @@ class NeighbourScorer(nn.Module):
 
         Parameters
         ----------
-        embedding : Tensor of shape (N, p), float32
-            f.
-        mean : Tensor of shape (N, p), float32
-            Mean of f over each node's neighbours.
+        embedding, mean : Tensor of shape (N, p), float32
+            f, and its mean over each node's neighbours.
         pairs : Pairs
             E pairs.
 
@@ -95,13 +94,7 @@ class NeighbourScorer(nn.Module):
 
 
 class _PairScore(torch.autograd.Function):
-    """``w · LeakyReLU(a_u + b_v)`` for each pair (v, u).
-
-    Blocks of pairs stay in the processor's cache, and the backward pass computes the
-    sums again: memory for all pairs at once costs more than the arithmetic. With D_v
-    the sum of a node's gradients where the sum is positive, and G_v of all, the
-    gradient for b_v is ``w · (0.2 G_v + 0.8 D_v)``; that for a_u alike.
-    """
+    """Compute ``w · LeakyReLU(a_u + b_v)`` for each pair (v, u), block by block."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
@@ -116,6 +109,9 @@ class _PairScore(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # Recomputing the sums a_u + b_v costs less than memory for all pairs. With D_v
+        # the sum of a node's gradients where a_u + b_v is positive, and G_v the sum of
+        # all, the gradient for b_v is w · (0.2 G_v + 0.8 D_v); likewise for a_u.
         a, b, weight = ctx.saved_tensors
         swapped, order = ctx.pairs.reverse()
         to_b = _slopes(grad, b, a, ctx.pairs)
@@ -125,12 +121,12 @@ class _PairScore(torch.autograd.Function):
 
 
 def _blocks(pairs: Pairs, num_nodes: int) -> Iterator[tuple[slice, slice]]:
-    """Split pairs into blocks of whole centres; yield places and centres of each."""
+    """Split pairs into blocks of whole centres; yield positions and centres of each."""
     start = pairs.start(num_nodes)
     size = len(pairs.centre)
     edges = torch.arange(0, size, BLOCK, device=start.device)
     nodes = torch.searchsorted(start, edges, right=True) - 1
-    # a centre with more pairs than a block has one to itself
+    # a centre with more than BLOCK pairs gets its own block
     found = nodes.unique()  # type: ignore[no-untyped-call]
     nodes = torch.cat([found, found.new_tensor([num_nodes])])
     places = start[nodes].tolist()

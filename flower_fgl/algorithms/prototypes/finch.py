@@ -1,7 +1,7 @@
-"""FINCH: clustering by first neighbours, without parameters.
+"""FINCH: parameter-free clustering by first neighbours.
 
-Sarfraz, Sharma and Stiefelhagen, "Efficient Parameter-Free Clustering Using First Neighbor
-Relations", CVPR 2019.
+Sarfraz, Sharma and Stiefelhagen, "Efficient Parameter-Free Clustering Using First
+Neighbor Relations", CVPR 2019.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["cluster_means", "finch", "first_neighbour_clusters"]
 
 
 def first_neighbour_clusters(points: Tensor) -> Tensor:
-    """Link points by first neighbours, Sarfraz et al. 2019, Eq. (1).
+    """Cluster points by first neighbours, Sarfraz et al. 2019, Eq. (1).
 
     Two points are linked if one is the other's nearest by cosine, or both have the same
-    nearest; clusters are the connected components.
+    nearest point; clusters are the connected components.
 
     Parameters
     ----------
@@ -32,12 +32,13 @@ def first_neighbour_clusters(points: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (n,), int64
-        Cluster of each point, from 0; of equally near points the first is the nearest.
+        Cluster of each point, from 0. Among equally near points the first is the
+        nearest.
 
     Notes
     -----
-    1. Points with one nearest neighbour are both linked to it, so links between them
-       need not be made.
+    1. Points with the same nearest neighbour are both linked to it, so links between
+       them are redundant and omitted.
     """
     number = len(points)
     if number == 1:
@@ -58,7 +59,7 @@ def finch(points: Tensor) -> Tensor:
     Parameters
     ----------
     points : Tensor of shape (n, p), float32
-        At least one.
+        At least one point.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A second view of a client's graph, and losses that compare it with the first.
+"""Second view of a client's graph, and losses that compare both views (FGGP).
 
 Wan, Huang and Ye, "Federated Graph Learning under Domain Shift with Generalizable
 Prototypes", AAAI 2024 (FGGP).
@@ -24,25 +24,25 @@ __all__ = [
 ]
 
 BLOCK = 1 << 22
-"""Pairs of nodes held at a time: 4 Mi × 4 bytes × 3 tensors = 48 MiB."""
+"""Pairs of nodes in memory at once: 4 Mi × 4 bytes × 3 tensors = 48 MiB."""
 
 
 def confident_labels(
     logits: Tensor, index: Tensor, labels: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Give every node a class and a confidence.
+    """Return a class and a confidence for every node.
 
     Parameters
     ----------
     logits : Tensor of shape (N, C), float32
-        Of all local nodes; no gradient flows to them.
+        Predictions for all local nodes; no gradient flows to them.
     index, labels : Tensor of shape (n,), int64
         Training nodes, which have confidence 1, and their classes.
 
     Returns
     -------
     classes : Tensor of shape (N,), int64
-        The predicted one where it is not known.
+        The label of training nodes, the prediction for others.
     confidence : Tensor of shape (N,), float32, in (0, 1]
         Largest softmax of the prediction.
     """
@@ -88,7 +88,7 @@ def view_contrast(first: Tensor, second: Tensor, *, tau: float) -> Tensor:
     Parameters
     ----------
     first, second : Tensor of shape (M, p), float32
-        f and s, the prototypes of the classes present, in one order; M at least 1.
+        f and s, the prototypes of the classes present, in the same order; M at least 1.
     tau : float, positive
         Temperature.
 
@@ -102,25 +102,25 @@ def view_contrast(first: Tensor, second: Tensor, *, tau: float) -> Tensor:
 
 
 def nearest_neighbours(embedding: Tensor, number: int) -> Tensor:
-    """Link each node to those nearest to it by cosine.
+    """Link each node to its nearest nodes by cosine.
 
     Parameters
     ----------
     embedding : Tensor of shape (N, p), float32
         h; no gradient flows to it.
     number : int, at least 1
-        k; all others where there are fewer.
+        k; all other nodes if they are fewer.
 
     Returns
     -------
     Tensor of shape (2, E), int64
-        Node and neighbour; only neighbours of positive cosine, so none for a node whose
-        embedding is zero.
+        Node and neighbour. Only neighbours with positive cosine, so a node with zero
+        embedding has none.
 
     Notes
     -----
-    1. Rows of the similarity matrix are looked at block by block: time N²p, memory that
-       of a block.
+    1. The rows of the similarity matrix are processed in blocks: time N²p, memory of
+       one block.
     """
     unit = F.normalize(embedding.detach(), dim=1)
     number = min(number, len(unit) - 1)
@@ -136,7 +136,7 @@ def nearest_neighbours(embedding: Tensor, number: int) -> Tensor:
 
 
 def union_pairs(num_nodes: int, *edges: Tensor) -> Tensor:
-    """Join edges to pairs of nodes: undirected, each once, no loops.
+    """Merge edges to undirected pairs of nodes, each once, without self-loops.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def resample_edges(logits: Tensor, noise: Tensor, *, tau: float) -> Tensor:
     Parameters
     ----------
     logits : Tensor of shape (M,), float32
-        z; an edge is there with probability σ(z).
+        z; an edge exists with probability σ(z).
     noise : Tensor of shape (M,), float32, in [0, 1]
         Uniform; its logit is the difference of two Gumbel variables.
     tau : float, positive
@@ -185,27 +185,27 @@ def resample_edges(logits: Tensor, noise: Tensor, *, tau: float) -> Tensor:
 def edge_loss(embedding: Tensor, pairs: Tensor) -> Tensor:
     """Compare the edge predictor with the union graph, weighted cross-entropy.
 
-    ``norm · BCE(σ(h_u·h_v), A_uv)`` over all pairs of nodes, the positive ones weighted
-    by T−E to E and ``norm = T / (2(T−E))``, for E edges among T pairs: half the mean over
-    the edges plus half the mean over the others.
+    ``norm · BCE(σ(h_u·h_v), A_uv)`` over all pairs of nodes, with weight (T−E)/E for
+    positive pairs and ``norm = T / (2(T−E))``, for E edges among T pairs. This is half
+    the mean over the edges plus half the mean over the other pairs.
 
     Parameters
     ----------
     embedding : Tensor of shape (N, p), float32
         h, with gradient.
     pairs : Tensor of shape (2, E), int64
-        Edges of the union graph as :func:`union_pairs` gives them.
+        Edges of the union graph as returned by :func:`union_pairs`.
 
     Returns
     -------
     Tensor of shape ()
-        0 where there is no pair; a half without pairs is left out.
+        0 without pairs; a half without pairs is omitted.
 
     Notes
     -----
-    1. A node and itself are no pair.
-    2. The N² scores are made block by block, with their gradient: time N²p, memory that
-       of a block.
+    1. A node and itself are not a pair.
+    2. The N² scores and their gradient are computed in blocks: time N²p, memory of one
+       block.
     """
     number, edges = len(embedding), pairs.shape[1]
     scores = edge_scores(embedding, pairs)
@@ -223,7 +223,7 @@ class _AllPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, embedding: Tensor) -> Tensor:
-        """Add up blocks of rows, and their gradient ``Σ_v σ(h_u·h_v) h_v``."""
+        """Sum blocks of rows, and their gradient ``Σ_v σ(h_u·h_v) h_v``."""
         total = embedding.new_zeros((), dtype=torch.float64)
         gradient = torch.zeros_like(embedding)
         rows = torch.arange(len(embedding), device=embedding.device)
@@ -238,6 +238,6 @@ class _AllPairs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Tensor:
-        """Scale the kept gradient."""
+        """Scale the stored gradient."""
         gradient: Tensor = ctx.saved_tensors[0]
         return gradient * outputs[0]

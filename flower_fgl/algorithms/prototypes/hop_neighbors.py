@@ -1,4 +1,4 @@
-"""Which nodes lie at which distance of which: the neighbourhoods of FedPG."""
+"""Neighbours of each node at each hop, for FedPG's prototypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["Pairs", "annotate", "ring_pairs", "select_pairs"]
 
 DRAWS = 3
-"""Draws with repetition per neighbour wanted, before a node's neighbours are listed."""
+"""Draws with replacement per required neighbour, before listing all neighbours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Pairs:
     _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def start(self, num_nodes: int) -> Tensor:
-        """Return where each node's pairs begin, of shape (N + 1,), int64, made once."""
+        """Return the first pair of each node, of shape (N + 1,), int64; cached."""
         if "start" not in self._made:
             start = torch.zeros(
                 num_nodes + 1, dtype=torch.int64, device=self.centre.device
@@ -44,14 +44,14 @@ class Pairs:
         return found
 
     def reverse(self) -> tuple[Pairs, Tensor]:
-        """Return the pairs with their sides swapped, made once.
+        """Return the pairs with their sides swapped; cached.
 
         Returns
         -------
         Pairs
-            Sorted by what is ``neighbour`` here.
+            Sorted by the present ``neighbour``.
         Tensor of shape (E,), int64
-            Place here of each of them.
+            Present position of each swapped pair.
         """
         if "reverse" not in self._made:
             order = torch.argsort(self.neighbour, stable=True)
@@ -62,7 +62,7 @@ class Pairs:
 
     @property
     def num_bytes(self) -> int:
-        """Memory, in bytes, what was made from the pairs included."""
+        """Memory in bytes, including cached tensors."""
         total = self.centre.nbytes + self.neighbour.nbytes
         if "start" in self._made:
             total += int(self._made["start"].nbytes)
@@ -99,8 +99,8 @@ def ring_pairs(
     1. The paper does not say which of the two; its "h-hop neighbours" are read as
        exactly h (``ring``).
     2. The nodes first reached by h + 1 steps are the product of those reached by h and
-       the adjacency matrix, less all reached before: sparse products, no loop over
-       nodes. Memory is that of the largest ring.
+       the adjacency matrix, minus all reached before. Sparse products replace a loop
+       over nodes; memory is that of the largest ring.
     """
     source, target = edge_index.cpu().numpy()
     ones = np.ones(len(source), dtype=np.float32)
@@ -138,7 +138,7 @@ def _pairs(matrix: sparse.csr_matrix, device: torch.device) -> Pairs:
 def annotate(
     logits: Tensor, index: Tensor, labels: Tensor, *, min_confidence: float
 ) -> Tensor:
-    """Label nodes by prediction, training nodes by their label, FedPG Algorithm 1.
+    """Annotate nodes by prediction, training nodes by their label, FedPG Algorithm 1.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def annotate(
     index, labels : Tensor of shape (n,), int64
         Training nodes and their classes.
     min_confidence : float in [0, 1]
-        Softmax probability below which a node stays without label.
+        Softmax probability below which a node gets no class.
 
     Returns
     -------
@@ -168,7 +168,7 @@ def select_pairs(
     limit: int,
     generator: torch.Generator,
 ) -> list[Pairs]:
-    """Keep the pairs that enter prototypes, N_c^h(v) of FedPG Sec. III-A.
+    """Select the pairs for prototypes, N_c^h(v) of FedPG Sec. III-A.
 
     Parameters
     ----------
@@ -179,20 +179,20 @@ def select_pairs(
     same_class : bool
         Whether a neighbour must have its centre's class.
     limit : int
-        Neighbours of a node and hop kept at most.
+        Maximum number of neighbours per node and hop.
     generator : torch.Generator
-        Draws which ones, on the CPU.
+        Draws the neighbours, on the CPU.
 
     Returns
     -------
     list of Pairs
-        Centres are annotated.
+        All centres are annotated.
 
     Notes
     -----
-    1. Of a crowded node, neighbours are drawn with repetition; those of another class
-       and repeated ones are passed over until there are ``limit``. A node whose draws
-       do not suffice has all its neighbours listed, and ``limit`` of them drawn anew.
+    1. Nodes with many neighbours draw with replacement. Repeated neighbours and those
+       of another class are skipped until there are ``limit``. If a node's draws do not
+       suffice, all its neighbours are listed and ``limit`` of them are drawn again.
        Either way every set of ``limit`` neighbours is equally likely.
     """
     return [_select(p, annotation, same_class, limit, generator) for p in hops]
@@ -219,7 +219,7 @@ def _select(
         same = annotation[kept.centre] >= 0
     kept = Pairs(kept.centre[same], kept.neighbour[same])
     kept = _subsample(kept, size, limit, generator)
-    # put both kinds in their places, so that nothing need be sorted
+    # write listed and drawn neighbours to their positions, which avoids a sort
     count = kept.start(size).diff()
     rank = torch.arange(len(kept.centre), device=start.device)
     rank -= kept.start(size)[kept.centre]
@@ -242,7 +242,7 @@ def _draw(
     limit: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Draw neighbours with repetition; return nodes with enough, and ``limit`` each."""
+    """Draw neighbours with replacement; return nodes that have ``limit``, and these."""
     draws = DRAWS * limit
     start = pairs.start(len(annotation))
     place = torch.rand(len(nodes), draws, generator=generator, dtype=torch.float64)
@@ -262,7 +262,7 @@ def _draw(
 
 
 def _sort_rows(matrix: Tensor) -> Tensor:
-    """Sort each row; numpy sorts integers many times faster than torch on a CPU."""
+    """Sort each row; on a CPU numpy sorts integers many times faster than torch."""
     if matrix.device.type == "cpu":
         return torch.from_numpy(np.sort(matrix.numpy(), axis=1))
     return matrix.sort(dim=1).values
@@ -280,7 +280,7 @@ def _listed(pairs: Pairs, start: Tensor, nodes: Tensor) -> Pairs:
 def _subsample(
     pairs: Pairs, num_nodes: int, limit: int, generator: torch.Generator
 ) -> Pairs:
-    """Draw ``limit`` neighbours, each set alike, of every node that has more."""
+    """Draw ``limit`` neighbours uniformly for every node that has more."""
     degree = torch.bincount(pairs.centre, minlength=num_nodes)
     crowded = (degree > limit)[pairs.centre]
     if not bool(crowded.any()):

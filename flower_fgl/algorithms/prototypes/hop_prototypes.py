@@ -1,4 +1,4 @@
-"""A client's prototypes, FedPG Eqs. (1), (2) and (6)."""
+"""A client's multi-hop prototypes and their losses, FedPG Eqs. (1), (2) and (6)."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ class HopAverage:
     Parameters
     ----------
     hops : sequence of Pairs
-        Hop 0 first, as :func:`~flower_fgl.algorithms.prototypes.hop_neighbors.select_pairs` gives them.
+        Hop 0 first, from
+        :func:`~flower_fgl.algorithms.prototypes.hop_neighbors.select_pairs`.
     annotation : Tensor of shape (N,), int64
-        Class of each node, -1 for none; centres have one.
+        Class of each node, -1 for none; every centre has a class.
     num_classes : int
         Number of classes C.
 
     Notes
     -----
-    1. The paper divides by the number of neighbours as well as by the softmax; only the
-       softmax is kept, so that hop 0 is the class mean of Eq. (1).
+    1. The paper divides by the number of neighbours as well as by the softmax. Here
+       only the softmax is kept, so that hop 0 is the class mean of Eq. (1).
     2. ``counts`` holds |V|, of shape (C, L + 1), int64; 0 marks a missing prototype.
     """
 
@@ -60,13 +61,13 @@ class HopAverage:
             classes = annotation.index_select(0, pairs.centre)
             counts.append(torch.bincount(annotation[degree > 0], minlength=num_classes))
             self._degree.append(degree)
-            # where the pair's weight goes in a table (classes, nodes), laid out flat
+            # position of the pair's weight in a flattened table (classes, nodes)
             self._place.append(classes * size + pairs.neighbour)
         self.counts = torch.stack(counts, dim=1)
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes; matrices by their entries, 8 bytes each and direction."""
+        """Memory in bytes; a matrix takes 8 bytes per entry and direction."""
         tensors = sum(t.nbytes for t in (*self._degree, *self._place, self.counts))
         matrices = sum(2 * 8 * len(self.hops[hop].centre) for hop in self._mean)
         return tensors + matrices + sum(pairs.num_bytes for pairs in self.hops)
@@ -106,7 +107,7 @@ class HopAverage:
         embedding : Tensor of shape (N, p), float32
             f(x), unit length along ``p``.
         scorer : NeighbourScorer, optional
-            Without it all neighbours of a node weigh alike.
+            By default all neighbours of a node have equal weights.
 
         Returns
         -------
@@ -149,16 +150,14 @@ def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 def prototype_distance(
     local: Tensor, target: Tensor, present: Tensor, *, is_mean: bool
 ) -> Tensor:
-    """Add up the distances of prototypes to their targets, FedPG Eq. (6★).
+    """Sum the distances of prototypes to their targets, FedPG Eq. (6★).
 
     ``L_proto = Σ_{c,h} ‖P_{c,h} − Ṗ_{c,h}‖₂``.
 
     Parameters
     ----------
-    local : Tensor of shape (C, H, p), float32
-        P of the current weights, with gradient.
-    target : Tensor of shape (C, H, p), float32
-        Ṗ, a constant.
+    local, target : Tensor of shape (C, H, p), float32
+        P of the current weights, with gradient, and the constant Ṗ.
     present : Tensor of shape (C, H), bool
         Where both exist.
     is_mean : bool
@@ -187,14 +186,12 @@ def node_distance(
     ----------
     embedding : Tensor of shape (N, p), float32
         f(x), with gradient.
-    target : Tensor of shape (C, H, p), float32
-        Ṗ, a constant.
-    present : Tensor of shape (C, H), bool
-        Targets that exist.
+    target, present : Tensor of shape (C, H, p) and (C, H)
+        Ṗ, a constant, and which targets exist.
     hops : sequence of Pairs, length H
         The neighbours of each hop.
     annotation : Tensor of shape (N,), int64
-        Class of each node; centres have one.
+        Class of each node; every centre has a class.
 
     Returns
     -------
@@ -203,8 +200,8 @@ def node_distance(
 
     Notes
     -----
-    1. The published code picks neighbours by 0/1 masks used as row numbers; the
-       neighbours themselves are taken here.
+    1. The published code selects neighbours by 0/1 masks that it uses as row numbers.
+       Here the neighbours themselves are selected.
     """
     total = embedding.new_zeros(())
     for hop, pairs in enumerate(hops):
@@ -224,9 +221,10 @@ def add_noise(
     Parameters
     ----------
     prototypes : Tensor of shape (C, H, p), float32
-        To be uploaded.
+        Prototypes to upload.
     share : float in [0, 1]
-        Part of the dimensions, rounded to the nearest number of them.
+        Share of the dimensions with noise, rounded to the nearest whole number of
+        dimensions.
     generator : torch.Generator
         Draws dimensions and noise, on the CPU.
 

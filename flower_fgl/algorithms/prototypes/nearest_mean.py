@@ -12,7 +12,7 @@ from flower_fgl.nn.normalize import bound
 __all__ = ["FixedMeans", "NearestMean", "distance_logits", "logits_to_means"]
 
 TAU = 0.1
-"""τ: distances of unit vectors, at most 2, tell classes apart after division by it."""
+"""τ: divisor that makes distances of unit vectors, at most 2, separate classes."""
 
 
 def distance_logits(
@@ -21,12 +21,12 @@ def distance_logits(
     """Compute −‖h_u − μ_c‖ / τ, μ_c the mean of a class's support.
 
     Their softmax is that of prototypical networks (Snell et al., NeurIPS 2017, Eq. 2)
-    with d the Euclidean distance, and the largest is the nearest mean.
+    with d the Euclidean distance; the largest logit belongs to the nearest mean.
 
     Parameters
     ----------
     embedding : Tensor of shape (N, p), float32
-        h, what is classified.
+        h, the embeddings to classify.
     support : Tensor of shape (n, p), float32
         Embeddings with a known class, at least one.
     labels : Tensor of shape (n,), int64
@@ -41,9 +41,9 @@ def distance_logits(
 
     Notes
     -----
-    1. Snell et al. square the distance. The slope of a square vanishes where embeddings
-       lie close together, and grows where they lie far apart; that of a distance does
-       neither, and is 0 at distance 0, which has none.
+    1. Snell et al. square the distance. The gradient of a square vanishes for close
+       embeddings and grows for distant ones. The gradient of a distance has constant
+       length; at distance 0, where it is undefined, it is 0.
     """
     return logits_to_means(embedding, *_means_of(support, labels, num_classes))
 
@@ -51,7 +51,7 @@ def distance_logits(
 def _means_of(
     support: Tensor, labels: Tensor, num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return μ (C, p), and which classes have one (C,)."""
+    """Return μ (C, p), and which classes have a mean (C,)."""
     classes = torch.bincount(labels, minlength=num_classes) > 0
     return class_means(support, labels, num_classes), classes
 
@@ -62,49 +62,49 @@ def logits_to_means(embedding: Tensor, means: Tensor, classes: Tensor) -> Tensor
     Parameters
     ----------
     embedding : Tensor of shape (N, p), float32
-        h, what is classified.
+        h, the embeddings to classify.
     means : Tensor of shape (C, p), float32
         μ.
     classes : Tensor of shape (C,), bool
-        Those that have a mean.
+        Classes that have a mean.
 
     Returns
     -------
     Tensor of shape (N, C)
         −inf for the other classes.
     """
-    # products of vectors would cancel where a class has drawn together
+    # a formula with scalar products would cancel numerically for nearby embeddings
     direct = "donot_use_mm_for_euclid_dist"
     distance = torch.cdist(embedding, means, compute_mode=direct) / TAU
     return -distance.masked_fill(~classes, torch.inf)
 
 
 class NearestMean(Backbone):
-    """Wrap a network: its outputs, of unit length, embed; the nearest mean predicts.
+    """Embed by a network's outputs of unit length; predict the nearest class mean.
 
-    The means are those of the training nodes (or graphs) under the present weights, with
-    gradient; of a selection of training graphs, such as a mini-batch, those of its own.
+    The means are those of the training nodes (or graphs) under the current weights,
+    with gradient. For a selection of training graphs, such as a mini-batch, they are
+    the means of the selection.
 
     Parameters
     ----------
     network : Backbone
         Its "classes" are the dimensions of the embedding.
     inputs : GraphInput
-        The graph, or union of graphs, that holds the training items.
-    index : Tensor of shape (n,), int64
-        Training items, ascending.
-    labels : Tensor of shape (n,), int64
-        Their classes.
+        The graph, or batch of graphs, with the training items.
+    index, labels : Tensor of shape (n,), int64
+        Training items, ascending, and their classes.
     num_classes : int
         C.
 
     Notes
     -----
-    1. Its state is the network's alone, under ``network.``.
-    2. Without unit length the loss vanishes as embeddings grow, however close classes
-       lie; that of squares diverges under plain SGD at a rate of 0.1. Of unit vectors
-       undivided, squared, the training loss does not fall in 50 rounds with few shots of
-       Computers; divided by τ = 0.1 it is below 0.01 after 20 rounds there and on CS.
+    1. Its state is the network's state alone, under ``network.``.
+    2. Without unit length the loss vanishes as embeddings grow, even for close classes;
+       with squared distances it diverges under plain SGD at a rate of 0.1. With squared
+       distances of unit vectors, not divided by τ, the training loss does not fall in
+       50 rounds with few shots of Computers. Divided by τ = 0.1 it is below 0.01 after
+       20 rounds there and on CS.
     """
 
     def __init__(
@@ -137,23 +137,23 @@ class NearestMean(Backbone):
 
     @torch.no_grad()
     def fixed(self) -> FixedMeans:
-        """Return the network with the means under the present weights."""
+        """Return the network with the means under the current weights."""
         embedding = bound(self.network(self.inputs)[self.index], "l2")
         means = _means_of(embedding, self.labels, self.num_classes)
         return FixedMeans(self.network, *means)
 
 
 class FixedMeans(Backbone):
-    """What :class:`NearestMean` predicts by, without the training nodes.
+    """Classifier by constant class means: :class:`NearestMean` without training nodes.
 
     Parameters
     ----------
     network : Backbone
-        Embeds, as there.
+        Embeds, as in :class:`NearestMean`.
     means : Tensor of shape (C, p), float32
-        Of the training nodes' embeddings, by class.
+        Means of the training nodes' embeddings, by class.
     classes : Tensor of shape (C,), bool
-        Those that have training nodes.
+        Classes with training nodes.
     """
 
     means: Tensor

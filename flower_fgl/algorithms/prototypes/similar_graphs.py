@@ -1,4 +1,4 @@
-"""Which graphs of a client resemble each other: FedPG's neighbourhoods of graphs."""
+"""Similar graphs of a client, FedPG's neighbourhoods of graphs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_fgl.nn.graph_union import concatenated_ranges
 __all__ = ["similar_pairs"]
 
 BLOCK = 1 << 22
-"""Similarities held at a time: 4 Mi × (4 + 4 + 8) bytes with their order = 64 MiB."""
+"""Similarities in memory at once: 4 Mi × (4 + 4 + 8) bytes with order = 64 MiB."""
 
 
 def similar_pairs(
@@ -26,7 +26,7 @@ def similar_pairs(
     same_class: bool = True,
     mode: str = "ring",
 ) -> list[Pairs]:
-    """Find the graphs at each similarity of each graph, FedPG Sec. IV-E.
+    """Find the graphs at each similarity level of each graph, FedPG Sec. IV-E.
 
     Hop 1 are the graphs u with cos(f(u), f(v)) ≥ ρ_1, hop h those with
     ρ_h ≤ cos < ρ_{h−1}; ``ρ_h = ρ_1 · decay^{h−1}``.
@@ -36,7 +36,7 @@ def similar_pairs(
     embedding : Tensor of shape (G, p), float32
         f, pooled; no gradient flows to it.
     annotation : Tensor of shape (G,), int64
-        Class of each graph, -1 for none: such a graph is no centre.
+        Class of each graph; a graph with -1 has no class and is not a centre.
     hops : int, at least 0
         L, the largest h.
     rho : float in (0, 1]
@@ -44,12 +44,12 @@ def similar_pairs(
     decay : float in (0, 1]
         Factor from one hop's threshold to the next.
     limit : int, at least 1
-        Neighbours of a graph and hop at most: the most similar ones, of equally
-        similar ones those of lower number.
+        Maximum number of neighbours per graph and hop: the most similar graphs, and
+        among equally similar ones those with lower numbers.
     same_class : bool
         Whether a neighbour must have its centre's class.
     mode : {"ring", "within"}
-        Within: hop h are the graphs with cos ≥ ρ_h, those of nearer hops included.
+        With ``within``, hop h are the graphs with cos ≥ ρ_h, including nearer hops.
 
     Returns
     -------
@@ -59,16 +59,16 @@ def similar_pairs(
     Notes
     -----
     1. The paper names neither metric nor thresholds ("appropriate representation
-       distance metric functions and decaying thresholds"): cosine, as in its Eqs. (4)
-       and (5), and a geometric decay.
-    2. A node's neighbours beyond the limit are left out at random, a graph's by
-       similarity: among all that pass a threshold the nearest are the best estimate of
-       what an edge would be, and no seed is needed.
-    3. Under ``within`` a graph with ``limit`` neighbours at hop 1 has the same ones at
-       every hop.
+       distance metric functions and decaying thresholds"). Here the metric is cosine,
+       as in its Eqs. (4) and (5), and the decay is geometric.
+    2. A node's neighbours beyond the limit are omitted at random, a graph's by
+       similarity: among all graphs above a threshold the nearest are the best estimate
+       of an edge, and no seed is needed.
+    3. With ``within``, a graph with ``limit`` neighbours at hop 1 has the same
+       neighbours at every hop.
     4. A graph whose embedding is 0 has cosine 0 with all, and no neighbours.
-    5. Rows of the similarity matrix are sorted block by block: time G² log G, memory
-       that of a block.
+    5. The rows of the similarity matrix are sorted in blocks: time G² log G, memory of
+       one block.
     """
     unit = F.normalize(embedding.detach(), dim=1)
     centres = (annotation >= 0).nonzero().squeeze(1)
@@ -94,7 +94,7 @@ def similar_pairs(
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Pairs:
-    """Put the blocks of a hop together; without centres there is no block."""
+    """Concatenate the blocks of a hop; without centres there are no blocks."""
     nothing = like.new_empty(0)
     centre, neighbour = zip(*[(nothing, nothing), *parts], strict=True)
     return Pairs(torch.cat(centre), torch.cat(neighbour))

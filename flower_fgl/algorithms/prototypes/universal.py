@@ -1,4 +1,4 @@
-"""What the server does with prototypes: FedPG Eqs. (4) and (5), FedTGP, FedProto."""
+"""Prototype aggregation on the server: FedPG Eqs. (4) and (5), FedTGP, FedProto."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = 1e-12
 
 
 class PrototypeGenerator(nn.Module):
-    """The Global Prototype Generator, of FedPG and FedTGP.
+    """The global prototype generator of FedPG and FedTGP.
 
     A trainable table P̈, passed through Linear-ReLU-Linear.
 
@@ -50,7 +50,7 @@ class PrototypeGenerator(nn.Module):
 
 
 def adaptive_margin(uploads: Tensor, counts: Tensor, *, epsilon: float) -> Tensor:
-    """Measure how near the classes are, M of FedPG Eq. (4★).
+    """Measure the similarity of the closest classes, M of FedPG Eq. (4★).
 
     ``M = clip(max_{c≠c'} cos(Q(c), Q(c')), 0, ε)``, Q(c) the mean upload of class c.
 
@@ -78,16 +78,14 @@ def adaptive_margin(uploads: Tensor, counts: Tensor, *, epsilon: float) -> Tenso
 
 
 def class_spread(uploads: Tensor, counts: Tensor, *, limit: float) -> Tensor:
-    """Measure how far the classes are apart, the margin of FedTGP.
+    """Measure the distance between classes, the margin of FedTGP.
 
     ``m = min(max_c min_{c'≠c} ‖Q(c) − Q(c')‖, κ)``, Q(c) the mean upload of class c.
 
     Parameters
     ----------
-    uploads : Tensor of shape (K, C, H, p), float32
-        Local prototypes; entries with ``counts == 0`` are ignored.
-    counts : Tensor of shape (K, C, H), int64
-        0 marks a missing prototype.
+    uploads, counts : Tensor of shape (K, C, H, p) and (K, C, H)
+        As in :func:`adaptive_margin`.
     limit : float
         κ.
 
@@ -106,7 +104,7 @@ def class_spread(uploads: Tensor, counts: Tensor, *, limit: float) -> Tensor:
 
 
 def _class_means(uploads: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Q (C, p) and whether anybody owns the class (C,)."""
+    """Return Q (C, p) and whether any client has the class (C,)."""
     present = counts > 0
     number = present.sum(dim=(0, 2))
     total = (uploads * present[..., None]).sum(dim=(0, 2))
@@ -116,10 +114,10 @@ def _class_means(uploads: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 def draw_context(
     present: Tensor, *, share: float, generator: torch.Generator
 ) -> Tensor:
-    """Choose the uploads that stand for each class at each hop, FedPG Eq. (4★).
+    """Select the uploads that represent each class at each hop, FedPG Eq. (4★).
 
-    Those of the hop itself, and for class c at hop h ⌈Δs·n⌉ uploads of the same class
-    from other hops, n being the number at hop h.
+    These are the uploads of the hop itself. For class c at hop h, ⌈Δs·n⌉ uploads of the
+    same class from other hops are added, where n is the number at hop h.
 
     Parameters
     ----------
@@ -128,12 +126,12 @@ def draw_context(
     share : float in [0, 1]
         Δs.
     generator : torch.Generator
-        Draws without replacement, each upload alike.
+        Draws uniformly without replacement.
 
     Returns
     -------
     Tensor of shape (H, K, C, H), bool
-        Entry (h, k, c, g): whether P_{c,g}^k takes part at hop h.
+        Entry (h, k, c, g): whether P_{c,g}^k is used at hop h.
     """
     clients, classes, hops = present.shape
     same = torch.eye(hops, dtype=torch.bool)[:, None, None, :]  # (H, 1, 1, H)
@@ -156,7 +154,7 @@ def contrastive_loss(
     shift: Tensor | float,
     tau: float,
 ) -> Tensor:
-    """Pull universal prototypes to the uploads of their class, FedPG Eq. (4★).
+    """Move universal prototypes towards the uploads of their class, FedPG Eq. (4★).
 
     ``ℓ_{c,h} = −log Σ_𝒫 e^{(D_i + s)/τ} + log(Σ_𝒫 e^{(D_i + s)/τ} + Σ_𝒩 e^{D_i/τ})``,
     D the cosine to anchor P̃_{c,h}.
@@ -168,7 +166,7 @@ def contrastive_loss(
     uploads : Tensor of shape (K, C, H, p), float32
         P.
     members : Tensor of shape (H, K, C, H), bool
-        Which uploads take part at each hop, see :func:`draw_context`.
+        Uploads used at each hop, see :func:`draw_context`.
     shift : Tensor of shape () or float
         s, added to the similarity of positives: −M makes the task harder.
     tau : float, positive
@@ -181,10 +179,11 @@ def contrastive_loss(
 
     Notes
     -----
-    1. Eq. (4) and the first line of (7) give negatives e^M without a similarity; the
-       second line of (7) e^D without margin. The latter has a gradient and is taken.
-    2. The paper adds M to the similarity of positives, which makes the task easier
-       while the text wants it harder: s = −M here, and +M is the setting ``literal``.
+    1. In Eq. (4) and the first line of (7) negatives have e^M without a similarity; in
+       the second line of (7) they have e^D without margin. The second has a gradient
+       and is used.
+    2. The paper adds M to the similarity of positives, which makes the task easier,
+       while the text wants it harder. Here s = −M; +M is the setting ``literal``.
     """
     classes, hops, _ = universal.shape
     cosine = torch.einsum(
@@ -215,25 +214,21 @@ def topology_loss(
 
     Parameters
     ----------
-    universal : Tensor of shape (C, H, p), float32
-        P̂, with gradient.
-    uploads : Tensor of shape (K, C, H, p), float32
-        P.
-    members : Tensor of shape (H, K, C, H), bool
-        Which uploads take part at each hop, see :func:`draw_context`.
+    universal, uploads, members
+        P̂ with gradient, P, and the uploads used, as in :func:`contrastive_loss`.
     margin : Tensor of shape () or float
         m.
 
     Returns
     -------
     Tensor of shape ()
-        Mean over uploads and hops; 0 without any.
+        Mean over uploads and hops; 0 without uploads.
 
     Notes
     -----
-    1. Zhang et al., AAAI 2024, print the sum over uploads; the mean keeps the step
-       independent of the number of clients.
-    2. Classes that nobody uploaded at a hop are no candidates there.
+    1. Zhang et al., AAAI 2024, print the sum over uploads. With the mean, the step does
+       not depend on the number of clients.
+    2. Classes that no client uploaded at a hop are not candidates there.
     """
     hop, _, label, _ = members.nonzero(as_tuple=True)
     if not len(hop):
@@ -249,26 +244,24 @@ def topology_loss(
 
 
 def mean_prototypes(uploads: Tensor, counts: Tensor) -> Tensor:
-    """Average over clients that own the class, FedProto Eq. (6), FedPG Eq. (3).
+    """Average over clients that have the class, FedProto Eq. (6), FedPG Eq. (3).
 
     ``P̄_c = Σ_i n_i^c P_i^c / Σ_i n_i^c``.
 
     Parameters
     ----------
-    uploads : Tensor of shape (K, C, H, p), float32
-        Local prototypes.
-    counts : Tensor of shape (K, C, H), int64
-        n, 0 marks a missing prototype.
+    uploads, counts : Tensor of shape (K, C, H, p) and (K, C, H)
+        Local prototypes and n, as in :func:`adaptive_margin`.
 
     Returns
     -------
     Tensor of shape (C, H, p), float32
-        Zero where nobody owns the class.
+        Zero where no client has the class.
 
     Notes
     -----
     1. Both papers print a further factor 1/|N_c|, which would shrink the mean with the
-       number of clients; it is dropped.
+       number of clients; it is omitted here.
     """
     weight = counts / counts.sum(dim=0).clamp(min=1)
     return torch.einsum("kch,kchp->chp", weight, uploads)
@@ -292,19 +285,19 @@ def personalise_prototypes(
     uploads : Tensor of shape (K, C, H, p), float32
         Local prototypes; entries with ``counts == 0`` are ignored.
     counts : Tensor of shape (K, C, H), int64
-        Centre nodes behind each upload; 0 marks a missing prototype.
+        Number of centre nodes of each upload; 0 marks a missing prototype.
     alpha : float in [0, 1]
         Weight of ``universal``.
     threshold : float in [-1, 1]
         Cosine similarity from which two clients share prototypes (λ in the paper).
     is_fresh : Tensor of shape (K,), bool, optional
-        Whether the upload is of this round. One of an earlier round tells only to whom
-        its own client is similar, and enters that client's blend alone.
+        Whether the upload is from this round. An earlier upload only determines which
+        clients its own client is similar to, and is used in that client's blend alone.
 
     Returns
     -------
     Tensor of shape (K, C, H, p), float32
-        Personalised prototypes, zero where ``counts == 0``.
+        Personalized prototypes, zero where ``counts == 0``.
 
     Raises
     ------
@@ -316,7 +309,7 @@ def personalise_prototypes(
     1. The paper leaves the weight n_j undefined; here it is the count of the same
        class and hop.
     2. The published code takes the two most similar clients and divides by one more
-       than their number; the printed threshold and weights are used.
+       than their number. Here the printed threshold and weights are used.
     """
     if counts.shape != uploads.shape[:-1]:
         raise ValueError(

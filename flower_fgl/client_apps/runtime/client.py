@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar, cast
 
 import torch
@@ -65,8 +67,8 @@ class Client:
 
     @property
     def model_name(self) -> str:
-        """Backbone of this client: names in ``model`` are dealt in turn."""
-        return assign_models(self.config.model, self.num_partitions)[self.partition_id]
+        """Backbone of this client: the names in ``model`` are assigned in turn."""
+        return _model_name(self.config.model, self.num_partitions, self.partition_id)
 
     @property
     def weight(self) -> float:
@@ -95,18 +97,25 @@ class Client:
         num_outputs : int, optional
             Width of the output instead of the number of classes.
         """
-        with seeded(derive_seed(self.config.seed, 0, SERVER, "init")):
+        config, name = self.config, self.model_name
+        sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)
+        if not initialise and (name, *sizes) in self.data.templates:
+            return cast(Backbone, deepcopy(self.data.templates[name, *sizes]))
+        with seeded(derive_seed(config.seed, 0, SERVER, "init")):
             model = build_model(
-                self.model_name,
+                name,
                 in_channels=self.data.graph.num_features,
-                hidden_channels=self.config.hidden_channels,
-                num_classes=num_outputs or self.data.graph.num_classes,
-                num_layers=self.config.num_layers,
-                dropout=self.config.dropout,
-                readout=self.config.classifies_graphs,
+                hidden_channels=config.hidden_channels,
+                num_classes=num_outputs or self.data.num_classes,
+                num_layers=config.num_layers,
+                dropout=config.dropout,
+                readout=config.classifies_graphs,
                 initialise=initialise,
             )
-        return self.settle(model)
+        model = self.settle(model)
+        if not initialise:
+            self.data.templates[name, *sizes] = deepcopy(model)
+        return model
 
     def settle(self, model: Module) -> Module:
         """Put a network on the client's device, laid out for the client's features."""
@@ -269,7 +278,7 @@ class Client:
         if is_few_shot:
             scores[MASKED] = EMPTY
         absent = cast(AbsentClasses, self.config.absent_classes)  # checked by choices
-        num_classes = data.graph.num_classes
+        num_classes = data.num_classes
         for inputs, y, masks in zip(
             data.inputs, data.labels, data.columns, strict=True
         ):
@@ -290,3 +299,9 @@ class Client:
                     own, y, masks["test"], num_classes, absent_classes=absent
                 )
         return scores
+
+
+@lru_cache(maxsize=4096)
+def _model_name(models: str, num_partitions: int, partition_id: int) -> str:
+    """Return the backbone assigned to a client."""
+    return assign_models(models, num_partitions)[partition_id]

@@ -1,10 +1,9 @@
-"""A client's graph as it is computed with: how a process opens and keeps it."""
+"""A client's graph as tensors on its device, and how it is opened."""
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,43 +23,47 @@ from flower_fgl.protocols.describe import UNNUMBERED, ClassAgreement
 
 __all__ = [
     "ClientData",
-    "DataCache",
     "file_stamps",
     "node_place",
     "open_client_data",
 ]
 
 log = logging.getLogger(__name__)
-CACHE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """A client's graph in the form in which it is computed with, on its device.
+    """A client's graph as tensors on its device.
 
     Parameters
     ----------
     graph : ClientGraph
-        What the client sees.
+        The client's graph and its evaluation graphs.
     inputs : list of GraphInput
-        Of the training graph and of each evaluation graph; their propagation operators
-        are computed once.
+        Model inputs of the training graph and of each evaluation graph; their propagation
+        operators are computed once.
     training : TrainingSet
         Training nodes (or graphs) and labels.
     labels : list of Tensor of shape (n_g,), int64
-        Classes of each graph's nodes; of a union of graphs, those of the graphs.
+        Classes of each graph's nodes, or of the graphs of a batch.
     columns : list of dict of str to Tensor of shape (n_g,), bool
-        For each graph: the nodes (or graphs) of every score column.
+        For each graph: masks of the nodes (or graphs) of every score column.
     sizes : dict of str to int
         Labelled nodes (or graphs) of every score column.
     own_classes : Tensor of shape (C,), bool
         Classes of which the client has a training node (or graph).
+    num_classes : int
+        Number of classes C.
     partition_sha256 : str
-        Hash of the partition; empty for an owner's own file.
+        Hash of the partition; empty for a data owner's own file.
+    place : tuple of two int
+        The client's partition-id and the number of partitions.
     shapes : dict of str to (dict of str to tuple of int)
-        Shapes of the state of each backbone built here: a memo.
+        Cached shapes of each backbone's state.
+    templates : dict
+        Cached backbones, to be copied.
     memo : dict
-        What a method computes once for the graph.
+        Results that a method computes once per graph.
     """
 
     graph: ClientGraph
@@ -70,13 +73,20 @@ class ClientData:
     columns: list[dict[str, Tensor]]
     sizes: dict[str, int]
     own_classes: Tensor
-    partition_sha256: str
+    num_classes: int
+    partition_sha256: str = ""
+    place: tuple[int, int] = (UNNUMBERED, 0)
     shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    templates: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     memo: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     @classmethod
     def build(
-        cls, graph: ClientGraph, device: torch.device, partition_sha256: str = ""
+        cls,
+        graph: ClientGraph,
+        device: torch.device,
+        partition_sha256: str = "",
+        place: tuple[int, int] = (UNNUMBERED, 0),
     ) -> ClientData:
         """Move a graph to its device and index its masks."""
         graphs = [graph.graph, *graph.evaluation]
@@ -98,16 +108,9 @@ class ClientData:
             [{n: m.to(device) for n, m in masks.items()} for masks in columns],
             sizes,
             (graph.class_counts("train") > 0).to(device),
+            graph.num_classes,
             partition_sha256,
-        )
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of features, edges and the memo, in bytes, caches estimated."""
-        graphs = [self.graph.graph, *self.graph.evaluation]
-        kept = _memo_bytes(self.memo) + _memo_bytes(self.training.fields)
-        return kept + sum(
-            3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
+            place,
         )
 
 
@@ -119,73 +122,26 @@ def _graph_input(graph: Graph) -> GraphInput:
     )
 
 
-def _feature_bytes(x: Tensor) -> int:
-    if x.layout == torch.sparse_csr:
-        return 12 * int(x.values().numel())
-    return 4 * x.numel()
-
-
-def _memo_bytes(value: Any) -> int:
-    """Add up tensors, and what says its ``num_bytes``, in a memo."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(_memo_bytes(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return sum(_memo_bytes(item) for item in value)
-    return int(getattr(value, "num_bytes", 0))
-
-
-class DataCache:
-    """The graphs a process has opened, the least recently used dropped first.
-
-    Parameters
-    ----------
-    limit : int
-        Bytes kept at most (the newest is always kept).
-    """
-
-    def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self._limit = limit
-        self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
-        self._sizes: dict[tuple[Any, ...], int] = {}
-
-    def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
-        """Return what is kept under ``key``, else build and keep it."""
-        if self._entries:
-            # its memo may have grown since it was handed out
-            newest = next(reversed(self._entries))
-            self._sizes[newest] = self._entries[newest].num_bytes
-        if key not in self._entries:
-            self._entries[key] = build()
-        self._entries.move_to_end(key)
-        self._sizes[key] = self._entries[key].num_bytes
-        total = sum(self._sizes.values())
-        while total > self._limit and len(self._entries) > 1:
-            oldest, _ = self._entries.popitem(last=False)
-            total -= self._sizes.pop(oldest)
-        return self._entries[key]
-
-
 def open_client_data(
     config: RunConfig,
     context: Context,
     device: torch.device,
     agreement: ClassAgreement | None = None,
 ) -> ClientData:
-    """Load the graph a node is told to hold.
+    """Load the graph that a node's config names.
 
     Parameters
     ----------
     config : RunConfig
         Data settings.
     context : Context
-        Its node config holds either ``graph`` (an owner's own file) or ``partition-id``
+        Its node config holds either ``graph`` (a data owner's file) or ``partition-id``
         and ``num-partitions``.
     device : torch.device
-        Where to put it.
-    agreement : Agreement, optional
-        What was settled with an owner; before, the graph is in its own class order.
+        Device of the tensors.
+    agreement : ClassAgreement, optional
+        Number and class names agreed with a data owner. Without it the graph keeps its own
+        class order.
 
     Returns
     -------
@@ -194,8 +150,8 @@ def open_client_data(
     Raises
     ------
     DataError
-        If the data cannot be had. Of an owner's file the message says nothing of what is
-        in it, since it travels to the server; this node's log says more.
+        If the graph cannot be loaded. For a data owner's file the message names no
+        content, since it travels to the server; the log of this node has the details.
     """
     node = context.node_config
     if "graph" in node:
@@ -207,18 +163,23 @@ def open_client_data(
                 "its graph file cannot be used; the log of its SuperNode says why, and "
                 "so does flower-fgl check-graph."
             ) from None
+        place = node_place(node)
         if agreement is not None:
             graph = graph.renumbered(agreement.partition_id, agreement.class_names)
-        return ClientData.build(graph, device)
+            place = agreement.partition_id, agreement.num_partitions
+        return ClientData.build(graph, device, place=place)
     partition_id, num_partitions = node_place(node)
     store = open_store(config, num_partitions)
     return ClientData.build(
-        store.load(partition_id), device, store.index.partition_sha256
+        store.load(partition_id),
+        device,
+        store.index.partition_sha256,
+        (partition_id, num_partitions),
     )
 
 
 def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
-    """Tell an owner's graph from what its file held at another time.
+    """Return stamps that change when a data owner's graph file does.
 
     Parameters
     ----------
@@ -228,8 +189,8 @@ def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
     Returns
     -------
     tuple of (str, int, int)
-        Name, bytes and time of the file, or of every file of the folder; empty without
-        an owner's graph, or without its file.
+        Name, bytes and modification time of the file, or of every file of the folder;
+        empty without ``graph``, or if the file does not exist.
     """
     if "graph" not in node:
         return ()
@@ -248,11 +209,11 @@ def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
     Raises
     ------
     RunError
-        If one is missing or no whole number, or there is no such partition.
+        If one is missing or not a whole number, or there is no such partition.
 
     Notes
     -----
-    1. An owner who brings a graph may leave both away: the server numbers it.
+    1. A data owner may leave out both: the server assigns its number.
     """
     if "graph" in node and not {"partition-id", "num-partitions"} & node.keys():
         return UNNUMBERED, 0

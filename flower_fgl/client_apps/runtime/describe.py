@@ -15,12 +15,12 @@ __all__ = ["agreed_place", "describe", "enough", "owner_name", "read_agreement"]
 
 
 def read_agreement(message: Message) -> ClassAgreement | None:
-    """Return what the server settled with owners of graphs, if the message tells.
+    """Return the agreement with the data owners, if the message holds one.
 
     Raises
     ------
     PayloadError
-        If it is malformed.
+        If the agreement is malformed.
     """
     if AGREEMENT not in message.content:
         return None
@@ -28,13 +28,13 @@ def read_agreement(message: Message) -> ClassAgreement | None:
 
 
 def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[int, int]:
-    """Return a client's number and how many there are.
+    """Return a client's partition-id and the number of partitions.
 
     Returns
     -------
     tuple of two int
-        What was agreed with an owner, else what the node config says; -1 and 0 for an
-        owner whom the server has not numbered yet.
+        The agreed numbers, else those of the node config; -1 and 0 for a data owner that
+        the server has not numbered yet.
 
     Raises
     ------
@@ -47,23 +47,23 @@ def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[in
 
 
 def owner_name(node: Mapping[str, Scalar]) -> str:
-    """Return what logs call the owner of a node.
+    """Return the name of a node's data owner, for logs.
 
     Parameters
     ----------
     node : mapping of str to bool, int, float or str
-        Node config: ``name``, else the name of the file ``graph`` without its ending.
+        Node config: ``name``, else the stem of the file ``graph``.
 
     Returns
     -------
     str
-        Empty for a partition of a data set.
+        Empty for a partition of a dataset.
     """
     return str(node.get("name", Path(str(node.get("graph", ""))).stem))
 
 
 def enough(counts: tuple[int, ...], least: int) -> tuple[int, ...]:
-    """Return class counts with 0 for what is below ``min-class-count``."""
+    """Return class counts, 0 for counts below ``min-class-count``."""
     return tuple(count if count >= least else 0 for count in counts)
 
 
@@ -77,24 +77,24 @@ def describe(
     min_class_count: int = 1,
     public_key: bytes = b"",
 ) -> Description:
-    """Sum a client's graph up in the counts that the server may know.
+    """Describe a client's graph by the counts that the server may know.
 
     Parameters
     ----------
     data : ClientData
-        Its graph, split.
+        The client's graph with its split.
     place : tuple of two int
-        Its number and how many clients there are; -1 and 0 where the server decides.
+        Partition-id and number of partitions; -1 and 0 if the server assigns them.
     model : str
-        Backbone it builds; empty where that depends on its number.
+        Its backbone; empty if that depends on its number.
     name : str
-        Its owner's name.
+        Name of the data owner.
     share_class_counts : bool
-        Whether the training nodes of every class are told.
+        Whether the training nodes per class are included.
     min_class_count : int
-        Classes with fewer are told as having none.
+        Classes with fewer training nodes are reported as 0.
     public_key : bytes
-        With secure aggregation the key to which shares are sealed.
+        With secure aggregation: the key that encrypts shares for this client.
 
     Returns
     -------

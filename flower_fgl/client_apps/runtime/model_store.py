@@ -28,7 +28,7 @@ from flower_fgl.nn import Backbone
 from flower_fgl.runs.files import MODEL, replace_file
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
 
-__all__ = ["check_model_folder", "save_best_model", "copy_model_of_run"]
+__all__ = ["check_model_folder", "copy_model_of_run", "save_best_model"]
 
 log = logging.getLogger(__name__)
 DEFAULT = "models"

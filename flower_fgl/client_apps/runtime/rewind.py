@@ -1,4 +1,4 @@
-"""How a client goes back to the round of a checkpoint, whatever its method."""
+"""Rewind a client to the round of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["rewind_client"]
 
 
 def rewind_client(session: Session, message: Message, context: Context) -> Message:
-    """Go back to the checkpoint's round; say which round the state is of.
+    """Rewind a client to the checkpoint's round.
 
     Parameters
     ----------
-    workplace : Workplace
-        What the process keeps.
+    session : Session
+        Per-process cache.
     message : Message
-        Where the run goes on.
+        Run id and round of the checkpoint.
     context : Context
-        Flower's, of this client.
+        Flower's context of this client.
 
     Returns
     -------
     Message
-        The round of the client's last training, 0 without a state.
+        The round of the client's last training; 0 without a state.
     """
     point = message.content.config_records[CONFIG]
     partition_id, _ = agreed_place(read_agreement(message), context)
@@ -38,7 +38,7 @@ def rewind_client(session: Session, message: Message, context: Context) -> Messa
         store.rewind(context, partition_id, run_id, server_round)
     copy_model_of_run(context, partition_id, run_id, server_round)
     state = store.load(context, partition_id)
-    if keys:  # drawn when the run went on, the server knows no others
+    if keys:  # drawn when the run resumed; the server knows only these
         state.set_group("secure", keys)
         store.save(context, partition_id, state)
     info = ConfigRecord({"round": int(state.values.get("round", 0))})

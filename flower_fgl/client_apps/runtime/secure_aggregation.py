@@ -1,4 +1,4 @@
-"""How a client half takes part in secure aggregation, whatever its method."""
+"""The client's steps of secure aggregation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     Survivors,
 )
 
-__all__ = ["answer", "join", "pack_upload"]
+__all__ = ["answer", "join", "pack_masked"]
 
 
 def join(client: Client, store: StateStore, context: Context) -> bytes:
-    """Draw and keep the client's key of this run, return its public part."""
+    """Draw the client's key for this run, store it, return its public part."""
     member = Member(client.partition_id, client.config, {})
     key = member.join()
     client.state.set_group("secure", member.memory)
@@ -33,30 +33,30 @@ def join(client: Client, store: StateStore, context: Context) -> bytes:
 
 
 def answer(session: Session, message: Message, context: Context) -> Message:
-    """Take one step beside the training: send a key or shares, or reveal them.
+    """Answer a query: send a key or shares, or reveal shares.
 
     Parameters
     ----------
-    workplace : Workplace
-        What the process keeps.
+    session : Session
+        Per-process cache.
     message : Message
-        The roster of a round, its survivors, or an empty one that asks for the key.
+        The roster of a round, its survivors, or an empty message that asks for the key.
     context : Context
-        Flower's, of this client.
+        Flower's context of this client.
 
     Returns
     -------
     Message
-        Its secrets are kept or forgotten before.
+        The reply; the state was stored before.
 
     Raises
     ------
     PayloadError
-        If secure aggregation is off here, or the request is malformed or out of turn.
+        If secure aggregation is off, or the request is malformed or out of order.
     """
     config = session.config(context)
     if not config.secure_aggregation:
-        raise PayloadError("secure-aggregation is off here")
+        raise PayloadError("secure-aggregation is off on this client")
     partition_id, _ = agreed_place(read_agreement(message), context)
     store = session.states(config, context)
     state = store.load(context, partition_id)
@@ -75,29 +75,27 @@ def answer(session: Session, message: Message, context: Context) -> Message:
     return Message(reply.to_record(), reply_to=message)
 
 
-def pack_upload(
+def pack_masked(
     client: Client, server_round: int, content: RecordDict, upload: Payload
 ) -> RecordDict:
-    """Pack what goes up: with secure aggregation masked or not at all.
+    """Mask an upload and pack it; without peers nothing is uploaded.
 
     Parameters
     ----------
     client : Client
-        Its memory is changed; to be kept before the reply is sent.
+        Its state changes and must be stored before the reply is sent.
     server_round : int
         Round.
     content : RecordDict
-        Content of the server's message; without peers in it nothing is uploaded.
+        Content of the server's message.
     upload : Payload
-        What the method wants to upload.
+        The method's upload.
 
     Raises
     ------
     PayloadError
         If the upload cannot be masked.
     """
-    if not client.config.secure_aggregation:
-        return upload.to_record()
     if Peers.record not in content or not isinstance(upload, AdditivePayload):
         return RecordDict()
     member = Member(client.partition_id, client.config, client.state.group("secure"))

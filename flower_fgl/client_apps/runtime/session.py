@@ -1,21 +1,23 @@
-"""What outlives a message in one process, and how a client is opened from it."""
+"""The cache that a process keeps between messages, and how it opens a client."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context, Message, MessageType
+from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import (
-    DataCache,
+    ClientData,
     file_stamps,
     open_client_data,
 )
-from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
 from flower_fgl.client_apps.runtime.state import (
     ContextStates,
     FileStates,
@@ -25,21 +27,84 @@ from flower_fgl.client_apps.runtime.state import (
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.methods import parse_config
+from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.runs.state_files import state_folder
 
-__all__ = ["Session", "choose_device"]
+__all__ = ["DataCache", "Session", "choose_device", "data_bytes"]
+
+CACHE_BYTES = 2 << 30
+
+
+class DataCache:
+    """The graphs that a process has opened; the least recently used is dropped first.
+
+    Parameters
+    ----------
+    limit : int
+        Largest number of bytes. The newest graph is always kept.
+    """
+
+    def __init__(self, limit: int = CACHE_BYTES) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
+        self._sizes: dict[tuple[Any, ...], int] = {}
+
+    def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
+        """Return the graph cached under ``key``, else build and cache it."""
+        if self._entries:
+            # methods add results to the memo after the graph was returned
+            newest = next(reversed(self._entries))
+            self._sizes[newest] = data_bytes(self._entries[newest])
+        if key not in self._entries:
+            self._entries[key] = build()
+        self._entries.move_to_end(key)
+        self._sizes[key] = data_bytes(self._entries[key])
+        total = sum(self._sizes.values())
+        while total > self._limit and len(self._entries) > 1:
+            oldest, _ = self._entries.popitem(last=False)
+            total -= self._sizes.pop(oldest)
+        return self._entries[key]
+
+
+def data_bytes(data: ClientData) -> int:
+    """Estimate the memory of features, edges, cached operators and memo, in bytes."""
+    graphs = [data.graph.graph, *data.graph.evaluation]
+    kept = _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
+    return kept + sum(
+        3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
+    )
+
+
+def _feature_bytes(x: Tensor) -> int:
+    """Return the bytes of dense or sparse features."""
+    if x.layout == torch.sparse_csr:
+        return 12 * int(x.values().numel())
+    return 4 * x.numel()
+
+
+def _memo_bytes(value: Any) -> int:
+    """Add up the tensors in a memo, and objects with a ``num_bytes``."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(_memo_bytes(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_memo_bytes(item) for item in value)
+    return int(getattr(value, "num_bytes", 0))
 
 
 @dataclass
 class Session:
-    """What outlives a message in one process.
+    """Per-process cache shared by all messages.
 
     Parameters
     ----------
     graphs : DataCache
         Opened graphs.
     memory : MemoryStates or None
-        Client states of the local engine; elsewhere ``None``.
+        Client states of the local engine; ``None`` in the other engines.
+    configs : dict
+        Parsed run configs.
     """
 
     graphs: DataCache = field(default_factory=DataCache)
@@ -47,20 +112,20 @@ class Session:
     configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
 
     def config(self, context: Context) -> RunConfig:
-        """Parse a run config once."""
+        """Return the checked settings; each run config is parsed once per process."""
         key = tuple(sorted(context.run_config.items()))
         if key not in self.configs:
             self.configs[key] = parse_config(context.run_config)
         return self.configs[key]
 
     def states(self, config: RunConfig, context: Context) -> StateStore:
-        """Choose where client states live; never where a run tells an owner to write.
+        """Choose the store of client states; a run never sets a data owner's folder.
 
         Raises
         ------
         RunError
-            If the node config's ``state-dir`` is no absolute path: each message may
-            find its process in another folder.
+            If the node config's ``state-dir`` is not an absolute path: each message may
+            be handled in another working folder.
         """
         if self.memory is not None:
             return self.memory
@@ -76,67 +141,59 @@ class Session:
         return FileStates(Path(folder), keep_every=config.checkpoint_every)
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
-        """Gather a client's graph, settings and memory.
+        """Open a client's graph, settings and state.
 
         Parameters
         ----------
         message : Message
-            May hold what was agreed with owners of graphs.
+            Holds the agreement with a data owner, where there is one.
         context : Context
-            Flower's, of this client.
+            Flower's context of this client.
 
         Returns
         -------
         client : Client
-        place : StateStore
-            Where to keep the client's state.
+        store : StateStore
+            Store of the client's state.
 
         Raises
         ------
         FglError
             If the settings, the graph or the state cannot be read.
         """
-        agreement = read_agreement(message)
-        if (
-            agreement is None
-            and "graph" in context.node_config
-            and not _is_query(message)
-        ):
-            raise PayloadError(
-                "the message lacks what was agreed with owners of graphs"
-            )
+        node, content = context.node_config, message.content
+        agreement: ClassAgreement | None = None
+        stamps: tuple[tuple[str, int, int], ...] = ()
+        if AGREEMENT in content:
+            agreement = ClassAgreement.from_record(content)
+        if "graph" in node:
+            stamps = file_stamps(node)
+            is_query = message.metadata.message_type.startswith(MessageType.QUERY)
+            if agreement is None and not is_query:
+                raise PayloadError(
+                    "the message lacks the agreement with the data owners"
+                )
         config = self.config(context)
         if torch.get_num_threads() != config.threads:
             torch.set_num_threads(config.threads)
         device = choose_device(config.device)
-        partition_id, num_partitions = agreed_place(agreement, context)
-        key = (
-            id(config),
-            str(device),
-            tuple(sorted(context.node_config.items())),
-            agreement,
-            file_stamps(context.node_config),
-        )
+        key = (id(config), str(device), tuple(sorted(node.items())), agreement, stamps)
         data = self.graphs.get(
             key, lambda: open_client_data(config, context, device, agreement)
         )
+        partition_id, num_partitions = data.place
         store = self.states(config, context)
         state = store.load(context, partition_id)
-        client = Client(config, partition_id, num_partitions, data, state, device)
-        return client, store
-
-
-def _is_query(message: Message) -> bool:
-    return message.metadata.message_type.startswith(MessageType.QUERY)
+        return Client(config, partition_id, num_partitions, data, state, device), store
 
 
 def choose_device(name: str) -> torch.device:
-    """Turn the setting ``device``, which is checked, into a torch device.
+    """Return the torch device of the setting ``device``.
 
     Raises
     ------
     RunError
-        If the device does not exist here.
+        If the device does not exist on this machine.
     """
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""What a client does to an upload before it is packed, whatever its method."""
+"""Protect an upload before it leaves the client: withhold, clip, add noise."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ __all__ = ["privatize"]
 
 
 def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
-    """Withhold, clip and blur what the settings say.
+    """Withhold rare classes, clip the upload and add noise.
 
     Parameters
     ----------
     client : Client
-        Its settings say ``min-class-count``, ``upload-clip`` and ``upload-noise``.
+        Its settings ``min-class-count``, ``upload-clip`` and ``upload-noise`` are read.
     upload : Payload
-        What the method wants to upload.
+        The method's upload.
     download : Payload, optional
-        What it made the upload from, known to the server. Of weights, which both hold
+        The download of the round, known to the server. For weights that both contain
         under the same names, the difference is clipped.
 
     Returns
     -------
     Payload
-        What may leave the client.
+        The protected upload.
 
     Raises
     ------
     PayloadError
-        If a number is not finite, or stands where it cannot be clipped.
+        If a number is not finite, or stands in a field that cannot be clipped.
 
     Notes
     -----
-    1. Noise that anybody can draw again hides nothing, so its seed comes from the
-       operating system and not from ``seed``: such a run cannot be repeated exactly.
+    1. The noise must not be reproducible, so its seed comes from the operating system
+       and not from ``seed``. Such a run cannot be repeated exactly.
     """
     config = client.config
     if config.min_class_count > 1:
@@ -64,7 +64,7 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     start = origin_of(numbers, numbers_of(download))
     generator = torch.Generator().manual_seed(secrets.randbits(63))
     try:
-        blurred = clip_and_add_noise(
+        noised = clip_and_add_noise(
             [tensor.detach().cpu() for tensor in numbers.values()],
             clip=config.upload_clip,
             noise=config.upload_noise,
@@ -73,25 +73,25 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
         )
     except ValueError as error:
         raise PayloadError(f"{error}") from error
-    changed: Payload = with_numbers(upload, dict(zip(numbers, blurred, strict=True)))
+    changed: Payload = with_numbers(upload, dict(zip(numbers, noised, strict=True)))
     return changed.in_range()
 
 
 def origin_of(
     numbers: Mapping[str, Tensor], known: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Return the point around which each tensor of an upload is clipped.
+    """Return the reference point around which each tensor is clipped.
 
     Parameters
     ----------
     numbers, known : mapping of str to Tensor
-        Those of the upload and of the download, by place.
+        Tensors of the upload and of the download, by path.
 
     Returns
     -------
     list of Tensor
-        For an entry of a mapping (weights by name) what the download has in the same
-        place and shape; else zeros.
+        The download's tensor of the same path and shape for an entry of a mapping (weights
+        by name); else zeros.
     """
     return [
         known[place].detach().cpu()

@@ -1,1 +1,1 @@
-"""Read, check and write a data owner's graph file."""
+"""Reading, validating and writing of a data owner's graph file."""

@@ -1,16 +1,16 @@
-"""A graph as a folder of CSV tables, for owners who keep theirs in a spreadsheet.
+"""Reader of a graph stored as a folder of CSV tables, e.g. from a spreadsheet.
 
 ``nodes.csv``
-    ``id`` (any text, unique), ``label`` (class name, empty where unknown), optionally
-    ``split`` (``train``, ``val``, ``test`` or empty; all empty is no split); every other
-    column is a feature.
+    ``id`` (any text, unique), ``label`` (class name, empty if unknown), and optionally
+    ``split`` (``train``, ``val``, ``test`` or empty; if all are empty there is no split).
+    Every other column is a feature.
 ``edges.csv``
     ``source`` and ``target``: ids of nodes; one direction is enough.
 ``classes.csv``
-    Optional: ``name``, one class a line. Without it the classes are the labels that
-    occur, sorted. The server agrees with all owners on one numbering, by name.
+    Optional: ``name``, one class per line. By default the classes are the sorted labels
+    of ``nodes.csv``. The server agrees with all data owners on one numbering, by name.
 
-Blank lines, and blanks around text, mean nothing.
+Blank lines and spaces around text are ignored.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ TEXT_COLUMNS = ("id", "label", "split", "source", "target", "name")
 def read_csv_folder(
     folder: Path, *, needs_labels: bool = True, attempts: ErrorCollector | None = None
 ) -> dict[str, Array]:
-    """Read the tables into the arrays that an ``.npz`` file would hold.
+    """Read the tables into arrays named as in an ``.npz`` graph file.
 
     Parameters
     ----------
     folder : Path
         Folder with ``nodes.csv`` and ``edges.csv``.
     needs_labels : bool
-        Whether labels, classes and split are read; else there need be none.
-    attempts : Attempts, optional
-        Where problems are kept, if the first is not to be raised.
+        Whether to read labels, classes and split; if not, they may be missing.
+    attempts : ErrorCollector, optional
+        Collector of errors; by default the first error is raised.
 
     Returns
     -------
     dict of str to array
-        ``x``, ``edges``, ``names`` (the ids as text), and with labels ``y``,
-        ``class_names`` and, if a column ``split`` is not all empty, ``train_mask``,
-        ``val_mask`` and ``test_mask``. Nodes in the order of the table. Without those in
-        which a problem was kept.
+        ``x``, ``edges`` and ``names`` (the ids as text), with nodes in the order of the
+        table. Labels add ``y`` and ``class_names``, and a column ``split`` that is not all
+        empty adds ``train_mask``, ``val_mask`` and ``test_mask``. Arrays with a collected
+        error are missing.
 
     Raises
     ------
     DataError
-        If a table is missing or malformed, an id is empty, doubled or unknown, a label
-        is not in ``classes.csv``, or a feature is no finite number; the message names
+        If a table is missing or malformed, an id is empty, duplicate or unknown, a label
+        is not in ``classes.csv``, or a feature is not a finite number. The message names
         file, line and column.
     """
     attempt = attempts or ErrorCollector()
@@ -83,7 +83,7 @@ def read_csv_folder(
 
 
 def _labels(label: Any, folder: Path) -> dict[str, Array]:
-    """Turn the labels into numbers of classes."""
+    """Convert the labels to class numbers and class names."""
     path = folder / "nodes.csv"
     class_names = _class_names(label, folder)
     y = np.full(len(label), -1, dtype=np.int64)
@@ -93,18 +93,20 @@ def _labels(label: Any, folder: Path) -> dict[str, Array]:
     if unknown.any():
         raise DataError(
             f'{path}, line {label.index[unknown][0]}: class "{label[unknown].iloc[0]}" '
-            "is not in classes.csv."
+            "is not in classes.csv. Add it there, or correct the label."
         )
     names = np.array(class_names.tolist(), dtype=np.str_)
     return {"y": y, "class_names": names}
 
 
 def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> Any:
-    """Read one table, indexed by line; text stays text, empty cells stay empty."""
-    import pandas as pd  # type: ignore[import-untyped]  # a second to import
+    """Read one table, indexed by line; keep text columns and empty cells as text."""
+    import pandas as pd  # type: ignore[import-untyped]  # takes a second to import
 
     if not path.is_file():
-        raise DataError(f"{path} is missing: {', '.join(required)} are its columns.")
+        raise DataError(
+            f"{path} is missing. Provide it with the columns {', '.join(required)}."
+        )
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             header = next(csv.reader(file), [])
@@ -118,7 +120,7 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
                 + f"; got {', '.join(header) or 'none'}."
             )
         with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # too long a row
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # for long rows
             read = partial(
                 pd.read_csv,
                 path,
@@ -131,7 +133,7 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
             )
             table = read()
             is_blank = _blank_rows(table, required[0])
-            if is_blank.any():  # they make text of a column of numbers: read again
+            if is_blank.any():  # blank rows make numeric columns text: read again
                 table = read(skiprows=np.flatnonzero(is_blank) + 1)
     except (
         pd.errors.ParserError,
@@ -141,7 +143,8 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
         csv.Error,
     ) as error:
         raise DataError(
-            f"{path} is not a CSV table in UTF-8 with one header line: {error}."
+            f"{path} is not a CSV table in UTF-8 with one header line: {error}. Export it "
+            "again as CSV."
         ) from error
     table.index = np.flatnonzero(~is_blank) + 2  # line 1 is the header
     for column in table.columns.intersection(TEXT_COLUMNS):
@@ -150,7 +153,7 @@ def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> 
 
 
 def _blank_rows(table: Any, column: str) -> Array:
-    """Say which rows hold nothing but blanks; ``column`` is one of text."""
+    """Mark the rows with only blank cells; ``column`` is a text column."""
     is_blank: Array = (table[column].str.strip() == "").to_numpy(bool, copy=True)
     rows = table[is_blank].to_numpy(object)
     is_blank[is_blank] = [not "".join(map(str, row)).strip() for row in rows]
@@ -158,37 +161,43 @@ def _blank_rows(table: Any, column: str) -> Array:
 
 
 def _ids(nodes: Any, path: Path) -> Any:
+    """Return the node ids; reject empty and duplicate ones."""
     import pandas as pd
 
     ids = pd.Index(nodes["id"])
     if not len(ids):
-        raise DataError(f"{path} holds no nodes.")
+        raise DataError(f"{path} holds no nodes. Add one line per node.")
     is_empty = (nodes["id"] == "").to_numpy(bool)
     if is_empty.any():
-        raise DataError(f"{path}, line {nodes.index[is_empty][0]}: the id is empty.")
+        raise DataError(
+            f"{path}, line {nodes.index[is_empty][0]}: the id is empty. Give each node "
+            "an id."
+        )
     is_repeated = ids.duplicated()
     if is_repeated.any():
         raise DataError(
             f'{path}, line {nodes.index[is_repeated][0]}: id "{ids[is_repeated][0]}" is '
-            "already taken by a line above; ids must differ."
+            "already taken by a line above. Give each node its own id."
         )
     return ids
 
 
 def _class_names(label: Any, folder: Path) -> Any:
-    """Take the classes from ``classes.csv``, or else from the labels."""
+    """Return the classes in ``classes.csv``, or by default those of the labels."""
     import pandas as pd
 
     path = folder / "classes.csv"
     if path.is_file():
         names = pd.Index(_read_table(path, required=("name",), more=False)["name"])
         if not len(names) or names.has_duplicates or "" in names:
-            raise DataError(f"{path} must name each class once, and none empty.")
+            raise DataError(
+                f"{path} must name each class once, without empty or repeated names."
+            )
         return names
     found = label[label != ""].unique().tolist()
     if not found:
         raise DataError(
-            f"{folder / 'nodes.csv'}: no node has a label. Name the classes in "
+            f"{folder / 'nodes.csv'}: no node has a label. List the classes in "
             "classes.csv."
         )
     is_number = all(name.isdecimal() for name in found)
@@ -208,7 +217,10 @@ def _features(nodes: Any, path: Path, attempt: ErrorCollector) -> Array | None:
 
 
 def _no_features(path: Path) -> Array:
-    raise DataError(f"{path} has no feature column besides id, label and split.")
+    """Raise the error for a table without features."""
+    raise DataError(
+        f"{path} has no feature column besides id, label and split. Add one."
+    )
 
 
 def _feature(values: Any, column: str, path: Path) -> Array:
@@ -223,8 +235,8 @@ def _feature(values: Any, column: str, path: Path) -> Array:
                 f'{path}, line {line}, column "{column}": expected a number, got '
                 f'"{values[line]}".'
             )
-        values = read  # whole numbers beyond 64 bits
-    with np.errstate(over="ignore"):  # beyond float32 becomes inf: refused below
+        values = read  # integers above 64 bits
+    with np.errstate(over="ignore"):  # values beyond float32 become inf, rejected below
         x: Array = np.array(values, dtype=np.float32)
     wrong = ~np.isfinite(x)
     if wrong.any():
@@ -246,16 +258,18 @@ def _edges(path: Path, ids: Any) -> Array:
         if dangling.any():
             raise DataError(
                 f'{path}, line {table.index[dangling][0]}: {column} "'
-                f'{table[column][dangling].iloc[0]}" is no id of nodes.csv.'
+                f'{table[column][dangling].iloc[0]}" is not an id in nodes.csv.'
             )
     return edges
 
 
 def _masks(split: Any, path: Path) -> dict[str, Array]:
+    """Convert the column ``split`` to masks."""
     wrong = ~split.isin([*SPLITS, ""]).to_numpy(bool)
     if wrong.any():
         raise DataError(
-            f'{path}, line {split.index[wrong][0]}: split "{split[wrong].iloc[0]}" is '
-            f"none of {', '.join(SPLITS)} or empty."
+            f"{path}, line {split.index[wrong][0]}: split must be "
+            f"{', '.join(SPLITS)} or empty, got "
+            f'"{split[wrong].iloc[0]}".'
         )
     return {f"{name}_mask": np.array(split == name, dtype=np.bool_) for name in SPLITS}

@@ -1,28 +1,28 @@
-"""A data owner's own graph: one ``.npz`` file, or a folder of CSV tables.
+"""Reader of a data owner's graph: one ``.npz`` file, or a folder of CSV tables.
 
-The ``.npz`` holds plain arrays only; pickled objects are refused:
+The ``.npz`` file holds plain arrays; pickled objects are rejected:
 
 ``x``
-    (N, d) floats; or instead of it the CSR matrix ``x_indptr``, ``x_indices``,
-    ``x_data``, ``x_shape``.
+    (N, d) floats; alternatively the CSR matrix ``x_indptr``, ``x_indices``, ``x_data``,
+    ``x_shape``.
 ``edge_index`` or ``edges``
     (2, M) or (M, 2) integers in [0, N); one direction of each edge is enough.
 ``y``
-    (N,) integers in [-1, C), -1 where the class is unknown.
+    (N,) integers in [-1, C), -1 if the class is unknown.
 ``class_names``
-    (C,) text: what the numbers in ``y`` stand for. Owners may number classes
-    differently and lack some: the server agrees with them by name.
+    (C,) text: the name of each class number in ``y``. Data owners may number classes
+    differently and lack some; the server agrees with all owners on one numbering, by name.
 ``train_mask``, ``val_mask``, ``test_mask``
     (N,) bool, optional: a split.
 ``node_ids``
     (N,) integers, ascending, optional.
 ``feature_scale``
-    Text, optional: that the features were scaled by ``rows``, or by ``columns`` with
-    ``feature_mean`` and ``feature_std``, (d,) floats. What ``export`` writes.
+    Text, optional: normalization of the features, ``rows``, or ``columns`` with
+    ``feature_mean`` and ``feature_std``, (d,) floats. ``flower-fgl export`` writes it.
 ``evaluation_0_x``, …
-    Optional: further graphs to be scored on only, each with the keys above.
+    Optional: additional graphs for evaluation only, each with the keys above.
 
-The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_folder.py``.
+The folder holds ``nodes.csv`` and ``edges.csv``, see ``csv_tables.py``.
 """
 
 from __future__ import annotations
@@ -64,20 +64,21 @@ SCALING = ("feature_scale", "feature_mean", "feature_std")
 
 @dataclass(frozen=True, eq=False)
 class LocalGraphFile:
-    """A graph read from its owner's file.
+    """A graph read from its data owner's file.
 
     Parameters
     ----------
     dataset : NodeDataset
-        The graph; its ``masks`` hold the file's split, or nothing if it has none.
+        The graph; its ``masks`` hold the file's split and are empty without one.
     node_ids : Tensor of shape (N,), int64
-        The owner's numbers of the nodes, ascending; 0..N-1 if the file has none.
+        The owner's node numbers, ascending; 0..N-1 if the file has none.
     evaluation : tuple of Graph
-        Further graphs on which the owner's model is scored only.
+        Additional graphs for evaluation only.
     names : tuple of str
-        Length N: the owner's ids of the nodes where they are text, else empty.
+        Length N: the owner's node ids if they are text, else empty.
     scaling : Scaling or None
-        How the features were scaled before they were written.
+        Normalization of the features before they were written; ``None`` for raw
+        features.
     """
 
     dataset: NodeDataset
@@ -89,14 +90,14 @@ class LocalGraphFile:
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
     ) -> ClientGraph:
-        """Return what a client works on.
+        """Return the graph of a client.
 
         Parameters
         ----------
         partition_id : int
             Number of the client.
         masks : mapping of str to Tensor of shape (N,), bool, optional
-            A split drawn for the graph; default: the one of the file.
+            Split of the graph; by default the one in the file.
 
         Returns
         -------
@@ -105,7 +106,7 @@ class LocalGraphFile:
         Raises
         ------
         DataError
-            If neither the file nor ``masks`` says which nodes to train on.
+            If neither the file nor ``masks`` has all three masks of a split.
         """
         masks = self.dataset.masks if masks is None else masks
         if not {"train", "val", "test"} <= set(masks):
@@ -129,37 +130,37 @@ class LocalGraphFile:
 def load_graph_file(
     path: str | os.PathLike[str], *, needs_labels: bool = True
 ) -> LocalGraphFile:
-    """Read a data owner's graph, checked.
+    """Read and validate a data owner's graph file.
 
     Parameters
     ----------
     path : path-like
         An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv``.
     needs_labels : bool
-        Whether labels, classes and split are read. Else there need be none: every label
-        is -1, and there is one class without a name.
+        Whether to read labels, classes and split. If not, they may be missing: every label
+        is -1, and there is one class with an empty name.
 
     Returns
     -------
     LocalGraphFile
-        Undirected and simple; self-loops and repeated edges are dropped and a log line
-        says how many. Features stay sparse or dense as the file has them.
+        Undirected and simple; self-loops and duplicate edges are dropped, and the log
+        counts them. Features stay sparse or dense as in the file.
 
     Raises
     ------
     DataError
-        If the file is missing, damaged, holds pickled objects, or its arrays do not fit
-        together; the message says which, where, and what to do.
+        If the file is missing or damaged, contains pickled objects, or its arrays are
+        inconsistent. The message names the array and the way to fix it.
     """
     owned = _load(Path(path), ErrorCollector(), needs_labels=needs_labels)
-    assert owned is not None  # a problem was raised
+    assert owned is not None  # the collector raises the first error
     return owned
 
 
 def inspect_graph_file(
     path: str | os.PathLike[str],
 ) -> tuple[LocalGraphFile | None, list[str]]:
-    """Read a data owner's graph and find all that is wrong with it.
+    """Read a data owner's graph file and collect all of its errors.
 
     Parameters
     ----------
@@ -169,9 +170,9 @@ def inspect_graph_file(
     Returns
     -------
     LocalGraphFile or None
-        The graph, if nothing is wrong.
+        The graph, if there is no error.
     list of str
-        The problems, each with what to do.
+        Error messages, each with the way to fix it.
     """
     attempts = ErrorCollector(collect=True)
     owned = attempts(_load, Path(path), attempts, needs_labels=True)
@@ -181,6 +182,7 @@ def inspect_graph_file(
 def _load(
     path: Path, attempt: ErrorCollector, *, needs_labels: bool
 ) -> LocalGraphFile | None:
+    """Read a graph file; return ``None`` if an error was collected."""
     arrays: dict[str, Array]
     if path.is_dir():
         arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
@@ -192,7 +194,7 @@ def _load(
             arrays = _without_labels(arrays)
     where = str(path)
     class_names = attempt(_class_names, arrays, where) if needs_labels else ("",)
-    if class_names is None:  # labels cannot be judged then, everything else can
+    if class_names is None:  # labels cannot be validated, but all other arrays can
         arrays = _without_labels(arrays)
     if not needs_labels or class_names is None:
         arrays["y"] = np.full(_num_rows(arrays), -1)
@@ -211,7 +213,7 @@ def _load(
 
 
 def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Leave away what speaks of labels."""
+    """Drop labels, class names, masks and evaluation graphs."""
     return {
         key: array
         for key, array in arrays.items()
@@ -222,7 +224,7 @@ def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _num_rows(arrays: Mapping[str, Array]) -> int:
-    """Return the number of rows of the features, 0 if there are none to count."""
+    """Return the number of rows of the features; 0 if they are missing or malformed."""
     if "x" in arrays:
         return len(arrays["x"]) if arrays["x"].ndim else 0
     shape = arrays.get("x_shape", np.zeros(0, dtype=np.int64))
@@ -230,6 +232,7 @@ def _num_rows(arrays: Mapping[str, Array]) -> int:
 
 
 def _is_known(key: str) -> bool:
+    """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
     return key in ("class_names", "node_ids", *SCALING) or (
         (nested[2] if nested else key) in GRAPH_KEYS
@@ -239,6 +242,7 @@ def _is_known(key: str) -> bool:
 def _scaling(
     arrays: Mapping[str, Array], num_features: int, where: str
 ) -> Scaling | None:
+    """Return the normalization that the file declares."""
     scale, *statistics = (arrays.get(key) for key in SCALING)
     if scale is None:
         return None
@@ -251,30 +255,34 @@ def _scaling(
     ):
         raise DataError(
             f'{where}: feature_scale must be "rows", or "columns" with feature_mean and '
-            f"feature_std of {num_features} floats each, got {kind!r}. Leave all three "
-            "away if the features are as they were measured."
+            f"feature_std of {num_features} floats each, got {kind!r}. Remove all three "
+            "arrays if the features are raw."
         )
     return Scaling(kind, *(torch.from_numpy(np.float64(a)) for a in statistics))
 
 
 def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
+    """Return the class names of the file."""
     if "class_names" not in arrays:
         raise DataError(
-            f"{where}: array class_names is missing: what the numbers 0, 1, … in y "
-            "stand for, named as the other owners name it."
+            f"{where}: array class_names is missing. Add the names of the classes 0, 1, … "
+            "in y, spelled as the other data owners spell them."
         )
     names = arrays["class_names"]
     if names.dtype.kind != "U" or names.ndim != 1 or not len(names):
         raise DataError(
-            f"{where}: class_names must be a list of text, got {names.dtype} of shape "
-            f"{names.shape}."
+            f"{where}: class_names must be a non-empty list of text, got {names.dtype} of "
+            f"shape {names.shape}."
         )
     if len(set(names.tolist())) < len(names):
-        raise DataError(f"{where}: class_names names a class twice.")
+        raise DataError(
+            f"{where}: class_names names a class twice. Give each class its own name."
+        )
     return tuple(names.tolist())
 
 
 def _node_ids(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
+    """Return the owner's node numbers; 0..N-1 if the file has none."""
     if "node_ids" not in arrays:
         return torch.arange(num_nodes)
     ids = integers(arrays, "node_ids", where)
@@ -285,8 +293,8 @@ def _node_ids(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor
     values, counts = np.unique(ids, return_counts=True)
     if (counts > 1).any():
         raise DataError(
-            f"{where}: node id {values[counts > 1][0]} is given to "
-            f"{counts.max()} nodes; ids must differ."
+            f"{where}: node id {values[counts > 1][0]} occurs {counts.max()} times. Give "
+            "each node its own id."
         )
     if not np.array_equal(values, ids):
         raise DataError(f"{where}: node_ids must ascend. Sort the nodes by id.")
@@ -299,6 +307,7 @@ def _evaluation_graphs(
     class_names: tuple[str, ...],
     num_features: int,
 ) -> tuple[Graph, ...]:
+    """Return the evaluation graphs of the file in the order of their numbers."""
     nested: dict[int, dict[str, Array]] = {}
     for key, array in arrays.items():
         if match := EVALUATION.fullmatch(key):

@@ -1,6 +1,6 @@
-"""Named NumPy arrays of a graph, from an ``.npz`` file to a checked ``NodeDataset``.
+"""Conversion of the arrays of an ``.npz`` file to a validated ``NodeDataset``.
 
-Which names there are: see ``files.py``.
+``graph_file.py`` documents the array names.
 """
 
 from __future__ import annotations
@@ -54,38 +54,34 @@ log = logging.getLogger(__name__)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a graph file, or of a part of one.
-
-    Raises
-    ------
-    DataError
-        If it is missing or cannot be read.
-    """
-    refuse_missing(path)
+    """Return the bytes of a file; raise ``DataError`` if it cannot be read."""
+    _check_exists(path)
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+        raise DataError(
+            f"Cannot read {path}: {error.strerror}. Check the permissions of the file."
+        ) from error
 
 
-def refuse_missing(path: Path) -> None:
-    """Raise DataError where there is no file."""
+def _check_exists(path: Path) -> None:
+    """Raise ``DataError`` if there is no file."""
     if not path.is_file():
         raise DataError(
-            f"No graph file at {path}. Give an .npz file, or a folder with nodes.csv "
+            f"No graph file at {path}. Provide an .npz file, or a folder with nodes.csv "
             "and edges.csv."
         )
 
 
 def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]:
-    """Read all arrays of an ``.npz`` file without ever unpickling.
+    """Read all arrays of an ``.npz`` file without unpickling.
 
     Parameters
     ----------
     path : Path
-        The file.
+        File to read.
     is_known : callable from str to bool
-        Which names may stand in it.
+        Returns whether an array name is allowed.
 
     Returns
     -------
@@ -94,16 +90,19 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
     Raises
     ------
     DataError
-        If the file is missing, empty, truncated, no ``.npz`` file, holds pickled
-        objects or a name that is not known.
+        If the file is missing, empty, truncated or not an ``.npz`` file, or contains
+        pickled objects or an unknown name.
     """
-    refuse_missing(path)
+    _check_exists(path)
     name = ""
     try:
-        with open(path, "rb") as stream:  # np.load leaves a damaged file open
+        with open(path, "rb") as stream:  # np.load does not close a damaged file
             file = np.load(stream, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(f"{path} holds a single array; expected an .npz file.")
+                raise DataError(
+                    f"{path} holds a single array; expected an .npz file. Write it with "
+                    "numpy.savez."
+                )
             for name in file.files:
                 if not is_known(name):
                     raise DataError(
@@ -118,10 +117,10 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
         raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         if "allow_pickle" in str(error) or "pickled" in str(error):
-            what = f': array "{name}" is no plain array' if name else " is no .npz file"
+            what = f': array "{name}" is pickled' if name else " is not an .npz file"
             raise DataError(
-                f"{path}{what}. Pickled objects are refused, because reading them can "
-                "run any program. Save numbers and text only, with numpy.savez."
+                f"{path}{what}. Pickled objects are rejected, because reading them can "
+                "run any code. Save only numbers and text, with numpy.savez."
             ) from error
         raise DataError(
             f"{path} is empty, truncated or not an .npz file ({error}). Write it "
@@ -132,7 +131,7 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
 def node_dataset(
     arrays: Mapping[str, Array], where: str, class_names: tuple[str, ...]
 ) -> NodeDataset:
-    """Build one graph from its arrays and check it.
+    """Build one graph from its arrays and validate it.
 
     Parameters
     ----------
@@ -146,10 +145,10 @@ def node_dataset(
     Raises
     ------
     DataError
-        If an array is missing, of the wrong dtype or shape, or does not fit the others.
+        If an array is missing, has the wrong dtype or shape, or does not fit the others.
     """
     dataset = try_node_dataset(arrays, where, class_names, ErrorCollector())
-    assert dataset is not None  # a problem was raised
+    assert dataset is not None  # the collector raises the first error
     return dataset
 
 
@@ -159,29 +158,29 @@ def try_node_dataset(
     class_names: tuple[str, ...],
     attempt: ErrorCollector,
 ) -> NodeDataset | None:
-    """Build one graph from its arrays and check it.
+    """Build one graph from its arrays and validate it, with a collector of errors.
 
     Parameters
     ----------
     arrays : mapping of str to array
-        Arrays named as in ``GRAPH_KEYS``; others are not looked at.
+        Arrays named as in ``GRAPH_KEYS``; others are ignored.
     where : str
-        The file, for messages.
+        File name for messages.
     class_names : tuple of str
         Length C.
-    attempt : Attempts
-        Raises the first problem, or keeps all.
+    attempt : ErrorCollector
+        Raises the first error, or collects all.
 
     Returns
     -------
     NodeDataset or None
-        Undirected and simple; a log line says what was dropped. ``None`` after a problem
-        that was kept.
+        Undirected and simple; the log counts dropped and added edges. ``None`` if an error
+        was collected.
 
     Raises
     ------
     DataError
-        If an array is missing, of the wrong dtype or shape, or does not fit the others.
+        If an array is missing, has the wrong dtype or shape, or does not fit the others.
     """
     x = attempt(_features, arrays, where)
     if x is None:
@@ -196,7 +195,7 @@ def try_node_dataset(
     dataset = NodeDataset(
         name=Path(where).stem,
         x=x,
-        # what could not be read counts as empty while the rest is checked
+        # unreadable edges count as empty so that the rest can be validated
         edge_index=torch.empty(2, 0, dtype=torch.int64)
         if edge_index is None
         else edge_index,
@@ -207,16 +206,18 @@ def try_node_dataset(
     found = ErrorCollector(collect=True)
     validate_node_dataset(dataset, found)
     for problem in found.problems:
-        attempt(_refuse, f"{where}: {problem}")
-    is_whole = not (found.problems or y is None or edge_index is None or masks is None)
-    return dataset if is_whole else None
+        attempt(_raise_error, f"{where}: {problem}")
+    is_valid = not (found.problems or y is None or edge_index is None or masks is None)
+    return dataset if is_valid else None
 
 
-def _refuse(problem: str) -> None:
+def _raise_error(problem: str) -> None:
+    """Raise a problem as a ``DataError``."""
     raise DataError(problem)
 
 
 def _labels(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
+    """Return the labels, shape (N,)."""
     y = torch.from_numpy(integers(arrays, "y", where))
     if y.shape != (num_nodes,):
         raise DataError(
@@ -227,20 +228,22 @@ def _labels(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
 
 
 def _simple_edges(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor:
+    """Return the edges as an undirected simple graph, shape (2, 2E)."""
     edge_index = torch.from_numpy(_edge_index(arrays, where))
     if edge_index.numel():
         low, high = int(edge_index.min()), int(edge_index.max())
         if low < 0 or high >= num_nodes:
             raise DataError(
                 f"{where}: edges name nodes {low} to {high}, but x has the rows 0 to "
-                f"{num_nodes - 1}. Edges are row numbers of x, not ids."
+                f"{num_nodes - 1}. Write edges as row numbers of x, not as ids."
             )
     simple = undirected_simple(edge_index, num_nodes)
-    _tell_dropped(edge_index, simple, num_nodes, where)
+    _log_changes(edge_index, simple, num_nodes, where)
     return simple
 
 
 def _features(arrays: Mapping[str, Array], where: str) -> Tensor:
+    """Return the features as float32, strided or sparse CSR."""
     sparse = [key for key in SPARSE_KEYS if key in arrays]
     if ("x" in arrays) == bool(sparse):
         raise DataError(
@@ -257,24 +260,25 @@ def _features(arrays: Mapping[str, Array], where: str) -> Tensor:
         return csr_tensor(_csr_matrix(arrays, where))
     if values.ndim != 2 or 0 in values.shape:
         raise DataError(
-            f"{where}: x must be (nodes, features), neither 0, got shape "
+            f"{where}: x must be (nodes, features), neither of them 0, got shape "
             f"{values.shape}."
         )
-    with np.errstate(
-        over="ignore"
-    ):  # float64 beyond float32 becomes inf: refused later
+    with np.errstate(over="ignore"):  # values beyond float32 become inf, rejected later
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
 def _csr_matrix(arrays: Mapping[str, Array], where: str) -> scipy.sparse.csr_matrix:
+    """Build the SciPy matrix of sparse features and check its structure."""
     missing = [key for key in SPARSE_KEYS if key not in arrays]
     if missing:
-        raise DataError(f"{where}: sparse features lack {', '.join(missing)}.")
+        raise DataError(
+            f"{where}: sparse features lack {', '.join(missing)}. Add the missing arrays."
+        )
     indptr, indices, shape = (
         integers(arrays, key, where) for key in ("x_indptr", "x_indices", "x_shape")
     )
     try:
-        with np.errstate(over="ignore"):  # becomes inf: refused later
+        with np.errstate(over="ignore"):  # becomes inf, rejected later
             data = arrays["x_data"].astype(np.float32)
         matrix = scipy.sparse.csr_matrix((data, indices, indptr), shape=tuple(shape))
         matrix.check_format(full_check=True)
@@ -283,16 +287,17 @@ def _csr_matrix(arrays: Mapping[str, Array], where: str) -> scipy.sparse.csr_mat
         if not matrix.has_canonical_format:
             matrix.sort_indices()
             if not matrix.has_canonical_format:
-                raise ValueError("an entry is given twice")
+                raise ValueError("an entry is duplicate")
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"{where}: x_indptr, x_indices, x_data and x_shape are no CSR matrix: "
+            f"{where}: x_indptr, x_indices, x_data and x_shape are not a valid CSR matrix: "
             f"{error}."
         ) from error
     return matrix
 
 
 def _edge_index(arrays: Mapping[str, Array], where: str) -> Array:
+    """Return the edges of the file, shape (2, M)."""
     if ("edge_index" in arrays) == ("edges" in arrays):
         raise DataError(
             f"{where}: expected either edge_index of shape (2, M) or edges of shape "
@@ -305,15 +310,15 @@ def _edge_index(arrays: Mapping[str, Array], where: str) -> Array:
         return np.ascontiguousarray(edges.T)
     edge_index = integers(arrays, "edge_index", where)
     if edge_index.ndim != 2 or edge_index.shape[0] != 2:
-        hint = " Name it edges." if edge_index.shape[1:] == (2,) else ""
+        hint = " Rename it to edges." if edge_index.shape[1:] == (2,) else ""
         raise DataError(
             f"{where}: edge_index must be (2, M), got shape {edge_index.shape}.{hint}"
         )
     return edge_index
 
 
-def _tell_dropped(given: Tensor, simple: Tensor, num_nodes: int, where: str) -> None:
-    """Log what making the graph undirected and simple has changed."""
+def _log_changes(given: Tensor, simple: Tensor, num_nodes: int, where: str) -> None:
+    """Log the edges that were dropped or added to make the graph undirected and simple."""
     row, col = given.numpy()
     keys = (row * num_nodes + col)[row != col]
     num_distinct = len(sorted_distinct(keys))
@@ -321,7 +326,7 @@ def _tell_dropped(given: Tensor, simple: Tensor, num_nodes: int, where: str) -> 
     one_way = simple.shape[1] - num_distinct
     if loops or repeated or one_way:
         log.info(
-            "%s: %d edges; dropped %d self-loops and %d repeated entries, added the "
+            "%s: %d edges; dropped %d self-loops and %d duplicate entries, added the "
             "other direction of %d edges.",
             where,
             simple.shape[1] // 2,
@@ -332,6 +337,7 @@ def _tell_dropped(given: Tensor, simple: Tensor, num_nodes: int, where: str) -> 
 
 
 def _masks(arrays: Mapping[str, Array], where: str) -> dict[str, Tensor]:
+    """Return the masks of the file by their names."""
     masks = {}
     for name in MASKS:
         mask = arrays.get(f"{name}_mask")
@@ -351,21 +357,22 @@ def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
     arrays : mapping of str to array
         Arrays by name.
     key : str
-        Which one.
+        Name of the array.
     where : str
-        The file, for messages.
+        File name for messages.
 
     Returns
     -------
-    array of int64, of the shape it has
+    array of int64
+        In its original shape.
 
     Raises
     ------
     DataError
-        If it is missing or holds no integers.
+        If the array is missing or does not hold integers.
     """
     if key not in arrays:
-        raise DataError(f"{where}: array {key} is missing.")
+        raise DataError(f"{where}: array {key} is missing. Add it to the file.")
     array = arrays[key]
     if not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"{where}: {key} must hold integers, got {array.dtype}.")

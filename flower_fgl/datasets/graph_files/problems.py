@@ -1,4 +1,4 @@
-"""Checks of a file: stop at the first problem, or find them all."""
+"""Error handling for checks of a file: raise the first error, or collect all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class ErrorCollector:
-    """Run checks one by one.
+    """Run checks, and raise the first error or collect all errors.
 
     Parameters
     ----------
     collect : bool
-        Whether to keep the problems and go on; by default the first one is raised.
+        Whether to collect errors and continue; by default the first one is raised.
     """
 
     def __init__(self, *, collect: bool = False) -> None:
@@ -31,15 +31,22 @@ class ErrorCollector:
     ) -> T | None:
         """Run one check.
 
+        Parameters
+        ----------
+        check : callable
+            Function that raises ``DataError`` if it finds a problem.
+        *args, **kwargs
+            Arguments of the check.
+
         Returns
         -------
         object
-            What the check returns; ``None`` if it found a problem that was kept.
+            Result of the check; ``None`` if its error was collected.
 
         Raises
         ------
         DataError
-            What the check raises, unless problems are collected.
+            Error of the check, unless errors are collected.
         """
         try:
             return check(*args, **kwargs)

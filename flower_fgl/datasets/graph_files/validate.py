@@ -1,4 +1,4 @@
-"""Check that a graph of any source keeps what the dataset classes promise."""
+"""Validation of datasets from any source."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["validate_graph_dataset", "validate_node_dataset"]
 def validate_node_dataset(
     dataset: NodeDataset, attempts: ErrorCollector | None = None
 ) -> None:
-    """Check that a graph keeps the promises of :class:`NodeDataset`.
+    """Check that a graph meets the requirements of :class:`NodeDataset`.
 
     Parameters
     ----------
     dataset : NodeDataset
-        The graph, of any source.
-    attempts : Attempts, optional
-        Where problems are kept, if the first is not to be raised.
+        Graph from any source.
+    attempts : ErrorCollector, optional
+        Collector of errors; by default the first error is raised.
 
     Raises
     ------
     DataError
-        If a shape or dtype is wrong, a feature is not finite, a label is outside
-        [-1, C), the edges are out of range, unsorted, doubled, self-loops or one-way,
+        If a shape or dtype is wrong, a feature is not finite, a label is outside [-1, C),
+        an edge is out of range, unsorted, duplicate, a self-loop or in one direction only,
         or two masks share a node.
     """
     num_nodes, name = dataset.num_nodes, dataset.name
@@ -48,12 +48,13 @@ def validate_node_dataset(
     network = dataset.network
     if network is not None and network.shape != (num_nodes,):
         raise DataError(
-            f"{name}: network must name one network per node, shape ({num_nodes},), "
+            f"{name}: network must hold one number per node, shape ({num_nodes},), "
             f"got {tuple(network.shape)}."
         )
 
 
 def _check_mask(mask: str, member: Tensor, num_nodes: int, name: str) -> bool:
+    """Check dtype and shape of a mask; return ``True``."""
     if member.dtype != torch.bool or member.shape != (num_nodes,):
         raise DataError(
             f'{name}: mask "{mask}" must be bool of shape ({num_nodes},), got '
@@ -63,18 +64,18 @@ def _check_mask(mask: str, member: Tensor, num_nodes: int, name: str) -> bool:
 
 
 def _check_disjoint(masks: Mapping[str, Tensor], name: str) -> None:
-    """Refuse a node that trains a model and also scores it."""
+    """Reject masks that share a node, e.g. for training and testing."""
     for (one, first), (other, second) in itertools.combinations(masks.items(), 2):
         shared = int((first & second).sum())
         if shared:
             raise DataError(
-                f'{name}: {shared} nodes are in both masks "{one}" and "{other}". Give '
-                "each node to one of train, val and test at most."
+                f'{name}: {shared} nodes are in both masks "{one}" and "{other}". '
+                "Assign each node to at most one of train, val and test."
             )
 
 
 def validate_graph_dataset(dataset: GraphDataset) -> None:
-    """Check that a set of graphs keeps the promises of :class:`GraphDataset`.
+    """Check that a set of graphs meets the requirements of :class:`GraphDataset`.
 
     Parameters
     ----------
@@ -84,8 +85,8 @@ def validate_graph_dataset(dataset: GraphDataset) -> None:
     Raises
     ------
     DataError
-        As :func:`validate_node_dataset`, or if ``batch`` does not number the graphs in
-        ascending order, or an edge joins two graphs.
+        If features, labels or edges are invalid as in :func:`validate_node_dataset`,
+        ``batch`` is not ascending or out of range, or an edge joins two graphs.
     """
     batch, name = dataset.batch, dataset.name
     _check_features(dataset.x, batch.numel(), name)
@@ -95,15 +96,18 @@ def validate_graph_dataset(dataset: GraphDataset) -> None:
     out_of_range = bool(((batch < 0) | (batch >= dataset.num_graphs)).any())
     if not is_ascending or out_of_range:
         raise DataError(
-            f"{name}: batch must give each node its graph, ascending and in "
-            f"[0, {dataset.num_graphs})."
+            f"{name}: batch must hold the graph of each node, ascending and in "
+            f"[0, {dataset.num_graphs}). Sort the nodes by graph."
         )
     row, col = dataset.edge_index
     if bool((batch[row] != batch[col]).any()):
-        raise DataError(f"{name}: an edge joins nodes of two graphs.")
+        raise DataError(
+            f"{name}: an edge joins nodes of two graphs. Remove such edges."
+        )
 
 
 def _check_features(x: Tensor, num_nodes: int, name: str) -> None:
+    """Check dtype, shape and finite values of features."""
     if x.dtype != torch.float32 or x.dim() != 2 or x.shape[0] != num_nodes:
         raise DataError(
             f"{name}: features must be float32 of shape ({num_nodes}, d), got "
@@ -121,14 +125,15 @@ def _check_features(x: Tensor, num_nodes: int, name: str) -> None:
     bad = int((~values.isfinite()).sum())
     raise DataError(
         f"{name}: {bad:,} feature values are NaN or infinite, the first at node "
-        f"{node}, column {column}. Impute or drop them."
+        f"{node}, column {column}. Impute them, or drop these nodes or columns."
     )
 
 
 def _check_labels(y: Tensor, num_classes: int, name: str, *, lowest: int) -> None:
+    """Check dtype, shape and range of labels."""
     if y.dtype != torch.int64 or y.dim() != 1:
         raise DataError(
-            f"{name}: labels must be one int64 each, got {y.dtype} of shape "
+            f"{name}: labels must be int64 with one dimension, got {y.dtype} of shape "
             f"{tuple(y.shape)}."
         )
     wrong = ((y < lowest) | (y >= num_classes)).nonzero()
@@ -142,6 +147,7 @@ def _check_labels(y: Tensor, num_classes: int, name: str, *, lowest: int) -> Non
 
 
 def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
+    """Check that edges are in range, undirected, simple and sorted."""
     if (
         edge_index.dtype != torch.int64
         or edge_index.dim() != 2
@@ -157,7 +163,7 @@ def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
     if int(edge_index.min()) < 0 or int(edge_index.max()) >= num_nodes:
         raise DataError(
             f"{name}: edges name nodes {int(edge_index.min())} to "
-            f"{int(edge_index.max())}, but the nodes are 0 to {num_nodes - 1}."
+            f"{int(edge_index.max())}, but nodes are numbered 0 to {num_nodes - 1}."
         )
     is_sorted = bool(((row * num_nodes + col).diff() > 0).all())
     is_two_way = torch.equal(
@@ -167,6 +173,6 @@ def _check_edges(edge_index: Tensor, num_nodes: int, name: str) -> None:
     if not is_sorted or not is_two_way or bool((row == col).any()):
         raise DataError(
             f"{name}: edges must be undirected and simple: both directions, sorted by "
-            "(row, column), no self-loop, none twice. Pass them through "
+            "(row, column), without self-loops or duplicates. Pass them through "
             "undirected_simple()."
         )

@@ -1,4 +1,4 @@
-"""Write a client's graph as the file its owner would have, see ``files.py``."""
+"""Write a client's graph as a graph file, see ``graph_file.py``."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ __all__ = ["save_client_graph"]
 
 
 def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None:
-    """Write one client's graph as an owner's ``.npz`` file, all of it or nothing.
+    """Write one client's graph as a data owner's ``.npz`` file, atomically.
 
     Parameters
     ----------
     path : path-like
-        File to write; its folder exists.
+        File to write; its folder must exist.
     client : ClientGraph
-        What :func:`load_graph_file` gives back to the last bit, but for
-        ``partition_id``: that is given by who loads the file.
+        Client to write. :func:`load_graph_file` restores it exactly, except for
+        ``partition_id``, which the caller then sets.
 
     Raises
     ------
     DataError
-        If a mask has a name that the file does not know.
+        If a mask has a name that graph files do not support.
     OSError
-        If the file cannot be written; an older file of that name is left as it was.
+        If the file cannot be written; an existing file then stays unchanged.
     """
     path = Path(path)
     names = {name for g in (client.graph, *client.evaluation) for name in g.masks}
     if not names <= set(MASKS):
         raise DataError(
             f"{path}: masks {', '.join(sorted(names - set(MASKS)))} cannot be stored; "
-            f"a graph file knows {', '.join(MASKS)}."
+            f"a graph file supports {', '.join(MASKS)}. Rename or remove the others."
         )
     arrays = _graph_arrays(client.graph, "")
     arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
@@ -62,7 +62,7 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
 
 
 def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:
-    """Name the arrays of one graph as they stand in the file."""
+    """Return the arrays of one graph by their names in the file."""
     if graph.x.layout == torch.sparse_csr:
         matrix = scipy_csr(graph.x)
         arrays = {

@@ -1,1 +1,1 @@
-"""Partition a graph, or a set of graphs, among clients."""
+"""Partition the nodes of a graph, or a set of graphs, among clients."""

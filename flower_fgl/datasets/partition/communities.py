@@ -1,7 +1,7 @@
-"""Groups of nodes that a graph's structure suggests: METIS and Louvain.
+"""Structural node groups: METIS parts, Louvain communities and their merge.
 
-Every function is pure: the same graph, number of groups and seed give the same groups
-in every process. Groups are ascending arrays of node numbers.
+Every function is pure: equal graphs, numbers of groups and seeds give equal groups in
+every process. Groups are ascending arrays of node numbers.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ __all__ = [
 IntArray = NDArray[np.int64]
 
 RECURSIVE_UP_TO = 8
-"""Most parts that METIS finds by recursive bisection; more are found k-way."""
+"""Largest number of parts for recursive bisection; METIS finds more parts k-way."""
 
 NUM_COMMUNITIES = 100
-"""Communities from which ``louvain-label`` and ``metis-label`` build their clients."""
+"""Number of communities that ``louvain-label`` and ``metis-label`` merge to clients."""
 
 MAX_SIZE_DIFFERENCE = 20
-"""δ of the greedy merge: how many nodes above ⌊N/K⌋ a client may hold."""
+"""δ of the greedy merge: a client may hold up to δ nodes more than ⌊N/K⌋."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class MergedCommunities:
-    """Communities dealt to clients by :func:`merge_communities`.
+    """Communities assigned to clients by :func:`merge_communities`.
 
     Parameters
     ----------
     parts : list of ndarray of shape (n_i,), int64
         Nodes of each client, ascending; a client may have none.
     max_size_difference : int
-        The δ used, smaller than the one asked for on a tiny graph.
+        The δ used; on a tiny graph it is smaller than requested.
     num_fallbacks : int
-        Chunks that fitted nowhere and went to the smallest client still filling.
+        Chunks that fitted no client and were assigned to the smallest open client.
     """
 
     parts: list[IntArray]
@@ -85,7 +85,7 @@ def group_nodes(owner: IntArray, num_groups: int) -> list[IntArray]:
 def metis_communities(
     edge_index: IntArray, num_nodes: int, num_parts: int, *, seed: int
 ) -> list[IntArray]:
-    """Cut a graph into equal parts with few edges between, Karypis & Kumar 1998.
+    """Partition a graph into equal parts with few edges between, Karypis & Kumar 1998.
 
     Parameters
     ----------
@@ -101,15 +101,15 @@ def metis_communities(
     Returns
     -------
     list of ndarray of shape (n_i,), int64
-        The parts; METIS may leave some empty on a graph that is tiny or has hardly any
-        edge.
+        The parts. METIS may leave some empty if the graph is tiny or has very few edges.
 
     Notes
     -----
-    1. Unweighted, edge cut as objective, METIS' default imbalance. Recursive bisection
-       up to ``RECURSIVE_UP_TO`` parts and k-way above are pymetis' own choice, fixed
-       here so that another release cannot change a partition.
-    2. METIS takes the seed as it is; in its generator 0 and 1 start the same stream.
+    1. The graph is unweighted, the objective is the edge cut, and the imbalance is
+       METIS' default. Recursive bisection up to ``RECURSIVE_UP_TO`` parts and k-way
+       partitioning above are the defaults of pymetis. They are fixed here so that
+       another release cannot change a partition.
+    2. METIS uses the seed unchanged; its generator gives the same stream for 0 and 1.
     """
     ones = np.ones(edge_index.shape[1], dtype=np.int8)
     shape = (num_nodes, num_nodes)
@@ -129,7 +129,7 @@ def metis_communities(
 def metis_parts(
     edge_index: IntArray, num_nodes: int, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Cut a graph into one METIS part for each client.
+    """Partition a graph into one METIS part per client.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def metis_parts(
     Raises
     ------
     DataError
-        If METIS leaves a part empty, as it may for tiny graphs.
+        If METIS leaves a part empty, which happens on tiny graphs.
     """
     parts = metis_communities(edge_index, num_nodes, num_clients, seed=seed)
     num_empty = sum(len(nodes) == 0 for nodes in parts)
@@ -162,7 +162,7 @@ def metis_parts(
 def louvain_communities(
     edge_index: IntArray, num_nodes: int, *, seed: int
 ) -> list[IntArray]:
-    """Find the communities of highest modularity, Blondel et al. 2008.
+    """Find communities by maximizing modularity, Blondel et al. 2008.
 
     Parameters
     ----------
@@ -171,15 +171,15 @@ def louvain_communities(
     num_nodes : int
         Number of nodes N.
     seed : int in [0, 2**32)
-        Seed of the order in which nodes are visited.
+        Seed of the order of node visits.
 
     Returns
     -------
     list of ndarray of shape (n_i,), int64
-        Communities in the order of their first node, at resolution 1. An isolated node
-        is a community by itself.
+        Communities at resolution 1, in the order of their first node. An isolated node
+        is its own community.
     """
-    # Most processes that import this module only open a partition made by another.
+    # Imported here: most processes only load a partition that another one computed.
     import community
     import networkx
 
@@ -201,10 +201,10 @@ def merge_communities(
     *,
     max_size_difference: int = MAX_SIZE_DIFFERENCE,
 ) -> MergedCommunities:
-    """Deal communities to clients of about equal size, greedily and largest first.
+    """Assign communities greedily, largest first, to clients of about equal size.
 
-    Communities longer than the cap ⌊N/K⌋ - δ are first cut into consecutive chunks of
-    that length.
+    Communities of more than ⌊N/K⌋ - δ nodes are first divided into consecutive chunks of
+    that size.
 
     Parameters
     ----------
@@ -214,8 +214,8 @@ def merge_communities(
     num_clients : int in [1, N]
         Number of clients K.
     max_size_difference : int, at least 0
-        δ. Every client stays below ⌊N/K⌋ + δ unless a chunk fits nowhere. Where the cap
-        would fall below 1, δ is lowered to half of ⌊N/K⌋.
+        δ. Every client stays below ⌊N/K⌋ + δ nodes unless a chunk fits no client. If
+        ⌊N/K⌋ - δ is below 1, δ is reduced to half of ⌊N/K⌋.
 
     Returns
     -------
@@ -223,28 +223,30 @@ def merge_communities(
 
     Notes
     -----
-    1. The published code takes up to 1000 turns looking for a place and then picks a
-       wrong index. Here one full turn without a place sends the chunk to the smallest
-       client that is not yet full (the first of the ring among equals).
+    1. The published code searches up to 1000 times for a client with room, and then uses
+       a wrong index. Here a chunk that fits no client of the ring is assigned to the
+       smallest client in it, on a tie to the first in the ring.
     """
     size = sum(len(nodes) for nodes in communities) // num_clients
     delta = max_size_difference
     if size - delta < 1:
         delta = size // 2
         logger.info(
-            "Louvain merge: %d nodes a client are too few for a size difference of %d; "
+            "Louvain merge: %d nodes per client are too few for a size difference of %d; "
             "using %d.",
             size,
             max_size_difference,
             delta,
         )
-    chunks = _cut(communities, size - delta)
-    held, num_fallbacks = _deal(chunks, num_clients, size=size, limit=size + delta)
+    chunks = _chunks(communities, size - delta)
+    held, num_fallbacks = _assign_chunks(
+        chunks, num_clients, size=size, limit=size + delta
+    )
     parts = [np.sort(np.concatenate([np.empty(0, np.int64), *own])) for own in held]
     if num_fallbacks:
         logger.info(
-            "Louvain merge: %d of %d chunks fitted nowhere and went to the smallest "
-            "client still filling; client sizes are %d to %d nodes for a target of %d.",
+            "Louvain merge: %d of %d chunks fitted no client and were assigned to the "
+            "smallest open client; client sizes are %d to %d nodes, target %d.",
             num_fallbacks,
             len(chunks),
             min(map(len, parts)),
@@ -254,8 +256,8 @@ def merge_communities(
     return MergedCommunities(parts, delta, num_fallbacks)
 
 
-def _cut(communities: Sequence[IntArray], cap: int) -> list[IntArray]:
-    """Cut communities into chunks of at most ``cap`` nodes, largest first."""
+def _chunks(communities: Sequence[IntArray], cap: int) -> list[IntArray]:
+    """Divide communities into chunks of at most ``cap`` nodes, largest first."""
     chunks = [
         chunk
         for nodes in communities
@@ -264,15 +266,12 @@ def _cut(communities: Sequence[IntArray], cap: int) -> list[IntArray]:
     return sorted(chunks, key=len, reverse=True)  # sorted() is stable
 
 
-def _deal(
+def _assign_chunks(
     chunks: Sequence[IntArray], num_clients: int, *, size: int, limit: int
 ) -> tuple[list[list[IntArray]], int]:
-    """Deal chunks round the ring of clients that are not yet full.
-
-    A client leaves the ring when it holds ``size`` nodes and takes no chunk with which
-    it would hold ``limit``. Returns the chunks of each client and the number of chunks
-    that fitted nowhere.
-    """
+    """Assign chunks round-robin; return each client's chunks and the misfit count."""
+    # A client leaves the ring once it holds `size` nodes, and takes no chunk with which
+    # it would hold `limit` nodes.
     ring = list(range(num_clients))
     held: list[list[IntArray]] = [[] for _ in ring]
     sizes = [0] * num_clients
@@ -281,13 +280,13 @@ def _deal(
         while len(ring) > 1 and sizes[ring[pointer]] >= size:
             del ring[pointer]
             pointer %= len(ring)
-        turn = [(pointer + step) % len(ring) for step in range(len(ring))]
+        slots = [(pointer + step) % len(ring) for step in range(len(ring))]
         room = limit - len(chunk)
-        place = next((slot for slot in turn if sizes[ring[slot]] < room), None)
-        if place is None:
-            place = min(range(len(ring)), key=lambda slot: sizes[ring[slot]])
+        chosen = next((slot for slot in slots if sizes[ring[slot]] < room), None)
+        if chosen is None:
+            chosen = min(range(len(ring)), key=lambda slot: sizes[ring[slot]])
             num_fallbacks += 1
-        pointer = place
+        pointer = chosen
         held[ring[pointer]].append(chunk)
         sizes[ring[pointer]] += len(chunk)
     return held, num_fallbacks

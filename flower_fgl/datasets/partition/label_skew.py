@@ -1,4 +1,4 @@
-"""Deals of nodes, graphs, networks or communities that never look at edges."""
+"""Partition rules that ignore edges: uniform, by network, Dirichlet, label clusters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 IntArray = NDArray[np.int64]
 
 MIN_CLIENT_SIZE = 5
-"""Fewest nodes (or graphs) of a client that the Dirichlet rule accepts."""
+"""Minimum number of nodes (or graphs) per client under the Dirichlet rule."""
 
 DIRICHLET_TRIES = 100
 KMEANS_TRIES = 100
@@ -42,7 +42,7 @@ def count_classes(
     parts : sequence of ndarray of shape (n_i,), int64
         Members of each part.
     labels : ndarray of shape (N,), int64
-        Classes; -1, which counts for no class, where unknown.
+        Classes; -1 if unknown, which is not counted.
     num_classes : int
         Number of classes C.
 
@@ -59,7 +59,7 @@ def count_classes(
 
 
 def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray]:
-    """Deal nodes at random, one to each client in turn, whatever their labels.
+    """Assign nodes to clients at random and evenly, independent of labels.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def deal_evenly(num_nodes: int, num_clients: int, *, seed: int) -> list[IntArray
 
 
 def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[IntArray]:
-    """Give each client one network, drawn without replacement, FedPANO Sec. 4.1.
+    """Assign each client one network, sampled without replacement, FedPANO Sec. 4.1.
 
     Parameters
     ----------
@@ -93,28 +93,28 @@ def draw_networks(network: IntArray, num_clients: int, *, seed: int) -> list[Int
     Returns
     -------
     list of ndarray of shape (n_i,), int64
-        Nodes of each client's network, ascending; other networks are nobody's.
+        Nodes of each client's network, ascending; other networks are not assigned.
 
     Raises
     ------
     DataError
         If there are fewer networks than clients.
     """
-    names, place = np.unique(network, return_inverse=True)
+    names, index = np.unique(network, return_inverse=True)
     if num_clients > len(names):
         raise DataError(
-            f"The data hold {len(names)} networks, one for each client: use at most as "
-            f"many clients, got {num_clients}."
+            f"The dataset has {len(names)} networks, and each client needs its own: use "
+            f"at most {len(names)} clients, got {num_clients}."
         )
-    nodes = group_nodes(place, len(names))
+    nodes = group_nodes(index, len(names))
     order = numpy_generator(seed, 0, SERVER, "networks").permutation(len(names))
-    return [nodes[one] for one in order[:num_clients]]
+    return [nodes[chosen] for chosen in order[:num_clients]]
 
 
 def deal_evenly_by_class(
     labels: IntArray, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Deal each class at random, one to each client in turn.
+    """Assign the members of each class to clients at random and evenly.
 
     Parameters
     ----------
@@ -128,9 +128,9 @@ def deal_evenly_by_class(
     Returns
     -------
     list of ndarray of shape (n_i,), int64
-        Ascending members of each client. Clients differ by at most one member in each
-        class and, since a class starts at the client at which the last one stopped, by
-        at most one in all.
+        Ascending members of each client. Clients differ by at most one member per class.
+        They also differ by at most one in total, because each class starts at the client
+        after the last one of the class before.
     """
     generator = numpy_generator(seed, 0, SERVER, "partition/uniform")
     shuffled = generator.permutation(len(labels))
@@ -148,24 +148,24 @@ def dirichlet_parts(
     seed: int,
     min_size: int = MIN_CLIENT_SIZE,
 ) -> list[IntArray]:
-    """Give each client shares of the classes drawn from a Dirichlet distribution.
+    """Assign each client class shares sampled from a Dirichlet distribution.
 
-    A client that holds its even share N/K takes nothing of the classes that follow. The
-    draw is repeated until the smallest client holds ``min_size`` members.
+    A client that holds N/K members gets no members of the following classes. Sampling is
+    repeated until the smallest client holds ``min_size`` members.
 
     Parameters
     ----------
     labels : ndarray of shape (N,), int64
-        Classes of nodes or graphs; those of unknown class (-1) are dealt as one more
-        class, the last.
+        Classes of nodes or graphs; members of unknown class (-1) are assigned like one
+        more class, the last.
     num_clients : int
         Number of clients K.
     alpha : float, above 0
         Concentration; small values give strong label skew.
     seed : int
-        Partition seed; every try draws from a generator of its own.
+        Partition seed; every attempt has its own generator.
     min_size : int
-        Fewest members of a client.
+        Minimum number of members per client.
 
     Returns
     -------
@@ -175,18 +175,18 @@ def dirichlet_parts(
     Raises
     ------
     DataError
-        If the clients cannot all have, or in 100 tries do not all get, ``min_size``
-        members.
+        If there are fewer than K · ``min_size`` members, or 100 attempts leave a client
+        with fewer than ``min_size``.
 
     Notes
     -----
-    1. Where rounding leaves no share to any client with room, those with room share the
+    1. If rounding leaves a share of 0 to every client with room, these clients share the
        class evenly.
     """
     if num_clients * min_size > len(labels):
         raise DataError(
-            f"The Dirichlet rule gives each client at least {min_size} members: "
-            f"{num_clients} clients need {num_clients * min_size}, there are "
+            f"The Dirichlet rule assigns at least {min_size} members to each client: "
+            f"{num_clients} clients need {num_clients * min_size}, but the dataset has "
             f"{len(labels)}. Use at most {len(labels) // min_size} clients."
         )
     for attempt in range(DIRICHLET_TRIES):
@@ -196,7 +196,7 @@ def dirichlet_parts(
             return group_nodes(owner, num_clients)
     raise DataError(
         f"The Dirichlet rule with alpha = {alpha:g} did not reach {min_size} members "
-        f"for each of {num_clients} clients in {DIRICHLET_TRIES} tries. Use a larger "
+        f"for each of {num_clients} clients in {DIRICHLET_TRIES} attempts. Use a larger "
         "alpha, fewer clients or another seed."
     )
 
@@ -204,7 +204,7 @@ def dirichlet_parts(
 def _dirichlet_owner(
     labels: IntArray, num_clients: int, alpha: float, generator: np.random.Generator
 ) -> IntArray:
-    """Draw the client of each member once, class by class."""
+    """Sample the client of each member once, class by class."""
     owner = np.empty(len(labels), dtype=np.int64)
     sizes = np.zeros(num_clients, dtype=np.int64)
     known = np.unique(labels)
@@ -216,7 +216,7 @@ def _dirichlet_owner(
         if shares.sum() == 0:
             shares = has_room.astype(np.float64)
         shares /= shares.sum()
-        # The last end is the length, which a rounded sum of shares may miss.
+        # The last boundary is the class size; a rounded sum of shares may miss it.
         ends = np.floor(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
         client = np.searchsorted(ends, np.arange(len(members)), side="right")
         owner[members] = client
@@ -232,21 +232,21 @@ def cluster_by_labels(
     *,
     seed: int,
 ) -> list[IntArray]:
-    """Unite communities of similar label shares to clients, by K-means.
+    """Merge communities with similar label shares to clients by K-means.
 
     Parameters
     ----------
     communities : sequence of ndarray of shape (n_i,), int64
         Disjoint communities, none empty.
     labels : ndarray of shape (N,), int64
-        Classes; -1, which counts towards no share, where unknown.
+        Classes; -1 if unknown, which counts towards no share.
     num_classes : int
         Number of classes C.
     num_clients : int
         Number of clients K.
     seed : int in [0, 2**32)
-        Seed of K-means (Euclidean, best of 10 starts); the next one is taken while a
-        cluster stays empty.
+        Seed of K-means (Euclidean, best of 10 starts). If a cluster is empty, K-means is
+        repeated with the next seed.
 
     Returns
     -------
@@ -256,17 +256,18 @@ def cluster_by_labels(
     Raises
     ------
     DataError
-        If there are fewer communities, or fewer that differ in their label shares, than
-        clients, or if 100 seeds all leave a cluster empty.
+        If there are fewer communities with distinct label shares than clients, or if 100
+        seeds all leave a cluster empty.
     """
     sizes = np.array([len(nodes) for nodes in communities])
     shares = count_classes(communities, labels, num_classes) / sizes[:, None]  # (M, C)
     num_different = len(np.unique(shares, axis=0))
     if num_different < num_clients:
         raise DataError(
-            f"A client for each of {num_clients} kinds of community was asked for, but "
-            f"there are {len(sizes)} communities with {num_different} different label "
-            f"shares. Use at most {num_different} clients or another partition rule."
+            f"{num_clients} clients need {num_clients} communities with different label "
+            f"shares, but there are {len(sizes)} communities with {num_different} "
+            f"different label shares. Use at most {num_different} clients or another "
+            "partition rule."
         )
     for attempt in range(KMEANS_TRIES):
         cluster = _kmeans(shares, num_clients, seed=(seed + attempt) % 2**32)
@@ -283,13 +284,13 @@ def cluster_by_labels(
 
 def _kmeans(points: NDArray[np.float64], num_clusters: int, *, seed: int) -> IntArray:
     """Return the cluster of each point."""
-    # Most processes that import this module only open a partition made by another.
+    # Imported here: most processes only load a partition that another one computed.
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     model = KMeans(num_clusters, n_init=10, random_state=seed)
-    # One thread: partial sums, hence ties, must not depend on the machine's cores.
+    # One thread: partial sums, and so ties, must not depend on the number of cores.
     with threadpool_limits(limits=1), warnings.catch_warnings():
-        # It warns of an empty cluster, which the caller meets with the next seed.
+        # It warns about an empty cluster; the caller then uses the next seed.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return np.asarray(model.fit_predict(points), dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Partitions: which client holds which node, or which graph.
+"""Partitions of nodes or graphs among clients, their hash and their cache key.
 
 ``NODE_RULES``, ``NETWORK_RULES`` and ``GRAPH_RULES`` are the tables of rules. A rule is a
-pure function of the data, the number of clients K, the seed and its options; its result
-is a list of K ascending arrays which together hold every node (or graph) once, or K
-networks of many.
+pure function of the dataset, the number of clients K, the seed and its options. It
+returns K ascending arrays. Together they hold every node (or graph) once; a network rule
+selects K of the networks.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ __all__ = [
 IntArray = NDArray[np.int64]
 
 RULES_VERSION = 1
-"""Raised by a change to a rule's result, so that stored partitions are made anew."""
+"""Increment this when a rule's result changes, to invalidate stored partitions."""
 
-SEED_END = 2**31  # METIS takes a signed, Louvain and K-means an unsigned 32-bit seed
+SEED_END = (
+    2**31
+)  # METIS needs a signed 32-bit seed, Louvain and K-means an unsigned one
 
 
 def partition_nodes(
@@ -55,7 +57,7 @@ def partition_nodes(
     seed: int,
     alpha: float = 0.5,
 ) -> list[IntArray]:
-    """Share out the nodes of a graph.
+    """Partition the nodes of a graph among clients.
 
     Parameters
     ----------
@@ -68,22 +70,22 @@ def partition_nodes(
     seed : int in [0, 2**31)
         Partition seed.
     alpha : float, above 0
-        Concentration of ``dirichlet``; other rules do not read it.
+        Concentration of ``dirichlet``; other rules ignore it.
 
     Returns
     -------
     list of ndarray of shape (n_i,), int64
-        Ascending nodes of each of the K clients: disjoint, none empty; covering, but for
-        ``network``.
+        Ascending nodes of each of the K clients: disjoint and none empty. They cover the
+        graph, except with ``network``.
 
     Raises
     ------
     ConfigError
         If the rule is unknown, or the number of clients, the seed or ``alpha`` is out
-        of range, or ``network`` is asked for data of one network.
+        of range, or the rule is ``network`` and the dataset has a single network.
     DataError
-        If the rule leaves a client without nodes on this graph, or cannot give each
-        client the nodes (or a network) it demands.
+        If the rule leaves a client without nodes, or cannot assign each client its
+        minimum number of nodes or its own network.
     """
     if rule in NETWORK_RULES:
         return _partition_networks(dataset, rule, num_clients, seed=seed)
@@ -101,10 +103,10 @@ def partition_nodes(
 def _partition_networks(
     dataset: NodeDataset, rule: str, num_clients: int, *, seed: int
 ) -> list[IntArray]:
-    """Share out whole networks."""
+    """Assign one whole network to each client."""
     if dataset.network is None:
         raise ConfigError(
-            f'partition = "{rule}" gives each client a network of its own, but '
+            f'partition = "{rule}" assigns each client its own network, but '
             f'{dataset.name} is one graph: use partition = "metis".'
         )
     given = PartitionInput(
@@ -128,7 +130,7 @@ def partition_graphs(
     seed: int,
     alpha: float = 0.5,
 ) -> list[IntArray]:
-    """Share out whole graphs.
+    """Partition whole graphs among clients.
 
     Parameters
     ----------
@@ -141,12 +143,12 @@ def partition_graphs(
     seed : int in [0, 2**31)
         Partition seed.
     alpha : float, above 0
-        Concentration of ``dirichlet``; ``uniform`` does not read it.
+        Concentration of ``dirichlet``; ``uniform`` ignores it.
 
     Returns
     -------
     list of ndarray of shape (n_i,), int64
-        Ascending graphs of each of the K clients: disjoint, covering, none empty.
+        Ascending graphs of each of the K clients: disjoint, none empty, covering all.
 
     Raises
     ------
@@ -154,7 +156,8 @@ def partition_graphs(
         If the rule is unknown, or the number of clients, the seed or ``alpha`` is out
         of range.
     DataError
-        If the rule cannot give each client the graphs it demands.
+        If the rule leaves a client without graphs, or cannot assign each client its
+        minimum number of graphs.
     """
     classes = np.asarray(labels, dtype=np.int64)
     given = PartitionInput(
@@ -171,7 +174,7 @@ def partition_graphs(
 def _partition(
     given: PartitionInput, rule: str, rules: Mapping[str, PartitionRule], members: str
 ) -> list[IntArray]:
-    """Check what is given, apply the rule and refuse an empty client."""
+    """Check the input, apply the rule and reject an empty client."""
     _check(given, _find(rule, rules), rule, members)
     if given.num_clients == 1:
         return [np.arange(given.num_nodes, dtype=np.int64)]
@@ -180,14 +183,14 @@ def _partition(
     if empty:
         raise DataError(
             f'The rule "{rule}" left {len(empty)} of {given.num_clients} clients '
-            f"without {members} (the first is client {empty[0]}): {given.num_nodes} "
-            f"{members} are too few for it. Use fewer clients or another rule."
+            f"without {members}, the first is client {empty[0]}: the dataset has only "
+            f"{given.num_nodes} {members}. Use fewer clients or another rule."
         )
     return parts
 
 
 def _find(rule: str, rules: Mapping[str, PartitionRule]) -> PartitionRule:
-    """Look up a rule."""
+    """Look up a rule by its name."""
     if rule not in rules:
         kind = "nodes" if rules is NODE_RULES else "graphs"
         raise ConfigError(
@@ -197,13 +200,13 @@ def _find(rule: str, rules: Mapping[str, PartitionRule]) -> PartitionRule:
 
 
 def _check(given: PartitionInput, row: PartitionRule, rule: str, members: str) -> None:
-    """Refuse settings out of range."""
+    """Reject settings that are out of range."""
     if given.num_clients < 1:
         raise ConfigError(f"clients must be at least 1, got {given.num_clients}.")
     if given.num_clients > given.num_nodes:
         raise ConfigError(
             f"clients = {given.num_clients} is more than the {given.num_nodes} "
-            f"{members} of the data. Use at most {given.num_nodes} clients."
+            f"{members} of the dataset. Use at most {given.num_nodes} clients."
         )
     if not 0 <= given.seed < SEED_END:
         raise ConfigError(
@@ -218,7 +221,7 @@ def _check(given: PartitionInput, row: PartitionRule, rule: str, members: str) -
 
 
 def partition_sha256(parts: Sequence[IntArray]) -> str:
-    """Name a partition by the SHA-256 of its sizes and members.
+    """Hash the sizes and members of a partition with SHA-256.
 
     Parameters
     ----------
@@ -229,7 +232,7 @@ def partition_sha256(parts: Sequence[IntArray]) -> str:
     -------
     str of 64 hexadecimal digits
         Digest of K, the K sizes and the concatenated members as little-endian 64-bit
-        integers: the same on every machine, another one if a boundary moves.
+        integers. It is equal on every machine and changes if any member moves.
     """
     header = np.array([len(parts), *map(len, parts)], dtype="<i8")
     digest = hashlib.sha256(header.tobytes())
@@ -246,7 +249,7 @@ def partition_key(
     alpha: float = 0.5,
     rules: Mapping[str, PartitionRule] = NODE_RULES,
 ) -> str:
-    """Spell all that decides a partition apart from the data.
+    """Return a text key of everything that determines a partition except the dataset.
 
     Parameters
     ----------
@@ -257,7 +260,7 @@ def partition_key(
     seed : int
         Partition seed.
     alpha : float
-        Concentration of ``dirichlet``; part of the key where the rule reads it.
+        Concentration of ``dirichlet``; part of the key if the rule reads it.
     rules : mapping of str to PartitionRule
         ``NODE_RULES``, ``NETWORK_RULES`` or ``GRAPH_RULES``.
 

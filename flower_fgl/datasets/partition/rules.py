@@ -1,4 +1,4 @@
-"""The tables of partition rules: names, options and what each computes."""
+"""Tables of partition rules: name, function, options and libraries of each."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PartitionInput:
-    """All that a rule may read.
+    """Input of a partition rule.
 
     Parameters
     ----------
     edge_index : ndarray of shape (2, 2E), int64
-        Both directions of each edge; shape (2, 0) where graphs are dealt.
+        Both directions of each edge; shape (2, 0) if whole graphs are partitioned.
     labels : ndarray of shape (N,), int64
-        Classes of the N nodes (or graphs), -1 where unknown.
+        Classes of the N nodes (or graphs), -1 if unknown.
     num_classes : int
         Number of classes C.
     num_clients : int in [2, N]
@@ -74,13 +74,13 @@ class PartitionRule:
     Parameters
     ----------
     description : str
-        What it does, in a line.
+        One-line description.
     assign : callable
-        From a :class:`PartitionInput` to the list of K arrays.
+        Maps a :class:`PartitionInput` to the list of K arrays.
     options : tuple of str
-        Options it reads besides the number of clients and the seed (``alpha``).
+        Options it reads in addition to the number of clients and the seed (``alpha``).
     libraries : tuple of str
-        Distributions whose release may change its result.
+        Python packages whose version may change its result.
     """
 
     description: str
@@ -155,59 +155,59 @@ NODE_RULES: dict[str, PartitionRule] = {
         libraries=("pymetis",),
     ),
     "louvain": PartitionRule(
-        "Louvain communities, cut and merged to clients of about equal size",
+        "Louvain communities, divided and merged to clients of about equal size",
         _louvain,
         libraries=("python-louvain", "networkx"),
     ),
     "louvain-label": PartitionRule(
-        "about 100 balanced Louvain communities, united by K-means on label shares",
+        "about 100 balanced Louvain communities, merged by K-means on label shares",
         _louvain_label,
         libraries=("python-louvain", "networkx", "scikit-learn"),
     ),
     "louvain-label-a": PartitionRule(
-        "raw Louvain communities, united by K-means on label shares",
+        "raw Louvain communities, merged by K-means on label shares",
         _louvain_label_a,
         libraries=("python-louvain", "networkx", "scikit-learn"),
     ),
     "metis-label": PartitionRule(
-        "100 METIS parts, united by K-means on label shares",
+        "100 METIS parts, merged by K-means on label shares",
         _metis_label,
         libraries=("pymetis", "scikit-learn"),
     ),
     "dirichlet": PartitionRule(
-        "each class shared out by a Dirichlet draw; small alpha, strong label skew",
+        "class shares from a Dirichlet distribution; small alpha, strong label skew",
         _dirichlet,
         options=("alpha",),
         libraries=("numpy",),
     ),
     "uniform": PartitionRule(
-        "nodes dealt at random, evenly, whatever their labels and edges",
+        "nodes assigned at random and evenly, independent of labels and edges",
         _uniform,
         libraries=("numpy",),
     ),
 }
-"""Rules for one graph whose nodes are shared out."""
+"""Rules that partition the nodes of one graph."""
 
 GRAPH_RULES: dict[str, PartitionRule] = {
     "dirichlet": PartitionRule(
-        "each class shared out by a Dirichlet draw; small alpha, strong label skew",
+        "class shares from a Dirichlet distribution; small alpha, strong label skew",
         _dirichlet,
         options=("alpha",),
         libraries=("numpy",),
     ),
     "uniform": PartitionRule(
-        "graphs of each class dealt at random, evenly: equal shares on every client",
+        "graphs of each class assigned at random: equal class shares on every client",
         _uniform_by_class,
         libraries=("numpy",),
     ),
 }
-"""Rules for many small graphs that are shared out whole."""
+"""Rules that partition a set of graphs."""
 
 NETWORK_RULES: dict[str, PartitionRule] = {
     "network": PartitionRule(
-        "one network per client, drawn at random; the others are left out",
+        "one network per client, sampled at random; the others are dropped",
         _network,
         libraries=("numpy",),
     ),
 }
-"""Rules for data sets of many networks, of which each client gets a whole one."""
+"""Rules that assign one whole network of a dataset to each client."""

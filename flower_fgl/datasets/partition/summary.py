@@ -1,4 +1,4 @@
-"""What a partition does to a data set: sizes, edges kept, label skew."""
+"""Statistics of a partition: client sizes, share of edges kept, label skew."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ class PartitionSummary:
     Parameters
     ----------
     class_counts : ndarray of shape (K, C), int64
-        Nodes (or graphs) of each class on each client; those of unknown class count for
-        none.
+        Nodes (or graphs) of each class on each client, without those of unknown class.
     sizes : ndarray of shape (K,), int64
         Nodes (or graphs) of each client.
     share_edges_kept : float in [0, 1]
-        Share of edges with both ends on one client; 1 where there are no edges to lose.
+        Share of edges with both ends on one client; 1 for a dataset without edges.
     """
 
     class_counts: IntArray
@@ -45,10 +44,7 @@ class PartitionSummary:
 
     @property
     def exp_label_entropy(self) -> FloatArray:
-        """Effective number of classes of each client, exp of its label entropy.
-
-        Shape (K,), between 1 and C; 0 for a client without a labelled member.
-        """
+        """Exp of each client's label entropy, shape (K,), in [1, C]; 0 without labels."""
         total = self.class_counts.sum(axis=1, keepdims=True)  # (K, 1)
         share = self.class_counts / np.maximum(total, 1)
         log_share = np.log(np.where(share > 0, share, 1.0))
@@ -69,14 +65,14 @@ class PartitionSummary:
 def describe_partition(
     dataset: NodeDataset | GraphDataset, parts: Sequence[IntArray]
 ) -> PartitionSummary:
-    """Describe a partition of a data set.
+    """Compute the statistics of a partition.
 
     Parameters
     ----------
     dataset : NodeDataset or GraphDataset
-        What was shared out: its nodes, or its graphs.
+        Partitioned dataset: its nodes, or its graphs.
     parts : sequence of K ndarray of shape (n_i,), int64
-        Disjoint members of each client; they need not cover the data set.
+        Disjoint members of each client; they need not cover the dataset.
 
     Returns
     -------
@@ -85,7 +81,7 @@ def describe_partition(
     Raises
     ------
     ValueError
-        If two parts share a node.
+        If two parts share a node of a dataset with edges.
     """
     kept = 1.0
     if isinstance(dataset, NodeDataset) and dataset.edge_index.shape[1]:

@@ -1,1 +1,1 @@
-"""Load the named graphs and draw the synthetic one."""
+"""Load the named datasets and generate the synthetic one."""

@@ -1,9 +1,9 @@
-"""Find raw files, lend them to a stock loader in a scratch folder, or download them.
+"""Locate the raw files of a dataset, or download them, and run its reader.
 
-The data folder is only read. A stock loader works in ``<cache>/sources/<name>/stage-…``
-where the raw files are symbolic links; what it downloads is kept in ``…/download``.
-Both are made beside their place and moved there when complete, under one lock per data
-set.
+The data folder is only read. A library loader works in the folder
+``<cache>/sources/<name>/stage-…``, where the raw files are symbolic links. Its downloads
+are kept in ``<cache>/sources/<name>/download``. Both folders are written under a
+temporary name and renamed when complete, under one lock per dataset.
 """
 
 from __future__ import annotations
@@ -19,61 +19,26 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from filelock import FileLock
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
+from flower_fgl.datasets.sources.layout import Layout
+from flower_fgl.datasets.sources.raw_readers import Raw
 
-__all__ = ["Layout", "Raw", "obtain"]
-
-Raw = RawNodes | RawGraphs
+__all__ = ["obtain"]
 
 PROBE_SECONDS = 10.0
-"""How long to wait for the server's first answer before calling it out of reach."""
+"""Timeout of the first request to a server."""
 
 STALL_SECONDS = 60.0
-"""How long a download may stand still."""
+"""Timeout of a download that receives no data."""
 
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One form in which a data set may lie on disk.
-
-    Parameters
-    ----------
-    folder : str
-        Folder below the data folder.
-    files : tuple of str
-        Files that must be there, relative to ``folder``.
-    read : callable from Path to RawNodes or RawGraphs
-        The reader.
-    leaf : str or None
-        The name that a stock loader gives ``folder`` below its root; ``.`` where they
-        are the same. The reader gets a root it may write to. ``None``: the reader gets
-        ``folder`` itself and only reads.
-    url : str
-        Where the files are published.
-    can_download : bool
-        Whether the reader fetches what is missing.
-    is_partial : bool
-        Whether parts of the published set are absent, so that its statistics differ.
-    """
-
-    folder: str
-    files: tuple[str, ...]
-    read: Callable[[Path], Raw]
-    leaf: str | None = None
-    url: str = ""
-    can_download: bool = False
-    is_partial: bool = False
 
 
 def obtain(
@@ -84,51 +49,54 @@ def obtain(
     cache_dir: Path,
     allow_download: bool,
 ) -> tuple[Raw, Layout]:
-    """Read a data set from the data folder, the cache or the network, in this order.
+    """Read a dataset from the data folder, the cache or the network, in this order.
 
     Parameters
     ----------
     name : str
         Its name, for messages and for its folder in the cache.
     layouts : tuple of Layout
-        The forms it may have; the first one found is read.
+        Its possible layouts; the first complete one is read.
     data_dir : Path or None
         Folder of raw data, only read.
     cache_dir : Path
-        Folder of what this package may write.
+        Folder for downloads and processed files.
     allow_download : bool
-        Whether to fetch what is nowhere on disk.
+        Whether to download files that are not on disk.
 
     Returns
     -------
     RawNodes or RawGraphs
-        The data.
+        The dataset.
     Layout
-        The form they were found in.
+        The layout it was read from.
 
     Raises
     ------
     DataError
-        If the data are nowhere, damaged, or cannot be fetched, or ``cache_dir`` cannot
-        be written; the message says where they were looked for and how to get them.
+        If the files are missing, damaged or cannot be downloaded, or ``cache_dir``
+        cannot be written. The message lists the searched folders and the way to get the
+        files.
     """
     home = cache_dir / "sources" / name.replace(":", "-").replace("/", "-")
     found = _find(layouts, data_dir, home)
     if found is not None and found[0].leaf is None:
         return _guarded(name, found[1], found[0].read, found[1]), found[0]
     with _locked(home):
-        found = found or _find(layouts, data_dir, home)  # fetched while we waited
+        found = found or _find(
+            layouts, data_dir, home
+        )  # another process may have downloaded it meanwhile
         if found is not None:
             layout, folder = found
             return _guarded(name, folder, _read_staged, layout, folder, home), layout
         layout = layouts[0]
-        reason = "Downloads are switched off."
+        reason = "Downloads are disabled."
         if not layout.can_download:
-            reason = "It is not downloaded by itself."
+            reason = "It is not downloaded automatically."
         elif allow_download:
             try:
                 return _download(layout, home), layout
-            except (Exception, SystemExit) as error:  # loaders fail in all ways
+            except (Exception, SystemExit) as error:  # loaders raise any kind of error
                 reason = f"The download failed: {_brief(error)}."
     raise DataError(_missing(name, layout, data_dir, home, reason))
 
@@ -136,7 +104,7 @@ def obtain(
 def _find(
     layouts: tuple[Layout, ...], data_dir: Path | None, home: Path
 ) -> tuple[Layout, Path] | None:
-    """Return the first layout of which all files are there, and its folder."""
+    """Return the first layout with all of its files, and its folder."""
     places = []
     if data_dir is not None:
         places += [(layout, data_dir / layout.folder) for layout in layouts]
@@ -150,7 +118,7 @@ def _find(
 def _guarded(
     name: str, folder: Path, read: Callable[..., Raw], *arguments: object
 ) -> Raw:
-    """Read, and turn whatever a reader may raise over bad files into one error."""
+    """Call a reader, and turn any error into a ``DataError``."""
     try:
         return read(*arguments)
     except (DataError, MemoryError):
@@ -158,23 +126,23 @@ def _guarded(
     except Exception as error:
         if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
             raise DataError(
-                f'Data set "{name}" cannot be processed: {error}. Free some space, or '
+                f'Cannot process dataset "{name}": {error}. Free some disk space, or '
                 "set FLOWER_FGL_CACHE to another folder."
             ) from error
         raise DataError(
-            f'Data set "{name}" cannot be read from {folder}: {_brief(error)}. A file '
-            "may be damaged or of another data set: fetch it again."
+            f'Dataset "{name}" cannot be read from {folder}: {_brief(error)}. A file may '
+            "be damaged or belong to another dataset: download it again."
         ) from error
 
 
 def _brief(error: BaseException) -> str:
-    """Return kind and first line of an error: some of torch's fill a page."""
+    """Return the type and first line of an error; torch raises very long ones."""
     first, _, _ = str(error).strip().partition("\n")
     return f"{type(error).__name__}: {first.rstrip('. ')}"
 
 
 def _read_staged(layout: Layout, folder: Path, home: Path) -> Raw:
-    """Run a stock loader in a folder of links to the raw files, made once."""
+    """Run a library loader in a folder of links to the raw files, made once."""
     stage = home / f"stage-{_fingerprint(folder)}"
     if stage.is_dir():
         try:
@@ -182,7 +150,7 @@ def _read_staged(layout: Layout, folder: Path, home: Path) -> Raw:
         except DataError:
             raise
         except Exception as error:
-            log.warning("%s is damaged (%s): made again.", stage, _brief(error))
+            log.warning("%s is damaged (%s) and will be rebuilt.", stage, _brief(error))
     with _scratch(home) as root:
         _link_files(folder, root / str(layout.leaf))
         raw = layout.read(root)
@@ -193,7 +161,7 @@ def _read_staged(layout: Layout, folder: Path, home: Path) -> Raw:
 
 
 def _download(layout: Layout, home: Path) -> Raw:
-    """Let a stock loader fetch the raw files; keep them when all have come."""
+    """Let a library loader download the raw files; keep them if all are complete."""
     _probe(layout.url)
     with _scratch(home) as root, _stall_limit():
         raw = layout.read(root)
@@ -201,22 +169,26 @@ def _download(layout: Layout, home: Path) -> Raw:
         shutil.rmtree(folder / "processed", ignore_errors=True)
         absent = [file for file in layout.files if not (folder / file).is_file()]
         if absent:
-            raise DataError(f"{', '.join(absent)} did not come")
-        shutil.rmtree(home / "download", ignore_errors=True)  # some files were gone
+            raise DataError(f"{', '.join(absent)} missing after the download")
+        shutil.rmtree(
+            home / "download", ignore_errors=True
+        )  # an incomplete earlier download
         os.replace(root, home / "download")
     return raw
 
 
 def _probe(url: str) -> None:
-    """Ask the server for any answer, so that no loader waits on a dead network."""
+    """Send a request to the server, so that no loader waits without a network."""
     request = urllib.request.Request(url, method="HEAD")
-    with contextlib.suppress(urllib.error.HTTPError):  # an answer, if not a kind one
+    with contextlib.suppress(
+        urllib.error.HTTPError
+    ):  # an error status also proves that the server answers
         urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()
 
 
 @contextlib.contextmanager
 def _stall_limit() -> Iterator[None]:
-    """Limit the wait on sockets opened in the block: the loaders set no limit."""
+    """Set a timeout for sockets opened in the block; the loaders set none."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(STALL_SECONDS)
     try:
@@ -227,15 +199,15 @@ def _stall_limit() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """Let one process at a time work in a data set's folder of the cache."""
+    """Let one process at a time work in a dataset's cache folder."""
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock = FileLock(home / "lock")
         lock.acquire()
     except OSError as error:
         raise DataError(
-            f"The cache folder {home} cannot be written: {error}. Set FLOWER_FGL_CACHE "
-            "to a folder that can."
+            f"Cannot write to the cache folder {home}: {error}. Set FLOWER_FGL_CACHE to "
+            "a writable folder."
         ) from error
     try:
         yield
@@ -245,8 +217,10 @@ def _locked(home: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch(home: Path) -> Iterator[Path]:
-    """Make a folder that is gone after the block unless it was moved away."""
-    for left_over in home.glob("partial-*"):  # of a killed process: we hold the lock
+    """Make a temporary folder; delete it after the block unless it was renamed."""
+    for left_over in home.glob(
+        "partial-*"
+    ):  # left by a killed process: this one holds the lock
         shutil.rmtree(left_over)
     root = Path(tempfile.mkdtemp(prefix="partial-", dir=home))
     try:
@@ -256,7 +230,7 @@ def _scratch(home: Path) -> Iterator[Path]:
 
 
 def _raw_files(folder: Path) -> list[Path]:
-    """List all files of a data set but those a loader has made."""
+    """List all files of a dataset except those a loader has written."""
     return sorted(
         path
         for path in folder.rglob("*")
@@ -265,6 +239,7 @@ def _raw_files(folder: Path) -> list[Path]:
 
 
 def _link_files(source: Path, target: Path) -> None:
+    """Create symbolic links to all raw files of ``source`` below ``target``."""
     for path in _raw_files(source):
         link = target / path.relative_to(source)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -272,7 +247,7 @@ def _link_files(source: Path, target: Path) -> None:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Name the state of the raw files and the version of the loader."""
+    """Hash the paths, sizes and times of the raw files and the loader's version."""
     digest = hashlib.sha256(version("torch-geometric").encode())
     for path in _raw_files(folder):
         stat = path.stat()
@@ -285,7 +260,7 @@ def _fingerprint(folder: Path) -> str:
 def _missing(
     name: str, layout: Layout, data_dir: Path | None, home: Path, reason: str
 ) -> str:
-    """Say what is missing, where it was looked for, and how to get it."""
+    """Describe the missing files, the searched folders and the way to get them."""
     places = [str(data_dir / layout.folder)] if data_dir is not None else []
     places += [str(home / "download")] if layout.leaf else []
     looked = f"Not found in {', nor in '.join(places)}. " if places else ""
@@ -293,7 +268,7 @@ def _missing(
         looked += "No data folder is set. "
     files = ", ".join(layout.files)
     return (
-        f'Data set "{name}" is missing. {looked}{reason} Get {files} from '
-        f"{layout.url}, put them into the folder {layout.folder} of a data folder, and "
-        "name the data folder by data-dir or FLOWER_FGL_DATA."
+        f'Dataset "{name}" is missing. {looked}{reason} Download {files} from '
+        f"{layout.url}, put them into the subfolder {layout.folder} of a data folder, "
+        "and set data-dir or FLOWER_FGL_DATA to that data folder."
     )

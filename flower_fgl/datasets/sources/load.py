@@ -1,9 +1,9 @@
-"""Load a data set by its name.
+"""Load a dataset by its name.
 
-``source_table.py`` lists what there is, ``raw_paths.py`` says where the files lie, and
-``staging.py`` finds them. They are read by the stock loaders of torch-geometric and OGB
-(``stock.py``) where those exist, else by ``raw_layouts.py``. What was published about a
-set is checked whenever it is loaded.
+``registry.py`` lists the datasets, ``raw_paths.py`` defines where their files lie, and
+``download.py`` locates or downloads the files. ``library_loaders.py`` reads them with
+the loaders of torch-geometric and OGB; ``raw_readers.py`` reads the other datasets. Every
+load compares the dataset with its published statistics.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flower_fgl.datasets.graph_files.validate import (
     validate_node_dataset,
 )
 from flower_fgl.datasets.sources import raw_paths
-from flower_fgl.datasets.sources.download import Raw, obtain
-from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
+from flower_fgl.datasets.sources.download import obtain
+from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs, RawNodes
 from flower_fgl.datasets.sources.registry import (
     GRAPH_SPLIT,
     MORRIS,
@@ -47,12 +47,12 @@ __all__ = [
 
 
 def find_source(name: str) -> Source:
-    """Look a data set up by its name.
+    """Look up a dataset by its name.
 
     Parameters
     ----------
     name : str
-        A key of ``SOURCES``, or ``tu:NAME`` for any set of TU Dortmund.
+        A key of ``SOURCES``, or ``tu:NAME`` for any TU Dortmund dataset.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def find_source(name: str) -> Source:
     Raises
     ------
     ConfigError
-        If there is none; the message names the nearest.
+        If the name is unknown; the message suggests the nearest one.
     """
     if name in SOURCES:
         return SOURCES[name]
@@ -69,18 +69,18 @@ def find_source(name: str) -> Source:
         title = f"{match[1]}, {MORRIS}"
         return Source(title, "graph", GRAPH_SPLIT, Statistics(), raw_paths.tu(match[1]))
     raise ConfigError(
-        f'Unknown data set "{name}". {nearest(name, SOURCES)} Or tu:NAME for a set of '
-        "TU Dortmund, or the path of a graph file."
+        f'Unknown dataset "{name}". {nearest(name, SOURCES)} You can also give tu:NAME '
+        "for a TU Dortmund dataset, or the path of a graph file."
     )
 
 
 def data_folder(data_dir: str | None = None) -> Path | None:
-    """Resolve the folder of raw data.
+    """Resolve the data folder.
 
     Parameters
     ----------
     data_dir : str, optional
-        The setting ``data-dir``; empty or ``None``: ``FLOWER_FGL_DATA``.
+        Setting ``data-dir``; if empty or ``None``, ``FLOWER_FGL_DATA`` is used.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def data_folder(data_dir: str | None = None) -> Path | None:
     Raises
     ------
     DataError
-        If it is not a folder.
+        If the path is not a folder.
     """
     text = data_dir or os.environ.get("FLOWER_FGL_DATA")
     if not text:
@@ -98,7 +98,7 @@ def data_folder(data_dir: str | None = None) -> Path | None:
     folder = Path(text).expanduser().resolve()
     if not folder.is_dir():
         origin = "data-dir" if data_dir else "FLOWER_FGL_DATA"
-        raise DataError(f"{origin} must name a folder of raw data; {folder} is none.")
+        raise DataError(f"{origin} must name an existing folder, got {folder}.")
     return folder
 
 
@@ -108,7 +108,7 @@ def cache_folder() -> Path:
     Returns
     -------
     Path
-        ``FLOWER_FGL_CACHE``, or the user's cache folder; it need not exist yet.
+        ``FLOWER_FGL_CACHE``, or the user's cache folder. The folder is not created.
     """
     text = os.environ.get("FLOWER_FGL_CACHE")
     if text:
@@ -124,33 +124,34 @@ def load(
     allow_download: bool = True,
     check: bool = True,
 ) -> NodeDataset | GraphDataset:
-    """Load a data set, whole.
+    """Load a complete dataset.
 
     Parameters
     ----------
     name : str
-        As :func:`find_source` takes it; ``synthetic`` has its default settings.
+        Name as in :func:`find_source`; ``synthetic`` uses its default settings.
     data_dir : Path or None
-        Folder of raw data; it is only read.
+        Data folder, only read.
     cache_dir : Path
         Folder for downloads and processed files.
     allow_download : bool
-        Whether a set that is nowhere on disk is fetched from where it is published.
+        Whether to download a dataset that is not on disk.
     check : bool
-        Whether the published statistics must hold; not for cut-down files in tests.
+        Whether the dataset must match its published statistics; tests with reduced files
+        disable it.
 
     Returns
     -------
     NodeDataset or GraphDataset
-        Undirected and simple; float32 features, sparse CSR where less than 10 % of at
-        least 64 columns are set.
+        Undirected and simple. Features are float32; they are sparse CSR if there are at
+        least 64 columns and less than 10 % of the entries are non-zero.
 
     Raises
     ------
     ConfigError
-        If there is no such data set.
+        If the name is unknown.
     DataError
-        If it is missing, damaged, or not what was published.
+        If the files are missing or damaged, or differ from the published dataset.
     """
     source = find_source(name)
     if not source.layouts:
@@ -169,7 +170,7 @@ def load(
 
 
 def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
-    """Give what a reader handed over its name and class names, and check it."""
+    """Add name and class names to a reader's result, and validate it."""
     num_classes = int(raw.y.max()) + 1 if raw.y.numel() else 0
     class_names = tuple(str(c) for c in range(num_classes))
     if isinstance(raw, RawGraphs):
@@ -192,7 +193,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
 
 
 def _measure(dataset: NodeDataset | GraphDataset, raw: Raw) -> Statistics:
-    """Count what is published."""
+    """Compute the statistics of a loaded dataset."""
     graphs = None
     if isinstance(dataset, GraphDataset):
         graphs = dataset.num_graphs
@@ -209,14 +210,15 @@ def _measure(dataset: NodeDataset | GraphDataset, raw: Raw) -> Statistics:
 
 
 def _check_statistics(name: str, published: Statistics, found: Statistics) -> None:
-    """Compare, and name both figures of all that differ."""
+    """Raise an error that lists every published number the dataset does not match."""
     wrong = []
     for field in fields(Statistics):
         expected, actual = getattr(published, field.name), getattr(found, field.name)
         if expected is not None and expected != actual:
-            wrong.append(f"{expected:,} {field.name} are published, {actual:,} found")
+            wrong.append(f"published {expected:,} {field.name}, found {actual:,}")
     if wrong:
         raise DataError(
-            f'The files of "{name}" are not the published ones: {"; ".join(wrong)}. '
-            "Fetch them again, or load your own graph from a graph file."
+            f'The files of "{name}" differ from the published dataset: '
+            f"{'; '.join(wrong)}. Download them again, or load your own graph from a "
+            "graph file."
         )

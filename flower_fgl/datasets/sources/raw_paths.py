@@ -1,14 +1,12 @@
-"""Where the files of each data set lie below the data folder, and who reads them.
+"""Locations of each dataset's files below the data folder, and their readers.
 
-The places are those of the stock loaders, so that a folder filled by them, or by hand
-as their documentation says, can be used as it is.
+The locations are those of the library loaders. A folder filled by these loaders, or by
+hand as their documentation describes, works unchanged.
 """
 
 from __future__ import annotations
 
-from flower_fgl.datasets.sources.download import Layout
-from flower_fgl.datasets.sources.library_loaders import ogb_nodes, pyg_nodes, tu_graphs
-from flower_fgl.datasets.sources.raw_readers import collab_npz, few_shot, fold_ppi
+from flower_fgl.datasets.sources.layout import Layout
 
 __all__ = [
     "amazon",
@@ -29,72 +27,88 @@ SAINT_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 OGB_TEXT = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
 TU_PARTS = ("A", "graph_indicator", "graph_labels")
 
+# References, not imports: listing the datasets must not load torch.
+PYG_NODES = "flower_fgl.datasets.sources.library_loaders:pyg_nodes"
+OGB_NODES = "flower_fgl.datasets.sources.library_loaders:ogb_nodes"
+TU_GRAPHS = "flower_fgl.datasets.sources.library_loaders:tu_graphs"
+COLLAB_NPZ = "flower_fgl.datasets.sources.raw_readers:collab_npz"
+FEW_SHOT = "flower_fgl.datasets.sources.raw_readers:few_shot"
+FOLD_PPI = "flower_fgl.datasets.sources.raw_readers:fold_ppi"
+
 
 def planetoid(name: str) -> tuple[Layout, ...]:
-    """Lay out Planetoid's ``name``: ``Planetoid/<name>/raw/ind.<name>.*``."""
+    """Return the layout of Planetoid's ``name``: ``Planetoid/<name>/raw/ind.<name>.*``."""
     files = tuple(f"raw/ind.{name.lower()}.{part}" for part in PLANETOID_PARTS)
-    read = pyg_nodes("Planetoid", name=name)
     url = "https://github.com/kimiyoung/planetoid/tree/master/data"
-    return (Layout(f"Planetoid/{name}", files, read, name, url, can_download=True),)
+    return (_pyg("Planetoid", f"Planetoid/{name}", files, url, name=name),)
 
 
 def amazon(name: str) -> tuple[Layout, ...]:
-    """Lay out Amazon's ``name``: ``Amazon/<name>/raw/amazon_electronics_*.npz``."""
+    """Return the layout of ``Amazon/<name>/raw/amazon_electronics_*.npz``."""
     return _npz("Amazon", name, f"amazon_electronics_{name.lower()}.npz")
 
 
 def coauthor(name: str) -> tuple[Layout, ...]:
-    """Lay out Coauthor's ``name``: ``Coauthor/<name>/raw/ms_academic_*.npz``."""
+    """Return the layout of ``Coauthor/<name>/raw/ms_academic_*.npz``."""
     return _npz("Coauthor", name, f"ms_academic_{name[:3].lower()}.npz")
 
 
 def citation_full(name: str, *other_folders: str) -> tuple[Layout, ...]:
-    """Lay out CitationFull's ``name``: ``CitationFull/<name>/raw/<name>.npz``."""
+    """Return the layouts of ``CitationFull/<name>/raw/<name>.npz``, one per folder."""
     return _npz("CitationFull", name, f"{name}.npz", *other_folders)
 
 
 def _npz(loader: str, name: str, file: str, *other_folders: str) -> tuple[Layout, ...]:
-    """Lay out one graph in one ``.npz`` file."""
-    read = pyg_nodes(loader, name=name)
+    """Return the layouts of one graph in one ``.npz`` file, one per folder."""
     url = "https://github.com/shchur/gnn-benchmark/tree/master/data/npz"
     if loader == "CitationFull":
         url = "https://github.com/abojchevski/graph2gauss/tree/master/data"
     return tuple(
-        Layout(folder, (f"raw/{file}",), read, name, url, can_download=True)
+        _pyg(loader, folder, (f"raw/{file}",), url, name=name)
         for folder in (f"{loader}/{name}", *other_folders)
     )
 
 
 def graph_saint(loader: str) -> tuple[Layout, ...]:
-    """Lay out a set of GraphSAINT: ``<loader>/raw/adj_full.npz`` and so on."""
+    """Return the layout of a GraphSAINT dataset: ``<loader>/raw/adj_full.npz`` etc."""
     files = tuple(f"raw/{file}" for file in SAINT_FILES)
     url = "https://drive.google.com/drive/folders/1zycmmDES39zVlbVCYs88JTJ1Wm5FbfLz"
-    return (Layout(loader, files, pyg_nodes(loader), ".", url, can_download=True),)
+    return (_pyg(loader, loader, files, url),)
 
 
 def reddit() -> tuple[Layout, ...]:
-    """Lay out GraphSAGE's Reddit: ``Reddit/raw/reddit_data.npz`` and its graph."""
+    """Return the layout of GraphSAGE's Reddit: ``Reddit/raw/reddit_*.npz``."""
     files = ("raw/reddit_data.npz", "raw/reddit_graph.npz")
     url = "https://data.dgl.ai/dataset/reddit.zip"
-    return (Layout("Reddit", files, pyg_nodes("Reddit"), ".", url, can_download=True),)
+    return (_pyg("Reddit", "Reddit", files, url),)
+
+
+def _pyg(
+    loader: str, folder: str, files: tuple[str, ...], url: str, *, name: str = ""
+) -> Layout:
+    """Return the layout of a node dataset of ``torch_geometric.datasets``."""
+    arguments = {"loader": loader} | ({"name": name} if name else {})
+    return Layout(
+        folder, files, PYG_NODES, arguments, name or ".", url, can_download=True
+    )
 
 
 def ogb(
     name: str, archive: str, *, is_binary: bool = False, is_large: bool = False
 ) -> tuple[Layout, ...]:
-    """Lay out an OGB set: ``ogbn_…/raw``, ``ogbn_…/split``, ``ogbn_…/mapping``.
+    """Return the layout of an OGB dataset: ``ogbn_…/raw``, ``…/split``, ``…/mapping``.
 
     Parameters
     ----------
     name : str
         Its name at OGB, e.g. ``"ogbn-arxiv"``.
     archive : str
-        Name of its zip file, without the ending.
+        Name of its zip file, without the extension.
     is_binary : bool
         Whether ``raw`` holds ``.npz`` files instead of compressed text.
     is_large : bool
-        Whether it is above 1 GB, where OGB asks on the terminal before it downloads.
-        Nobody answers in a worker: such a set has to be fetched by hand.
+        Whether it is above 1 GB. OGB then prompts on the terminal before it downloads,
+        which would block a worker, so such a dataset must be downloaded by hand.
 
     Returns
     -------
@@ -107,40 +121,61 @@ def ogb(
     files = ("RELEASE_v1.txt", *(f"raw/{file}" for file in raw))
     url = f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip"
     return (
-        Layout(folder, files, ogb_nodes(name), folder, url, can_download=not is_large),
+        Layout(
+            folder,
+            files,
+            OGB_NODES,
+            {"name": name},
+            folder,
+            url,
+            can_download=not is_large,
+        ),
     )
 
 
 def tu(name: str) -> tuple[Layout, ...]:
-    """Lay out a TU set: ``TU/<name>/raw/<name>_A.txt`` and so on."""
+    """Return the layout of a TU dataset: ``TU/<name>/raw/<name>_A.txt`` etc."""
     files = tuple(f"raw/{name}_{part}.txt" for part in TU_PARTS)
     url = f"https://www.chrsmrrs.com/graphkerneldatasets/{name}.zip"
-    return (Layout(f"TU/{name}", files, tu_graphs(name), name, url, can_download=True),)
+    arguments = {"name": name}
+    return (
+        Layout(f"TU/{name}", files, TU_GRAPHS, arguments, name, url, can_download=True),
+    )
 
 
 def collab() -> tuple[Layout, ...]:
-    """Lay out COLLAB: as a TU set, or as ``TU/COLLAB/COLLAB.npz``."""
-    return (*tu("COLLAB"), Layout("TU/COLLAB", ("COLLAB.npz",), collab_npz))
+    """Return the layouts of COLLAB: as a TU dataset, or ``TU/COLLAB/COLLAB.npz``."""
+    return (*tu("COLLAB"), Layout("TU/COLLAB", ("COLLAB.npz",), COLLAB_NPZ))
 
 
 def few_shot_tables(prefix: str) -> tuple[Layout, ...]:
-    """Lay out a set of GPN: ``FewShot/<prefix>/<prefix>_network`` and two tables.
+    """Return the layouts of a GPN dataset: ``<prefix>_network`` and two tables.
 
-    They may also lie in ``FewShot`` itself; ``FewShot/<prefix>_partial`` may lack the
-    training table.
+    The files lie in ``FewShot/<prefix>`` or ``FewShot``, or without the training table
+    in ``FewShot/<prefix>_partial``.
+
+    Parameters
+    ----------
+    prefix : str
+        ``Amazon_clothing`` or ``dblp``.
+
+    Returns
+    -------
+    tuple of Layout
     """
     network, train, test = (
         f"{prefix}_{part}" for part in ("network", "train.mat", "test.mat")
     )
-    whole, partial = few_shot(prefix), few_shot(prefix, is_partial=True)
+    whole: dict[str, str | bool] = {"prefix": prefix}
     url = "https://github.com/kaize0409/GPN_Graph-Few-shot"
     return (
-        Layout(f"FewShot/{prefix}", (network, train, test), whole, url=url),
-        Layout("FewShot", (network, train, test), whole, url=url),
+        Layout(f"FewShot/{prefix}", (network, train, test), FEW_SHOT, whole, url=url),
+        Layout("FewShot", (network, train, test), FEW_SHOT, whole, url=url),
         Layout(
             f"FewShot/{prefix}_partial",
             (network, test),
-            partial,
+            FEW_SHOT,
+            whole | {"is_partial": True},
             url=url,
             is_partial=True,
         ),
@@ -148,9 +183,9 @@ def few_shot_tables(prefix: str) -> tuple[Layout, ...]:
 
 
 def fold_ppi_arrays() -> tuple[Layout, ...]:
-    """Lay out Fold-PPI: ``FoldPPI/fold_ppi.npz``, converted from G-Meta's files."""
+    """Return the layout of Fold-PPI: ``FoldPPI/fold_ppi.npz``, converted from G-Meta."""
     url = (
-        "https://github.com/mims-harvard/G-Meta (fold_PPI; convert it as the docstring "
-        "of flower_fgl.datasets.sources.raw_readers.fold_ppi says)"
+        "https://github.com/mims-harvard/G-Meta (fold_PPI; convert it as described in "
+        "the docstring of flower_fgl.datasets.sources.raw_readers.fold_ppi)"
     )
-    return (Layout("FoldPPI", ("fold_ppi.npz",), fold_ppi, url=url),)
+    return (Layout("FoldPPI", ("fold_ppi.npz",), FOLD_PPI, url=url),)

@@ -1,9 +1,9 @@
-"""Readers for published files that no stock loader reads; nothing is ever unpickled."""
+"""Readers for published files that no library loads; nothing is ever unpickled."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from flower_fgl.datasets.transforms.canonical import (
     undirected_simple,
 )
 
-__all__ = ["RawGraphs", "RawNodes", "collab_npz", "few_shot", "fold_ppi"]
+__all__ = ["Raw", "RawGraphs", "RawNodes", "collab_npz", "few_shot", "fold_ppi"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class RawNodes:
-    """One graph as its reader hands it over.
+    """One graph as returned by its reader.
 
     Parameters
     ----------
@@ -48,11 +48,11 @@ class RawNodes:
     entries : int
         Columns of ``edge_index`` in the published files.
     class_names : tuple of str, optional
-        Real names, where the files give them.
+        Class names, if the files contain them.
     masks : mapping of str to Tensor of shape (N,), bool
         Published split.
     network : Tensor of shape (N,), int64, optional
-        Network of each node, where there are many.
+        Network of each node, if the dataset has several.
     """
 
     x: Tensor
@@ -66,12 +66,12 @@ class RawNodes:
 
 @dataclass(frozen=True, eq=False)
 class RawGraphs:
-    """Many graphs as their reader hands them over, as one disjoint union.
+    """Many graphs as returned by their reader, as one disjoint union.
 
     Parameters
     ----------
     x : Tensor of shape (N, d), float32
-        Features of all nodes, ``d == 0`` where there are none.
+        Features of all nodes, ``d == 0`` without features.
     edge_index : Tensor of shape (2, 2E), int64
         Undirected, simple, sorted.
     batch : Tensor of shape (N,), int64
@@ -86,84 +86,93 @@ class RawGraphs:
     y: Tensor
 
 
-def few_shot(prefix: str, *, is_partial: bool = False) -> Callable[[Path], RawNodes]:
-    """Make the reader of a few-shot set in the layout of GPN (Ding et al., CIKM 2020).
+Raw = RawNodes | RawGraphs
+"""The result of any reader."""
 
-    ``PREFIX_network`` holds one edge per line, two node numbers apart by a tab;
-    ``PREFIX_train.mat`` and ``PREFIX_test.mat`` hold, for the nodes of the base and of
-    the novel classes, ``Index`` (node numbers), ``Attributes`` (sparse) and ``Label``.
+
+def few_shot(folder: Path, *, prefix: str, is_partial: bool = False) -> RawNodes:
+    """Read a few-shot dataset in the layout of GPN (Ding et al., CIKM 2020).
+
+    ``PREFIX_network`` holds one edge per line: two node numbers separated by a tab.
+    ``PREFIX_train.mat`` holds the nodes of the base classes and ``PREFIX_test.mat`` those
+    of the novel classes: ``Index`` (node numbers), ``Attributes`` (sparse) and ``Label``.
 
     Parameters
     ----------
+    folder : Path
+        Folder with these files.
     prefix : str
         ``Amazon_clothing`` or ``dblp``.
     is_partial : bool
-        Read a folder that lacks ``PREFIX_train.mat``.
+        Whether the folder lacks ``PREFIX_train.mat``.
 
     Returns
     -------
-    callable from Path to RawNodes
-        Takes the folder. Classes are numbered by ascending published label, which is
-        their name. A node in neither table keeps its edges, has zero features and no
-        class, and a warning says so; in a partial folder such nodes are left out with
-        their edges, and a warning says that too.
+    RawNodes
+        Classes are numbered by ascending published label; the label is the class name.
+        A node in neither table keeps its edges, and has zero features and no class. With
+        ``is_partial`` such nodes and their edges are dropped. A warning counts the nodes
+        in both cases.
+
+    Raises
+    ------
+    DataError
+        If a line of ``PREFIX_network`` does not hold two numbers, or the tables differ
+        in length, or name a node twice or a negative one.
     """
-
-    def read(folder: Path) -> RawNodes:
-        edges = np.loadtxt(folder / f"{prefix}_network", dtype=np.int64, ndmin=2)
-        index, label, attributes = _mat_tables(
-            [folder / f"{prefix}_{part}.mat" for part in ("train", "test")[is_partial:]]
+    edges = np.loadtxt(folder / f"{prefix}_network", dtype=np.int64, ndmin=2)
+    index, label, attributes = _mat_tables(
+        [folder / f"{prefix}_{part}.mat" for part in ("train", "test")[is_partial:]]
+    )
+    num_nodes = 1 + int(max(edges.max(initial=-1), index.max(initial=-1)))
+    if len(edges) and edges.shape[1] != 2:
+        raise DataError(
+            f"{folder / prefix}_network: expected two numbers per line, got "
+            f"{edges.shape[1]}. Download the file again."
         )
-        num_nodes = 1 + int(max(edges.max(initial=-1), index.max(initial=-1)))
-        if len(edges) and edges.shape[1] != 2:
-            raise DataError(
-                f"{folder / prefix}_network: expected two numbers per line."
-            )
-        names, local = np.unique(label, return_inverse=True)
-        entries = len(edges)
-        if is_partial:
-            row = np.full(num_nodes, -1)
-            row[np.sort(index)] = np.arange(len(index))
-            index, edges = row[index], row[edges]
-            edges = edges[(edges >= 0).all(axis=1)]
-            log.warning(
-                "%s: %s_train.mat is absent. Kept the %d of %d nodes that have "
-                "features, and %d of %d edge entries: do not compare with a paper.",
-                folder,
-                prefix,
-                len(index),
-                num_nodes,
-                len(edges),
-                entries,
-            )
-            num_nodes = len(index)
-        elif len(index) < num_nodes:
-            log.warning(
-                "%s: %d of %d nodes are in neither table: no features, no class.",
-                folder,
-                num_nodes - len(index),
-                num_nodes,
-            )
-        y = np.full(num_nodes, -1)
-        y[index] = local
-        place = scipy.sparse.csr_matrix(
-            (np.ones(len(index)), (index, np.arange(len(index)))),
-            shape=(num_nodes, len(index)),
+    names, local = np.unique(label, return_inverse=True)
+    entries = len(edges)
+    if is_partial:
+        row = np.full(num_nodes, -1)
+        row[np.sort(index)] = np.arange(len(index))
+        index, edges = row[index], row[edges]
+        edges = edges[(edges >= 0).all(axis=1)]
+        log.warning(
+            "%s: %s_train.mat is missing. Kept the %d of %d nodes that have features, "
+            "and %d of %d edge entries: results are not comparable to published ones.",
+            folder,
+            prefix,
+            len(index),
+            num_nodes,
+            len(edges),
+            entries,
         )
-        return RawNodes(
-            x=compact_features(csr_tensor((place @ attributes).tocsr())),
-            edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
-            y=torch.from_numpy(y),
-            entries=entries,
-            class_names=tuple(str(int(name)) for name in names),
+        num_nodes = len(index)
+    elif len(index) < num_nodes:
+        log.warning(
+            "%s: %d of %d nodes are in neither table: they get zero features and no class.",
+            folder,
+            num_nodes - len(index),
+            num_nodes,
         )
-
-    return read
+    y = np.full(num_nodes, -1)
+    y[index] = local
+    place = scipy.sparse.csr_matrix(
+        (np.ones(len(index)), (index, np.arange(len(index)))),
+        shape=(num_nodes, len(index)),
+    )
+    return RawNodes(
+        x=compact_features(csr_tensor((place @ attributes).tocsr())),
+        edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
+        y=torch.from_numpy(y),
+        entries=entries,
+        class_names=tuple(str(int(name)) for name in names),
+    )
 
 
 def _mat_tables(paths: list[Path]) -> tuple[Array, Array, scipy.sparse.csr_matrix]:
-    """Join the tables of MATLAB files: node numbers, labels, attributes."""
-    import scipy.io  # half a second, and no worker needs it
+    """Concatenate the node numbers, labels and attributes of MATLAB files."""
+    import scipy.io  # takes half a second to import, and workers do not need it
 
     tables = [scipy.io.loadmat(str(path)) for path in paths]
     index = np.concatenate([t["Index"].ravel() for t in tables]).astype(np.int64)
@@ -174,11 +183,15 @@ def _mat_tables(paths: list[Path]) -> tuple[Array, Array, scipy.sparse.csr_matri
     where = " and ".join(path.name for path in paths)
     if not len(index) == len(label) == attributes.shape[0]:
         raise DataError(
-            f"{where}: Index, Label and Attributes have {len(index)}, {len(label)} and "
-            f"{attributes.shape[0]} rows; they must have as many."
+            f"{where}: Index, Label and Attributes must have the same number of rows, "
+            f"got {len(index)}, {len(label)} and {attributes.shape[0]}. Download the "
+            "files again."
         )
     if len(np.unique(index)) < len(index) or index.min(initial=0) < 0:
-        raise DataError(f"{where}: Index names a node twice, or a negative one.")
+        raise DataError(
+            f"{where}: Index must name each node once, by a number of 0 or more; a node "
+            "number is repeated or negative. Download the files again."
+        )
     return index, label, attributes
 
 
@@ -189,23 +202,24 @@ def fold_ppi(folder: Path) -> RawNodes:
     ----------
     folder : Path
         Folder with ``fold_ppi.npz``: ``x``, ``edge_index``, ``y`` and ``class_names``
-        as in ``files.py``, and ``network``, (N,) integers, the network of each node.
+        as in ``graph_files/graph_file.py``, and ``network`` of shape (N,), integers, the
+        network of each node.
 
     Returns
     -------
     RawNodes
-        With ``network``; nodes in no fold category have class -1.
+        ``network`` is set; nodes without a fold category have class -1.
 
     Raises
     ------
     DataError
-        If an array is missing or does not fit, or an edge joins two networks.
+        If an array is missing or has the wrong shape, or an edge joins two networks.
 
     Notes
     -----
-    1. The set is published as pickles (``graph_dgl.pkl``, ``features.npy``,
-       ``label.pkl`` in the folder ``fold_PPI`` of G-Meta's data). Unpickling runs any
-       program a file holds, so this package does not do it. Where you trust the files,
+    1. The dataset is published as pickles (``graph_dgl.pkl``, ``features.npy``,
+       ``label.pkl`` in the folder ``fold_PPI`` of G-Meta's data). Unpickling can run any
+       code a file contains, so this package never unpickles. If you trust the files,
        convert them once, with DGL installed::
 
            graphs = pickle.loads(Path("graph_dgl.pkl").read_bytes())
@@ -235,12 +249,14 @@ def fold_ppi(folder: Path) -> RawNodes:
     dataset = node_dataset(arrays, str(path), names)
     if network.shape != dataset.y.shape:
         raise DataError(
-            f"{path}: network must have shape {tuple(dataset.y.shape)}, got "
-            f"{tuple(network.shape)}."
+            f"{path}: network must have shape {tuple(dataset.y.shape)}, one number per "
+            f"node, got {tuple(network.shape)}. Convert the dataset again."
         )
     row, col = dataset.edge_index
     if bool((network[row] != network[col]).any()):
-        raise DataError(f"{path}: an edge joins nodes of two networks.")
+        raise DataError(
+            f"{path}: an edge joins nodes of two networks. Convert the dataset again."
+        )
     return RawNodes(
         x=compact_features(dataset.x),
         edge_index=dataset.edge_index,
@@ -252,13 +268,13 @@ def fold_ppi(folder: Path) -> RawNodes:
 
 
 def collab_npz(folder: Path) -> RawGraphs:
-    """Read the TU set COLLAB from one ``COLLAB.npz`` instead of 300 MB of text.
+    """Read the TU dataset COLLAB from one ``COLLAB.npz`` instead of 300 MB of text.
 
     Parameters
     ----------
     folder : Path
         Folder with ``COLLAB.npz``: ``num_nodes`` (G,), ``y`` (G,), ``edge_ptr`` (G+1,)
-        and ``edge_u``, ``edge_v``, the node numbers within each graph of each edge.
+        and ``edge_u``, ``edge_v`` (E,), the ends of each edge, numbered within its graph.
 
     Returns
     -------
@@ -267,7 +283,7 @@ def collab_npz(folder: Path) -> RawGraphs:
     Raises
     ------
     DataError
-        If an array is missing, unknown or not of integers.
+        If an array is missing, unknown or does not hold integers.
     """
     path = folder / "COLLAB.npz"
     names = ("num_nodes", "y", "edge_ptr", "edge_u", "edge_v")

@@ -1,4 +1,4 @@
-"""The table of data sets: name → citation, task, split, published statistics, files."""
+"""Table of datasets: name → citation, task, split, published statistics, files."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flower_fgl.datasets.sources import raw_paths
-from flower_fgl.datasets.sources.download import Layout
+from flower_fgl.datasets.sources.layout import Layout
 
 __all__ = ["GRAPH_SPLIT", "MORRIS", "SOURCES", "Source", "Statistics"]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is published about a data set; ``None`` where nothing certain is.
+    """Published statistics of a dataset; ``None`` if no reliable number is published.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ class Statistics:
     classes : int, optional
         Classes C.
     entries : int, optional
-        Columns of ``edge_index`` in the published files, before the graph is made
-        undirected and simple.
+        Columns of ``edge_index`` in the published files, before the conversion to an
+        undirected simple graph.
     graphs : int, optional
         Graphs (graph classification) or networks (Fold-PPI).
     """
@@ -42,20 +42,20 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Source:
-    """One data set.
+    """One dataset.
 
     Parameters
     ----------
     title : str
-        What it is, and who published it.
+        Content and citation.
     task : {"node", "graph"}
-        What is classified.
+        Unit of classification.
     split : str
-        Default split: percent of train/val/test per client and class, or ``public``.
+        Default split: train/val/test percentages per client and class, or ``public``.
     statistics : Statistics
-        Checked at load.
+        Compared with the files at every load.
     layouts : tuple of Layout
-        Where its files may lie, with their readers; empty for ``synthetic``.
+        Possible locations of its files, with their readers; empty for ``synthetic``.
     """
 
     title: str
@@ -78,7 +78,7 @@ def _nodes(
     entries: int | None = None,
     networks: int | None = None,
 ) -> Source:
-    """Make the row of a node data set from its (N, E, d, C)."""
+    """Make the row of a node dataset from its (N, E, d, C)."""
     published = Statistics(*statistics, entries=entries, graphs=networks)
     return Source(title, "node", split, published, where)
 
@@ -89,7 +89,7 @@ def _graphs(
     num_graphs: int,
     statistics: tuple[int, int, int, int],
 ) -> Source:
-    """Make the row of a graph classification set from its G and (N, E, d, C)."""
+    """Make the row of a graph dataset from its number of graphs and (N, E, d, C)."""
     published = Statistics(*statistics, graphs=num_graphs)
     return Source(f"{name}, {MORRIS}", "graph", GRAPH_SPLIT, published, where)
 
@@ -102,7 +102,7 @@ MORRIS = "TU Dortmund, Morris et al., arXiv:2007.08663"
 
 SOURCES: dict[str, Source] = {
     "synthetic": Source(
-        "Contextual stochastic block model, see datasets/synthetic.py",
+        "Contextual stochastic block model, see datasets/sources/synthetic.py",
         "node",
         "20/40/40",
         Statistics(),
@@ -245,4 +245,4 @@ SOURCES: dict[str, Source] = {
         networks=144,
     ),
 }
-"""All named data sets; ``find_source`` adds ``tu:NAME``."""
+"""All named datasets; ``find_source`` adds ``tu:NAME``."""

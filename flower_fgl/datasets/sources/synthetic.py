@@ -1,8 +1,8 @@
-"""A contextual stochastic block model: a graph to try things on without a download.
+"""Contextual stochastic block model: a graph for experiments without a download.
 
-After the contextual SBM of Deshpande et al. (NeurIPS 2018), with latent communities
-that each have their own classes, so that cutting the graph gives clients unlike each
-other.
+It follows the contextual SBM of Deshpande et al. (NeurIPS 2018) and adds latent
+communities with their own preferred classes. Partitioning the graph therefore gives
+clients with different class distributions.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ __all__ = ["SyntheticSettings", "contextual_sbm", "synthetic_dataset"]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 BLOCK_SHARE = 0.9
-"""Share of edges inside one block, before duplicates are drawn again."""
+"""Share of edges inside one block, before duplicates are redrawn."""
 
 MAX_DENSITY = 0.5
-"""Largest share of a kind of node pairs (same or other class) that may be edges."""
+"""Maximum edge density among node pairs of the same class, and of different classes."""
 
 
 def synthetic_dataset(settings: SyntheticSettings, seed: int = 0) -> NodeDataset:
-    """Generate the data set ``synthetic``.
+    """Generate the dataset ``synthetic``.
 
     Parameters
     ----------
     settings : SyntheticSettings
-        What ``synthetic.…`` in the run config says.
+        Settings ``synthetic.…`` of the run config.
     seed : int
-        Seed of the graph; the same one on every machine of a federation.
+        Seed of the graph; must be equal on every machine of a federation.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def contextual_sbm(
     num_blocks: int = 1,
     block_skew: float = 0.0,
 ) -> NodeDataset:
-    """Draw a graph with communities, classes and noisy features.
+    """Sample a graph with communities, classes and noisy features.
 
     Parameters
     ----------
@@ -92,26 +92,26 @@ def contextual_sbm(
     mean_degree : float, at least 0
         Mean number of neighbours.
     feature_noise : float, at least 0
-        Standard deviation of each feature around the mean of its class; the class means
-        are standard normal themselves.
+        Standard deviation of each feature around its class mean; the class means are
+        standard normal.
     seed : int
-        Same seed, same graph.
+        Equal seeds give equal graphs.
     num_blocks : int, at least 1
         Latent communities B, of N/B nodes each.
     block_skew : float in [0, 1]
-        How far a block prefers one class.
+        Probability that a node takes the preferred class of its block.
 
     Returns
     -------
     NodeDataset
         Named ``synthetic``, with E = round(N · mean_degree / 2) distinct edges of which
-        round(E · homophily) lie inside a class: both exact.
+        round(E · homophily) lie inside a class; both counts are exact.
 
     Raises
     ------
     ConfigError
-        If there are not twice as many pairs of nodes (of one class, of two classes) as
-        edges wanted among them.
+        If the requested edges exceed half of the node pairs, either of the same class or
+        of different classes.
 
     Notes
     -----
@@ -119,7 +119,7 @@ def contextual_sbm(
        (1 - block_skew) / C + block_skew · [c = b(v) mod C].
     2. An edge starts at a uniform node u and ends at a uniform node of the same class
        (or of another one), in u's block with probability 0.9 and anywhere otherwise.
-       Self-loops and edges that exist are drawn again, so the counts are exact.
+       Self-loops and duplicate edges are redrawn, so the counts are exact.
     3. x_v = m_c + feature_noise · z with m_c, z standard normal.
     """
     rng = np.random.default_rng(seed)
@@ -130,7 +130,7 @@ def contextual_sbm(
 
     num_edges = round(num_nodes * mean_degree / 2)
     num_same = round(num_edges * homophily)
-    _check_room(y, num_classes, num_same, num_edges - num_same)
+    _check_density(y, num_classes, num_same, num_edges - num_same)
     scopes = (_Scope(y, block, num_classes), _Scope(y, block * 0, num_classes))
     keys = [
         _draw_edges(rng, scopes, wanted, is_same=is_same)
@@ -151,17 +151,7 @@ def contextual_sbm(
 
 
 class _Scope:
-    """Nodes sorted by (group, class), to draw partners inside a group.
-
-    Parameters
-    ----------
-    y : array of shape (N,), int64
-        Classes.
-    group : array of shape (N,), int64
-        Block of each node, or zeros for the whole graph.
-    num_classes : int
-        Number of classes C.
-    """
+    """Nodes sorted by (group, class); samples the other ends of edges in a group."""
 
     def __init__(self, y: Ints, group: Ints, num_classes: int) -> None:
         cell = group * num_classes + y
@@ -174,13 +164,13 @@ class _Scope:
         self.size = cell_start[(group + 1) * num_classes] - self.start
 
     def partners(self, rng: np.random.Generator, u: Ints, *, is_same: bool) -> Ints:
-        """Draw one partner for each node of ``u``; ``u`` itself where there is none."""
+        """Sample one neighbour per node of ``u``; the node itself if there is none."""
         own_start, own_size = self.own_start[u], self.own_size[u]
         start = own_start if is_same else self.start[u]
         size = own_size if is_same else self.size[u] - own_size
         place = start + (rng.random(len(u)) * size).astype(np.int64)
         if not is_same:
-            place += own_size * (place >= own_start)  # step over the node's own class
+            place += own_size * (place >= own_start)  # skip the node's own class
         place = np.where(size > 0, place, 0)
         return np.where(size > 0, self.order[place], u)
 
@@ -192,7 +182,7 @@ def _draw_edges(
     *,
     is_same: bool,
 ) -> Ints:
-    """Draw ``wanted`` distinct edges, as numbers ``lower · N + higher``."""
+    """Sample ``wanted`` distinct edges, encoded as ``lower · N + higher``."""
     num_nodes = len(scopes[0].order)
     found = np.empty(0, dtype=np.int64)
     for block_share in _block_shares():
@@ -211,14 +201,14 @@ def _draw_edges(
 
 
 def _block_shares() -> Iterator[float]:
-    """Keep to the blocks for 20 draws; blocks that are full by then overflow."""
+    """Yield the share of edges inside blocks: 0 after 20 draws, as blocks may be full."""
     yield from [BLOCK_SHARE] * 20
-    while True:  # ends: at most half of the pairs are wanted, see _check_room
+    while True:  # the caller stops: _check_density leaves half of the pairs free
         yield 0.0
 
 
-def _check_room(y: Ints, num_classes: int, num_same: int, num_other: int) -> None:
-    """Refuse a graph denser than rejection sampling can fill."""
+def _check_density(y: Ints, num_classes: int, num_same: int, num_other: int) -> None:
+    """Reject a graph that is too dense for rejection sampling."""
     sizes = np.bincount(y, minlength=num_classes)
     same_pairs = int((sizes * (sizes - 1) // 2).sum())
     other_pairs = len(y) * (len(y) - 1) // 2 - same_pairs
@@ -228,7 +218,7 @@ def _check_room(y: Ints, num_classes: int, num_same: int, num_other: int) -> Non
     ):
         if wanted > MAX_DENSITY * pairs:
             raise ConfigError(
-                f"synthetic: {wanted:,} edges {kind} are wanted, but {len(y):,} nodes "
-                f"have only {pairs:,} such pairs, of which at most half may be edges. "
-                "Lower synthetic.degree or raise synthetic.nodes."
+                f"synthetic: requested {wanted:,} edges {kind}, but {len(y):,} nodes "
+                f"have only {pairs:,} such pairs, and at most half may be edges. Lower "
+                "synthetic.degree or raise synthetic.nodes."
             )

@@ -1,1 +1,1 @@
-"""Split a client's nodes or graphs into training, validation and test."""
+"""Splits of a client's nodes or graphs into training, validation and test."""

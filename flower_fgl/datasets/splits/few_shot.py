@@ -1,7 +1,7 @@
-"""Few shots: K training nodes and 15 queries per class on every client, FedPANO.
+"""Few-shot splits: K training nodes and 15 queries per class on every client, FedPANO.
 
-"Personalized Federated Few-Shot Node Classification" (FedPANO): on every client the
-classes with more than 25 nodes are kept; of each, K nodes train and 15 others test.
+"Personalized Federated Few-Shot Node Classification" (FedPANO) keeps the classes with
+more than 25 nodes on a client. K nodes of each are for training, 15 others for testing.
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ NUM_QUERIES = 15
 """Test nodes per class."""
 
 MORE_THAN = 25
-"""A class is kept on a client where it has more nodes than this."""
+"""A client keeps the classes with more nodes than this."""
 
 MAX_SHOTS = MORE_THAN + 1 - NUM_QUERIES
-"""Shots that every class which is kept has beside its queries."""
+"""Maximum K: every kept class has this many nodes in addition to its queries."""
 
 MIN_CLASSES = 2
-"""Classes below which a client takes no part."""
+"""Minimum number of classes of a client; with fewer it does not participate."""
 
 MAX_DRAWS = 100
-"""Draws of candidate classes before it is given up."""
+"""Maximum number of attempts to sample candidate classes."""
 
 
 def eligible_classes(
     labels: IntArray, num_classes: int, candidates: IntArray | None = None
 ) -> IntArray:
-    """Find the classes with more than 25 nodes, the Y_i of FedPANO.
+    """Return the classes with more than 25 nodes, Y_i of FedPANO.
 
     Parameters
     ----------
     labels : ndarray of shape (n,), int64
-        Classes of the client's nodes, -1 where unknown.
+        Classes of the client's nodes, -1 if unknown.
     num_classes : int
         Number of classes C.
     candidates : ndarray of shape (c,), int64, optional
-        Classes to choose from; by default all.
+        Classes to choose from; all classes by default.
 
     Returns
     -------
     ndarray of shape (C_i,), int64
-        Ascending; none if fewer than two are left, since there is nothing to tell apart.
+        Ascending; empty if fewer than two are eligible, as one class cannot be classified.
     """
     counts = np.bincount(labels[labels >= 0], minlength=num_classes)
     is_kept = counts > MORE_THAN
@@ -73,51 +73,53 @@ def eligible_classes(
 def draw_candidates(
     labels: IntArray, num_classes: int, *, generator: np.random.Generator
 ) -> IntArray:
-    """Draw a third of all classes for one network, FedPANO's rule for Fold-PPI.
+    """Sample a third of all classes for one network, FedPANO's rule for Fold-PPI.
 
     Parameters
     ----------
     labels : ndarray of shape (n,), int64
-        Classes of the network's nodes, -1 where unknown.
+        Classes of the network's nodes, -1 if unknown.
     num_classes : int
         Number of classes C.
     generator : numpy.random.Generator
-        Source of the draws.
+        Random generator.
 
     Returns
     -------
     ndarray of shape (⌊C/3⌋,), int64
-        Ascending classes of which at least two are eligible; after 100 draws without
-        such a pair whatever was drawn last, so that the client takes no part.
+        Ascending classes of which at least two are eligible. If 100 attempts find no such
+        sample, the last one is returned, and the client does not participate.
     """
     for _ in range(MAX_DRAWS):
-        drawn = np.sort(generator.choice(num_classes, num_classes // 3, replace=False))
-        if len(eligible_classes(labels, num_classes, drawn)):
+        sampled = np.sort(
+            generator.choice(num_classes, num_classes // 3, replace=False)
+        )
+        if len(eligible_classes(labels, num_classes, sampled)):
             break
-    return drawn
+    return sampled
 
 
 def few_shot_split(
     labels: IntArray, classes: IntArray, shots: int, *, generator: np.random.Generator
 ) -> dict[str, Tensor]:
-    """Draw training and test nodes of each class, FedPANO Sec. 4.1.
+    """Sample training and test nodes of each class, FedPANO Sec. 4.1.
 
     Parameters
     ----------
     labels : ndarray of shape (n,), int64
-        Classes of the client's nodes, -1 where unknown.
+        Classes of the client's nodes, -1 if unknown.
     classes : ndarray of shape (C_i,), int64
-        Ascending classes to draw from, each of at least ``shots`` + 15 nodes.
+        Ascending classes to sample from, each with at least ``shots`` + 15 nodes.
     shots : int
         Training nodes K per class.
     generator : numpy.random.Generator
-        In the same state a larger K draws the same training nodes and more.
+        In an equal state, a larger K samples a superset of the training nodes.
 
     Returns
     -------
     dict of str to Tensor of shape (n,), bool
-        ``train``: the first K of each class in a random order; ``test``: the last 15,
-        whatever K is; ``val``: nothing.
+        In a random order of each class, ``train`` holds the first K nodes and ``test`` the
+        last 15, independent of K. ``val`` is empty.
 
     Raises
     ------
@@ -129,15 +131,16 @@ def few_shot_split(
     counts = np.bincount(labels[node], minlength=classes.max(initial=-1) + 1)[classes]
     if counts.min(initial=shots + NUM_QUERIES) < shots + NUM_QUERIES:
         raise ValueError(
-            f"every class needs {shots} + {NUM_QUERIES} nodes, one has {counts.min()}."
+            f"classes must only hold classes with at least {shots} + {NUM_QUERIES} "
+            f"nodes, one has {counts.min()}."
         )
-    place = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rank = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
     size = np.repeat(counts, counts)
     masks = {
         name: np.zeros(len(labels), dtype=np.bool_) for name in ("train", "val", "test")
     }
-    masks["train"][node[place < shots]] = True
-    masks["test"][node[place >= size - NUM_QUERIES]] = True
+    masks["train"][node[rank < shots]] = True
+    masks["test"][node[rank >= size - NUM_QUERIES]] = True
     return {name: torch.from_numpy(mask) for name, mask in masks.items()}
 
 
@@ -150,18 +153,18 @@ def draw_few_shot(
     seed: int,
     partition_id: int,
 ) -> dict[str, Tensor]:
-    """Choose a client's classes and draw from them, FedPANO Sec. 4.1.
+    """Choose a client's classes and sample its few-shot split, FedPANO Sec. 4.1.
 
     Parameters
     ----------
     labels : Tensor of shape (n,), int64
-        Classes of the client's nodes, -1 where unknown.
+        Classes of the client's nodes, -1 if unknown.
     num_classes : int
         Number of classes C.
     shots : int
         Training nodes K per class.
     has_networks : bool
-        Whether the client's network has a third of the classes as candidates.
+        Whether only a third of the classes are candidates, as in Fold-PPI.
     seed : int
         Seed of partition and split.
     partition_id : int
@@ -170,8 +173,8 @@ def draw_few_shot(
     Returns
     -------
     dict of str to Tensor of shape (n,), bool
-        As of :func:`few_shot_split`; all empty where fewer than two classes are
-        eligible. Given the data they depend on seed, client and K only.
+        Masks of :func:`few_shot_split`; all are empty if fewer than two classes are
+        eligible. For given labels they depend only on seed, client and K.
     """
 
     def generator(purpose: str) -> np.random.Generator:
@@ -188,17 +191,17 @@ def draw_few_shot(
 
 
 def few_shot_labels(graph: Graph) -> Tensor:
-    """Hide the class of every node that neither trains nor scores.
+    """Hide the class of every node outside all masks.
 
     Parameters
     ----------
     graph : Graph
-        With masks.
+        Graph with masks.
 
     Returns
     -------
     Tensor of shape (N,), int64
-        ``graph.y``, -1 outside all masks.
+        ``graph.y`` with -1 outside all masks.
     """
     is_used = torch.stack(list(graph.masks.values())).any(dim=0)
     return graph.y.masked_fill(~is_used, -1)

@@ -1,4 +1,4 @@
-"""Sets of graphs: degree features, and each client's training and evaluation graphs."""
+"""Graph classification: degree features, and training and evaluation graphs per client."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def node_degrees(dataset: GraphDataset) -> Tensor:
 
 
 def degree_features(degrees: Tensor, largest: int) -> Tensor:
-    """Encode degrees one-hot, with one more column for all that are larger.
+    """Encode degrees one-hot, with one extra column for all larger degrees.
 
     Parameters
     ----------
     degrees : Tensor of shape (N,), int64
-        Neighbours of each node.
+        Number of neighbours of each node.
     largest : int, at least 0
-        Largest degree with a column of its own: that of the training graphs.
+        Largest degree with its own column: the maximum in the training graphs.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def degree_features(degrees: Tensor, largest: int) -> Tensor:
             column,
             torch.ones(len(column)),
             size=(len(column), width),
-            check_invariants=False,  # one entry a row, in range by the clamp
+            check_invariants=False,  # one entry per row; the clamp keeps it in range
         )
 
 
@@ -67,7 +67,7 @@ def cut_graph_clients(
     parts: Sequence[IntArray],
     masks: Sequence[Mapping[str, Tensor]],
 ) -> list[ClientGraph]:
-    """Give each client its training graphs, and apart from them those to score on.
+    """Build each client's training graphs and separate evaluation graphs.
 
     Parameters
     ----------
@@ -81,32 +81,34 @@ def cut_graph_clients(
     Returns
     -------
     list of ClientGraph
-        By partition-id. ``graph`` is the union of the training graphs, ``evaluation``
-        those of the validation and the test graphs, so that no client's training can
-        meet a graph it is scored on.
+        By partition-id. ``graph`` is the union of the training graphs. ``evaluation`` holds
+        the unions of the validation and of the test graphs, so training cannot see an
+        evaluation graph.
 
     Notes
     -----
-    1. A set without node features gets one-hot degrees. Their largest column is the
-       largest degree in the training graphs of all clients: one number that a
-       federation agrees on beforehand, and that no validation or test graph enters.
+    1. A dataset without node features gets one-hot degrees. The largest encoded degree is
+       the maximum over the training graphs of all clients. A federation can agree on this
+       number beforehand, and no validation or test graph affects it.
     """
     numbers = [torch.from_numpy(part) for part in parts]
     x = dataset.x
     if dataset.num_features == 0:
-        x = _degrees_seen(dataset, numbers, masks)
+        x = _training_degree_features(dataset, numbers, masks)
     union = GraphBatch(dataset.edge_index, dataset.batch, dataset.num_graphs)
     clients = []
     for partition_id, (graphs, mask) in enumerate(zip(numbers, masks, strict=True)):
         chosen = graphs[mask["train"]]
-        everything = torch.ones(len(chosen), dtype=torch.bool)
-        own = {"train": everything, "val": ~everything, "test": ~everything}
+        all_graphs = torch.ones(len(chosen), dtype=torch.bool)
+        train_masks = {"train": all_graphs, "val": ~all_graphs, "test": ~all_graphs}
         evaluation = []
         for name in EVALUATION:
-            apart = graphs[mask[name]]
-            whole = torch.ones(len(apart), dtype=torch.bool)
-            evaluation.append(_take(dataset.y, x, union, apart, {name: whole}))
-        train = _take(dataset.y, x, union, chosen, own)
+            held_out = graphs[mask[name]]
+            all_graphs = torch.ones(len(held_out), dtype=torch.bool)
+            evaluation.append(
+                _select(dataset.y, x, union, held_out, {name: all_graphs})
+            )
+        train = _select(dataset.y, x, union, chosen, train_masks)
         clients.append(
             ClientGraph(
                 partition_id, train, dataset.class_names, chosen, tuple(evaluation)
@@ -115,12 +117,12 @@ def cut_graph_clients(
     return clients
 
 
-def _degrees_seen(
+def _training_degree_features(
     dataset: GraphDataset,
     graphs: Sequence[Tensor],
     masks: Sequence[Mapping[str, Tensor]],
 ) -> Tensor:
-    """Make degree features by the degrees that occur in training graphs."""
+    """Encode degrees by the largest degree of a training graph."""
     is_train = torch.zeros(dataset.num_graphs, dtype=torch.bool)
     for numbers, mask in zip(graphs, masks, strict=True):
         is_train[numbers[mask["train"]]] = True
@@ -129,9 +131,10 @@ def _degrees_seen(
     return degree_features(degrees, int(seen.max()) if seen.numel() else 0)
 
 
-def _take(
+def _select(
     y: Tensor, x: Tensor, union: GraphBatch, graphs: Tensor, masks: Mapping[str, Tensor]
 ) -> Graph:
+    """Return the union of some graphs with the given masks."""
     part = union.select(graphs)
     return Graph(
         select_rows(x, part.nodes), part.edge_index, y[graphs], masks, part.batch

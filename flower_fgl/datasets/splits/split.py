@@ -1,4 +1,4 @@
-"""Splits: which labelled nodes (or graphs) of a client train, validate and test."""
+"""Splits of a client's labelled nodes (or graphs) into train, val and test masks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 PUBLIC = "public"
-"""Name of the split that a data set was published with."""
+"""Name of the split that was published with a dataset."""
 
 SPLITS = ("train", "val", "test")
 """Names of the masks of a split."""
@@ -33,7 +33,7 @@ MAX_DENOMINATOR = 10**6
 
 
 class SplitFractions(NamedTuple):
-    """Shares of a class that train, validate and test; they add up to 1."""
+    """Shares of a class for training, validation and test; they add up to 1."""
 
     train: Fraction
     val: Fraction
@@ -41,7 +41,7 @@ class SplitFractions(NamedTuple):
 
 
 def parse_split(text: str) -> SplitFractions | None:
-    """Read a split such as ``"20/40/40"``.
+    """Parse a split such as ``"20/40/40"``.
 
     Parameters
     ----------
@@ -52,13 +52,13 @@ def parse_split(text: str) -> SplitFractions | None:
     Returns
     -------
     SplitFractions or None
-        Exact shares; None for ``"public"``, the split a data set was published with.
+        Exact shares; ``None`` for ``"public"``, the split published with a dataset.
 
     Raises
     ------
     ConfigError
-        If the text is neither, or the percentages do not add up to 100, or nothing
-        would train or test.
+        If the text has another form, the percentages do not add up to 100, or the
+        training or test share is 0.
     """
     if text.strip() == PUBLIC:
         return None
@@ -66,21 +66,21 @@ def parse_split(text: str) -> SplitFractions | None:
     is_number = all(re.fullmatch(r"\d+(\.\d+)?", part) for part in percent)
     if len(percent) not in (2, 3) or not is_number:
         raise ConfigError(
-            f'split = "{text}" is not understood. Give percentages train/val/test as '
-            f'in "20/40/40", train/test as in "90/10", or "{PUBLIC}".'
+            f'split = "{text}" is not valid. Give percentages train/val/test as in '
+            f'"20/40/40", train/test as in "90/10", or "{PUBLIC}".'
         )
     shares = [Fraction(part) / 100 for part in percent]
     if len(shares) == 2:
         shares.insert(1, Fraction(0))
     if sum(shares) != 1:
         raise ConfigError(
-            f'split = "{text}" adds up to {float(100 * sum(shares)):g}, not to 100. '
+            f'split = "{text}" adds up to {float(100 * sum(shares)):g}, expected 100. '
             'Give percentages as in "20/40/40".'
         )
     if not (shares[0] and shares[2]):
         raise ConfigError(
-            f'split = "{text}" leaves nothing to train on or to test on. Give both a '
-            'percentage above 0, as in "20/40/40".'
+            f'split = "{text}" has no training or no test nodes. Give both a percentage '
+            'above 0, as in "20/40/40".'
         )
     return SplitFractions(*shares)
 
@@ -93,25 +93,24 @@ def split_nodes(
 ) -> dict[str, Tensor]:
     """Split the nodes (or graphs) of one client class by class.
 
-    Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ train, the next
-    ⌊r_val · n_c⌋ validate and the rest test, so that a rare class may have no training
-    node.
+    Of the n_c shuffled nodes of a class, the first ⌊r_train · n_c⌋ are for training, the
+    next ⌊r_val · n_c⌋ for validation and the rest for testing. A rare class may therefore
+    have no training node.
 
     Parameters
     ----------
     labels : Tensor or ndarray of shape (n,), int64
-        Classes; -1 where unknown.
+        Classes; -1 if unknown.
     fractions : sequence of three Fraction or float in [0, 1]
-        Shares r_train, r_val and r_test, adding up to 1. A float stands for the simple
-        fraction it was written as: 0.3 is 3/10, so that no floor falls short.
+        Shares r_train, r_val and r_test, adding up to 1. A float is read as the simple
+        fraction it was written as, e.g. 0.3 as 3/10, so rounding down is exact.
     generator : numpy.random.Generator
-        Source of the shuffle.
+        Generator of the shuffle.
 
     Returns
     -------
     dict of str to Tensor of shape (n,), bool
-        Disjoint masks ``train``, ``val`` and ``test``, which cover the nodes of known
-        class.
+        Disjoint masks ``train``, ``val`` and ``test`` that cover the nodes of known class.
 
     Raises
     ------
@@ -129,7 +128,7 @@ def split_nodes(
     node = known[np.argsort(label[known], kind="stable")]  # shuffled, class by class
     counts = np.bincount(label[node])
     start = np.repeat(np.cumsum(counts) - counts, counts)
-    rank = np.arange(len(node)) - start  # place within the class
+    rank = np.arange(len(node)) - start  # position within the class
     num_train, num_val = (
         counts * share.numerator // share.denominator for share in shares[:2]
     )
@@ -143,7 +142,7 @@ def split_nodes(
 def published_split(
     masks: Mapping[str, Tensor], node_ids: Tensor | NDArray[np.int64]
 ) -> dict[str, Tensor]:
-    """Restrict the split a data set was published with to one client's nodes.
+    """Restrict the published split of a dataset to one client's nodes.
 
     Parameters
     ----------
@@ -160,13 +159,13 @@ def published_split(
     Raises
     ------
     DataError
-        If the data set was published without one of the three.
+        If the dataset was published without one of the three masks.
     """
     missing = [name for name in SPLITS if name not in masks]
     if missing:
         raise DataError(
-            f'split = "{PUBLIC}" was asked for, but the data set was published without '
-            f'a {" or ".join(missing)} mask. Give percentages as in "20/40/40".'
+            f'split = "{PUBLIC}" needs a published split, but the dataset was published '
+            f'without a {" or ".join(missing)} mask. Give percentages as in "20/40/40".'
         )
     nodes = torch.as_tensor(node_ids)
     return {name: masks[name][nodes] for name in SPLITS}

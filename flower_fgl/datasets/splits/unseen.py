@@ -1,16 +1,16 @@
 """Unseen data: closed set, open set, missing classes and a new client, FedLoG A.10.
 
 "Subgraph Federated Learning for Local Generalization" (FedLoG), ICLR 2025, Appendix A.10.
-Each client trains on a METIS part of the largest connected component without its rarest
-class, and is scored on what lies around the part as well:
+Each client trains on a METIS part of the largest connected component, without the rarest
+classes of that part. It is also evaluated on nodes around the part:
 
 ========== ============================ =============================================
-symbol     here                         what it is
+symbol     here                         meaning
 ========== ============================ =============================================
-V_k        ``UnseenPart.nodes``         nodes of client k, its removed class left out
-V_k^u      ``UnseenPart.around``        nodes within h hops of V_k, V_k left out
+V_k        ``UnseenPart.nodes``         nodes of client k without its removed classes
+V_k^u      ``UnseenPart.around``        nodes within h hops of V_k, without V_k
 M_k        ``UnseenPart.missing``       classes without a node in V_k
-V_crop     ``UnseenPartition.cropped``  nodes that nobody holds (open set)
+V_crop     ``UnseenPartition.cropped``  nodes of no client (open set)
 h          ``hops``                     radius of the expansion
 ========== ============================ =============================================
 """
@@ -51,23 +51,23 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 UNSEEN_SPLIT = "40/30/30"
-"""Default split of a client's nodes, at random over all classes together."""
+"""Default split of a client's nodes, at random and not per class."""
 
 EXPANSION_HOPS = {"cora": 2, "citeseer": 3}
-"""Radius h by data set, 1 for all others: what gives the sizes FedLoG prints."""
+"""Radius h by dataset, 1 for all others; it reproduces the sizes printed in FedLoG."""
 
 MIN_MISSING = 5
-"""Nodes of missing classes that a client's expansion should have."""
+"""Minimum number of nodes of missing classes in a client's expansion."""
 
 CROPPED = 5
-"""In the open set every fifth node is held by nobody."""
+"""In the open set, 1 / CROPPED of the nodes belong to no client."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class UnseenPart:
-    """One client's nodes, in numbers of the largest component.
+    """One client's nodes, numbered as in the largest component.
 
     Parameters
     ----------
@@ -86,17 +86,17 @@ class UnseenPart:
 
 @dataclass(frozen=True, eq=False)
 class UnseenPartition:
-    """Who holds what, in numbers of the largest component.
+    """Assignment of nodes to clients, numbered as in the largest component.
 
     Parameters
     ----------
     parts : list of UnseenPart
         One for each of the K clients.
     new_client : ndarray of shape (n,), int64, or None
-        The part that no client holds, ascending; ``None`` in the open set, where it is
-        not scored.
+        Part of the new client, ascending; ``None`` in the open set, where it is not
+        evaluated.
     cropped : ndarray of shape (c,), int64
-        Nodes that belong to no part, ascending; none in the closed set.
+        Nodes outside all parts, ascending; empty in the closed set.
     """
 
     parts: list[UnseenPart]
@@ -105,10 +105,10 @@ class UnseenPartition:
 
     @property
     def arrays(self) -> list[IntArray]:
-        """All node lists, for the partition's hash."""
+        """All node arrays, in the order of the partition's hash."""
         held = [nodes for part in self.parts for nodes in (part.nodes, part.around)]
-        beside = () if self.new_client is None else (self.new_client,)
-        return [*held, *beside, self.cropped]
+        new_client = () if self.new_client is None else (self.new_client,)
+        return [*held, *new_client, self.cropped]
 
 
 def expansion_hops(dataset: str, hops: int) -> int:
@@ -117,9 +117,13 @@ def expansion_hops(dataset: str, hops: int) -> int:
     Parameters
     ----------
     dataset : str
-        Name of the data set.
+        Name of the dataset.
     hops : int
-        Setting ``expansion-hops``; 0 takes the data set's.
+        Setting ``expansion-hops``; 0 selects the default of the dataset.
+
+    Returns
+    -------
+    int
     """
     return hops or EXPANSION_HOPS.get(dataset, 1)
 
@@ -127,7 +131,7 @@ def expansion_hops(dataset: str, hops: int) -> int:
 def surroundings(
     edge_index: IntArray, nodes: IntArray, pool: BoolArray, hops: int
 ) -> IntArray:
-    """Find what lies within some hops of a client's nodes, FedLoG Appendix A.10.
+    """Find the nodes within h hops of a client's nodes, FedLoG Appendix A.10.
 
     Parameters
     ----------
@@ -136,14 +140,14 @@ def surroundings(
     nodes : ndarray of shape (n,), int64
         V_k.
     pool : ndarray of shape (N,), bool
-        Nodes that may be reached; paths run through them and ``nodes`` only.
+        Nodes that may be reached; paths only use these and ``nodes``.
     hops : int, at least 0
-        h.
+        Radius h.
 
     Returns
     -------
     ndarray of shape (u,), int64
-        Ascending nodes of ``pool`` at most h hops from ``nodes``, these left out.
+        Ascending nodes of ``pool`` at most h hops from ``nodes``, without ``nodes``.
     """
     is_own = np.zeros(len(pool), dtype=np.bool_)
     is_own[nodes] = True
@@ -160,25 +164,25 @@ def hide_classes(
     part: IntArray,
     expand: Callable[[IntArray], IntArray],
 ) -> UnseenPart:
-    """Remove a client's rarest class so that it can be missed, FedLoG Appendix A.10.
+    """Remove a client's rarest classes, which it then lacks, FedLoG Appendix A.10.
 
     Parameters
     ----------
     labels : ndarray of shape (N,), int64
-        Classes, -1 where unknown.
+        Classes, -1 if unknown.
     num_classes : int
         Number of classes C.
     part : ndarray of shape (n,), int64
         All nodes of the client's part, ascending.
     expand : callable
-        From V_k to V_k^u.
+        Maps V_k to V_k^u.
 
     Returns
     -------
     UnseenPart
-        Without the class of fewest nodes (of equals the first); if fewer than
-        ``MIN_MISSING`` nodes of M_k lie in V_k^u, without the next as well, and so on up
-        to ⌊C/3⌋ classes. A client's last class stays.
+        The part without its rarest class (on a tie, the first). While V_k^u holds fewer
+        than ``MIN_MISSING`` nodes of M_k, the next rarest class is removed too, up to
+        ⌊C/3⌋ classes. The client keeps at least one class.
     """
     label = labels[part]
     counts = np.bincount(label[label >= 0], minlength=num_classes)
@@ -197,7 +201,7 @@ def hide_classes(
 def partition_unseen(
     dataset: NodeDataset, num_clients: int, *, is_open: bool, hops: int, seed: int
 ) -> UnseenPartition:
-    """Cut a connected graph into K clients and a new client, FedLoG Appendix A.10.
+    """Partition a connected graph into K clients and a new client, FedLoG Appendix A.10.
 
     Parameters
     ----------
@@ -206,10 +210,11 @@ def partition_unseen(
     num_clients : int
         Number of clients K, at least 1.
     is_open : bool
-        Whether a fifth of the nodes is held back first, and only these are unseen: the
-        open set. Else all nodes that a client does not hold may be: the closed set.
+        Whether to use the open set: a fifth of the nodes is first held back, and only
+        these can be unseen. In the closed set, all nodes that a client does not hold can
+        be unseen.
     hops : int
-        h.
+        Radius h.
     seed : int
         Partition seed.
 
@@ -222,13 +227,13 @@ def partition_unseen(
     ConfigError
         If the seed is out of range.
     DataError
-        If the nodes do not make K + 1 parts.
+        If METIS cannot divide the nodes into K + 1 parts.
     """
     edges, labels = dataset.edge_index.numpy(), dataset.y.numpy()
     is_cropped = np.zeros(dataset.num_nodes, dtype=np.bool_)
     if is_open:
-        draw = numpy_generator(seed, 0, SERVER, "crop").permutation(dataset.num_nodes)
-        is_cropped[draw[: dataset.num_nodes // CROPPED]] = True
+        order = numpy_generator(seed, 0, SERVER, "crop").permutation(dataset.num_nodes)
+        is_cropped[order[: dataset.num_nodes // CROPPED]] = True
     pool = is_cropped if is_open else np.ones_like(is_cropped)
     *parts, new_client = _metis(
         dataset, np.flatnonzero(~is_cropped), num_clients + 1, is_open, seed
@@ -240,7 +245,7 @@ def partition_unseen(
     held = [hide_classes(labels, dataset.num_classes, part, expand) for part in parts]
     for client, (part, before) in enumerate(zip(held, parts, strict=True)):
         log.info(
-            "Client %d: %d of %d nodes removed, classes %s missing, %d nodes around.",
+            "Client %d: %d of %d nodes removed, classes %s missing, %d nodes around it.",
             client,
             len(before) - len(part.nodes),
             len(before),
@@ -255,9 +260,9 @@ def partition_unseen(
 def _metis(
     dataset: NodeDataset, nodes: IntArray, num_parts: int, is_open: bool, seed: int
 ) -> list[IntArray]:
-    """Cut the graph on some nodes into parts, none empty."""
+    """Partition the subgraph of some nodes into parts, none empty."""
     kept = torch.from_numpy(nodes)
-    local = replace(  # METIS reads nothing but edges and the number of nodes
+    local = replace(  # METIS reads only the edges and the number of nodes
         dataset,
         edge_index=induced_subgraph(dataset.edge_index, dataset.num_nodes, kept),
         y=dataset.y[kept],
@@ -269,9 +274,9 @@ def _metis(
     except DataError as error:
         setting = "open-set" if is_open else "closed-set"
         raise DataError(
-            f'setting = "{setting}" cuts {len(nodes)} nodes of the largest connected '
-            f"component into clients + 1 = {num_parts} METIS parts, one of them the new "
-            "client: they are too few. Use fewer clients."
+            f'setting = "{setting}" divides {len(nodes)} nodes of the largest connected '
+            f"component into clients + 1 = {num_parts} METIS parts, one of them for the "
+            "new client, but these are too few nodes. Use fewer clients."
         ) from error
     return [nodes[part] for part in parts]
 
@@ -282,34 +287,34 @@ def cut_unseen_clients(
     partition: UnseenPartition,
     masks: Sequence[Mapping[str, Tensor]],
 ) -> list[ClientGraph]:
-    """Cut the clients' training and evaluation graphs, FedLoG Appendix A.10.
+    """Build the clients' training and evaluation graphs, FedLoG Appendix A.10.
 
     Parameters
     ----------
     dataset : NodeDataset
         The largest component.
     node_ids : Tensor of shape (N,), int64
-        Numbers of its nodes in the source data.
+        Numbers of its nodes in the source dataset.
     partition : UnseenPartition
-        Who holds what.
+        Assignment of nodes to clients.
     masks : sequence of K mappings of str to Tensor of shape (n_k,), bool
         Split of each V_k into ``train``, ``val`` and ``test``.
 
     Returns
     -------
     list of ClientGraph
-        ``graph`` is induced on V_k. ``evaluation`` holds the graph induced on V_k and
-        V_k^u, all edges, with the masks ``unseen`` (V_k^u of known classes that the
-        client has) and ``missing`` (those it lacks), and in the closed set the new
-        client's graph with the mask ``new_client``.
+        ``graph`` is induced on V_k. ``evaluation`` first holds the graph induced on V_k and
+        V_k^u. Its mask ``unseen`` marks nodes of V_k^u whose class the client has, and
+        ``missing`` those whose class it lacks. In the closed set, ``evaluation`` also holds
+        the new client's graph with the mask ``new_client``.
     """
     pieces = cut_clients(
         dataset.edge_index, dataset.num_nodes, [p.nodes for p in partition.parts]
     )
-    everywhere: tuple[Graph, ...] = ()
+    shared: tuple[Graph, ...] = ()
     if partition.new_client is not None:
         new = _induced(dataset, torch.from_numpy(partition.new_client))
-        everywhere = (replace(new, masks={"new_client": new.y >= 0}),)
+        shared = (replace(new, masks={"new_client": new.y >= 0}),)
     clients = []
     for pid, (part, edges) in enumerate(zip(partition.parts, pieces, strict=True)):
         nodes = torch.from_numpy(part.nodes)
@@ -320,7 +325,7 @@ def cut_unseen_clients(
                 Graph(x, edges, y, masks[pid]),
                 dataset.class_names,
                 node_ids[nodes],
-                (_expanded(dataset, part), *everywhere),
+                (_expanded(dataset, part), *shared),
             )
         )
     return clients

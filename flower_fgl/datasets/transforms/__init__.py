@@ -1,1 +1,1 @@
-"""Change a graph before or after it is partitioned."""
+"""Transforms of a graph before or after partitioning."""

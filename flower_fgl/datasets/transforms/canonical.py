@@ -1,6 +1,6 @@
-"""The one form all graphs take here: undirected, simple, float32, sparse where sparse.
+"""Canonical form of graphs: undirected, simple, float32, sparse if mostly zero.
 
-What this form is: ``NodeDataset`` and ``GraphDataset`` in ``client_graph.py``.
+``NodeDataset`` and ``GraphDataset`` in ``client_graph.py`` define this form.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 SPARSE_BELOW = 0.1
-"""Share of non-zero features below which they are kept as sparse CSR."""
+"""Features are stored as sparse CSR below this share of non-zero entries."""
 
 SPARSE_WIDTH = 64
-"""Feature width from which features may be sparse: below it, CSR saves nothing."""
+"""Minimum width of sparse features: below it, CSR saves no memory."""
 
 
 def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Make a graph undirected and simple, in the order all graphs are kept in.
+    """Make a graph undirected and simple, with sorted edges.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
 
     Notes
     -----
-    1. Each pair becomes the number ``row · N + column``: two sorts, and about 50 bytes
-       per entry of ``edge_index`` while it runs.
+    1. Each pair is encoded as ``row · N + column``. This takes two sorts, and temporarily
+       about 50 bytes per entry of ``edge_index``.
     """
     if edge_index.numel() == 0:
         return torch.empty((2, 0), dtype=torch.int64)
@@ -62,7 +62,7 @@ def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
     one_way = sorted_distinct(one_way[low != high])
     low, high = np.divmod(one_way, num_nodes)
     both_ways = np.concatenate([one_way, high * num_nodes + low])
-    del low, high, one_way  # a hundred million edges are a gigabyte each
+    del low, high, one_way  # each takes a gigabyte for a hundred million edges
     both_ways.sort()
     simple = np.empty((2, len(both_ways)), dtype=np.int64)
     np.divmod(both_ways, num_nodes, out=(simple[0], simple[1]))
@@ -70,12 +70,12 @@ def undirected_simple(edge_index: Tensor, num_nodes: int) -> Tensor:
 
 
 def sorted_distinct(values: Ints) -> Ints:
-    """Return the distinct values, ascending.
+    """Return the distinct values in ascending order.
 
     Parameters
     ----------
     values : array of shape (M,), int64
-        Any order.
+        Values in any order.
 
     Returns
     -------
@@ -83,8 +83,8 @@ def sorted_distinct(values: Ints) -> Ints:
 
     Notes
     -----
-    1. ``numpy.unique`` does the same by a hash table since NumPy 2.3: 13 s for twelve
-       million edges, where this takes 0.2 s.
+    1. ``numpy.unique`` uses a hash table since NumPy 2.3. It takes 13 s for twelve
+       million edges; this function takes 0.2 s.
     """
     ordered = np.sort(values)
     is_first = np.ones(len(ordered), dtype=np.bool_)
@@ -94,22 +94,19 @@ def sorted_distinct(values: Ints) -> Ints:
 
 @contextlib.contextmanager
 def quiet_csr() -> Iterator[None]:
-    """Keep torch from saying, once per process, that CSR tensors are in beta.
-
-    A user can do nothing about it, and every worker would say it.
-    """
+    """Suppress torch's warning that CSR support is in beta; users cannot act on it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         yield
 
 
 def csr_tensor(matrix: scipy.sparse.csr_matrix) -> Tensor:
-    """Turn a SciPy CSR matrix into a torch one, float32 with int64 indices.
+    """Convert a SciPy CSR matrix to a torch tensor, float32 with int64 indices.
 
     Parameters
     ----------
     matrix : scipy.sparse.csr_matrix of shape (N, d)
-        Its indices are sorted in place; it must hold no entry twice.
+        Matrix without duplicate entries. Its indices are sorted in place.
 
     Returns
     -------
@@ -127,11 +124,12 @@ def csr_tensor(matrix: scipy.sparse.csr_matrix) -> Tensor:
 
 
 def scipy_csr(x: Tensor) -> scipy.sparse.csr_matrix:
-    """Return the SciPy view of a sparse CSR tensor, sharing its memory.
+    """Return a SciPy view of a sparse CSR tensor, with shared memory.
 
     Parameters
     ----------
     x : Tensor of shape (N, d), sparse CSR
+        Features.
 
     Returns
     -------
@@ -144,7 +142,7 @@ def scipy_csr(x: Tensor) -> scipy.sparse.csr_matrix:
 
 
 def compact_features(x: Tensor) -> Tensor:
-    """Keep features as float32, and as sparse CSR where that is smaller.
+    """Convert features to float32, and to sparse CSR if that is smaller.
 
     Parameters
     ----------
@@ -154,8 +152,8 @@ def compact_features(x: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (N, d), float32
-        Sparse CSR if ``d >= 64`` and less than 10 % of the entries are not zero,
-        strided otherwise.
+        Sparse CSR if ``d >= 64`` and less than 10 % of the entries are non-zero, else
+        strided.
     """
     is_sparse = x.layout == torch.sparse_csr
     present = x.values() if is_sparse else x

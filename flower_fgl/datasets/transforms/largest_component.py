@@ -31,31 +31,31 @@ def largest_component(edge_index: IntArray, num_nodes: int) -> IntArray:
     Returns
     -------
     ndarray of shape (n,), int64
-        Ascending; of components of one size the one with the smallest node.
+        Ascending; on a tie, the component with the smallest node.
     """
     ones = np.ones(edge_index.shape[1], dtype=np.int8)
     shape = (num_nodes, num_nodes)
     adjacency = scipy.sparse.csr_array((ones, (edge_index[0], edge_index[1])), shape)
-    # components are numbered in the order of their first node
+    # SciPy numbers components in the order of their first node
     _, component = scipy.sparse.csgraph.connected_components(adjacency, directed=False)
     largest = np.bincount(component).argmax()
     return np.flatnonzero(component == largest).astype(np.int64)
 
 
 def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
-    """Keep the largest component, FedLoG Appendix A.12.
+    """Keep the largest connected component, FedLoG Appendix A.12.
 
     Parameters
     ----------
     dataset : NodeDataset
-        Whole graph.
+        Complete graph.
 
     Returns
     -------
     NodeDataset
-        The largest component, its nodes numbered in their order.
+        The largest component; its nodes keep their order.
     Tensor of shape (N,), int64
-        Their numbers in ``dataset``, ascending.
+        Numbers of these nodes in ``dataset``, ascending.
     """
     edge_index, num_nodes = dataset.edge_index, dataset.num_nodes
     nodes = torch.from_numpy(largest_component(edge_index.numpy(), num_nodes))

@@ -1,4 +1,4 @@
-"""The scale of features: as given, by rows, or by each client's own statistics."""
+"""Feature normalization: none, by rows, or by each client's column statistics."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ log = logging.getLogger(__name__)
 
 
 def scale_client(client: ClientGraph, how: str) -> ClientGraph:
-    """Bring the features of all of a client's graphs to one scale.
+    """Normalize the features of all graphs of a client.
 
     Parameters
     ----------
     client : ClientGraph
-        Features as they are given.
+        Client with raw features.
     how : {"none", "rows", "columns"}
-        Not at all; each node by the sum of its absolute values; each feature to mean 0
-        and variance 1 over the client's training nodes (of graphs: their nodes), one
-        that is constant there only shifted. Without training nodes there are no
-        statistics: features stay as they are, and the log says so.
+        ``none`` keeps the features. ``rows`` divides each node's features by the sum of
+        their absolute values. ``columns`` standardizes each feature to mean 0 and variance
+        1 over the client's training nodes (or the nodes of its training graphs); a feature
+        that is constant there is only shifted. Without training nodes, ``columns`` keeps
+        the features and logs this.
 
     Returns
     -------
     ClientGraph
-        With ``scaling`` if features were changed.
+        ``scaling`` is set if features were changed.
 
     Raises
     ------
     DataError
-        If sparse features are to be standardised, which would fill them in.
+        If ``how`` is ``columns`` and features are sparse: standardized features are dense.
     """
     if how == "rows":
         rows = _with_features(client, normalise_rows)
@@ -57,6 +58,7 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
 def _with_features(
     client: ClientGraph, change: Callable[[Tensor], Tensor]
 ) -> ClientGraph:
+    """Apply a function to the features of all graphs of a client."""
     graph, *others = (
         replace(graph, x=change(graph.x))
         for graph in (client.graph, *client.evaluation)
@@ -65,16 +67,16 @@ def _with_features(
 
 
 def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
-    """Return mean and deviation of dense features over the training nodes."""
+    """Return mean and standard deviation of dense features over the training nodes."""
     if graph.x.layout != torch.strided:
         raise DataError(
-            "Sparse features cannot be standardised without filling them in. Give them "
-            'dense, or set feature-norm = "rows" or "none".'
+            "Expected dense features to standardize, got sparse ones. Make them dense, or "
+            'set feature-norm = "rows" or "none".'
         )
     is_seen = graph.masks["train"]
     seen = graph.x[is_seen if graph.batch is None else is_seen[graph.batch]].double()
     if len(seen) == 0:
-        log.info("A client without training nodes keeps its features unstandardised.")
+        log.info("A client without training nodes keeps its features unstandardized.")
         return None
     std, mean = torch.std_mean(seen, dim=0, correction=0)
     is_constant = (seen == seen[0]).all(dim=0)
@@ -82,14 +84,14 @@ def _statistics(graph: Graph) -> tuple[Tensor, Tensor] | None:
 
 
 def scale_features(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Shift and scale every feature.
+    """Standardize every feature with given statistics.
 
     Parameters
     ----------
     x : Tensor of shape (N, d), float32
         Dense features.
     mean, std : Tensor of shape (d,), float64
-        Subtracted, then divided by.
+        Statistics to subtract and to divide by.
 
     Returns
     -------
@@ -109,7 +111,7 @@ def normalise_rows(x: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (N, d), float32
-        In the layout of ``x``; a node without features keeps its zeros.
+        In the layout of ``x``; rows of zeros stay zero.
     """
     if x.layout != torch.sparse_csr:
         total = x.abs().sum(dim=1, keepdim=True)

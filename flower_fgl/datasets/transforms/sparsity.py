@@ -1,4 +1,4 @@
-"""Sparsity: features, edges and training labels taken away from a client, FedPG IV-H.
+"""Sparsity: random removal of features, edges and training labels, FedPG IV-H.
 
 X. Wu et al., "Federated Prototype Graph Learning", Sec. IV-H and Fig. 7.
 """
@@ -36,12 +36,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sparsity:
-    """What is missing on every client, as shares in [0, 1).
+    """Shares in [0, 1) of the data that are removed on every client.
 
     Parameters
     ----------
     features : float
-        Share of the non-zero features of nodes that do not train.
+        Share of the non-zero features of nodes outside the training set.
     edges : float
         Share of the undirected edges.
     labels : float
@@ -58,7 +58,7 @@ class Sparsity:
         return cls(config.feature_sparsity, config.edge_sparsity, config.label_sparsity)
 
     def __bool__(self) -> bool:
-        """Say whether anything is missing."""
+        """Return whether anything is removed."""
         return any(asdict(self).values())
 
 
@@ -68,7 +68,7 @@ def _part(total: int, share: float) -> int:
 
 
 def _lowest(scores: NDArray[np.float64], share: float) -> BoolArray:
-    """Mark the ⌊share · n⌋ lowest of n scores; more of a larger share are the same."""
+    """Mark the ⌊share · n⌋ lowest of n scores; a larger share marks a superset."""
     chosen = np.zeros(len(scores), dtype=np.bool_)
     chosen[np.argsort(scores, kind="stable")[: _part(len(scores), share)]] = True
     return chosen
@@ -86,26 +86,26 @@ def remove_edges(
     num_nodes : int
         Number of nodes N.
     share : float in [0, 1)
-        ⌊share · E⌋ edges go, both directions together.
+        ⌊share · E⌋ edges are removed, each in both directions.
     generator : numpy.random.Generator
-        In the same state, a larger share removes the same edges and more.
+        In an equal state, a larger share removes a superset of the edges.
 
     Returns
     -------
     Tensor of shape (2, 2(E - ⌊share · E⌋)), int64
-        What is left, in the order of ``edge_index``.
+        Remaining edges, in the order of ``edge_index``.
     """
     source, target = edge_index.numpy()
     pair = np.minimum(source, target) * num_nodes + np.maximum(source, target)
     distinct, edge = np.unique(pair, return_inverse=True)
-    is_gone = _lowest(generator.random(len(distinct)), share)
-    return edge_index[:, torch.from_numpy(~is_gone[edge])]
+    is_removed = _lowest(generator.random(len(distinct)), share)
+    return edge_index[:, torch.from_numpy(~is_removed[edge])]
 
 
 def remove_labels(
     y: Tensor, is_train: Tensor, share: float, *, generator: np.random.Generator
 ) -> Tensor:
-    """Choose training nodes whose labels are taken away, class by class.
+    """Choose the training nodes that lose their label, class by class.
 
     Parameters
     ----------
@@ -114,15 +114,15 @@ def remove_labels(
     is_train : Tensor of shape (N,), bool
         Training nodes, all of known class.
     share : float in [0, 1)
-        Of the n_c training nodes of a class ⌊share · n_c⌋ lose their label, so that
-        every class keeps at least one.
+        ⌊share · n_c⌋ of the n_c training nodes of a class lose their label, so every class
+        keeps at least one.
     generator : numpy.random.Generator
-        In the same state, a larger share chooses the same nodes and more.
+        In an equal state, a larger share chooses a superset of the nodes.
 
     Returns
     -------
     Tensor of shape (N,), bool
-        Nodes to make unlabelled, a subset of ``is_train``.
+        Nodes that lose their label, a subset of ``is_train``.
     """
     score = generator.random(len(y))
     label, train = y.numpy(), is_train.numpy()
@@ -145,14 +145,14 @@ def remove_features(
     nodes : Tensor of shape (N,), bool
         Nodes that may lose features.
     share : float in [0, 1)
-        ⌊share · M⌋ of the M non-zero entries of these nodes go.
+        ⌊share · M⌋ of the M non-zero entries of these nodes become zero.
     generator : numpy.random.Generator
-        In the same state, a larger share removes the same entries and more.
+        In an equal state, a larger share removes a superset of the entries.
 
     Returns
     -------
     Tensor of shape (N, d), float32
-        A copy in the layout of ``x``; the same entries go in either layout.
+        A copy in the layout of ``x``; both layouts lose the same entries.
     """
     is_sparse = x.layout == torch.sparse_csr
     matrix = scipy_csr(x).copy() if is_sparse else None
@@ -174,14 +174,14 @@ def remove_features(
 def sparsify(
     graph: Graph, sparsity: Sparsity, *, seed: int, partition_id: int
 ) -> Graph:
-    """Take labels, edges and features away from one client's graph, FedPG Sec. IV-H.
+    """Remove labels, edges and features from one client's graph, FedPG Sec. IV-H.
 
     Parameters
     ----------
     graph : Graph
         All nodes of the client, with masks ``train``, ``val`` and ``test``.
     sparsity : Sparsity
-        What is missing.
+        Shares to remove.
     seed : int
         Seed of partition and split.
     partition_id : int
@@ -190,22 +190,22 @@ def sparsify(
     Returns
     -------
     Graph
-        ``graph`` itself where nothing is missing.
+        ``graph`` itself if nothing is removed.
 
     Notes
     -----
     1. The paper says "partial absence of features for unlabeled nodes". Here every node
-       that does not train, validation and test nodes included, may lose single entries,
-       not whole rows: it is the features that are partly absent. Only non-zero entries
-       are counted, because a zero that goes missing changes nothing; so dense and
-       sparse storage lose the same.
-    2. The paper changes "the ratio of labeled nodes". Here training nodes become
-       unlabelled: class -1, in no mask, and then like any other unlabelled node also
-       without a share of their features. Validation and test nodes stay, so that the
-       numbers remain comparable. One training node of every class stays.
-    3. Draws are nested: what is missing at a share is missing at every larger one.
-    4. All shares are rounded down. As they are below 1, no client loses its last edge
-       or its last training node; one that had none behaves as it does otherwise.
+       outside the training set, validation and test nodes included, may lose single
+       entries instead of whole rows, since features are only partially absent. Only
+       non-zero entries are counted, because removing a zero changes nothing. Dense and
+       sparse features therefore lose the same entries.
+    2. The paper changes "the ratio of labeled nodes". Here training nodes lose their
+       label: they get class -1, are in no mask, and can lose features like any other
+       unlabelled node. Validation and test nodes stay, so scores remain comparable. At
+       least one training node of every class stays.
+    3. Removals are nested: everything removed at one share is removed at every larger one.
+    4. All counts are rounded down. As shares are below 1, no client loses its last edge or
+       its last training node. A client that had none is treated as without sparsity.
     """
 
     def draw(purpose: str) -> np.random.Generator:
@@ -242,19 +242,19 @@ def sparsify(
 
 
 def sparsity_sha256(partition_sha256: str, sparsity: Sparsity) -> str:
-    """Name a partition together with what is missing from it.
+    """Hash a partition together with its sparsity.
 
     Parameters
     ----------
     partition_sha256 : str
         Hash of the partition.
     sparsity : Sparsity
-        What is missing.
+        Removed shares.
 
     Returns
     -------
     str of 64 hexadecimal digits
-        ``partition_sha256`` itself where nothing is missing.
+        ``partition_sha256`` itself if nothing is removed.
     """
     if not sparsity:
         return partition_sha256

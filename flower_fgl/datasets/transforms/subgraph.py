@@ -1,4 +1,4 @@
-"""Induced subgraphs: one client's, all clients' in one pass, and the inductive cut."""
+"""Induced subgraphs: of one node set, of all clients, and of an inductive split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class InductiveGraphs:
-    """One client's graph, cut so that evaluation nodes are unseen in training.
+    """One client's graph, divided so that training does not see evaluation nodes.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class InductiveGraphs:
         Validation (test) nodes and the edges among them, with the single mask ``val``
         (``test``), all True.
     train_nodes : Tensor of shape (n,), int64
-        Number of each node of ``train`` in the graph that was cut; ascending.
+        Number of each node of ``train`` in the client's graph; ascending.
     """
 
     train: Graph
@@ -48,7 +48,7 @@ class InductiveGraphs:
 
 
 def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
-    """Tell which client holds each node.
+    """Return the client that holds each node.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
     Returns
     -------
     ndarray of shape (N,), int64
-        Client of each node, -1 where no client holds it.
+        Client of each node, -1 for nodes of no client.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
     num_listed = sum(len(nodes) for nodes in parts)
     if num_owned != num_listed:
         raise ValueError(
-            f"parts must be disjoint, but list {num_listed} nodes of which only "
+            f"parts must be disjoint, but they list {num_listed} nodes of which only "
             f"{num_owned} differ."
         )
     return owner
@@ -83,7 +83,7 @@ def owner_of_nodes(num_nodes: int, parts: Sequence[IntArray]) -> IntArray:
 def induced_subgraph(
     edge_index: Tensor, num_nodes: int, node_ids: Tensor | IntArray
 ) -> Tensor:
-    """Keep the edges among some nodes, renumbered to the place of the node in the list.
+    """Keep the edges among some nodes, renumbered by their position in the list.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def induced_subgraph(
     Returns
     -------
     Tensor of shape (2, 2e), int64
-        Edges in the order of ``edge_index``; shape (2, 0) where there is none.
+        Edges in the order of ``edge_index``; shape (2, 0) if there are none.
     """
     nodes = torch.as_tensor(node_ids)
     local = torch.full((num_nodes,), -1, dtype=torch.int64)
@@ -109,7 +109,7 @@ def induced_subgraph(
 def cut_clients(
     edge_index: Tensor, num_nodes: int, parts: Sequence[IntArray]
 ) -> list[Tensor]:
-    """Cut the induced subgraphs of all clients in one pass over the edges.
+    """Compute the induced subgraphs of all clients in one pass over the edges.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def cut_clients(
     Returns
     -------
     list of K Tensor of shape (2, 2e_i), int64
-        What :func:`induced_subgraph` gives for each part, each in memory of its own.
+        Result of :func:`induced_subgraph` for each part, without shared memory.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def cut_clients(
     source, target = edge_index.numpy()
     client = owner[source]
     inside = np.flatnonzero((client == owner[target]) & (client >= 0))
-    # NumPy sorts 16 bits by radix, in time linear in the number of edges.
+    # NumPy sorts 16-bit integers by radix, in time linear in the number of edges.
     narrow = np.int16 if len(parts) < 2**15 else np.int64
     order = inside[np.argsort(client[inside].astype(narrow), kind="stable")]
     sizes = np.bincount(client[inside], minlength=len(parts))
@@ -149,27 +149,27 @@ def cut_clients(
 
 
 def inductive_graphs(graph: Graph) -> InductiveGraphs:
-    """Cut a client's graph into training, validation and test graphs.
+    """Divide a client's graph into training, validation and test graphs.
 
     Parameters
     ----------
     graph : Graph
         The client's graph with disjoint masks ``train``, ``val`` and ``test``. Nodes in
-        no mask are left out.
+        no mask are dropped.
 
     Returns
     -------
     InductiveGraphs
     """
     train_nodes = torch.nonzero(graph.masks["train"]).flatten()
-    train = _cut(graph, train_nodes)
-    everywhere = torch.ones(train.num_nodes, dtype=torch.bool)
-    masks = {"train": everywhere, "val": ~everywhere, "test": ~everywhere}
+    train = _induced_graph(graph, train_nodes)
+    all_nodes = torch.ones(train.num_nodes, dtype=torch.bool)
+    masks = {"train": all_nodes, "val": ~all_nodes, "test": ~all_nodes}
     evaluation = []
     for name in ("val", "test"):
-        part = _cut(graph, torch.nonzero(graph.masks[name]).flatten())
-        whole = torch.ones(part.num_nodes, dtype=torch.bool)
-        evaluation.append(Graph(part.x, part.edge_index, part.y, {name: whole}))
+        part = _induced_graph(graph, torch.nonzero(graph.masks[name]).flatten())
+        mask = torch.ones(part.num_nodes, dtype=torch.bool)
+        evaluation.append(Graph(part.x, part.edge_index, part.y, {name: mask}))
     return InductiveGraphs(
         train=Graph(train.x, train.edge_index, train.y, masks),
         val=evaluation[0],
@@ -178,7 +178,7 @@ def inductive_graphs(graph: Graph) -> InductiveGraphs:
     )
 
 
-def _cut(graph: Graph, nodes: Tensor) -> Graph:
+def _induced_graph(graph: Graph, nodes: Tensor) -> Graph:
     """Return the induced subgraph, without masks."""
     return Graph(
         x=select_rows(graph.x, nodes),

@@ -1,14 +1,13 @@
-"""The server's state as a checkpoint holds it, and the way back."""
+"""Pack the server's state into a checkpoint, and restore it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flower_fgl.core.errors import RunError
@@ -16,26 +15,23 @@ from flower_fgl.protocols.base import CONFIG, INFO, RESUME
 from flower_fgl.protocols.describe import Description
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.best_model import BestModel
-from flower_fgl.strategies.rounds.send_receive import send_receive
-
-if TYPE_CHECKING:
-    from flower_fgl.strategies.base import FglStrategy
+from flower_fgl.strategies.rounds.loop_state import LoopState
+from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
 
 __all__ = [
     "describe_clients",
-    "pack_strategy",
+    "pack_run",
     "read_clients",
-    "resume_strategy",
+    "resume_run",
 ]
 
 log = logging.getLogger(__name__)
 
 
 def describe_clients(federation: Federation) -> list[dict[str, Any]]:
-    """Return what the clients said of themselves, as JSON gives it back.
+    """Return the clients' descriptions as JSON stores them, without their public keys.
 
-    Without their keys for secure aggregation: those are new whenever a run goes on.
+    Keys of secure aggregation are drawn anew when a run resumes.
     """
     return [
         {
@@ -48,7 +44,7 @@ def describe_clients(federation: Federation) -> list[dict[str, Any]]:
 
 
 def read_clients(checkpoint: Checkpoint) -> dict[int, Description]:
-    """Return the clients that a checkpoint names, by partition-id."""
+    """Return the descriptions of a checkpoint's clients, by partition-id."""
     clients = {}
     for about in checkpoint.clients:
         values: dict[str, Any] = {
@@ -59,91 +55,99 @@ def read_clients(checkpoint: Checkpoint) -> dict[int, Description]:
     return clients
 
 
-def pack_strategy(strategy: FglStrategy, result: Result) -> Snapshot:
-    """Gather all that the rounds to come depend on, between two rounds.
+def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
+    """Collect everything that the following rounds depend on.
 
     Parameters
     ----------
-    strategy : FglStrategy
-        A method's server half.
+    loop : LoopState
+        State of the loop.
+    method : Snapshot
+        What :meth:`FglStrategy.server_state` returns.
     result : Result
         Flower's result so far.
 
     Returns
     -------
     Snapshot
-        Parts ``method`` (what :meth:`FglStrategy.server_state` returns), ``loop`` and
-        ``best``.
+        Parts ``method``, ``loop`` and ``best``.
     """
-    best = strategy._best
-    loop = {
-        "trained": {str(pid): number for pid, number in strategy._trained.items()},
-        "failed_in_a_row": strategy._failed_in_a_row,
-        "owes_scores": strategy._owes_scores,
-        "any_scored": strategy._any_scored,
+    values = {
+        "trained": {str(pid): number for pid, number in loop.trained.items()},
+        "failed_in_a_row": loop.failed_in_a_row,
+        "owes_scores": loop.owes_scores,
+        "any_scored": loop.any_scored,
         "metrics": {
             str(number): dict(metrics)
             for number, metrics in result.train_metrics_clientapp.items()
         },
     }
-    parts = {"method": strategy.server_state(), "loop": Snapshot(values=loop)}
-    if best.score is not None:
-        about = {"score": list(best.score), "round": best.server_round}
-        parts["best"] = Snapshot(best.state, about)
+    parts = {"method": method, "loop": Snapshot(values=values)}
+    if loop.best_score is not None:
+        about = {"score": list(loop.best_score), "round": loop.best_round}
+        parts["best"] = Snapshot(loop.best_state, about)
     return Snapshot.join(parts)
 
 
-def resume_strategy(
-    strategy: FglStrategy, checkpoint: Checkpoint, result: Result, grid: Grid
+def resume_run(
+    messenger: Messenger,
+    checkpoint: Checkpoint,
+    result: Result,
+    load_server_state: Callable[[Snapshot], None],
+    *,
+    restores_states: bool,
 ) -> None:
-    """Put a strategy that was prepared where it was after the checkpoint's round.
+    """Restore a prepared strategy as it was after the checkpoint's round.
 
     Parameters
     ----------
-    strategy : FglStrategy
-        Its ``federation`` is known and :meth:`FglStrategy.prepare` has run.
+    messenger : Messenger
+        Asks the clients for the round of their own state; its loop state is restored.
     checkpoint : Checkpoint
-        Where to go on.
+        Checkpoint to resume from.
     result : Result
-        Takes the metrics of the rounds before.
-    grid : Grid
-        Asks the clients for the round of their own state.
+        Receives the metrics of the rounds before.
+    load_server_state : callable
+        Restores the method's own state.
+    restores_states : bool
+        Whether the engine has already restored the clients' states.
 
     Raises
     ------
     RunError
         If the clients are not those of the checkpoint, or its state does not fit.
     """
-    _check_clients(strategy.federation, checkpoint)
-    loop = checkpoint.snapshot.part("loop").values
-    strategy._trained = {int(pid): number for pid, number in loop["trained"].items()}
-    strategy._failed_in_a_row = loop["failed_in_a_row"]
-    strategy._owes_scores = loop["owes_scores"]
-    strategy._any_scored = loop["any_scored"]
-    for number, metrics in loop["metrics"].items():
+    loop = messenger.loop
+    _check_clients(loop.federation, checkpoint)
+    values = checkpoint.snapshot.part("loop").values
+    loop.trained = {int(pid): number for pid, number in values["trained"].items()}
+    loop.failed_in_a_row = values["failed_in_a_row"]
+    loop.owes_scores = values["owes_scores"]
+    loop.any_scored = values["any_scored"]
+    for number, metrics in values["metrics"].items():
         result.train_metrics_clientapp[int(number)] = MetricRecord(metrics)
     best = checkpoint.snapshot.part("best")
     if best.values:
         num_nodes, accuracy = best.values["score"]
-        strategy._best = BestModel(
-            (num_nodes, accuracy), dict(best.tensors), best.values["round"]
-        )
+        loop.best_score = (num_nodes, accuracy)
+        loop.best_state = dict(best.tensors)
+        loop.best_round = best.values["round"]
     try:
-        strategy.load_server_state(checkpoint.snapshot.part("method"))
+        load_server_state(checkpoint.snapshot.part("method"))
     except (KeyError, ValueError, RuntimeError) as error:
         raise RunError(
-            f"Checkpoint {checkpoint.folder} does not fit {type(strategy).__name__}: "
+            f"Checkpoint {checkpoint.folder} does not fit {messenger.config.method}: "
             f"{error}. It was written by other code: start a new run."
         ) from error
-    rounds = _resume_clients(strategy, checkpoint, grid)
-    _warn_of_other_rounds(strategy._trained, rounds, checkpoint.server_round)
+    rounds = _resume_clients(messenger, checkpoint, restores_states)
+    _warn_of_other_rounds(loop.trained, rounds, checkpoint.server_round)
     for pid, number in rounds.items():
         if not number:
-            strategy._trained.pop(pid, None)  # it has nothing: to be sent anew
+            loop.trained.pop(pid, None)  # no state: the client needs the download again
 
 
 def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:
-    """Refuse clients that describe themselves otherwise than before."""
+    """Refuse clients whose descriptions have changed."""
     before = {client["partition_id"]: client for client in checkpoint.clients}
     now = {client["partition_id"]: client for client in describe_clients(federation)}
     changed: list[str] = []
@@ -158,42 +162,42 @@ def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise RunError(
-            "The run cannot go on with other clients or data: "
-            f"{'; '.join(changed[:3])}{more}. Bring back those of the run, or start a "
-            "new one."
+            "The run cannot resume with other clients or data: "
+            f"{'; '.join(changed[:3])}{more}. Restore the clients of the run, or start a "
+            "new run."
         )
 
 
 def _resume_clients(
-    strategy: FglStrategy, checkpoint: Checkpoint, grid: Grid
+    messenger: Messenger, checkpoint: Checkpoint, restores_states: bool
 ) -> Mapping[int, int | None]:
-    """Tell each client where the run goes on; return the rounds of their states.
+    """Announce the checkpoint's round to each client; return the rounds of their states.
 
-    Returns
-    -------
-    mapping of int to int or None
-        By partition-id: the round of the client's last training, 0 without a state,
-        ``None`` if it did not say.
+    A round is 0 for a client without a state, ``None`` for one that did not answer.
     """
-    engine_has_states = strategy.checkpoints and strategy.checkpoints.states is not None
+    federation = messenger.loop.federation
     point = ConfigRecord(
         {
             "run-id": str(checkpoint.run_id),
             "server-round": checkpoint.server_round,
-            "is-restored": bool(engine_has_states),
+            "is-restored": restores_states,
         }
     )
-    messages = {
-        pid: Message(
-            _addressed(strategy.federation, pid, point),
+    messages = {}
+    for pid, node in federation.nodes.items():
+        agreement = federation.agreements.get(pid)
+        agreed = {} if agreement is None else agreement.to_record()
+        messages[pid] = Message(
+            RecordDict({CONFIG: point, **agreed}),
             dst_node_id=node,
             message_type=f"{MessageType.QUERY}.{RESUME}",
         )
-        for pid, node in strategy.federation.nodes.items()
-    }
-    timeout = max(strategy.config.round_timeout, strategy.config.join_timeout)
+    config = messenger.config
     exchange = send_receive(
-        grid, messages, timeout=timeout, max_mb=strategy.config.max_message_mb
+        messenger.grid,
+        messages,
+        timeout=max(config.round_timeout, config.join_timeout),
+        max_mb=config.max_message_mb,
     )
     for failure in exchange.failures:
         log.warning("Client %s: %s", failure.partition_id, failure.reason)
@@ -204,23 +208,17 @@ def _resume_clients(
     return found
 
 
-def _addressed(federation: Federation, pid: int, point: ConfigRecord) -> RecordDict:
-    agreement = federation.agreement(pid)
-    told = {} if agreement is None else agreement.to_record()
-    return RecordDict({CONFIG: point, **told})
-
-
 def _warn_of_other_rounds(
     expected: Mapping[int, int], found: Mapping[int, int | None], server_round: int
 ) -> None:
-    """Name the clients whose state is not that of the checkpoint."""
+    """Warn of clients whose state is of another round than the checkpoint expects."""
     for pid, number in found.items():
         if number != expected.get(pid, 0):
-            what = "nothing" if not number else f"its state of round {number}"
+            what = "no state" if not number else f"its state of round {number}"
             log.warning(
-                "Client %s has %s, the checkpoint of round %s expects that of round %s: "
-                "the run goes on, but its numbers will not be those of a run that was "
-                "not interrupted.",
+                "Client %s has %s, but the checkpoint of round %s expects that of round "
+                "%s. The run resumes; its numbers will differ from an uninterrupted "
+                "run.",
                 pid,
                 what,
                 server_round,

@@ -14,7 +14,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings_validation import describe_sampling, num_sampled
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import Description, Rejection
-from flower_fgl.strategies.federation import Federation, called
+from flower_fgl.strategies.federation import Federation, node_label
 from flower_fgl.strategies.rounds.discovery import (
     wait_for_clients,
     wait_for_known_clients,
@@ -100,7 +100,7 @@ def _settle(
     config: RunConfig,
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
     """Drop owners whose features do not fit, number the others, agree on classes."""
-    names = {node: called(node, d) for node, d in described.items()}
+    names = {node: node_label(node, d) for node, d in described.items()}
     width = agree_width({names[n]: d.num_features for n, d in described.items()})
     fit = {n: d for n, d in described.items() if d.num_features == width}
     unfit += tuple(
@@ -136,7 +136,7 @@ def _settle(
         for node in ordered
     }
     for node in ordered:
-        log.info("Client %s is owner %s.", numbers[node], names[node])
+        log.info("Client %s is data owner %s.", numbers[node], names[node])
     return settled, unfit
 
 
@@ -200,7 +200,7 @@ def _tell_overlap(federation: Federation) -> None:
 
 def _tell_missing(federation: Federation, config: RunConfig) -> None:
     """Say how many clients may join while the run is under way."""
-    places, found = federation.places(config), len(federation.clients)
+    places, found = federation.capacity(config), len(federation.clients)
     if found < places:
         log.warning(
             "%d of %d clients are there, which is enough (min-clients = %d). The %d that "

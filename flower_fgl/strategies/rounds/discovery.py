@@ -15,7 +15,7 @@ from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import Description, Rejection
 from flower_fgl.strategies.rounds.membership import match_known_client
-from flower_fgl.strategies.rounds.send_receive import send_receive
+from flower_fgl.strategies.rounds.messenger import send_receive
 
 __all__ = ["describe_nodes", "wait_for_clients", "wait_for_known_clients"]
 

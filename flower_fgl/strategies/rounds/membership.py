@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import UNNUMBERED, Description
+from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.schema_agreement import in_agreed_order
-
-if TYPE_CHECKING:
-    from flower_fgl.strategies.federation import Federation
 
 __all__ = ["admit_new_client", "match_known_client"]
 
@@ -89,7 +86,7 @@ def admit_new_client(
     """
     called = _called(newcomer)
     late = f"{called} was not among the clients when the run began"
-    places = federation.places(config)
+    places = federation.capacity(config)
     if not config.min_clients:
         return f"{late}. {NEXT_RUN}"
     if len(federation.clients) >= places:

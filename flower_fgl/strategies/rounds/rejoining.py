@@ -1,24 +1,24 @@
-"""Nodes that appear while a run is under way: taken back, let in, or refused by name.
+"""Nodes that connect while a run is under way: reconnected, admitted, or rejected.
 
-A SuperNode that was killed and started again without a key has a new node id. It is
-known by what it says of itself: the client it was before, with the same graph. Any other
-newcomer joins if the run has a place for it, which takes ``min-clients``, else it is
-refused: the clients of a run are settled before round 1.
+A SuperNode that was restarted without a key has a new node id. It is matched by its
+description to the client it was before. Any other new node is admitted if the run has a
+free partition-id and ``min-clients`` is set; else it is rejected with a reason.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from flower_fgl.protocols.describe import UNNUMBERED, Description, Rejection
-from flower_fgl.strategies.federation import called, client_lines
+from flower_fgl.strategies.federation import client_lines, node_label
 from flower_fgl.strategies.rounds.discovery import describe_nodes
-from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
-
-if TYPE_CHECKING:
-    from flower_fgl.strategies.base import FglStrategy
+from flower_fgl.strategies.rounds.membership import (
+    admit_new_client,
+    match_known_client,
+)
+from flower_fgl.strategies.rounds.messenger import Messenger
 
 __all__ = ["LateJoiners"]
 
@@ -27,103 +27,109 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class LateJoiners:
-    """Nodes that were not there when the run began.
+    """Nodes that were not connected when the run began.
 
     Parameters
     ----------
     refused : set of int
-        Node ids that take no part in this run, as long as they are there: a SuperNode
-        with a key that was started anew has the same one, and is asked again.
+        Ids of connected nodes that do not take part. A node that disconnects is removed,
+        so a SuperNode with a key is asked again after a restart.
     waiting : dict of int to (int, Description)
-        Nodes that say they are a client whose former node still answers: its
-        partition-id and what they said. They take over when it fails.
+        Nodes that match a client whose former node still answers, with its partition-id
+        and their description. They take over when the former node fails.
     """
 
     refused: set[int] = field(default_factory=set)
     waiting: dict[int, tuple[int, Description]] = field(default_factory=dict)
 
-    def poll(self, strategy: FglStrategy, server_round: int) -> None:
-        """Look for newcomers between two rounds, and take back who was here before.
+    def poll(
+        self, messenger: Messenger, present: Collection[int], server_round: int
+    ) -> None:
+        """Ask new nodes to describe themselves; reconnect, admit or reject them.
 
         Parameters
         ----------
-        strategy : FglStrategy
-            Its ``federation`` is changed; the failures of its last round tell which
-            clients are lost.
+        messenger : Messenger
+            Its federation is replaced. The failures of its last round show which clients
+            are lost.
+        present : collection of int
+            Ids of all connected nodes.
         server_round : int
-            The round to come.
+            The next round.
         """
-        federation, present = strategy.federation, set(strategy._grid.get_node_ids())
-        self.refused &= present
-        known = {*federation.nodes.values(), *self.refused, *self.waiting}
-        new = sorted(present - known)
+        loop = messenger.loop
+        self.refused &= set(present)
+        known = {*loop.federation.nodes.values(), *self.refused, *self.waiting}
+        new = sorted(set(present) - known)
         if new:
-            config = replace(strategy.config, join_timeout=0.0)
-            answers = describe_nodes(strategy._grid, new, config)
-            for node in sorted(answers, key=lambda node: _turn(node, answers[node])):
-                self._consider(strategy, server_round, node, answers[node])
-        failed = {failure.partition_id for failure in strategy._round.failures}
+            config = replace(messenger.config, join_timeout=0.0)
+            answers = describe_nodes(messenger.grid, new, config)
+            for node in sorted(answers, key=lambda node: _order(node, answers[node])):
+                self._consider(messenger, server_round, node, answers[node])
+        failed = {failure.partition_id for failure in loop.log.failures}
         for node, (pid, description) in list(self.waiting.items()):
             if node not in present:
                 del self.waiting[node]
-            elif pid in failed or strategy.federation.nodes[pid] not in present:
+            elif pid in failed or loop.federation.nodes[pid] not in present:
                 del self.waiting[node]
-                self.refused.add(strategy.federation.nodes[pid])
-                _reconnect(strategy, pid, node, description)
+                self.refused.add(loop.federation.nodes[pid])
+                _reconnect(messenger, pid, node, description)
 
     def _consider(
         self,
-        strategy: FglStrategy,
+        messenger: Messenger,
         server_round: int,
         node: int,
         answer: Description | Rejection | str,
     ) -> None:
-        """Let a newcomer wait for its place or join, or refuse it with a reason."""
+        """Put a new node on the waiting list, admit it, or reject it with a reason."""
+        federation = messenger.loop.federation
         found: tuple[int, Description] | Description | str | None
         if isinstance(answer, Description):
-            found = match_known_client(strategy.federation.clients, answer)
+            found = match_known_client(federation.clients, answer)
             if found is None:
-                found = admit_new_client(strategy.federation, answer, strategy.config)
+                found = admit_new_client(federation, answer, messenger.config)
         else:
             found = answer.reason if isinstance(answer, Rejection) else answer
         if isinstance(found, str):
             self.refused.add(node)
             log.warning("Node %s takes no part in this run: %s", node, found)
         elif isinstance(found, Description):
-            _admit(strategy, server_round, node, found)
+            _admit(messenger, server_round, node, found)
         else:
             self.waiting[node] = found
-            log.info("Node %s says that it is client %s.", node, found[0])
+            log.info("Node %s identifies itself as client %s.", node, found[0])
 
 
-def _turn(node: int, answer: Description | Rejection | str) -> tuple[bool, str, int]:
-    """Order newcomers of one moment: who has a number first, then by name."""
+def _order(node: int, answer: Description | Rejection | str) -> tuple[bool, str, int]:
+    """Order nodes that connect together: those with a number first, then by name."""
     if not isinstance(answer, Description):
         return True, "", node
     return answer.partition_id == UNNUMBERED, answer.name, node
 
 
 def _admit(
-    strategy: FglStrategy, server_round: int, node: int, client: Description
+    messenger: Messenger, server_round: int, node: int, client: Description
 ) -> None:
-    """Make a newcomer a client from the coming round on."""
-    pid = client.partition_id
-    strategy.federation = strategy.federation.joined_by(node, client)
-    if strategy.recorder is not None:
-        strategy.recorder.append_clients(client_lines([client], server_round))
-    who = f"is owner {called(node, client)} and " if client.is_owned else ""
+    """Make a new node a client from the next round on."""
+    loop, pid = messenger.loop, client.partition_id
+    loop.federation = loop.federation.joined_by(node, client)
+    if messenger.recorder is not None:
+        messenger.recorder.append_clients(client_lines([client], server_round))
+    who = f"is data owner {node_label(node, client)} and " if client.is_owned else ""
     log.info("Client %s %sjoins in round %s.", pid, who, server_round)
     if not client.num_train:
         log.warning("Client %s has no training nodes: evaluated only.", pid)
 
 
 def _reconnect(
-    strategy: FglStrategy, partition_id: int, node: int, description: Description
+    messenger: Messenger, partition_id: int, node: int, description: Description
 ) -> None:
-    """Let another node be a client from now on: its SuperNode was started anew."""
-    nodes = {**strategy.federation.nodes, partition_id: node}
-    strategy.federation = replace(strategy.federation, nodes=nodes)
-    strategy._trained.pop(partition_id, None)  # its memory may be lost: to be sent anew
-    if strategy.secure is not None:
-        strategy.secure.renew(partition_id, description.public_key)
-    log.warning("Client %s is back, as node %s.", partition_id, node)
+    """Give a client its new node id, after its SuperNode was restarted."""
+    loop = messenger.loop
+    nodes = {**loop.federation.nodes, partition_id: node}
+    loop.federation = replace(loop.federation, nodes=nodes)
+    loop.trained.pop(partition_id, None)  # its state may be lost
+    if messenger.secure is not None:
+        messenger.secure.renew(partition_id, description.public_key)
+    log.warning("Client %s reconnected as node %s.", partition_id, node)

@@ -7,7 +7,8 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
@@ -15,13 +16,28 @@ from flwr.app import Message, MetricRecord, RecordDict
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.protocols.base import METRICS, read_loss, read_scores, record_bytes
-from flower_fgl.strategies.rounds.send_receive import Exchange, Failure
 
-__all__ = ["RoundLog"]
+__all__ = ["Failure", "RoundLog"]
 
 log = logging.getLogger(__name__)
 
 ModeScores = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A reply that could not be used.
+
+    Parameters
+    ----------
+    partition_id : int
+        Client that should have replied.
+    reason : str
+        Reason, in one line.
+    """
+
+    partition_id: int
+    reason: str
 
 
 class RoundLog:
@@ -70,15 +86,22 @@ class RoundLog:
                 self._bytes["down"][name] += size
                 self._client_bytes[pid]["down"] += size
 
-    def add_exchange(self, exchange: Exchange) -> None:
-        """Keep failures and seconds of a training exchange."""
-        self._asked = len(exchange.replies) + len(exchange.failures)
-        self.failures += exchange.failures
-        busiest = _busiest_worker(exchange.replies)
+    def add_exchange(
+        self,
+        replies: Mapping[int, Message],
+        failures: Sequence[Failure],
+        *,
+        seconds_send: float,
+        seconds_wait: float,
+    ) -> None:
+        """Store failures and seconds of a training exchange."""
+        self._asked = len(replies) + len(failures)
+        self.failures += failures
+        busiest = _busiest_worker(replies)
         for name, seconds in (
-            ("send", exchange.seconds_send),
+            ("send", seconds_send),
             ("clients", busiest),
-            ("wait", max(0.0, exchange.seconds_wait - busiest)),
+            ("wait", max(0.0, seconds_wait - busiest)),
         ):
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
@@ -159,6 +182,11 @@ class RoundLog:
         self.seconds["total"] = time.perf_counter() - self._started
 
     # ------------------------------------------------------------------- results
+    @property
+    def num_replies(self) -> int:
+        """Number of usable replies."""
+        return len(self._clients)
+
     @property
     def loss(self) -> float:
         """Training loss, weighted as the models are; NaN without a reply."""

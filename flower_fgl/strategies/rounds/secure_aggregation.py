@@ -1,9 +1,9 @@
-"""How a server half runs secure aggregation around its training exchange."""
+"""The server's exchanges of secure aggregation around the training exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import RecordDict
@@ -26,9 +26,7 @@ from flower_fgl.protocols.secure_aggregation.messages import (
 )
 from flower_fgl.protocols.secure_aggregation.quantization import num_entries
 from flower_fgl.protocols.secure_aggregation.server import SecureRound
-
-if TYPE_CHECKING:
-    from flower_fgl.strategies.rounds.messages import ClientExchanges
+from flower_fgl.strategies.rounds.messenger import Messenger
 
 __all__ = ["SecureExchanges"]
 
@@ -38,32 +36,36 @@ class SecureExchanges:
 
     Parameters
     ----------
-    strategy : ClientExchanges
-        Sends messages and keeps failures, bytes and seconds; knows the federation.
+    messenger : Messenger
+        Sends the messages; knows the clients.
+    strategy : type
+        The method's server half.
+    up : type of Payload
+        The method's upload.
 
     Raises
     ------
     RunError
-        If the method's upload is no :class:`AdditivePayload`, its ``aggregate_sums`` is of
-        another ``aggregate``, a client sent no key, or fewer than three clients would
-        train in a round.
+        If the method's upload is not an :class:`AdditivePayload`, its ``aggregate_sums``
+        does not belong to its ``aggregate``, a client sent no key, or fewer than three
+        clients would train in a round.
     """
 
-    def __init__(self, strategy: ClientExchanges) -> None:
-        self._strategy = strategy
-        self._up = cast(type[AdditivePayload], strategy.up)
-        _refuse_inherited_sums(type(strategy))
-        clients = strategy.federation.clients
-        able = strategy.federation.trainable
+    def __init__(self, messenger: Messenger, strategy: type, up: type[Payload]) -> None:
+        self._messenger = messenger
+        self._up = cast(type[AdditivePayload], up)
+        _reject_inherited_sums(strategy)
+        clients = messenger.loop.federation.clients
+        able = messenger.loop.federation.trainable
         self._keys = {pid: clients[pid].public_key for pid in able}
         self._keys |= self._ask_owners([pid for pid in able if clients[pid].is_owned])
         without = [pid for pid, key in self._keys.items() if not key]
-        if without or not issubclass(strategy.up, AdditivePayload):
+        if without or not issubclass(up, AdditivePayload):
             raise RunError(
                 f"Clients {without} sent no key for secure aggregation: all must run "
                 "with secure-aggregation = true and a method that can sum."
             )
-        asked = num_sampled(strategy.config, len(able))
+        asked = num_sampled(messenger.config, len(able))
         if asked < MIN_SECURE_CLIENTS:
             raise RunError(
                 f"Secure aggregation needs {MIN_SECURE_CLIENTS} clients that train in a "
@@ -74,59 +76,59 @@ class SecureExchanges:
         self._shapes: Shapes = {}
 
     def _ask_owners(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
-        """Ask owners of graphs, who had no number when they described theirs."""
+        """Ask data owners for their key: they had no number in the describe exchange."""
         keys = {}
         requests: dict[int, Payload] = dict.fromkeys(partition_ids, Empty())
-        for pid, content in self._strategy.ask(0, KEYS, requests).items():
+        for pid, content in self._messenger.ask(0, KEYS, requests).items():
             try:
                 keys[pid] = PublicKey.from_record(content).key
             except PayloadError as error:
-                self._strategy.drop(pid, str(error))
+                self._messenger.drop(pid, str(error))
         return keys
 
     def renew(self, partition_id: int, public_key: bytes) -> None:
-        """Take the new key of a client that is back; an owner is asked for it."""
+        """Store the new key of a client that reconnected; ask a data owner for it."""
         if not public_key:
             public_key = self._ask_owners([partition_id]).get(partition_id, b"")
         if public_key:
             self._keys[partition_id] = public_key
 
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
-        """Ask the sampled clients for shares, return those that sent them.
+        """Collect shares of the sampled clients; return the clients that sent them.
 
         Raises
         ------
         PayloadError
-            If they are fewer than the threshold.
+            If fewer than the threshold sent shares.
         """
         current = self._round = SecureRound(
             {pid: self._keys[pid] for pid in partition_ids},
             server_round=server_round,
-            share=self._strategy.config.secure_threshold,
+            share=self._messenger.config.secure_threshold,
         )
         roster = current.roster()
         requests: dict[int, Payload] = dict.fromkeys(current.asked, roster)
-        for pid, content in self._strategy.ask(server_round, SHARES, requests).items():
+        for pid, content in self._messenger.ask(server_round, SHARES, requests).items():
             try:
                 current.add(pid, Offer.from_record(content, len(current.asked)))
             except PayloadError as error:
-                self._strategy.drop(pid, str(error))
+                self._messenger.drop(pid, str(error))
         self._require(current, len(current.offers), "sent shares")
         self._peers = current.peers()
         return sorted(current.offers)
 
     def attach(self, partition_id: int, content: RecordDict) -> None:
-        """Put mask keys and sealed shares into a client's training message."""
+        """Add mask keys and encrypted shares to a client's training message."""
         for name, record in self._peers[partition_id].to_record().items():
             content[name] = record
 
     def unpack(self, server_round: int, content: RecordDict, spec: Any) -> Payload:
-        """Read a masked upload; outside of a secure round nothing is uploaded.
+        """Read a masked upload; outside a secure round there is none.
 
         Raises
         ------
         PayloadError
-            If it is missing or has another length or type.
+            If it is missing, or its length or type is wrong.
         """
         if self._round is None or self._round.number != server_round:
             return Empty()
@@ -134,12 +136,12 @@ class SecureExchanges:
         return MaskedUpload.from_record(content, 1 + num_entries(self._shapes))
 
     def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
-        """Ask the survivors for shares, take the masks out.
+        """Collect the survivors' shares and remove the masks from the sum.
 
         Parameters
         ----------
         uploads : mapping of int to MaskedUpload
-            Who is summed, by partition-id.
+            Masked uploads by partition-id.
 
         Returns
         -------
@@ -149,7 +151,7 @@ class SecureExchanges:
         Raises
         ------
         PayloadError
-            If too few clients are left, or the masks do not cancel.
+            If too few clients remain, or the masks do not cancel.
         """
         current, self._round = self._round, None
         if current is None:
@@ -157,31 +159,31 @@ class SecureExchanges:
         self._require(current, len(uploads), "sent a masked sum")
         survivors = current.survivors(uploads)
         requests: dict[int, Payload] = dict.fromkeys(uploads, survivors)
-        answers = self._strategy.ask(current.number, UNMASK, requests)
+        answers = self._messenger.ask(current.number, UNMASK, requests)
         for pid, content in answers.items():
             try:
                 current.take(pid, Reveal.from_record(content, len(current.offers)))
             except PayloadError as error:
-                self._strategy.drop(pid, str(error))
+                self._messenger.drop(pid, str(error))
         vectors = {
             pid: upload.vector.numpy().view(np.uint64)
             for pid, upload in uploads.items()
         }
-        bits = self._strategy.config.secure_fraction_bits
+        bits = self._messenger.config.secure_fraction_bits
         return current.total(vectors, self._shapes, fraction_bits=bits)
 
     def _require(self, current: SecureRound, found: int, what: str) -> None:
-        """Give the round up when fewer clients are left than the threshold."""
+        """Fail the round if fewer clients remain than the threshold."""
         if found < current.threshold:
             raise PayloadError(
                 f"Secure aggregation: {found} of {len(current.asked)} clients {what}, "
                 f"{current.threshold} are needed (secure-threshold = "
-                f"{self._strategy.config.secure_threshold:g})."
+                f"{self._messenger.config.secure_threshold:g})."
             )
 
 
-def _refuse_inherited_sums(strategy: type) -> None:
-    """Refuse a method whose sums are put together by another method's rule."""
+def _reject_inherited_sums(strategy: type) -> None:
+    """Reject a method that inherits ``aggregate_sums`` but has its own ``aggregate``."""
     owner = {
         name: next((c for c in strategy.__mro__ if name in vars(c)), object)
         for name in ("aggregate", "aggregate_sums")
@@ -191,7 +193,8 @@ def _refuse_inherited_sums(strategy: type) -> None:
         and len(set(owner.values())) > 1
     ):
         raise RunError(
-            f"{owner['aggregate'].__name__} has an aggregate of its own and inherits "
-            f"aggregate_sums of {owner['aggregate_sums'].__name__}: sums would be put "
-            "together by another rule. Define aggregate_sums too, or leave additive out."
+            f"{owner['aggregate'].__name__} defines aggregate but inherits "
+            f"aggregate_sums of {owner['aggregate_sums'].__name__}: secure sums would be "
+            "aggregated by another rule. Define aggregate_sums too, or set additive to "
+            "False."
         )

@@ -30,7 +30,9 @@ def agent_of(seed: int = 0, **settings: object) -> NeighbourAgent:
 
 
 @pytest.mark.parametrize("is_good", [True, False])
-def test_it_learns_to_keep_a_neighbour_that_lowers_the_loss(is_good: bool) -> None:
+def test_the_agent_learns_to_keep_a_neighbour_that_lowers_the_loss(
+    is_good: bool,
+) -> None:
     agent = agent_of()
     optimizer = torch.optim.Adam(agent.network.parameters(), lr=0.01)
     shares = []
@@ -45,7 +47,7 @@ def test_it_learns_to_keep_a_neighbour_that_lowers_the_loss(is_good: bool) -> No
     assert last > first if is_good else last < first
 
 
-def test_it_keeps_as_often_as_its_probabilities_say() -> None:
+def test_neighbours_are_kept_with_the_agents_probabilities() -> None:
     draws = 4000
     pairs = Candidates(torch.zeros(draws).long(), torch.ones(draws).long())
     shares = {}
@@ -62,25 +64,25 @@ def test_it_keeps_as_often_as_its_probabilities_say() -> None:
     assert torch.equal(shares["dqn"], shares["random-drop"])
 
 
-def test_what_it_remembers_comes_back() -> None:
+def test_the_memory_restores_buffer_and_history() -> None:
     agent = agent_of(reward_window=2)
     for task in (1.0, 0.9, 0.8):
         agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), task)
     memory = agent.memory()
     assert memory["losses"].tolist() == [0.9, 0.8]
-    twin = agent_of(reward_window=2)
-    twin = NeighbourAgent(
-        twin.network,
-        twin.method_config,
+    restored = agent_of(reward_window=2)
+    restored = NeighbourAgent(
+        restored.network,
+        restored.method_config,
         GRAPH,
         memory,
-        draws=twin.draws,
-        replay=twin.replay,
+        draws=restored.draws,
+        replay=restored.replay,
     )
-    assert twin.history == [0.9, 0.8]
-    assert len(twin.buffer) == 3 * 4  # two pairs, two branches
+    assert restored.history == [0.9, 0.8]
+    assert len(restored.buffer) == 3 * 4  # two pairs, two branches
     # nothing before the first; 1 − 0.9; the mean of 1 and 0.9, minus 0.8
-    rewards = twin.buffer.steps.reward[:12].view(3, 4)
+    rewards = restored.buffer.steps.reward[:12].view(3, 4)
     torch.testing.assert_close(rewards[:, 0], torch.tensor([0.0, 0.1, 0.15]))
     assert bool((rewards == rewards[:, :1]).all())
 

@@ -40,7 +40,7 @@ def dense(graph: GraphInput) -> Tensor:
 def values_by_concatenation(
     agent: QNetwork, x: Tensor, v: Tensor, u: Tensor, b: Tensor
 ) -> Tensor:
-    """Q of the states [x_v ; x_u ; b], put together as printed."""
+    """Q of the states [x_v ; x_u ; b], concatenated as printed."""
     state = torch.cat([x[v], x[u], b], dim=1)
     assert state.shape[1] == 2 * D + 1
     return agent.rest(agent.first(state))
@@ -76,7 +76,7 @@ def test_neighbours_are_kept_with_the_softmax_of_the_values(
         torch.testing.assert_close(found[branch], values.softmax(dim=1)[:, 1])
 
 
-def test_shuffling_keeps_the_entries_of_a_row_but_not_their_places(
+def test_shuffling_permutes_the_entries_of_each_row(
     generator: torch.Generator,
 ) -> None:
     rows = torch.arange(200.0).view(2, 100)
@@ -86,7 +86,7 @@ def test_shuffling_keeps_the_entries_of_a_row_but_not_their_places(
     assert not torch.equal(found[0] + 100, found[1])
 
 
-def test_a_loss_below_the_former_ones_is_rewarded() -> None:
+def test_a_loss_below_the_earlier_ones_is_rewarded() -> None:
     assert reward(0.8, [0.9, 1.1], scale=1.0) == pytest.approx(0.2)
     assert reward(1.2, [0.9, 1.1], scale=1.0) == pytest.approx(-0.2)
     assert reward(0.8, [1.0], scale=1.0, is_literal=True) == pytest.approx(-0.2)
@@ -127,7 +127,7 @@ def test_the_buffer_is_a_ring(generator: torch.Generator) -> None:
     assert set(other.draw(50, generator).target.tolist()) == {3, 4, 5, 6}
 
 
-def test_of_more_steps_than_fit_a_random_part_is_kept(
+def test_a_random_subset_is_kept_if_steps_exceed_the_capacity(
     generator: torch.Generator,
 ) -> None:
     buffer = ReplayBuffer(4)

@@ -43,7 +43,9 @@ def test_the_local_mask_marks_the_largest_gradients() -> None:
     assert local_mask(gradient, share=1.0).tolist() == [True, True, False, True, True]
 
 
-def test_the_global_mask_marks_weights_that_descend_with_the_federation() -> None:
+def test_the_global_mask_marks_weights_whose_descent_agrees_with_the_global_change() -> (
+    None
+):
     gradient = torch.tensor([-2.0, 2.0, -1.0, -1.0, 0.0])
     direction = torch.tensor([1.0, 1.0, 1.0, -3.0, 9.0])
     # −g·Δ: 2, −2, 1, −3, and the last has no gradient
@@ -52,7 +54,7 @@ def test_the_global_mask_marks_weights_that_descend_with_the_federation() -> Non
     ]  # fmt: skip
 
 
-def test_the_global_mask_is_filled_by_gradients_where_the_federation_stood_still() -> (
+def test_the_global_mask_is_filled_by_gradients_where_global_weights_did_not_change() -> (
     None
 ):
     gradient = torch.tensor([-0.1, 5.0, -7.0, 1.0, 0.0])
@@ -62,7 +64,7 @@ def test_the_global_mask_is_filled_by_gradients_where_the_federation_stood_still
     ]  # fmt: skip
 
 
-def test_the_distance_score_prefers_what_is_tiny_in_both() -> None:
+def test_the_distance_score_prefers_entries_that_are_tiny_in_both() -> None:
     gradient = torch.tensor([-3.0, -1e-3])
     direction = torch.tensor([1.0, 1e-3])
     assert global_mask(gradient, direction, share=0.5).tolist() == [True, False]
@@ -73,7 +75,7 @@ def test_the_distance_score_prefers_what_is_tiny_in_both() -> None:
 
 def test_masks_are_made_tensor_by_tensor(generator: torch.Generator) -> None:
     flat = torch.randn(24, generator=generator)
-    flat[20:] *= 1e-6  # a threshold over all tensors would leave the bias out
+    flat[20:] *= 1e-6  # a threshold over all tensors would omit the bias
     mask = per_tensor(lambda g: local_mask(g, share=0.5), SHAPES, flat)
     parts = vector_to_state(mask, SHAPES)
     assert {name: int(part.sum()) for name, part in parts.items()} == {
@@ -82,7 +84,7 @@ def test_masks_are_made_tensor_by_tensor(generator: torch.Generator) -> None:
     }
 
 
-def test_flattening_comes_back(generator: torch.Generator) -> None:
+def test_vector_to_state_undoes_state_to_vector(generator: torch.Generator) -> None:
     flat = torch.randn(24, generator=generator)
     assert torch.equal(state_to_vector(vector_to_state(flat, SHAPES)), flat)
 
@@ -97,8 +99,8 @@ def masked_mean_of(literal: bool) -> list[float]:
     ).tolist()
 
 
-def test_each_weight_is_averaged_over_those_who_share_it() -> None:
-    # only the first client shares the first weight, nobody the second
+def test_each_weight_is_averaged_over_the_clients_that_share_it() -> None:
+    # only the first client shares the first weight, no client the second
     assert masked_mean_of(literal=False) == [2.0, 7.0]
     # printed: 100 · 2 / 400, and 0
     assert masked_mean_of(literal=True) == [0.5, 0.0]
@@ -114,7 +116,7 @@ def test_full_masks_give_the_weighted_mean(generator: torch.Generator) -> None:
     torch.testing.assert_close(mean, expected.float())
 
 
-def test_local_masks_keep_the_own_weights_and_let_in_the_global_ones() -> None:
+def test_local_masks_keep_local_weights_and_take_the_other_global_ones() -> None:
     own, shared = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, -2.0, -3.0])
     ones = torch.ones(3, dtype=torch.bool)
     assert torch.equal(personalise(own, shared, ones), own)
@@ -124,7 +126,7 @@ def test_local_masks_keep_the_own_weights_and_let_in_the_global_ones() -> None:
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=70))
-def test_a_mask_travels_as_bits(entries: list[bool]) -> None:
+def test_unpacking_bits_undoes_packing(entries: list[bool]) -> None:
     mask = torch.tensor(entries)
     bits = pack_bits(mask)
     assert bits.dtype == torch.uint8
@@ -132,9 +134,9 @@ def test_a_mask_travels_as_bits(entries: list[bool]) -> None:
     assert torch.equal(unpack_bits(bits, len(entries)), mask)
 
 
-def test_bits_of_another_length_are_refused() -> None:
+def test_bits_of_another_length_are_rejected() -> None:
     bits = pack_bits(torch.ones(20, dtype=torch.bool))
-    with pytest.raises(PayloadError, match="over 30 weights takes 4 bytes, got 3"):
+    with pytest.raises(PayloadError, match="mask of 30 weights needs 4 bytes, got 3"):
         unpack_bits(bits, 30)
-    with pytest.raises(PayloadError, match="beyond the 18"):
+    with pytest.raises(PayloadError, match="beyond the 18 weights is set"):
         unpack_bits(bits, 18)

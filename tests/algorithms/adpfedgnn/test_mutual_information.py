@@ -21,7 +21,7 @@ def test_the_bound_of_one_dimension_is_the_covariance() -> None:
     mean, flat = column(1, -1), column(0, 0)
     # own terms: 1 and 1; means over both nodes: (1 + 9) / 2 = 5; ½ (5 − 1) = 2
     assert float(club_bound(mean, flat, column(2, -2))) == pytest.approx(2)
-    # anti-correlated: −2, which would be rewarded without end
+    # anti-correlated: −2, which would be rewarded without limit
     assert float(club_bound(mean, flat, column(-2, 2))) == 0
 
 
@@ -88,7 +88,7 @@ def test_the_bound_has_a_gradient_for_both_branches(
     estimator = MIEstimator(4)
     shared = torch.randn(8, 4, generator=generator, requires_grad=True)
     local = shared.detach().clone().requires_grad_()
-    for _ in range(300):  # an estimator that knows nothing bounds by 0
+    for _ in range(300):  # an untrained estimator gives the bound 0
         estimator.zero_grad()
         residual_loss(*estimator(shared.detach()), local.detach()).backward()
         with torch.no_grad():

@@ -17,7 +17,7 @@ N = 60
 
 @pytest.fixture
 def edge_index(generator: torch.Generator) -> Tensor:
-    """A random graph whose first node knows everybody and whose last nobody."""
+    """A random graph: the first node is linked to all others, the last to none."""
     upper = torch.rand(N, N, generator=generator).triu(1) > 0.85
     upper[0, 1:] = True
     upper[:, -1] = False
@@ -69,7 +69,7 @@ def test_every_set_of_neighbours_is_equally_likely(
     assert all(abs(count - 1000) < 150 for count in counts.values())
 
 
-def test_a_block_names_its_nodes_once_and_the_batch_first(
+def test_a_block_lists_each_node_once_and_the_batch_first(
     edge_index: Tensor, generator: torch.Generator
 ) -> None:
     lists = NeighbourLists.of(edge_index, N)
@@ -79,12 +79,12 @@ def test_a_block_names_its_nodes_once_and_the_batch_first(
     assert len(block.nodes.unique()) == len(block.nodes)
     expected = neighbours_of(edge_index)
     first, last = block.layers
-    assert set(last.target.tolist()) == {0, 1}  # the third knows nobody
+    assert set(last.target.tolist()) == {0, 1}  # the third has no neighbours
     for layer in block.layers:
         for target, neighbour in zip(*(t.tolist() for t in layer), strict=True):
             node = int(block.nodes[target])
             assert int(block.nodes[neighbour]) in expected[node]
-    # the first layer is asked for the batch and for the neighbours of the last layer
+    # the first layer computes the batch and the neighbours in the last layer
     asked = {0, 1, 2, *last.neighbour.tolist()}
     assert set(first.target.tolist()) == asked - {2}
 
@@ -107,7 +107,7 @@ def test_a_block_over_all_neighbours_draws_nothing_at_random(
     assert torch.equal(blocks[0].layers[0].neighbour, blocks[1].layers[0].neighbour)
 
 
-def test_a_graph_without_edges_gives_the_batch_alone(
+def test_a_block_of_a_graph_without_edges_is_the_batch(
     generator: torch.Generator,
 ) -> None:
     lists = NeighbourLists.of(torch.empty(2, 0, dtype=torch.int64), 4)

@@ -110,7 +110,7 @@ def test_an_agent_that_keeps_all_predicts_as_plain_graphsage(
 
 
 @pytest.mark.parametrize("model", ["graphsage", "gat"])
-def test_an_agent_that_drops_all_leaves_a_network_of_each_node_alone(
+def test_an_agent_that_drops_all_predicts_each_node_from_its_own_features(
     model: str, graph: GraphInput
 ) -> None:
     net = net_of(model, agent=agent_that(keeps=False))
@@ -127,7 +127,7 @@ def test_an_agent_that_drops_all_leaves_a_network_of_each_node_alone(
 
 
 @pytest.mark.parametrize("is_greedy", [False, True])
-def test_a_neighbour_counts_by_its_probability_or_by_the_better_action(
+def test_a_neighbour_is_weighted_by_its_probability_or_by_the_better_action(
     is_greedy: bool, graph: GraphInput
 ) -> None:
     agent = QNetwork(D, 4)
@@ -135,7 +135,7 @@ def test_a_neighbour_counts_by_its_probability_or_by_the_better_action(
     net.is_greedy = is_greedy
     source, target = graph.edge_index
     pairs = Candidates(target, source)
-    with torch.no_grad():  # half of the candidates are rather kept than dropped
+    with torch.no_grad():  # keep probability above ½ for half of the candidates
         agent.rest[-1].bias[1] -= keep_probabilities(agent, graph, pairs).logit().mean()
         agent.rest[-1].weight *= 20
         agent.rest[-1].bias *= 20
@@ -176,7 +176,7 @@ def test_masks_of_zeros_give_the_same_logits_for_every_class(
     assert net(graph).detach().abs().max() == 0
 
 
-def test_more_neighbours_than_the_fanout_are_drawn_the_same_every_time(
+def test_neighbours_beyond_the_fanout_are_sampled_with_a_fixed_seed(
     graph: GraphInput,
 ) -> None:
     net = net_of()
@@ -187,14 +187,14 @@ def test_more_neighbours_than_the_fanout_are_drawn_the_same_every_time(
     assert not torch.equal(first, everyone)
 
 
-def test_weights_come_back_from_their_vector() -> None:
+def test_weights_are_restored_from_their_vector() -> None:
     net = net_of("gat")
     flat = torch.arange(len(net.weights()), dtype=torch.float32)
     net.load_weights(flat)
     assert torch.equal(net.weights(), flat)
 
 
-def test_networks_are_those_that_the_settings_use() -> None:
+def test_only_networks_that_the_settings_use_are_built() -> None:
     def names(**settings: object) -> set[str]:
         values = {f"adpfedgnn.{key}": value for key, value in settings.items()}
         config = parse_config({"method": "adpfedgnn", **values})
@@ -208,5 +208,5 @@ def test_networks_are_those_that_the_settings_use() -> None:
     assert names(decouple=False, rl=False) == set()
 
 
-def test_initial_weights_are_those_of_the_seed() -> None:
+def test_initial_weights_depend_on_the_seed() -> None:
     assert torch.equal(net_of().weights(), net_of().weights())

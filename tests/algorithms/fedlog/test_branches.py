@@ -27,7 +27,7 @@ def rows(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def loud(layer: PairLayer) -> PairLayer:
-    """Make what MLP_trans says large enough to be seen."""
+    """Make the outputs of MLP_trans large enough to change the results."""
     torch.nn.init.normal_(layer.scale.weight)
     return layer
 
@@ -41,7 +41,7 @@ def test_two_prototypes_pull_the_node_of_the_specification_to_their_middle() -> 
     assert shift.tolist() == [[0.25, -0.25]]
     p = distance_log_probs(h + shift, prototypes).exp()
     torch.testing.assert_close(p, torch.tensor([[0.5, 0.5]]))
-    # the layer as a whole, its MLP_trans saying 0.5 of every pair
+    # the whole layer, with MLP_trans giving 0.5 for every pair
     layer = PairLayer(2)
     for parameter in layer.parameters():
         torch.nn.init.zeros_(parameter)
@@ -84,7 +84,7 @@ def test_a_pair_layer_gives_the_same_with_and_without_gradient(
     assert torch.equal(layer(*rows), without)
 
 
-def test_the_head_branch_weighs_by_degree() -> None:
+def test_the_head_branch_is_weighted_by_degree() -> None:
     degree = torch.tensor([1, 3, 4, 5, 8])
     expected = torch.tensor([0.0474, 0.2689, 0.5, 0.7311, 0.9820])
     torch.testing.assert_close(degree_weights(degree, 3.0), expected, atol=1e-4, rtol=0)

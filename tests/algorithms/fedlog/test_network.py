@@ -35,7 +35,7 @@ def make_network(model: str = "graphsage", **settings: Any) -> FedLogBranchNet:
         {**network.state_dict(), **{f"nodes.{n}": x for n, x in nodes.items()}}
     )
     for layer in network.modules():
-        if hasattr(layer, "scale"):  # messages that move nodes visibly
+        if hasattr(layer, "scale"):  # messages large enough to change the results
             torch.nn.init.normal_(layer.scale.weight)
     return network.eval()
 
@@ -81,7 +81,7 @@ def test_prediction_equals_a_loop_over_nodes(
 
 
 @pytest.mark.parametrize("pairs", [1 << 14, 1])
-def test_some_nodes_are_predicted_as_among_all(
+def test_selected_nodes_are_predicted_as_among_all_nodes(
     pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flower_fgl.algorithms.fedlog.network.PAIRS", pairs)

@@ -55,7 +55,7 @@ def slow_loss(
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_networks_at_once_equal_networks_one_by_one(is_sparse: bool) -> None:
+def test_batched_networks_equal_single_networks(is_sparse: bool) -> None:
     torch.manual_seed(0)
     task, dense = random_task(is_sparse=is_sparse), random_task()
     nets = RandomNets.draw(3, D, C)
@@ -92,7 +92,7 @@ def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
     assert nets.mismatch(task, x, neighbours + 1, labels).item() > 1e-6
 
 
-def test_a_node_without_neighbours_is_not_imitated() -> None:
+def test_a_node_without_neighbours_is_not_a_training_target() -> None:
     task = random_task()
     x, around, labels = task.features()
     raw = task.graph.x

@@ -20,15 +20,15 @@ def test_class_rates_are_shares_of_the_training_labels() -> None:
     assert rates.tolist() == [0.25, 0.0, 0.75, 0.0]
 
 
-def test_equation_4_weighs_clients_by_class_rate() -> None:
-    # class 0 as in the specification; nobody has class 1
+def test_equation_4_weights_clients_by_class_rate() -> None:
+    # class 0 as in the specification; no client has class 1
     rates = torch.tensor([[0.75, 0.0], [0.25, 0.0]])
     nodes = torch.stack([torch.zeros(4, 1), torch.full((4, 1), 4.0)])
     made = blend_nodes(nodes, aggregation_weights(rates))
     assert made[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
-def test_tail_classes_weigh_the_other_way_round() -> None:
+def test_tail_classes_give_rare_clients_more_weight() -> None:
     rates = torch.tensor([[0.75], [0.25]])
     weights = aggregation_weights(rates, tail_classes=True)
     torch.testing.assert_close(

@@ -26,7 +26,7 @@ def net(model: str = "graphsage", classes: tuple[int, ...] = (1, 3)) -> Personal
     return PersonalNet(encoder, own, torch.tensor(classes), 5, "l2")
 
 
-def test_representations_are_bounded_as_asked() -> None:
+def test_representations_are_bounded_by_rep_norm() -> None:
     h = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
     torch.testing.assert_close(bound(h, "l2"), torch.tensor([[0.6, 0.8], [0.0, 0.0]]))
     torch.testing.assert_close(bound(h, "tanh"), h.tanh())
@@ -51,7 +51,7 @@ def test_only_own_classes_are_predicted(model: str) -> None:
     torch.testing.assert_close(chances.sum(dim=1), torch.ones(4))
 
 
-def test_scores_take_logits_without_some_classes() -> None:
+def test_metrics_accept_logits_without_some_classes() -> None:
     logits = net().eval()(graph())
     y, mask = torch.tensor([1, 3, 0, 1]), torch.ones(4, dtype=torch.bool)
     found = score(logits, y, mask, 5)
@@ -60,7 +60,7 @@ def test_scores_take_logits_without_some_classes() -> None:
     assert 0 <= auroc(logits, y, mask, 5) <= 1
 
 
-def test_a_classifier_of_all_classes_may_be_masked() -> None:
+def test_a_classifier_of_all_classes_can_be_restricted() -> None:
     encoder = build_encoder("graphsage", **SIZES)  # type: ignore[arg-type]
     classifier = nn.Linear(8, 5)
     every = PersonalNet(encoder, classifier, torch.arange(5), 5, "none").eval()(graph())

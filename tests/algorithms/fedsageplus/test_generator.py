@@ -38,7 +38,7 @@ def test_the_closest_row_is_that_of_a_slow_loop(
     assert found.tolist() == expected
 
 
-def test_only_rows_that_are_allowed_are_taken() -> None:
+def test_only_allowed_rows_are_matched() -> None:
     x = torch.tensor([[0.0], [1.0], [2.0]])
     allowed = sparse(torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 0.0]]))
     made = torch.tensor([[0.1], [1.9], [1.9]])
@@ -158,7 +158,7 @@ def test_without_training_nodes_and_lost_neighbours_only_the_counts_are_left(
     torch.testing.assert_close(loss, F.smooth_l1_loss(predicted, torch.zeros(5)))
 
 
-def test_as_many_nodes_are_joined_as_dgen_predicts_at_most_five(
+def test_dgen_determines_the_number_of_generated_nodes_up_to_five(
     toy: NodeDataset,
 ) -> None:
     network = network_of()
@@ -172,7 +172,7 @@ def test_as_many_nodes_are_joined_as_dgen_predicts_at_most_five(
             assert x.shape == (6 * each, 6)
 
 
-def test_a_generator_learns_what_is_missing(toy: NodeDataset) -> None:
+def test_a_generator_learns_the_missing_neighbours(toy: NodeDataset) -> None:
     impaired, mended = hidden_pair(toy)
     network = network_of()
     none = torch.zeros(0, dtype=torch.int64)

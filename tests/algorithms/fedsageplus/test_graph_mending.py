@@ -16,7 +16,9 @@ def sparse(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_hiding_a_node_tells_who_lost_it(toy: NodeDataset, is_sparse: bool) -> None:
+def test_hiding_a_node_records_the_nodes_that_lost_it(
+    toy: NodeDataset, is_sparse: bool
+) -> None:
     # node 2 is a neighbour of 0, 1 and 3; of the seven edges three go
     x = sparse(toy.x) if is_sparse else toy.x
     found = hide_nodes(GraphInput(x, toy.edge_index), torch.arange(6) == 2)
@@ -41,7 +43,7 @@ def test_a_node_may_lose_several_neighbours(toy: NodeDataset) -> None:
     assert found.wanted(1).tolist() == [1]
 
 
-def test_without_edges_nobody_loses_anything(toy: NodeDataset) -> None:
+def test_without_edges_no_node_loses_a_neighbour(toy: NodeDataset) -> None:
     graph = GraphInput(sparse(toy.x), torch.zeros((2, 0), dtype=torch.int64))
     found = hide_nodes(graph, torch.arange(6) < 2)
     assert found.counts.tolist() == [0, 0, 0, 0]
@@ -91,7 +93,7 @@ def test_a_gradient_reaches_the_generated_nodes(toy: NodeDataset) -> None:
     assert generated.grad.abs().sum() > 0
 
 
-def test_nothing_generated_leaves_the_graph_as_it_is(toy: NodeDataset) -> None:
+def test_without_generated_nodes_the_graph_is_unchanged(toy: NodeDataset) -> None:
     model = build_model(
         "graphsage",
         in_channels=6,

@@ -128,7 +128,7 @@ def test_class_statistics_are_those_of_a_slow_loop(samples, monkeypatch):
             assert float(out.variance[c, j]) == pytest.approx(variance, rel=1e-5)
 
 
-def test_a_class_with_one_node_is_not_told(generator):
+def test_a_class_with_one_node_is_omitted(generator):
     x = torch.randn(4, 3, generator=generator)
     out = class_statistics(x, torch.tensor([0, 0, 1, -1]), 3)
     assert out.count.tolist() == out.labelled_count.tolist() == [2, 0, 0]
@@ -144,18 +144,18 @@ def test_reliable_nodes_count_but_are_not_labelled(generator):
     assert out.labelled_count.tolist() == [2, 0]
 
 
-def test_a_min_count_below_two_is_refused():
+def test_a_min_count_below_two_is_rejected():
     with pytest.raises(ValueError, match="at least 2, got 1"):
         class_statistics(torch.ones(1, 1), torch.zeros(1).long(), 1, min_count=1)
 
 
-def test_classes_that_do_not_fit_the_features_are_refused():
+def test_classes_that_do_not_fit_the_features_are_rejected():
     with pytest.raises(ValueError, match="each of the 3 nodes"):
         class_statistics(torch.ones(3, 1), torch.zeros(2).long(), 1)
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_propagated_features_stand_side_by_side(
+def test_propagated_features_are_concatenated(
     toy: NodeDataset, generator: torch.Generator, is_sparse: bool
 ) -> None:
     a = torch.rand(6, 6, generator=generator)
@@ -179,31 +179,31 @@ def test_no_hops_leave_the_features():
 
 @pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
 @pytest.mark.parametrize("pool", [merged, summed])
-def test_an_impossible_variance_is_refused(pool, value, parts):
+def test_a_negative_variance_is_rejected(pool, value, parts):
     parts[1].variance[2, 3] = value
     with pytest.raises(PayloadError, match=r"variances must be finite.*for class 2"):
         pool(parts)
 
 
-def test_a_mean_that_is_not_a_number_is_refused(parts):
+def test_a_nan_mean_is_rejected(parts):
     parts[0].mean[1, 0] = math.nan
     with pytest.raises(PayloadError, match=r"means must be finite.*nan for class 1"):
         merged(parts)
 
 
-def test_what_stands_for_a_missing_class_is_not_read(parts):
+def test_values_of_a_missing_class_are_ignored(parts):
     want = merged(parts)
     parts[4].variance[2] = math.nan
     torch.testing.assert_close(merged(parts).variance, want.variance)
 
 
-def test_a_negative_count_is_refused(parts):
+def test_a_negative_count_is_rejected(parts):
     parts[0].count[0] = -3
-    with pytest.raises(PayloadError, match="Counts must not be negative, got -3"):
+    with pytest.raises(PayloadError, match="Class counts must not be negative, got -3"):
         merged(parts)
 
 
-def test_clients_of_different_width_are_refused(parts):
+def test_clients_of_different_width_are_rejected(parts):
     short = ClassStatistics(
         parts[1].mean[:, :3], parts[1].variance[:, :3], parts[1].count, parts[1].count
     )
@@ -211,7 +211,7 @@ def test_clients_of_different_width_are_refused(parts):
         merged([parts[0], short])
 
 
-def test_sums_that_are_not_finite_or_negative_are_refused(parts):
+def test_sums_that_are_not_finite_or_negative_are_rejected(parts):
     s0, s1, s2, owners = additive_sums(parts[0])
     with pytest.raises(PayloadError, match="finite"):
         statistics_of_sums(s0, s1 * math.inf, s2, owners)
@@ -221,12 +221,12 @@ def test_sums_that_are_not_finite_or_negative_are_refused(parts):
         statistics_of_sums(s0, s1[:, :2], s2, owners)
 
 
-def test_an_unknown_denominator_is_refused(parts):
+def test_an_unknown_denominator_is_rejected(parts):
     with pytest.raises(ValueError, match='"n-1" or "n-mc", got "n"'):
         merged(parts, "n")
 
 
-def test_a_class_nobody_holds_is_zero_in_both_forms():
+def test_a_class_that_no_client_has_is_zero_in_both_forms():
     part = class_statistics(torch.rand(3, 2), torch.zeros(3).long(), 2)
     for out in (merged([part, part]), summed([part, part])):
         assert out.count.tolist() == [6, 0]

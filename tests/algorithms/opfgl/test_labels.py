@@ -39,8 +39,8 @@ def test_label_propagation_is_that_of_a_slow_loop(
     torch.testing.assert_close(out, want)
 
 
-def test_a_node_that_no_label_reached_is_uniform_and_others_are_not_normalised():
-    # 0 – 1 – 2 – 3, only 0 labelled: after two steps of a = .5 node 3 has nothing
+def test_unreached_nodes_are_uniform_and_others_are_not_normalised():
+    # 0 – 1 – 2 – 3, only 0 labelled: after two steps of a = .5 node 3 has no label
     pairs = torch.tensor([[0, 1], [1, 2], [2, 3]])
     edge_index = torch.cat([pairs, pairs.flip(1)]).T
     labels0 = torch.zeros(4, 4)
@@ -77,7 +77,7 @@ def test_homophily_is_that_of_a_slow_loop(generator: torch.Generator):
 
 
 def test_homophily_of_the_toy_graph(toy: NodeDataset):
-    # two triangles joined by 2 – 3: nodes 2 and 3 have 2 of 3 neighbours alike
+    # two triangles joined by 2 – 3: nodes 2 and 3 have 2 of 3 neighbours of their class
     assert homophily(toy.edge_index, toy.y, 2).tolist() == pytest.approx([8 / 3, 8 / 3])
     # without node 3's label node 2 is purely homophilic, and 4, 5 see one another
     labels = toy.y.clone()

@@ -67,7 +67,7 @@ def test_scores_and_their_gradients_are_those_of_torch(layer: list[Tensor]) -> N
 
 
 @pytest.mark.parametrize("wanted", [(0, 1), (2, 3, 4, 5)])
-def test_scores_give_part_of_the_gradients_alike(
+def test_scores_give_the_same_gradients_for_a_subset_of_inputs(
     layer: list[Tensor], wanted: tuple[int, ...]
 ) -> None:
     whole = torch.autograd.grad(pair_scores(*layer).square().sum(), layer)

@@ -151,7 +151,7 @@ def test_smoothness_has_the_value_of_the_hand_example():
     assert float(smoothness_loss(x, a * 0)) == 0
 
 
-def test_node_counts_are_shares_rounded_up_and_leave_empty_classes_out():
+def test_node_counts_are_shares_rounded_up_and_omit_empty_classes():
     counts = torch.tensor([0, 3, 400, 401, 2000])
     assert pseudo_counts(counts).tolist() == [0, 1, 1, 1, 1]
     # .0025·400 = 1 exactly, although not in binary
@@ -230,8 +230,8 @@ def test_one_node_per_class_gives_no_nan(target):
     assert all_finite(trainer)
 
 
-def test_a_class_nobody_holds_is_left_out(target):
-    target[1][1] = math.nan  # nothing of it may be read
+def test_a_class_that_no_client_has_is_omitted(target):
+    target[1][1] = math.nan  # its statistics must not be read
     trainer = make(target, [2, 2, 2], counts=torch.tensor([40, 0, 60]))
     trainer.step(0)
     trainer.step(10)
@@ -294,18 +294,18 @@ def test_no_steps_give_the_initial_graph(target):
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan])
-def test_an_impossible_variance_is_refused(target, value):
+def test_an_invalid_variance_is_rejected(target, value):
     target[1][0, 0] = value
     with pytest.raises(PayloadError, match="variances must be finite"):
         make(target, [1, 1, 1])
 
 
-def test_statistics_of_another_depth_are_refused(target):
+def test_statistics_of_another_depth_are_rejected(target):
     narrow = (target[0][:, :D], target[1][:, :D])
     with pytest.raises(PayloadError, match="10 wide, 2 hops of 5 features, got 5"):
         make(narrow, [1, 1, 1])
 
 
-def test_a_federation_without_any_class_is_refused(target):
+def test_statistics_without_any_class_are_rejected(target):
     with pytest.raises(PayloadError, match="No client uploaded statistics"):
         make(target, [0, 0, 0], counts=torch.zeros(C, dtype=torch.int64))

@@ -47,7 +47,7 @@ def as_sets(labels: Tensor) -> set[frozenset[int]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_level_is_the_definition(seed: int) -> None:
+def test_one_level_follows_the_definition(seed: int) -> None:
     points = torch.randn(23, 4, generator=torch.Generator().manual_seed(seed))
     expected = {frozenset(cluster) for cluster in slow_clusters(points)}
     assert as_sets(first_neighbour_clusters(points)) == expected

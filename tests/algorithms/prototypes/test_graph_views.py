@@ -64,7 +64,7 @@ def test_the_contrast_of_the_views_by_hand() -> None:
     assert float(value) == pytest.approx((0.126928 + 0.513015) / 2, abs=1e-6)
 
 
-def test_one_class_has_nothing_to_contrast() -> None:
+def test_the_contrast_of_a_single_class_is_zero() -> None:
     first = torch.randn(1, 3, requires_grad=True)
     loss = view_contrast(first, torch.randn(1, 3), tau=0.5)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -101,7 +101,7 @@ def test_the_edge_loss_and_its_gradient_are_those_of_the_dense_matrix(
 @pytest.mark.parametrize(
     ("number", "pairs"), [(1, []), (3, []), (3, [(0, 1), (0, 2), (1, 2)])]
 )
-def test_no_edges_or_no_others_leave_the_edge_loss_finite(
+def test_the_edge_loss_is_finite_without_edges_or_without_other_pairs(
     number: int, pairs: list[tuple[int, int]]
 ) -> None:
     h = torch.ones(number, 2, requires_grad=True)
@@ -120,7 +120,7 @@ def test_nearest_neighbours_are_those_of_a_slow_loop(
 ) -> None:
     monkeypatch.setattr(graph_views, "BLOCK", block)
     h = torch.randn(15, 4, generator=generator)
-    h[3] = 0  # no neighbour, and nobody's
+    h[3] = 0  # has no neighbour and is no node's neighbour
     found = {tuple(edge) for edge in nearest_neighbours(h, 3).T.tolist()}
     expected = set()
     for u in range(15):

@@ -47,7 +47,7 @@ def test_hops_beyond_the_diameter_are_empty() -> None:
     assert [len(pairs.centre) for pairs in hops] == [3, 2, 0, 0, 0]
 
 
-def test_pairs_count_the_memory_of_what_is_made_from_them() -> None:
+def test_num_bytes_includes_cached_tensors() -> None:
     pairs = Pairs(torch.tensor([0, 0, 1]), torch.tensor([1, 2, 0]))
     assert pairs.num_bytes == 2 * 3 * 8
     assert pairs.start(3).tolist() == [0, 2, 3, 3]
@@ -63,7 +63,7 @@ def test_a_graph_without_edges_has_only_hop_zero() -> None:
     assert [len(pairs.centre) for pairs in hops] == [4, 0, 0]
 
 
-def test_neighbours_of_another_class_are_left_out() -> None:
+def test_neighbours_of_another_class_are_omitted() -> None:
     hops = ring_pairs(both_ways([(0, 1), (1, 2)]), 3, 1)
     annotation = torch.tensor([0, 0, 1])
     draw = torch.Generator()
@@ -86,7 +86,7 @@ def test_nodes_without_class_are_neither_centre_nor_neighbour() -> None:
     assert as_set(kept[1]) == set()
 
 
-def test_crowded_nodes_keep_a_seeded_sample_and_others_all() -> None:
+def test_nodes_beyond_the_limit_keep_a_seeded_sample_and_others_all() -> None:
     star = both_ways([(0, leaf) for leaf in range(1, 41)])
     hops = ring_pairs(star, 41, 2)
     annotation = torch.zeros(41, dtype=torch.int64)
@@ -156,7 +156,7 @@ def test_a_hub_with_as_many_neighbours_as_the_limit_keeps_all() -> None:
     assert drawn_sets(30, num_same=3, limit=3) == {(1, 2, 3): 1500}
 
 
-def test_training_labels_outrank_predictions() -> None:
+def test_training_labels_take_precedence_over_predictions() -> None:
     logits = torch.tensor([[4.0, 0.0], [0.0, 4.0], [0.1, 0.0]])
     index, labels = torch.tensor([0]), torch.tensor([1])
     assert annotate(logits, index, labels, min_confidence=0.0).tolist() == [1, 1, 0]
@@ -165,5 +165,5 @@ def test_training_labels_outrank_predictions() -> None:
 
 
 @pytest.mark.parametrize("hops", [0, 5])
-def test_the_number_of_hops_is_that_asked_for(hops: int) -> None:
+def test_the_result_has_the_requested_number_of_hops(hops: int) -> None:
     assert len(ring_pairs(both_ways([(0, 1)]), 2, hops)) == hops + 1

@@ -161,7 +161,7 @@ def test_attention_sums_to_one_over_each_neighbourhood(
         torch.testing.assert_close(own, torch.ones_like(own))
 
 
-def test_fresh_attention_is_the_plain_mean(
+def test_initial_attention_is_the_plain_mean(
     graph: Tensor, annotation: Tensor, embedding: Tensor
 ) -> None:
     average = HopAverage(chosen(graph, annotation), annotation, C)
@@ -180,7 +180,7 @@ def test_hop_zero_is_the_class_mean(
         torch.testing.assert_close(means[c], embedding[annotation == c].mean(0))
 
 
-def test_renaming_nodes_leaves_the_prototypes(
+def test_renumbering_nodes_does_not_change_the_prototypes(
     graph: Tensor,
     annotation: Tensor,
     embedding: Tensor,
@@ -242,7 +242,7 @@ def test_the_prototype_term_is_a_sum_of_norms() -> None:
     assert float(nothing) == 0
 
 
-def test_the_prototype_term_moves_embeddings_and_attention(
+def test_the_prototype_term_has_gradients_for_embeddings_and_attention(
     graph: Tensor, annotation: Tensor, embedding: Tensor
 ) -> None:
     scorer = NeighbourScorer(P)
@@ -257,7 +257,7 @@ def test_the_prototype_term_moves_embeddings_and_attention(
     assert scorer.out.weight.grad.abs().sum() > 0
 
 
-def test_the_term_is_flat_where_prototypes_meet_their_targets() -> None:
+def test_the_gradient_is_zero_where_prototypes_equal_their_targets() -> None:
     local = torch.ones(1, 1, 4, requires_grad=True)
     present = torch.ones(1, 1, dtype=torch.bool)
     prototype_distance(local, torch.ones(1, 1, 4), present, is_mean=False).backward()
@@ -293,7 +293,9 @@ def test_noise_touches_the_stated_share_of_dimensions(
     assert add_noise(clean, share=0.0, generator=generator) is clean
 
 
-def test_noise_is_as_wide_as_the_prototype(generator: torch.Generator) -> None:
+def test_noise_has_the_standard_deviation_of_the_prototype(
+    generator: torch.Generator,
+) -> None:
     clean = 7 * torch.randn(1, 1, 20000, generator=generator)
     change = add_noise(clean, share=1.0, generator=generator) - clean
     assert math.isclose(float(change.std()), 7, rel_tol=0.05)

@@ -19,7 +19,7 @@ def listed(pairs: Pairs) -> list[tuple[int, int]]:
 
 
 def at_degrees(*degrees: float) -> Tensor:
-    """Vectors in the plane, of lengths that must not matter."""
+    """Vectors in the plane; their lengths must not affect the result."""
     turns = torch.tensor(degrees) * math.pi / 180
     length = torch.arange(1.0, len(degrees) + 1)[:, None]
     return length * torch.stack([turns.cos(), turns.sin()], dim=1)
@@ -63,7 +63,7 @@ def test_thresholds_decay_from_hop_to_hop() -> None:
     assert listed(hops[3]) == [(0, 3), (3, 0)]
 
 
-def test_within_takes_the_nearer_hops_in() -> None:
+def test_within_includes_the_nearer_hops() -> None:
     f = at_degrees(0, 20, 30, 40)
     everybody = torch.zeros(4, dtype=torch.int64)
     hops = similar_pairs(f, everybody, hops=3, rho=0.9, mode="within")
@@ -71,14 +71,14 @@ def test_within_takes_the_nearer_hops_in() -> None:
     assert [u for v, u in listed(hops[3]) if v == 0] == [1, 2, 3]
 
 
-def test_a_hop_keeps_the_most_similar_and_of_equals_the_first() -> None:
+def test_a_hop_keeps_the_most_similar_graphs_and_breaks_ties_by_number() -> None:
     f = torch.tensor([[1.0, 0.0], [1.0, 0.9], *[[1.0, 0.5]] * 3])
     everybody = torch.zeros(5, dtype=torch.int64)
     hops = similar_pairs(f, everybody, hops=1, rho=0.5, limit=2)
     assert [u for v, u in listed(hops[1]) if v == 0] == [2, 3]
 
 
-def test_graphs_of_another_class_are_neighbours_only_on_demand() -> None:
+def test_graphs_of_another_class_are_neighbours_only_without_same_class() -> None:
     f, annotation = at_degrees(0, 1, 2), torch.tensor([0, 1, -1])
     own = similar_pairs(f, annotation, hops=1, rho=0.9)
     assert listed(own[0]) == [(0, 0), (1, 1)]
@@ -94,7 +94,7 @@ def test_graphs_of_another_class_are_neighbours_only_on_demand() -> None:
     mode=st.sampled_from(["ring", "within"]),
 )
 @settings(max_examples=25, deadline=None)
-def test_it_is_what_a_slow_loop_finds(
+def test_similar_pairs_equal_a_slow_loop(
     seed: int, limit: int, same_class: bool, mode: str
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -108,7 +108,9 @@ def test_it_is_what_a_slow_loop_finds(
     assert [listed(pairs) for pairs in found] == want
 
 
-def test_blocks_of_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_rows_do_not_change_the_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     draw = torch.Generator().manual_seed(0)
     f = torch.rand(20, 4, generator=draw)
     annotation = torch.randint(-1, 3, (20,), generator=draw)
@@ -140,7 +142,7 @@ def test_a_graph_whose_embedding_is_zero_has_no_neighbours() -> None:
     assert all(0 not in (v, u) for pairs in hops[1:] for v, u in listed(pairs))
 
 
-def test_numbering_graphs_anew_leaves_prototypes_as_they_are() -> None:
+def test_renumbering_graphs_does_not_change_the_prototypes() -> None:
     draw = torch.Generator().manual_seed(4)
     f = torch.rand(30, 6, generator=draw)
     annotation = torch.randint(0, 2, (30,), generator=draw)

@@ -78,7 +78,7 @@ def test_the_contrastive_loss_has_the_values_of_the_hand_example(
     assert 2 * float(loss) - other == pytest.approx(value, abs=5e-5)
 
 
-def test_negatives_enter_with_their_own_similarity() -> None:
+def test_negatives_use_their_own_similarity() -> None:
     # the first line of (7) has e^M in their place: log(1 + e^{0 − .8}) = 0.3711 always
     universal, uploads, members = one_positive_one_negative()
     before = contrastive_loss(universal, uploads, members, shift=0.0, tau=1.0)
@@ -118,7 +118,7 @@ def test_the_contrastive_loss_is_that_of_a_slow_loop(
     assert float(got) == pytest.approx(sum(terms) / len(terms), rel=1e-4)
 
 
-def test_a_class_that_nobody_holds_gets_no_gradient_and_no_nan(
+def test_a_class_that_no_client_has_gets_no_gradient_and_no_nan(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
     counts = counts.clone()
@@ -154,7 +154,7 @@ def test_the_context_has_the_stated_number_of_uploads_of_other_hops(
         assert int(members[h, :, c, others].sum()) == min(wanted, available)
 
 
-def test_no_context_is_the_hop_alone(counts: Tensor) -> None:
+def test_without_context_only_uploads_of_the_hop_are_used(counts: Tensor) -> None:
     members = draw_context(counts > 0, share=0.0, generator=torch.Generator())
     for h in range(H):
         others = [g for g in range(H) if g != h]
@@ -195,7 +195,7 @@ def test_a_single_class_has_no_margin() -> None:
     assert float(class_spread(one, counts, limit=100.0)) == 0
 
 
-def test_the_spread_is_the_largest_distance_to_a_nearest_class() -> None:
+def test_the_spread_is_the_largest_distance_to_the_nearest_class() -> None:
     # on a line at 0, 1, 4: nearest other classes at 1, 1, 3
     uploads = torch.tensor([0.0, 1.0, 4.0]).view(1, 3, 1, 1)
     counts = torch.ones(1, 3, 1, dtype=torch.int64)
@@ -218,7 +218,7 @@ def test_fedtgp_classifies_uploads_by_distance(
     assert float(got) == pytest.approx(sum(terms) / len(terms), rel=1e-5)
 
 
-def test_fedproto_weighs_by_count_and_leaves_out_missing_classes() -> None:
+def test_fedproto_weights_by_count_and_omits_missing_classes() -> None:
     uploads = torch.tensor([[[[1.0]]], [[[4.0]]], [[[99.0]]]])
     counts = torch.tensor([[[1]], [[2]], [[0]]])
     # (1·1 + 2·4) / 3 = 3
@@ -267,7 +267,7 @@ def test_alpha_one_ignores_the_other_clients(
     torch.testing.assert_close(out[has], universal.expand_as(uploads)[has])
 
 
-def test_threshold_one_mixes_in_the_own_prototype_only(
+def test_threshold_one_mixes_only_the_clients_own_prototype(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
     out = personalise_prototypes(universal, uploads, counts, alpha=0.0, threshold=1.0)
@@ -282,7 +282,7 @@ def test_a_class_of_one_client_is_not_fused(
     assert not out[:3, 2].any()
 
 
-def test_old_uploads_enter_nobody_elses_prototypes(
+def test_old_uploads_affect_only_their_own_client(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
     fresh = torch.tensor([False, True, True, True])
@@ -296,7 +296,7 @@ def test_old_uploads_enter_nobody_elses_prototypes(
     assert not torch.equal(out[0], uploads[0])
 
 
-def test_counts_of_another_shape_are_refused(
+def test_counts_of_another_shape_are_rejected(
     universal: Tensor, uploads: Tensor, counts: Tensor
 ) -> None:
     with pytest.raises(ValueError, match="counts must be"):
@@ -332,7 +332,7 @@ def trained(crowded: Tensor, *, margin: float) -> tuple[PrototypeTrainer, Tensor
     return trainer, trainer.train(60, loss)
 
 
-def test_server_training_lowers_its_loss_and_parts_the_classes(
+def test_server_training_lowers_its_loss_and_separates_the_classes(
     crowded: Tensor,
 ) -> None:
     uploads_cosine = class_cosine(crowded.mean(0))
@@ -342,7 +342,7 @@ def test_server_training_lowers_its_loss_and_parts_the_classes(
     torch.testing.assert_close(made.norm(dim=-1), torch.ones(C, H))
 
 
-def test_the_adaptive_margin_parts_the_classes_further(crowded: Tensor) -> None:
+def test_the_adaptive_margin_separates_the_classes_further(crowded: Tensor) -> None:
     _, without = trained(crowded, margin=0.0)
     _, with_margin = trained(crowded, margin=0.5)
     assert class_cosine(with_margin) < class_cosine(without)

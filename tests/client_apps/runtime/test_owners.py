@@ -13,6 +13,7 @@ from flwr.app import Context, Message, RecordDict
 from flower_fgl import METHODS, simulate
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.data import file_stamps
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import DataError, RunError
@@ -152,20 +153,20 @@ def test_an_owner_that_does_not_fit_is_refused_by_name(
     assert "16 features, the others' have 8" in refused["birch"]
     assert "check-graph" in refused["oak"]
     assert str(damaged) not in str(refused)
-    assert "damaged.npz is no .npz file" in caplog.text
+    assert "damaged.npz is not an .npz file" in caplog.text
 
 
 def test_a_node_that_fails_without_a_word_is_waited_for_then_left(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Any, context: Any) -> Any:
         if context.node_config.get("name") == "gone":
             raise MemoryError
         return original(app, message, context)
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     gone = {"graph": "gone.npz", "name": "gone"}
     run = run_owners([*nodes, gone], tmp_path / "run", join_timeout=0.2)
     assert run.status == "completed"
@@ -317,5 +318,5 @@ def test_labels_are_renumbered_by_name() -> None:
         told.graph.y.tolist()
     )
     assert told.partition_id == 5
-    with pytest.raises(DataError, match="not agreed on: well"):
+    with pytest.raises(DataError, match="federation does not know: well"):
         graph.renumbered(5, ("flu", "cold"))

@@ -32,7 +32,7 @@ Change = Callable[[Arrays], object]
 
 
 def arrays() -> Arrays:
-    """Four nodes in a path, three classes of which one is absent, one label unknown."""
+    """Return a path of four nodes with one unknown label and one unused class of three."""
     return {
         "x": np.arange(8, dtype=np.float32).reshape(4, 2),
         "edge_index": np.array([[0, 1, 2], [1, 2, 3]]),
@@ -94,7 +94,7 @@ def test_a_file_of_plain_arrays_is_read(path):
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_a_client_graph_survives_its_file_to_the_last_bit(is_sparse, path):
+def test_a_client_graph_is_restored_exactly_from_its_file(is_sparse, path):
     before = client(is_sparse=is_sparse)
     save_client_graph(path, before)
     after = load_graph_file(path).client_graph(3)
@@ -114,7 +114,7 @@ def test_a_client_graph_survives_its_file_to_the_last_bit(is_sparse, path):
     data=st.data(),
 )
 @settings(max_examples=50, deadline=None)
-def test_any_finite_client_graph_survives_its_file(tmp_path_factory, x, data):
+def test_any_finite_client_graph_is_restored_from_its_file(tmp_path_factory, x, data):
     nodes = len(x)
     node = st.integers(0, nodes - 1)
     edges = data.draw(st.lists(st.tuples(node, node), max_size=12))
@@ -133,14 +133,14 @@ def test_any_finite_client_graph_survives_its_file(tmp_path_factory, x, data):
     assert_same_graph(load_graph_file(path).client_graph(0).graph, graph)
 
 
-def test_edges_may_stand_as_rows(path):
+def test_edges_may_be_rows(path):
     values = arrays()
     values["edges"] = values.pop("edge_index").T
     np.savez(path, **values)
     assert load_graph_file(path).dataset.edge_index.shape == (2, 6)
 
 
-def test_loops_repeats_and_one_way_edges_are_put_right_and_told(path, caplog):
+def test_self_loops_duplicates_and_one_way_edges_are_fixed_and_logged(path, caplog):
     values = arrays()
     values["edge_index"] = np.array([[0, 1, 1, 2, 2, 3], [1, 0, 2, 2, 3, 3]])
     values["edge_index"] = np.hstack([values["edge_index"], [[0], [1]]])
@@ -148,12 +148,12 @@ def test_loops_repeats_and_one_way_edges_are_put_right_and_told(path, caplog):
     with caplog.at_level(logging.INFO):
         dataset = load_graph_file(path).dataset
     assert dataset.edge_index.shape == (2, 6)
-    # (2, 2), (3, 3) are loops; (0, 1) stands twice; (1, 2) and (2, 3) one way
-    assert "3 edges; dropped 2 self-loops and 1 repeated entries" in caplog.text
+    # (2, 2), (3, 3) are self-loops; (0, 1) is duplicate; (1, 2) and (2, 3) are one-way
+    assert "3 edges; dropped 2 self-loops and 1 duplicate entries" in caplog.text
     assert "added the other direction of 2 edges" in caplog.text
 
 
-def test_a_clean_file_is_not_talked_about(path, caplog):
+def test_a_clean_file_logs_nothing(path, caplog):
     save_client_graph(path, client())
     with caplog.at_level(logging.INFO):
         load_graph_file(path)
@@ -205,7 +205,7 @@ BAD_FILES = {
     "feature beyond float32": (set_to("x", HUGE), "8 feature values are NaN or inf"),
     "flat features": (set_to("x", np.zeros(4)), r"x must be \(nodes, features\)"),
     "no features": (set_to("x", np.zeros((4, 0))), r"x must be \(nodes, features\)"),
-    "no nodes": (set_to("x", np.zeros((0, 2))), "neither 0"),
+    "no nodes": (set_to("x", np.zeros((0, 2))), "neither of them 0"),
     "x missing": (without("x"), "got neither"),
     "x twice": (
         lambda values: (x := values["x"], sparse()(values), set_to("x", x)(values)),
@@ -216,15 +216,18 @@ BAD_FILES = {
         "lack x_shape",
     ),
     "CSR of integers": (sparse(x_data=np.arange(7)), "must be floats"),
-    "CSR column out of range": (sparse(x_indices=np.arange(7)), "no CSR matrix"),
-    "CSR rows too few": (sparse(x_shape=np.array([9, 2])), "no CSR matrix"),
+    "CSR column out of range": (
+        sparse(x_indices=np.arange(7)),
+        "not a valid CSR matrix",
+    ),
+    "CSR rows too few": (sparse(x_shape=np.array([9, 2])), "not a valid CSR matrix"),
     "CSR entry twice": (
         sparse(
             x_indptr=np.array([0, 2, 2, 2, 2]),
             x_indices=np.array([1, 1]),
             x_data=np.ones(2),
         ),
-        "an entry is given twice",
+        "an entry is duplicate",
     ),
     "CSR infinite": (
         sparse(x_data=np.array([1, 2, 3, np.inf, 5, 6, 7])),
@@ -246,7 +249,7 @@ BAD_FILES = {
     "negative edge": (set_to("edge_index", np.array([[-1], [0]])), "nodes -1 to 0"),
     "edges as rows": (
         set_to("edge_index", np.zeros((3, 2), int)),
-        r"must be \(2, M\).*Name it edges",
+        r"must be \(2, M\).*Rename it to edges",
     ),
     "edges as columns": (
         lambda values: values.update(edges=values.pop("edge_index")),
@@ -265,7 +268,7 @@ BAD_FILES = {
     "ids too few": (set_to("node_ids", np.arange(3)), r"node_ids must have shape"),
     "ids twice": (
         set_to("node_ids", np.array([1, 4, 4, 7])),
-        "node id 4 is given to 2 nodes",
+        "node id 4 occurs 2 times",
     ),
     "ids unsorted": (set_to("node_ids", np.array([4, 1, 2, 3])), "must ascend"),
     "unknown array": (set_to("weights", np.ones(3)), 'unknown array "weights". Known'),
@@ -306,38 +309,40 @@ def test_evaluation_graphs_have_the_features_of_the_graph(path):
 
 
 class Trap:
-    """A pickle that says whether it was opened."""
+    """A pickle that records whether it was loaded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("opened",)
 
 
-def test_pickled_objects_are_refused_unopened(path, tmp_path, monkeypatch):
+def test_pickled_objects_are_rejected_without_loading(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = np.array([Trap(), "b", "c"], dtype=object)
     np.savez(path, **(arrays() | {"class_names": names}))
     with pytest.raises(
-        DataError, match=r'array "class_names" is no plain.*Pickled objects are'
+        DataError, match=r'array "class_names" is pickled.*Pickled objects are'
     ):
         load_graph_file(path)
     assert not (tmp_path / "opened").exists()
 
 
-def test_a_pickle_in_place_of_a_file_is_refused_unopened(path, tmp_path, monkeypatch):
+def test_a_pickle_instead_of_an_npz_file_is_rejected_without_loading(
+    path, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     np.array([Trap()], dtype=object).dump(path)
-    with pytest.raises(DataError, match="Pickled objects are refused"):
+    with pytest.raises(DataError, match="Pickled objects are rejected"):
         load_graph_file(path)
     assert not (tmp_path / "opened").exists()
 
 
 def test_a_text_file_is_no_npz_file(path):
     path.write_text("id,label\n1,2\n")
-    with pytest.raises(DataError, match=r"mine\.npz is no \.npz file"):
+    with pytest.raises(DataError, match=r"mine\.npz is not an \.npz file"):
         load_graph_file(path)
 
 
-def test_an_empty_file_is_refused(path):
+def test_an_empty_file_is_rejected(path):
     path.write_bytes(b"")
     with pytest.raises(
         DataError, match=r"mine\.npz is empty, truncated or not an \.npz"
@@ -346,7 +351,7 @@ def test_an_empty_file_is_refused(path):
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.9, 0.99])
-def test_a_truncated_file_is_refused(share, path):
+def test_a_truncated_file_is_rejected(share, path):
     wide = np.random.default_rng(0).random((4, 5000))
     np.savez_compressed(path, **(arrays() | {"x": wide}))
     content = path.read_bytes()
@@ -372,12 +377,12 @@ def test_a_single_array_is_no_graph(path):
         load_graph_file(path)
 
 
-def test_a_file_that_is_not_there_is_said(path):
+def test_a_missing_file_is_an_error_with_its_path(path):
     with pytest.raises(DataError, match=r"No graph file at .*mine\.npz"):
         load_graph_file(path)
 
 
-def test_a_file_without_split_needs_one_drawn(path):
+def test_a_file_without_a_split_needs_masks(path):
     np.savez(path, **arrays())
     owned = load_graph_file(path)
     with pytest.raises(DataError, match=r"no split.*train_mask"):
@@ -401,7 +406,7 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_mask_the_file_does_not_know_is_refused(path):
+def test_a_mask_that_graph_files_do_not_support_is_rejected(path):
     graph = client().graph
     masks = {**graph.masks, "holdout": graph.masks["test"]}
     odd = ClientGraph(
@@ -455,7 +460,7 @@ def test_ids_and_labels_stay_text(folder):
     (folder / "edges.csv").write_text("source,target\n01,1\n1.0,NA\n")
     dataset = load_graph_file(folder).dataset
     assert dataset.edge_index.T.tolist() == [[0, 1], [1, 0], [2, 3], [3, 2]]
-    assert dataset.class_names == ("9", "10")  # numbers in their order
+    assert dataset.class_names == ("9", "10")  # numeric names sort as numbers
     assert not dataset.masks
 
 
@@ -465,7 +470,7 @@ def test_a_table_from_a_spreadsheet_is_read(folder):
     assert load_graph_file(folder).dataset.class_names == ("ant", "bee, honey")
 
 
-def test_blank_lines_and_blanks_around_text_of_a_table_mean_nothing(folder):
+def test_blank_lines_and_spaces_around_text_of_a_table_are_ignored(folder):
     whole = load_graph_file(folder)
     lines = (
         NODES.replace("bee,train", " bee , train").replace("p2", "p2 ").split("\n", 2)
@@ -490,7 +495,7 @@ def test_whole_numbers_of_any_size_are_numbers(folder):
     )
 
 
-def test_a_split_without_a_single_word_is_none(folder):
+def test_an_empty_split_column_is_no_split(folder):
     empty = NODES.replace("train", "").replace("val", " ").replace("test", "")
     (folder / "nodes.csv").write_text(empty)
     assert not load_graph_file(folder).dataset.masks
@@ -532,7 +537,7 @@ BAD_TABLES = {
     "dangling edge below a blank line": (
         "edges.csv",
         EDGES + "\np1,p9\n",
-        r'edges\.csv, line 6: target "p9" is no id of nodes\.csv',
+        r'edges\.csv, line 6: target "p9" is not an id in nodes\.csv',
     ),
     "NaN feature": (
         "nodes.csv",
@@ -570,15 +575,19 @@ BAD_TABLES = {
     "unknown split": (
         "nodes.csv",
         NODES.replace("test", "eval"),
-        r'line 5: split "eval" is none of train, val, test or empty',
+        r'line 5: split must be train, val, test or empty, got "eval"',
     ),
     "no label at all": ("nodes.csv", "id,label,f\np1,,1\n", "no node has a label"),
     "dangling edge": (
         "edges.csv",
         EDGES + "p1,p9\n",
-        r'edges\.csv, line 5: target "p9" is no id of nodes\.csv',
+        r'edges\.csv, line 5: target "p9" is not an id in nodes\.csv',
     ),
-    "edge from nowhere": ("edges.csv", EDGES + ",p1\n", 'line 5: source "" is no id'),
+    "edge from nowhere": (
+        "edges.csv",
+        EDGES + ",p1\n",
+        'line 5: source "" is not an id',
+    ),
     "edge weights": (
         "edges.csv",
         "source,target,weight\np1,p2,3\n",
@@ -609,7 +618,7 @@ def test_a_missing_table_is_named(name, folder):
         load_graph_file(folder)
 
 
-# the form of all graphs
+# canonical form
 
 
 @given(
@@ -645,18 +654,21 @@ def test_sparse_features_are_those_below_a_tenth_and_wide():
     [
         ({"x": torch.zeros((6, 6), dtype=torch.float64)}, "features must be float32"),
         ({"y": torch.full((6,), 2)}, r"labels are outside \[-1, 2\)"),
-        ({"y": torch.zeros(6)}, "labels must be one int64 each"),
+        ({"y": torch.zeros(6)}, "labels must be int64 with one dimension"),
         ({"edge_index": torch.tensor([[0], [6]])}, "edges name nodes 0 to 6"),
         ({"edge_index": torch.tensor([[0, 1], [1, 0], [0, 0]])}, r"shape \(2, 2E\)"),
         ({"edge_index": torch.tensor([[0], [1]])}, "both directions"),
         ({"edge_index": torch.tensor([[1, 0], [0, 1]])}, "sorted"),
-        ({"edge_index": torch.tensor([[0], [0]])}, "no self-loop"),
-        ({"edge_index": torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])}, "none twice"),
+        ({"edge_index": torch.tensor([[0], [0]])}, "without self-loops"),
+        (
+            {"edge_index": torch.tensor([[0, 0, 1, 1], [1, 1, 0, 0]])},
+            "self-loops or duplicates",
+        ),
         ({"masks": {"train": torch.zeros(5, dtype=torch.bool)}}, 'mask "train"'),
-        ({"network": torch.zeros(5, dtype=torch.int64)}, "one network per node"),
+        ({"network": torch.zeros(5, dtype=torch.int64)}, "one number per node"),
     ],
 )
-def test_a_data_set_that_breaks_its_promises_is_refused(change, message, toy):
+def test_an_invalid_dataset_is_rejected(change, message, toy):
     validate_node_dataset(toy)
     fields = {"name": "toy", "class_names": toy.class_names}
     fields |= {"x": toy.x, "edge_index": toy.edge_index, "y": toy.y}

@@ -43,7 +43,7 @@ def consecutive(sizes):
 
 
 def merge_by_the_letter(communities, num_clients, delta):
-    """Follow the rule step by step: an independent, slow version of the merge."""
+    """Merge communities by a slow, independent implementation of the rule."""
     total = sum(map(len, communities))
     target = total // num_clients
     cap = target - delta
@@ -71,7 +71,9 @@ def merge_by_the_letter(communities, num_clients, delta):
     return [sorted(client) for client in clients]
 
 
-def test_the_hand_case_of_twelve_nodes_ends_in_five_and_seven(caplog):
+def test_a_merge_of_twelve_nodes_agrees_with_the_hand_computed_sizes_five_and_seven(
+    caplog,
+):
     # cap = 12 // 2 - 1 = 5: communities of 8 and 4 give chunks 5, 3, 4, sorted 5, 4, 3.
     # Client 0 takes 5; 4 does not fit there (9 >= 7) and goes to client 1; 3 fits
     # neither (8 >= 7, 7 >= 7) and falls back to client 1, the smaller.
@@ -82,7 +84,7 @@ def test_the_hand_case_of_twelve_nodes_ends_in_five_and_seven(caplog):
         [5, 6, 7, 8, 9, 10, 11],
     ]
     assert merged.num_fallbacks == 1
-    assert "1 of 3 chunks fitted nowhere" in caplog.text
+    assert "1 of 3 chunks fitted no client" in caplog.text
 
 
 def test_a_merge_in_which_every_chunk_fits_logs_no_fallback(caplog):
@@ -99,7 +101,9 @@ def test_a_merge_in_which_every_chunk_fits_logs_no_fallback(caplog):
     num_clients=st.integers(1, 8),
     delta=st.integers(0, 10),
 )
-def test_the_merge_follows_the_rule_to_the_letter(sizes, num_clients, delta):
+def test_the_merge_agrees_with_a_slow_reference_implementation(
+    sizes, num_clients, delta
+):
     num_clients = min(num_clients, sum(sizes))
     communities = consecutive(sizes)
     merged = merge_communities(communities, num_clients, max_size_difference=delta)
@@ -112,7 +116,7 @@ def test_the_merge_follows_the_rule_to_the_letter(sizes, num_clients, delta):
         assert max(map(len, merged.parts)) < target + used
 
 
-def test_a_tiny_graph_lowers_the_size_difference_and_says_so(caplog):
+def test_a_tiny_graph_lowers_the_size_difference_and_logs_it(caplog):
     with caplog.at_level(logging.INFO):
         merged = merge_communities(consecutive([10, 10]), 2)
     assert merged.max_size_difference == 5
@@ -160,7 +164,7 @@ def test_metis_does_not_depend_on_the_order_of_edges_or_on_duplicates():
         assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_an_empty_metis_part_is_an_error_that_says_what_to_do():
+def test_an_empty_metis_part_is_an_error_with_advice():
     assert any(len(part) == 0 for part in metis_communities(star(12), 12, 10, seed=42))
     with pytest.raises(DataError, match=r"12 nodes and 11 edges empty. Use fewer"):
         metis_parts(star(12), 12, 10, seed=42)
@@ -172,11 +176,11 @@ def test_louvain_finds_cliques_in_the_order_of_their_first_node():
     assert [found.tolist() for found in communities] == [e.tolist() for e in expected]
 
 
-def test_louvain_makes_an_isolated_node_a_community_by_itself():
+def test_louvain_makes_an_isolated_node_its_own_community():
     communities = louvain_communities(cliques(4, 4), 10, seed=0)
     assert [found.tolist() for found in communities][-2:] == [[8], [9]]
 
 
-def test_louvain_without_edges_leaves_every_node_alone():
+def test_louvain_without_edges_makes_every_node_a_community():
     communities = louvain_communities(np.empty((2, 0), np.int64), 3, seed=0)
     assert [found.tolist() for found in communities] == [[0], [1], [2]]

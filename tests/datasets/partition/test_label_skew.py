@@ -50,7 +50,9 @@ def dirichlet_by_the_letter(labels, num_clients, alpha, generator):
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
 @pytest.mark.parametrize("seed", [0, 42])
-def test_the_dirichlet_rule_is_followed_to_the_letter(cora_labels, alpha, seed):
+def test_the_dirichlet_rule_agrees_with_a_slow_reference_implementation(
+    cora_labels, alpha, seed
+):
     parts = dirichlet_parts(cora_labels, 5, alpha=alpha, seed=seed)
     for attempt in range(100):
         generator = numpy_generator(seed, 0, SERVER, f"partition/dirichlet/{attempt}")
@@ -60,7 +62,7 @@ def test_the_dirichlet_rule_is_followed_to_the_letter(cora_labels, alpha, seed):
     assert [part.tolist() for part in parts] == expected
 
 
-def test_dirichlet_clients_hold_at_least_five_members_however_strong_the_skew():
+def test_dirichlet_clients_hold_at_least_five_members_at_any_skew():
     labels = np.repeat([0, 1, 2], 40)
     smallest = [
         min(map(len, dirichlet_parts(labels, 6, alpha=0.1, seed=seed)))
@@ -84,7 +86,7 @@ def test_small_alpha_skews_labels_clearly_more_than_large_alpha(cora_labels):
     assert skew(0.1) < 0.75 * skew(0.9)
 
 
-def test_members_of_unknown_class_are_dealt_last_as_one_more_class():
+def test_members_of_unknown_class_are_assigned_last_as_one_more_class():
     labels = np.random.default_rng(1).permutation(np.repeat([-1, 0, 1], 30))
     unknown_as_two = np.where(labels < 0, 2, labels)
     parts = dirichlet_parts(labels, 3, alpha=1, seed=0)
@@ -99,18 +101,22 @@ def test_shares_too_small_for_a_float_still_cover_everything():
     assert sorted(np.concatenate(parts)) == list(range(200))
 
 
-def test_dirichlet_says_how_many_clients_its_smallest_size_allows():
-    with pytest.raises(DataError, match=r"4 clients need 20, there are 19.*at most 3"):
+def test_the_dirichlet_error_gives_the_maximum_number_of_clients():
+    with pytest.raises(
+        DataError, match=r"4 clients need 20, but the dataset has 19.*at most 3"
+    ):
         dirichlet_parts(np.zeros(19, np.int64), 4, alpha=1, seed=0)
 
 
-def test_dirichlet_gives_up_after_a_hundred_tries_and_says_what_to_change():
-    with pytest.raises(DataError, match=r"alpha = 0\.01 .* in 100 tries. Use a larger"):
+def test_dirichlet_fails_after_a_hundred_attempts_with_advice():
+    with pytest.raises(
+        DataError, match=r"alpha = 0\.01 .* in 100 attempts. Use a larger"
+    ):
         dirichlet_parts(np.zeros(60, np.int64), 6, alpha=0.01, seed=0)
 
 
 @pytest.mark.parametrize("num_clients", [1, 3, 7, 10])
-def test_the_even_deal_by_class_keeps_shares_and_sizes_within_one(num_clients):
+def test_even_assignment_by_class_keeps_class_counts_and_sizes_within_one(num_clients):
     labels = np.random.default_rng(0).permutation(np.repeat([0, 1, 3], [63, 125, 8]))
     parts = deal_evenly_by_class(labels, num_clients, seed=42)
     counts = count_classes(parts, labels, 4)
@@ -119,21 +125,21 @@ def test_the_even_deal_by_class_keeps_shares_and_sizes_within_one(num_clients):
     assert sorted(np.concatenate(parts)) == list(range(len(labels)))
 
 
-def test_the_even_deal_shuffles_and_depends_on_the_seed():
+def test_even_assignment_shuffles_and_depends_on_the_seed():
     first, second = (deal_evenly(100, 4, seed=seed) for seed in (0, 1))
     assert [len(part) for part in first] == [25, 25, 25, 25]
     assert any(not np.array_equal(a, b) for a, b in zip(first, second, strict=True))
     assert any(np.ptp(np.diff(part)) > 0 for part in first)  # not every fourth node
 
 
-def test_classes_are_counted_part_by_part_without_unknown_ones():
+def test_classes_are_counted_per_part_without_unknown_ones():
     labels = np.array([0, 2, -1, 2, 0, 0])
     parts = [np.array([0, 1, 3]), np.array([], dtype=np.int64), np.array([2, 4, 5])]
     counts = count_classes(parts, labels, 3)
     assert counts.tolist() == [[1, 0, 2], [0, 0, 0], [2, 0, 0]]
 
 
-def test_communities_of_like_labels_end_on_one_client():
+def test_communities_with_similar_labels_are_assigned_to_one_client():
     owner = np.repeat(np.arange(9), 10)
     labels = np.repeat(np.arange(9) % 3, 10)
     labels[::10] = (labels[::10] + 1) % 3  # shares (0.9, 0.1, 0) and its rotations
@@ -142,14 +148,16 @@ def test_communities_of_like_labels_end_on_one_client():
     assert kinds == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
-def test_too_few_kinds_of_community_is_an_error_that_names_the_numbers():
+def test_too_few_distinct_communities_are_an_error_with_both_numbers():
     communities = group_nodes(np.repeat(np.arange(4), 2), 4)
     labels = np.repeat([0, 0, 1, 1], 2)
-    with pytest.raises(DataError, match=r"3 kinds.*4 communities with 2 different"):
+    with pytest.raises(
+        DataError, match=r"3 clients need 3.*4 communities with 2 different"
+    ):
         cluster_by_labels(communities, labels, 2, 3, seed=0)
 
 
-def test_an_empty_cluster_is_tried_again_with_the_next_seed(monkeypatch):
+def test_an_empty_cluster_is_repeated_with_the_next_seed(monkeypatch):
     from flower_fgl.datasets.partition import label_skew
 
     seeds = []
@@ -165,7 +173,7 @@ def test_an_empty_cluster_is_tried_again_with_the_next_seed(monkeypatch):
     assert [part.tolist() for part in parts] == [[0, 1, 4, 5], [2, 3]]
 
 
-def test_clusters_that_stay_empty_are_an_error_not_an_endless_loop(monkeypatch):
+def test_permanently_empty_clusters_are_an_error(monkeypatch):
     from flower_fgl.datasets.partition import label_skew
 
     monkeypatch.setattr(

@@ -77,7 +77,7 @@ REFERENCE = {
 
 @pytest.fixture(scope="session")
 def planetoid(real_data, tmp_path_factory):
-    """Load Cora, CiteSeer or PubMed with the loader of PyG, once a session."""
+    """Load Cora, CiteSeer or PubMed with the loader of PyG, once per session."""
     with warnings.catch_warnings():
         # torch 2.13 deprecates torch.jit.script, which PyG calls when it is imported
         warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")
@@ -170,7 +170,7 @@ def test_a_rule_reproduces_its_reference_statistics(planetoid, name, rule, num_c
     )
     compared = {
         "metis": [0, 1, 2, 3, 4, 5],
-        "louvain": [1, 2, 3, 4, 5],  # the last client to fill takes what is left
+        "louvain": [1, 2, 3, 4, 5],  # the last client gets all remaining nodes
     }.get(rule, [3, 5])  # K-means: sizes vary strongly with the seed
     expected = np.array(REFERENCE[name, rule, num_clients])
     np.testing.assert_allclose(measured[compared], expected[compared], rtol=0.15)
@@ -178,7 +178,7 @@ def test_a_rule_reproduces_its_reference_statistics(planetoid, name, rule, num_c
 
 @pytest.mark.parametrize("name", ["Cora", "CiteSeer"])
 @pytest.mark.parametrize("num_clients", [5, 10, 20])
-def test_louvain_clients_stay_below_the_limit_unless_the_fallback_fired(
+def test_louvain_clients_stay_below_the_limit_without_fallbacks(
     planetoid, name, num_clients
 ):
     dataset = planetoid(name)
@@ -225,7 +225,7 @@ def test_clients_cover_every_node_once_and_gain_no_edge(
 ):
     try:
         parts = partition_nodes(dataset, rule, num_clients, seed=seed)
-    except (ConfigError, DataError):  # said, not returned half done
+    except (ConfigError, DataError):  # an error instead of an incomplete partition
         reject()
     assert_is_partition(parts, dataset.num_nodes, num_clients)
     again = partition_nodes(dataset, rule, num_clients, seed=seed)
@@ -241,7 +241,7 @@ def test_clients_cover_every_node_once_and_gain_no_edge(
 
 
 @pytest.mark.parametrize("rule", NODE_RULES)
-def test_every_rule_cuts_a_graph_of_blocks_into_four(rule):
+def test_every_rule_partitions_a_block_graph_into_four_clients(rule):
     dataset = blocks()
     parts = partition_nodes(dataset, rule, 4, seed=42)
     assert_is_partition(parts, dataset.num_nodes, 4)
@@ -303,7 +303,7 @@ def test_the_seed_matters_and_the_graph_is_not_changed(rule):
     assert torch.equal(dataset.y, before[1])
 
 
-def test_uniform_ignores_labels_and_deals_sizes_within_one():
+def test_uniform_ignores_labels_and_sizes_differ_by_at_most_one():
     dataset = blocks()
     parts = partition_nodes(dataset, "uniform", 7, seed=42)
     assert np.ptp([len(part) for part in parts]) <= 1
@@ -326,7 +326,7 @@ def test_dirichlet_gives_each_of_ten_mutag_clients_five_graphs(alpha):
     assert min(map(len, parts)) >= 5
 
 
-def test_an_unknown_rule_names_the_known_ones_and_the_nearest(toy):
+def test_an_unknown_rule_is_an_error_with_known_rules_and_the_nearest(toy):
     with pytest.raises(ConfigError, match=r'"metiss" for nodes.*mean "metis"'):
         partition_nodes(toy, "metiss", 2, seed=0)
     with pytest.raises(ConfigError, match=r'"metis" for graphs. Known: dirichlet, uni'):
@@ -351,13 +351,13 @@ def test_more_clients_than_nodes_is_an_error_that_names_both_numbers(toy):
         ({"alpha": float("inf")}, "dirichlet-alpha must be finite"),
     ],
 )
-def test_settings_out_of_range_are_refused(toy, change, message):
+def test_settings_out_of_range_are_rejected(toy, change, message):
     asked = {"rule": "dirichlet", "num_clients": 1, "seed": 0, **change}
     with pytest.raises(ConfigError, match=message):
         partition_nodes(toy, **asked)
 
 
-def test_alpha_is_checked_and_keyed_only_where_it_is_read(toy):
+def test_alpha_is_validated_and_part_of_the_key_only_for_rules_that_read_it(toy):
     assert len(partition_nodes(toy, "metis", 2, seed=0, alpha=-1)) == 2
     readers = {rule for rule, row in NODE_RULES.items() if "alpha" in row.options}
     assert readers == {"dirichlet"}
@@ -366,7 +366,7 @@ def test_alpha_is_checked_and_keyed_only_where_it_is_read(toy):
         assert len(keys) == (2 if rule in readers else 1)
 
 
-def test_a_rule_that_leaves_a_client_empty_is_refused_by_name():
+def test_an_empty_client_is_an_error_with_the_name_of_the_rule():
     # 41 cliques of 19 nodes at a target of 39: the cap is 19, and every client takes a
     # third clique, since 57 < 59; the last six of twenty clients get nothing.
     first = 19 * np.arange(41).repeat(19 * 19)
@@ -385,7 +385,7 @@ def test_more_label_clients_than_communities_is_an_error(toy):
         partition_nodes(toy, "louvain-label-a", 3, seed=0)
 
 
-def test_the_hash_is_that_of_count_sizes_and_members():
+def test_the_hash_covers_count_sizes_and_members():
     parts = [np.array([0, 3]), np.array([1, 2, 4])]
     packed = struct.pack("<8q", 2, 2, 3, 0, 3, 1, 2, 4)
     assert partition_sha256(parts) == hashlib.sha256(packed).hexdigest()
@@ -399,7 +399,7 @@ def test_the_hash_changes_when_a_boundary_or_the_order_of_clients_moves():
     assert len({partition_sha256(parts) for parts in ways}) == len(ways)
 
 
-def test_the_key_spells_what_decides_a_partition():
+def test_the_key_contains_everything_that_determines_a_partition():
     words = partition_key("metis", 10, seed=42).split()
     assert words[:5] == [
         "rules=1",
@@ -423,7 +423,7 @@ def test_the_key_of_an_unknown_rule_is_an_error():
         partition_key("metis", 2, seed=0, rules=GRAPH_RULES)
 
 
-def test_every_rule_describes_itself_in_a_line():
+def test_every_rule_has_a_one_line_description():
     for row in (*NODE_RULES.values(), *GRAPH_RULES.values()):
         assert 20 < len(row.description) < 80
 

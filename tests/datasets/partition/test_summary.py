@@ -14,7 +14,7 @@ def test_the_summary_of_two_triangles_agrees_with_a_count_by_hand(toy):
     summary = describe_partition(toy, [np.array([0, 1, 2, 3]), np.array([4, 5])])
     assert summary.sizes.tolist() == [4, 2]
     assert summary.class_counts.tolist() == [[3, 1], [0, 2]]
-    # edges 0-1, 0-2, 1-2, 2-3 and 4-5 of seven stay; 3-4 and 3-5 are cut
+    # five of seven edges stay; 3-4 and 3-5 join two clients
     assert summary.share_edges_kept == pytest.approx(5 / 7)
     assert summary.num_classes_present.tolist() == [2, 1]
     assert summary.mean_classes_present == 1.5
@@ -37,18 +37,18 @@ def test_nodes_of_unknown_class_count_for_size_only(toy):
     assert summary.exp_label_entropy[0] == 0
 
 
-def test_edges_of_nodes_that_no_client_holds_are_not_kept(toy):
+def test_edges_of_unassigned_nodes_are_not_kept(toy):
     summary = describe_partition(toy, [np.array([0, 1])])
     assert summary.share_edges_kept == pytest.approx(1 / 7)
 
 
-def test_a_graph_without_edges_loses_none(toy):
+def test_a_graph_without_edges_keeps_all_edges(toy):
     bare = NodeDataset(toy.name, toy.x, toy.edge_index[:, :0], toy.y, toy.class_names)
     summary = describe_partition(bare, [np.arange(3), np.arange(3, 6)])
     assert summary.share_edges_kept == 1
 
 
-def test_graphs_dealt_whole_keep_all_their_edges():
+def test_partitioned_graphs_keep_all_their_edges():
     dataset = GraphDataset(
         name="pairs",
         x=torch.zeros(6, 0),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import inspect
 import logging
 import os
 import pickle
@@ -11,6 +12,7 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ from flower_fgl.datasets.sources.load import (
 )
 from tests.support import raw_writers as raw
 
-# figures of the published sets after self-loops and duplicates are gone
+# statistics of the published datasets without self-loops and duplicates
 REAL_NODE_SETS = {
     "cora": (2708, 5278, 1433, 7),
     "citeseer": (3327, 4552, 3703, 6),
@@ -100,8 +102,40 @@ def tree(folder: Path) -> list[tuple[str, int]]:
 # the table
 
 
-def test_the_sources_are_the_ones_the_settings_know():
+def test_settings_and_sources_list_the_same_datasets():
     assert list(SOURCES) == list(DATASETS)
+
+
+def test_the_table_of_datasets_imports_no_heavy_library():
+    code = (
+        "import sys; from flower_fgl.datasets.sources.registry import SOURCES; "
+        "heavy = {'torch', 'torch_geometric', 'ogb', 'scipy', 'pandas', 'numpy'}; "
+        "print(len(SOURCES), sorted(heavy & set(sys.modules)))"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == f"{len(SOURCES)} []"
+
+
+def test_the_datasets_command_imports_no_torch():
+    code = (
+        "import sys; sys.argv = ['flower-fgl', 'datasets']\n"
+        "from flower_fgl.cli.main import main\n"
+        "try:\n    main()\n"
+        "finally:\n    assert 'torch' not in sys.modules"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert "ogbn-arxiv" in process.stdout
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "tu:ENZYMES"])
+def test_every_layout_names_a_reader_and_its_arguments(name):
+    for layout in find_source(name).layouts:
+        reader = resolve_name(layout.reader)
+        inspect.signature(reader).bind(Path(), **layout.arguments)
 
 
 def test_default_splits_are_percentages_or_public():
@@ -114,16 +148,16 @@ def test_default_splits_are_percentages_or_public():
     assert SOURCES["mutag"].split == "90/0/10"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(
-        ConfigError, match=r'Unknown data set "coar".*Did you mean "cora"'
+        ConfigError, match=r'Unknown dataset "coar".*Did you mean "cora"'
     ):
         find_source("coar")
 
 
 @pytest.mark.parametrize("name", ["tu:", "tu:../etc", "tu:A B"])
 def test_a_tu_name_cannot_leave_its_folder(name):
-    with pytest.raises(ConfigError, match="Unknown data set"):
+    with pytest.raises(ConfigError, match="Unknown dataset"):
         find_source(name)
 
 
@@ -175,7 +209,7 @@ def test_a_real_set_of_graphs_has_its_published_size(name, real_data, cache_dir)
     assert tuple(dataset.y.bincount().tolist()) == classes
 
 
-def test_a_second_load_reads_the_cache_and_finds_the_same(real_data, cache_dir):
+def test_a_second_load_reads_the_same_dataset_from_the_cache(real_data, cache_dir):
     first = load("cora", data_dir=real_data, cache_dir=cache_dir)
     made = tree(cache_dir)
     second = load("cora", data_dir=real_data, cache_dir=cache_dir)
@@ -206,7 +240,7 @@ def test_the_partial_few_shot_folder_keeps_the_nodes_that_have_features(
     assert int(dataset.y.min()) == 0
 
 
-# published layouts, in small
+# published layouts, with small files
 
 
 @pytest.mark.parametrize(
@@ -252,7 +286,7 @@ def test_reddit_is_read_with_its_node_types(data, cache_dir):
 
 
 @pytest.mark.parametrize("name", ["ogbn-arxiv", "ogbn-products"])
-def test_ogb_text_is_read_twice_alike(name, data, cache_dir, capsys):
+def test_ogb_text_gives_the_same_dataset_twice(name, data, cache_dir, capsys):
     raw.write_ogb(data / name.replace("-", "_"), class_column="category")
     allowed = set(torch.serialization.get_safe_globals())
     for _ in range(2):  # from the raw files, then from what OGB's loader has written
@@ -279,7 +313,7 @@ def test_papers100m_marks_papers_without_a_class(data, cache_dir):
     assert dataset.masks["test"].nonzero().flatten().tolist() == [5, 6, 9, 10]
 
 
-def test_importing_ogb_starts_no_thread_and_hides_nothing():
+def test_importing_ogb_starts_no_thread_and_keeps_outdated_importable():
     ogb = library_loaders._import_ogb()
     assert ogb.version.check_outdated is None
     assert sys.modules.get("outdated", "absent") is not None
@@ -287,7 +321,7 @@ def test_importing_ogb_starts_no_thread_and_hides_nothing():
     assert not any("check" in name for name in names)
 
 
-def test_ogb_files_of_another_release_are_refused_without_asking(
+def test_ogb_files_of_another_release_are_rejected_without_a_prompt(
     data, cache_dir, monkeypatch
 ):
     raw.write_ogb(data / "ogbn_arxiv")
@@ -307,7 +341,9 @@ def test_few_shot_tables_are_joined_by_node_number(folder, data, cache_dir):
     assert dataset.class_names == ("4", "7", "9")
 
 
-def test_a_few_shot_folder_without_training_table_is_cut_down(data, cache_dir, caplog):
+def test_a_few_shot_folder_without_training_table_keeps_the_nodes_of_the_test_table(
+    data, cache_dir, caplog
+):
     folder = data / "FewShot" / "Amazon_clothing_partial"
     raw.write_few_shot(folder, "Amazon_clothing", has_train=False)
     dataset = load_small("amazon-clothing", data, cache_dir)
@@ -329,11 +365,11 @@ def test_few_shot_nodes_in_no_table_are_unlabelled(data, cache_dir, caplog):
     assert "1 of 13 nodes are in neither table" in caplog.text
 
 
-def test_few_shot_tables_that_share_a_node_are_refused(data, cache_dir):
+def test_few_shot_tables_that_share_a_node_are_rejected(data, cache_dir):
     folder = data / "FewShot" / "dblp"
     raw.write_few_shot(folder, "dblp")
     (folder / "dblp_test.mat").write_bytes((folder / "dblp_train.mat").read_bytes())
-    with pytest.raises(DataError, match="names a node twice"):
+    with pytest.raises(DataError, match="a node number is repeated"):
         load_small("dblp-few-shot", data, cache_dir)
 
 
@@ -391,7 +427,7 @@ def test_tu_features_are_labels_else_attributes_else_none(
     assert dataset.y.tolist() == [0, 1, 0]
 
 
-def test_tu_graphs_without_classes_are_refused(data, cache_dir):
+def test_tu_graphs_without_classes_are_rejected(data, cache_dir):
     raw.write_tu(data / "TU", "TINY")
     values = data / "TU" / "TINY" / "raw" / "TINY_graph_attributes.txt"
     values.write_text("0.5\n1.5\n2.5\n")
@@ -399,7 +435,7 @@ def test_tu_graphs_without_classes_are_refused(data, cache_dir):
         load_small("tu:TINY", data, cache_dir)
 
 
-def test_collab_reads_alike_from_text_and_from_arrays(data, cache_dir, tmp_path):
+def test_collab_from_text_and_from_arrays_is_equal(data, cache_dir, tmp_path):
     raw.write_tu(data / "TU", "COLLAB", node_labels=False)
     raw.write_collab(tmp_path / "other" / "TU" / "COLLAB" / "COLLAB.npz")
     text = load_small("collab", data, cache_dir)
@@ -408,20 +444,18 @@ def test_collab_reads_alike_from_text_and_from_arrays(data, cache_dir, tmp_path)
         assert torch.equal(getattr(text, field), getattr(arrays, field))
 
 
-# what goes wrong
+# errors
 
 
-def test_statistics_that_differ_are_named_with_both_figures(data, cache_dir):
+def test_an_error_lists_published_and_found_statistics(data, cache_dir):
     raw.write_saint(data / "Flickr" / "raw")
-    with pytest.raises(
-        DataError, match=r"89,250 nodes are published, 12 found"
-    ) as info:
+    with pytest.raises(DataError, match=r"published 89,250 nodes, found 12") as info:
         load("flickr", data_dir=data, cache_dir=cache_dir)
-    for part in ("500 features", "7 classes", "899,756 entries are published, 12"):
+    for part in ("500 features", "7 classes", "published 899,756 entries, found 12"):
         assert part in str(info.value)
 
 
-def test_missing_data_say_where_and_how(data, cache_dir):
+def test_missing_data_are_an_error_with_folders_and_source(data, cache_dir):
     with pytest.raises(DataError) as info:
         load("cora", data_dir=data, cache_dir=cache_dir, allow_download=False)
     message = str(info.value)
@@ -431,7 +465,7 @@ def test_missing_data_say_where_and_how(data, cache_dir):
         "ind.cora.allx",
         "https://github.com/kimiyoung/planetoid",
         "FLOWER_FGL_DATA",
-        "switched off",
+        "Downloads are disabled",
     ):
         assert part in message
 
@@ -446,20 +480,20 @@ def test_a_download_without_network_is_one_error_and_leaves_nothing(name, cache_
 
 
 @pytest.mark.parametrize("name", ["ogbn-products", "ogbn-papers100m"])
-def test_a_huge_set_is_never_downloaded_by_itself(name, cache_dir, monkeypatch):
+def test_a_huge_dataset_is_never_downloaded_automatically(name, cache_dir, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("tried to download")
 
     monkeypatch.setattr(urllib.request, "urlopen", fail)
     with pytest.raises(
-        DataError, match=r"not downloaded by itself.*snap\.stanford\.edu"
+        DataError, match=r"not downloaded automatically.*snap\.stanford\.edu"
     ):
         load(name, data_dir=None, cache_dir=cache_dir)
 
 
 @pytest.fixture
 def drive(monkeypatch):
-    """A Google Drive that holds Flickr; clear ``files`` to break it."""
+    """Simulate a Google Drive with Flickr; set ``broken`` to a file that fails."""
     module = library_loaders._import_quietly("torch_geometric.datasets.flickr")
     state = {"fetched": [], "broken": ""}
 
@@ -513,7 +547,7 @@ def test_an_interrupted_load_leaves_no_half_made_stage(data, cache_dir, monkeypa
     assert_small_graph(load_small("flickr", data, cache_dir))
 
 
-def test_what_a_killed_process_left_is_swept_away(data, cache_dir):
+def test_folders_left_by_a_killed_process_are_deleted(data, cache_dir):
     raw.write_saint(data / "Flickr" / "raw")
     left_over = cache_dir / "sources" / "flickr" / "partial-x" / "raw"
     left_over.mkdir(parents=True)
@@ -521,16 +555,16 @@ def test_what_a_killed_process_left_is_swept_away(data, cache_dir):
     assert not left_over.exists()
 
 
-def test_a_damaged_stage_is_made_again_and_said(data, cache_dir, caplog):
+def test_a_damaged_stage_is_rebuilt_with_a_warning(data, cache_dir, caplog):
     raw.write_saint(data / "Flickr" / "raw")
     load_small("flickr", data, cache_dir)
     [processed] = cache_dir.rglob("data.pt")
     processed.write_bytes(processed.read_bytes()[:100])
     assert_small_graph(load_small("flickr", data, cache_dir))
-    assert "made again" in caplog.text
+    assert "will be rebuilt" in caplog.text
 
 
-def test_changed_raw_files_are_processed_anew(data, cache_dir):
+def test_changed_raw_files_are_processed_again(data, cache_dir):
     raw.write_saint(data / "Flickr" / "raw")
     load_small("flickr", data, cache_dir)
     np.save(data / "Flickr" / "raw" / "feats.npy", 2 * raw.features())
@@ -539,15 +573,15 @@ def test_changed_raw_files_are_processed_anew(data, cache_dir):
     assert len(list((cache_dir / "sources" / "flickr").glob("stage-*"))) == 1
 
 
-def test_damaged_raw_files_are_one_error_that_names_their_folder(data, cache_dir):
+def test_damaged_raw_files_are_one_error_with_their_folder(data, cache_dir):
     raw.write_saint(data / "Flickr" / "raw")
     (data / "Flickr" / "raw" / "adj_full.npz").write_bytes(b"")
     with pytest.raises(DataError, match=r"cannot be read from .*Flickr") as info:
         load_small("flickr", data, cache_dir)
-    assert "fetch it again" in str(info.value)
+    assert "download it again" in str(info.value)
 
 
-def test_nan_features_are_refused(data, cache_dir):
+def test_nan_features_are_rejected(data, cache_dir):
     raw.write_saint(data / "Flickr" / "raw")
     features = raw.features()
     features[4, 2] = np.nan
@@ -570,12 +604,12 @@ def test_a_full_disk_is_one_error(data, cache_dir, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(download, "_link_files", full)
-    with pytest.raises(DataError, match=r"No space left.*Free some space"):
+    with pytest.raises(DataError, match=r"No space left.*Free some disk space"):
         load_small("flickr", data, cache_dir)
 
 
 @pytest.mark.slow
-def test_processes_that_start_at_once_process_a_set_once(data, cache_dir):
+def test_simultaneous_processes_process_a_dataset_once(data, cache_dir):
     raw.write_saint(data / "Flickr" / "raw")
     code = (
         "from pathlib import Path; from flower_fgl.datasets.sources.load import load; "
@@ -614,11 +648,11 @@ def test_the_data_folder_is_the_setting_then_the_environment(tmp_path, monkeypat
     assert data_folder(str(tmp_path / "b")) == tmp_path / "b"
 
 
-def test_a_data_folder_that_is_none_is_refused(tmp_path, monkeypatch):
+def test_a_data_folder_that_does_not_exist_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("FLOWER_FGL_DATA", str(tmp_path / "no"))
-    with pytest.raises(DataError, match="FLOWER_FGL_DATA must name a folder"):
+    with pytest.raises(DataError, match="FLOWER_FGL_DATA must name an existing folder"):
         data_folder()
-    with pytest.raises(DataError, match="data-dir must name a folder"):
+    with pytest.raises(DataError, match="data-dir must name an existing folder"):
         data_folder(str(tmp_path / "neither"))
 
 

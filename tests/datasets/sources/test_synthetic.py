@@ -79,20 +79,20 @@ def test_classes_follow_their_block():
     assert np.median(metis_class_shares(alike, 20).max(axis=1)) < 0.5
 
 
-def test_noise_is_around_class_means_of_unit_spread():
+def test_features_are_noise_around_standard_normal_class_means():
     dataset = draw(num_nodes=20000, num_features=50, feature_noise=3.0, num_classes=40)
     means = torch.stack([dataset.x[dataset.y == c].mean(0) for c in range(40)])
     assert float((dataset.x - means[dataset.y]).std()) == pytest.approx(3.0, rel=0.02)
     assert float(means.std()) == pytest.approx(1.0, rel=0.05)
 
 
-def test_without_noise_a_class_is_one_point():
+def test_features_of_a_class_are_equal_without_noise():
     dataset = draw(feature_noise=0.0)
     for c in range(5):
         assert len(dataset.x[dataset.y == c].unique(dim=0)) == 1
 
 
-def test_neighbours_help_to_classify():
+def test_neighbours_improve_classification():
     dataset = draw()
     x, y = dataset.x.numpy(), dataset.y.numpy()
     matrix = adjacency(dataset) + scipy.sparse.eye(dataset.num_nodes)
@@ -122,9 +122,9 @@ def test_a_graph_of_the_size_of_ogbn_arxiv_gets_all_its_edges():
         ({"num_nodes": 10, "mean_degree": 8.0, "homophily": 0.0}, "between classes"),
     ],
 )
-def test_a_graph_too_dense_to_draw_is_refused(changes, kind):
+def test_a_graph_too_dense_to_draw_is_rejected(changes, kind):
     with pytest.raises(
-        ConfigError, match=rf"edges {kind} are wanted.*synthetic\.degree"
+        ConfigError, match=rf"requested .* edges {kind}.*synthetic\.degree"
     ):
         draw(**changes)
 
@@ -139,7 +139,7 @@ def test_a_graph_too_dense_to_draw_is_refused(changes, kind):
     seed=st.integers(0, 2**32),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_settings_give_the_promised_graph_or_one_error(**values):
+def test_any_settings_give_the_specified_graph_or_one_error(**values):
     try:
         dataset = draw(num_features=3, **values)
     except ConfigError:

@@ -41,7 +41,7 @@ def config(**values: Any) -> RunConfig:
 
 
 def labels_of(*counts: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return shuffled labels, so many of each class, and three unknown ones."""
+    """Return shuffled labels with given class counts, and three unknown ones."""
     labels = np.repeat(np.arange(len(counts)), counts)
     return np.random.default_rng(0).permutation(np.append(labels, [-1, -1, -1]))
 
@@ -82,7 +82,7 @@ def test_a_class_needs_more_than_25_nodes() -> None:
     assert eligible_classes(labels_of(26, 25, 40), 4).tolist() == [0, 2]
 
 
-def test_one_eligible_class_is_none() -> None:
+def test_a_single_eligible_class_does_not_count() -> None:
     assert eligible_classes(labels_of(26, 25, 25), 3).tolist() == []
     candidates = np.array([0, 1])
     assert eligible_classes(labels_of(26, 25, 40), 3, candidates).tolist() == []
@@ -100,7 +100,7 @@ def test_every_class_has_k_shots_and_15_queries(shots: int) -> None:
     assert torch.bincount(y[masks["test"]]).tolist() == [15, 0, 15]
 
 
-def test_more_shots_are_the_same_and_more_with_the_same_queries() -> None:
+def test_more_shots_are_a_superset_with_the_same_queries() -> None:
     labels = labels_of(26, 30, 40)
     three, five, ten = (split(labels, [0, 1, 2], shots) for shots in (3, 5, 10))
     assert (three["train"] <= five["train"]).all()
@@ -109,17 +109,17 @@ def test_more_shots_are_the_same_and_more_with_the_same_queries() -> None:
     assert torch.equal(five["test"], ten["test"])
 
 
-def test_a_class_too_small_for_the_shots_is_refused() -> None:
+def test_a_class_too_small_for_the_shots_is_rejected() -> None:
     assert MAX_SHOTS == few_shot.MAX_SHOTS
     split(labels_of(26, 26), [0, 1], MAX_SHOTS)
-    with pytest.raises(ValueError, match="needs 12 \\+ 15 nodes, one has 26"):
+    with pytest.raises(ValueError, match="at least 12 \\+ 15 nodes, one has 26"):
         split(labels_of(26, 30), [0, 1], MAX_SHOTS + 1)
     with pytest.raises(ValueError, match="one has 0"):
         split(labels_of(26, 0, 30), [0, 1], 3)
 
 
-def test_candidates_are_drawn_again_until_two_are_eligible() -> None:
-    # one of 84 draws of three out of nine has all three classes; two are enough
+def test_candidates_are_resampled_until_two_are_eligible() -> None:
+    # one of 84 samples of three classes out of nine has all three; two are enough
     labels = labels_of(30, 30, 5, 5, 5, 5, 5, 5, 5)
     for seed in range(20):
         generator = np.random.default_rng(seed)
@@ -128,7 +128,7 @@ def test_candidates_are_drawn_again_until_two_are_eligible() -> None:
         assert {0, 1} < set(drawn.tolist())
 
 
-def test_candidates_without_an_eligible_pair_are_given_up() -> None:
+def test_sampling_of_candidates_without_an_eligible_pair_stops() -> None:
     labels = labels_of(30, 5, 5, 5, 5, 5)
     drawn = draw_candidates(labels, 6, generator=np.random.default_rng(0))
     assert eligible_classes(labels, 6, drawn).tolist() == []
@@ -145,7 +145,7 @@ def check_sample(client: ClientGraph, shots: int) -> None:
 
 
 @pytest.mark.parametrize("shots", [3, 5])
-def test_clients_know_the_labels_of_shots_and_queries_only(shots: int) -> None:
+def test_clients_have_only_the_labels_of_shots_and_queries(shots: int) -> None:
     clients, _, _ = build_clients(config(shots=shots), 3)
     assert sum(client.num_items for client in clients) == 600
     for client in clients:
@@ -153,7 +153,7 @@ def test_clients_know_the_labels_of_shots_and_queries_only(shots: int) -> None:
         assert int((client.class_counts() > 0).sum()) >= 2
 
 
-def test_the_sample_is_that_of_seed_clients_and_shots_whatever_the_method() -> None:
+def test_the_sample_depends_on_seed_clients_and_shots_but_not_on_the_method() -> None:
     hashes = [
         build_clients(config(**values), 3)[1]
         for values in (
@@ -186,7 +186,7 @@ def test_each_client_gets_one_network_and_a_third_of_the_classes(
     chosen = []
     for client, network in zip(clients, networks, strict=True):
         assert torch.equal(client.node_ids, SIZE * network + torch.arange(SIZE))
-        assert client.num_edges == SIZE  # the others' classes stay as context
+        assert client.num_edges == SIZE  # nodes of other classes stay in the graph
         check_sample(client, 3)
         chosen.append(client.class_counts().nonzero().flatten().tolist())
         assert len(chosen[-1]) in (2, 3)
@@ -204,13 +204,15 @@ def test_network_needs_networks(toy) -> None:  # type: ignore[no-untyped-def]
         partition_nodes(toy, "network", 2, seed=0)
 
 
-def test_an_owners_split_is_kept_and_a_missing_one_is_drawn(tmp_path: Path) -> None:
+def test_an_owners_split_is_kept_and_a_missing_one_is_generated(tmp_path: Path) -> None:
     (client, *_), _, _ = build_clients(config(), 3)
     save_client_graph(tmp_path / "few.npz", client)
     back = client_from_file(tmp_path / "few.npz", config())
     assert torch.equal(back.graph.y, client.graph.y)
     assert torch.equal(back.graph.masks["train"], client.graph.masks["train"])
-    with pytest.raises(DataError, match=r"own split has 3 .* of class .*shots = 5"):
+    with pytest.raises(
+        DataError, match=r"split in this file has 3 .* of class .*shots = 5"
+    ):
         client_from_file(tmp_path / "few.npz", config(shots=5))
     (whole, *_), _, _ = build_clients(config(setting="transductive"), 3)
     arrays = {
@@ -223,7 +225,7 @@ def test_an_owners_split_is_kept_and_a_missing_one_is_drawn(tmp_path: Path) -> N
     check_sample(client_from_file(tmp_path / "plain.npz", config(shots=5)), 5)
 
 
-def test_real_few_shot_data_keep_about_as_many_classes_as_sizes_allow(
+def test_real_few_shot_data_keep_about_as_many_classes_as_their_sizes_allow(
     real_data: Path,
 ) -> None:
     asked = config(dataset="cs", clients=10, **{"data-dir": str(real_data)})
@@ -236,7 +238,7 @@ def test_real_few_shot_data_keep_about_as_many_classes_as_sizes_allow(
 
 
 def mean_classes(dataset: str, clients: int, real_data: Path) -> float:
-    """Mean number of classes of a client, at METIS parts."""
+    """Return the mean number of classes per client with METIS parts."""
     asked = config(dataset=dataset, clients=clients, **{"data-dir": str(real_data)})
     found, _, _ = build_clients(asked, clients)
     return float(np.mean([int((c.class_counts() > 0).sum()) for c in found]))
@@ -248,7 +250,7 @@ def mean_classes(dataset: str, clients: int, real_data: Path) -> float:
 def test_clients_keep_as_many_classes_as_published(
     dataset: str, clients: int, real_data: Path
 ) -> None:
-    """Within 15 % of FedPANO's numbers, for whoever has these files."""
+    """Compare with FedPANO's numbers at 15 % tolerance, if the files are available."""
     published = {
         "dblp-few-shot": {10: 40.7, 30: 19.8},
         "cora-full": {10: 25.2, 30: 10.6},
@@ -260,5 +262,5 @@ def test_clients_keep_as_many_classes_as_published(
 
 
 def test_clients_of_computers_keep_some_of_its_ten_classes(real_data: Path) -> None:
-    # what the check above counts, on a set at hand: 3.8 of 10 classes
+    # the same check on an available dataset: 3.8 of 10 classes
     assert 3 <= mean_classes("computers", 10, real_data) <= 5

@@ -48,12 +48,12 @@ def graphs_of(client: ClientGraph) -> dict[str, Graph]:
 
 
 def picture(x: Tensor, edge_index: Tensor, y: int) -> str:
-    """Spell a graph so that equal graphs have equal strings."""
+    """Return a text that is equal for equal graphs."""
     return repr((x.to_dense().tolist(), sorted(edge_index.T.tolist()), y))
 
 
 def pictures(graph: Graph | GraphDataset) -> list[str]:
-    """Cut a union apart by a slow loop."""
+    """Divide a union into its graphs by a slow loop."""
     assert graph.batch is not None
     out = []
     for number, label in enumerate(graph.y.tolist()):
@@ -67,7 +67,7 @@ def pictures(graph: Graph | GraphDataset) -> list[str]:
     return out
 
 
-def test_every_graph_reaches_one_client_and_one_split_unchanged(tiny: Path) -> None:
+def test_every_graph_is_in_one_split_of_one_client_unchanged(tiny: Path) -> None:
     clients, _, num_edges = build_clients(config("tu:TINY", tiny), 3)
     dealt = [p for c in clients for g in graphs_of(c).values() for p in pictures(g)]
     whole = load_set("tu:TINY", tiny)
@@ -79,7 +79,7 @@ def test_every_graph_reaches_one_client_and_one_split_unchanged(tiny: Path) -> N
     assert pictures(first.graph) == expected
 
 
-def test_nine_tenths_of_each_class_train_rounded_down(tiny: Path) -> None:
+def test_nine_tenths_of_each_class_rounded_down_are_training_graphs(tiny: Path) -> None:
     clients, _, _ = build_clients(config("tu:TINY", tiny), 3)
     for client in clients:
         parts = graphs_of(client)
@@ -93,7 +93,7 @@ def test_nine_tenths_of_each_class_train_rounded_down(tiny: Path) -> None:
         assert set(parts["test"].masks) == {"test"}
 
 
-def test_a_validation_share_is_split_off_where_asked_for(tiny: Path) -> None:
+def test_a_split_with_a_validation_share_gives_validation_graphs(tiny: Path) -> None:
     clients, _, _ = build_clients(config("tu:TINY", tiny, split="60/20/20"), 3)
     for client in clients:
         sizes = {name: g.num_items for name, g in graphs_of(client).items()}
@@ -122,8 +122,8 @@ def test_many_degrees_are_kept_sparse() -> None:
 
 
 @pytest.mark.parametrize("place", ["train", "test"])
-def test_degree_features_do_not_look_at_test_graphs(place: str) -> None:
-    # three stars of 3, 4 and 9 nodes; the large one is either trained on or not
+def test_degree_features_do_not_depend_on_test_graphs(place: str) -> None:
+    # three stars of 3, 4 and 9 nodes; the large one is in the training set or not
     sizes = [3, 4, 9]
     pairs = [
         (s, s + k) for s, n in zip([0, 3, 7], sizes, strict=True) for k in range(1, n)
@@ -155,16 +155,16 @@ def test_a_hub_in_a_test_graph_changes_no_training_graph(tmp_path: Path) -> None
         set(range(1, 29, 2))
         .difference(*(client.node_ids.tolist() for client in plain))
         .pop()
-    )  # a star that is tested on
+    )  # a star among the test graphs
     write_tiny(tmp_path / "hub", has_labels=False, hub=number)
     with_hub, _, _ = build_clients(config("tu:TINY", tmp_path / "hub"), 3)
     for a, b in zip(plain, with_hub, strict=True):
-        assert a.num_features == 7  # degrees 0 to 5, and larger ones
+        assert a.num_features == 7  # degrees 0 to 5, and all larger ones
         assert torch.equal(a.graph.x, b.graph.x)
         assert torch.equal(a.graph.edge_index, b.graph.edge_index)
 
 
-def test_what_is_stored_of_a_set_is_what_was_built(tiny: Path) -> None:
+def test_the_store_restores_the_built_graph_clients(tiny: Path) -> None:
     settings = config("tu:TINY", tiny)
     clients, sha256, _ = build_clients(settings, 3)
     store = open_store(settings, 3)
@@ -178,7 +178,9 @@ def test_what_is_stored_of_a_set_is_what_was_built(tiny: Path) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.3, 0.5, 1.0])
-def test_a_dirichlet_deal_of_graphs_is_repeatable(alpha: float, tiny: Path) -> None:
+def test_a_dirichlet_partition_of_graphs_is_reproducible(
+    alpha: float, tiny: Path
+) -> None:
     values = {"partition": "dirichlet", "dirichlet-alpha": alpha}
     settings = config("tu:TINY", tiny, **values)
     (_, first, _), (_, second, _) = (build_clients(settings, 3) for _ in range(2))
@@ -187,7 +189,7 @@ def test_a_dirichlet_deal_of_graphs_is_repeatable(alpha: float, tiny: Path) -> N
     assert build_clients(other, 3)[1] != first
 
 
-def test_setting_and_data_set_must_fit(tiny: Path) -> None:
+def test_setting_and_dataset_must_have_the_same_task(tiny: Path) -> None:
     with pytest.raises(ConfigError, match=r'TINY is a set of.*setting = "graph"'):
         load_dataset(config("tu:TINY", tiny, setting="transductive"))
     with pytest.raises(ConfigError, match=r'synthetic is one graph.*"transductive" or'):
@@ -196,7 +198,7 @@ def test_setting_and_data_set_must_fit(tiny: Path) -> None:
         load_dataset(config("own.npz", tiny))
 
 
-def test_a_rule_that_cuts_one_graph_is_refused(tiny: Path) -> None:
+def test_a_rule_for_one_graph_is_rejected(tiny: Path) -> None:
     with pytest.raises(ConfigError, match='use partition = "dirichlet" or "uniform"'):
         config("tu:TINY", tiny, partition="metis")
 
@@ -219,13 +221,13 @@ def check_real(name: str, data: Path, width: int) -> list[ClientGraph]:
     return clients
 
 
-def test_mutag_is_dealt_evenly_and_to_a_known_hash(real_data: Path) -> None:
+def test_mutag_has_an_even_partition_with_a_known_hash(real_data: Path) -> None:
     clients = check_real("mutag", real_data, 7)
     assert {client.num_items for client in clients} == {18, 19}
     assert build_clients(config("mutag", real_data), 10)[1] == UNIFORM_MUTAG
 
 
-def test_proteins_is_dealt_whole(real_data: Path) -> None:
+def test_proteins_is_assigned_completely(real_data: Path) -> None:
     check_real("proteins", real_data, 3)
 
 
@@ -242,5 +244,7 @@ def test_imdb_gets_degrees_of_its_training_graphs(real_data: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "width"), [("nci1", 37), ("collab", 493)])
-def test_large_sets_are_dealt_whole(name: str, width: int, real_data: Path) -> None:
+def test_large_datasets_are_assigned_completely(
+    name: str, width: int, real_data: Path
+) -> None:
     check_real(name, real_data, width)

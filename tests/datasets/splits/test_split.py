@@ -41,24 +41,24 @@ def test_percentages_may_have_decimals():
     )
 
 
-def test_the_published_split_is_asked_for_by_name():
+def test_the_published_split_has_a_name():
     assert parse_split("public") is None
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is not understood. Give percentages"),
-        ("default", "is not understood"),
-        ("20", "is not understood"),
-        ("20/40/20/20", "is not understood"),
-        ("20/-40/120", "is not understood"),
-        ("20/forty/40", "is not understood"),
-        ("1e1/50/40", "is not understood"),
-        ("20/40/30", "adds up to 90, not to 100"),
-        ("0.2/0.4/0.4", "adds up to 1, not to 100"),
-        ("0/50/50", "leaves nothing to train on or to test on"),
-        ("60/40/0", "leaves nothing to train on or to test on"),
+        ("", "is not valid. Give percentages"),
+        ("default", "is not valid"),
+        ("20", "is not valid"),
+        ("20/40/20/20", "is not valid"),
+        ("20/-40/120", "is not valid"),
+        ("20/forty/40", "is not valid"),
+        ("1e1/50/40", "is not valid"),
+        ("20/40/30", "adds up to 90, expected 100"),
+        ("0.2/0.4/0.4", "adds up to 1, expected 100"),
+        ("0/50/50", "has no training or no test nodes"),
+        ("60/40/0", "has no training or no test nodes"),
     ],
 )
 def test_a_malformed_split_is_refused_with_an_example(text, message):
@@ -80,7 +80,9 @@ def test_a_malformed_split_is_refused_with_an_example(text, message):
         ((0.8, 0.1, 0.1), 19, (15, 1, 3)),
     ],
 )
-def test_floors_are_exact_and_the_rest_tests(fractions, size, expected):
+def test_sizes_are_rounded_down_exactly_and_the_rest_is_for_testing(
+    fractions, size, expected
+):
     masks = split_nodes(
         torch.zeros(size, dtype=torch.int64), fractions, generator=rng()
     )
@@ -94,7 +96,7 @@ def test_floors_are_exact_and_the_rest_tests(fractions, size, expected):
     seed=st.integers(0, 9),
     as_float=st.booleans(),
 )
-def test_masks_are_disjoint_cover_known_nodes_and_follow_the_floors(
+def test_masks_are_disjoint_cover_known_nodes_and_have_rounded_sizes(
     labels, train, val, seed, as_float
 ):
     val = min(val, 100 - train)
@@ -110,7 +112,7 @@ def test_masks_are_disjoint_cover_known_nodes_and_follow_the_floors(
     assert counts(masks["val"], y, 5) == [n * val // 100 for n in sizes]
 
 
-def test_the_split_is_a_shuffle_that_only_the_generator_decides():
+def test_the_split_depends_only_on_the_generator():
     y = torch.arange(100) % 4
     first, again, other = (
         split_nodes(y, (0.2, 0.4, 0.4), generator=rng(seed))["train"]
@@ -136,7 +138,7 @@ def test_labels_may_be_a_numpy_array_of_graph_labels():
 @pytest.mark.parametrize(
     "fractions", [(0.2, 0.4), (0.2, 0.4, 0.5), (-0.2, 0.6, 0.6), (0.2, 0.4, 0.3)]
 )
-def test_shares_that_are_no_split_are_refused(fractions):
+def test_invalid_shares_are_rejected(fractions):
     with pytest.raises(ValueError, match="three shares of at least 0 that add up to 1"):
         split_nodes(torch.zeros(4, dtype=torch.int64), fractions, generator=rng())
 
@@ -156,7 +158,7 @@ def test_a_published_split_is_restricted_to_the_nodes_of_the_client():
     }
 
 
-def test_a_data_set_without_a_published_split_says_which_masks_are_missing():
+def test_a_dataset_without_a_published_split_is_an_error_with_the_missing_masks():
     masks = {"train": torch.ones(2, dtype=torch.bool)}
     with pytest.raises(DataError, match="without a val or test mask"):
         published_split(masks, torch.tensor([0]))

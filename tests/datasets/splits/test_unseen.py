@@ -80,14 +80,14 @@ def nodes_of(client: ClientGraph, column: str) -> int:
     return sum(int(g.masks[column].sum()) for g in graphs if column in g.masks)
 
 
-def test_the_largest_component_is_the_first_of_equals() -> None:
+def test_the_first_of_equally_large_components_is_chosen() -> None:
     edges = both_ways([(0, 3), (1, 2), (4, 5)])
     assert largest_component(edges, 7).tolist() == [0, 3]
     assert largest_component(both_ways([(1, 2), (2, 4)]), 7).tolist() == [1, 2, 4]
     assert largest_component(np.empty((2, 0), np.int64), 3).tolist() == [0]
 
 
-def test_the_largest_component_is_renumbered_with_all_that_belongs_to_it() -> None:
+def test_the_largest_component_is_renumbered_with_all_node_data() -> None:
     dataset = dataset_of(both_ways([(0, 3), (1, 2), (2, 4)]), [0, 1, 0, 0, 1], 2)
     component, nodes = largest_dataset(dataset)
     assert nodes.tolist() == [1, 2, 4]
@@ -96,7 +96,7 @@ def test_the_largest_component_is_renumbered_with_all_that_belongs_to_it() -> No
     assert torch.equal(component.x, torch.eye(5)[nodes])
 
 
-def test_surroundings_stop_at_the_radius_and_where_nobody_may_pass() -> None:
+def test_surroundings_stop_at_the_radius_and_outside_the_pool() -> None:
     edges, everywhere = path_of(7), np.ones(7, dtype=np.bool_)
     own = np.array([0, 1])
     assert surroundings(edges, own, everywhere, 1).tolist() == [2]
@@ -112,7 +112,7 @@ def test_surroundings_stop_at_the_radius_and_where_nobody_may_pass() -> None:
 @given(
     st.integers(2, 12), st.integers(0, 2**32 - 1), st.integers(0, 4), st.integers(0, 30)
 )
-def test_surroundings_are_those_of_a_breadth_first_search(
+def test_surroundings_agree_with_a_breadth_first_search(
     num_nodes: int, seed: int, hops: int, num_edges: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -133,7 +133,7 @@ def test_surroundings_are_those_of_a_breadth_first_search(
 
 
 def hidden(y: list[int], num_classes: int, part: list[int]) -> UnseenPart:
-    """Hide classes on a graph in which everybody is around everybody."""
+    """Remove classes of a client that has all other nodes around it."""
     labels = np.array(y)
 
     def expand(nodes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -142,7 +142,7 @@ def hidden(y: list[int], num_classes: int, part: list[int]) -> UnseenPart:
     return hide_classes(labels, num_classes, np.array(part), expand)
 
 
-def test_the_rarest_class_goes_and_absent_classes_are_missing_too() -> None:
+def test_the_rarest_class_is_removed_and_absent_classes_are_missing_too() -> None:
     # the client has classes 0 (three), 1 (one) and 2 (two) of four
     part = hidden([0, 0, 0, 1, 2, 2, 3, 3, 3, 3], 4, [0, 1, 2, 3, 4, 5])
     assert part.nodes.tolist() == [0, 1, 2, 4, 5]
@@ -150,20 +150,22 @@ def test_the_rarest_class_goes_and_absent_classes_are_missing_too() -> None:
     assert part.around.tolist() == [3, 6, 7, 8, 9]  # one of class 1, four of class 3
 
 
-def test_the_next_class_goes_if_fewer_than_five_missing_nodes_are_around() -> None:
+def test_the_next_class_is_removed_if_fewer_than_five_missing_nodes_are_around() -> (
+    None
+):
     y = [0, 0, 0, 1, 2, 2, 0, 2, 2, 2]
     assert hidden(y, 6, [0, 1, 2, 3, 4, 5]).missing.tolist() == [1, 2, 3, 4, 5]
-    # no more than a third of the classes, however few are around
+    # at most a third of the classes, even if few missing nodes are around
     part = hidden(y, 3, [0, 1, 2, 3, 4, 5])
     assert part.missing.tolist() == [1]
     assert part.nodes.tolist() == [0, 1, 2, 4, 5]
 
 
-def test_of_equally_rare_classes_the_first_goes() -> None:
+def test_the_first_of_equally_rare_classes_is_removed() -> None:
     assert hidden([2, 2, 1, 1, 0, 0, 0], 3, list(range(7))).missing.tolist() == [1]
 
 
-def test_a_clients_last_class_and_classes_of_two_stay() -> None:
+def test_a_clients_last_class_and_datasets_of_two_classes_lose_no_class() -> None:
     assert hidden([0, 0, 1, 1, 2], 3, [0, 1]).nodes.tolist() == [0, 1]
     part = hidden([0, 0, 0, 1], 2, [0, 1, 2, 3])
     assert (part.nodes.tolist(), part.missing.tolist()) == ([0, 1, 2, 3], [])
@@ -176,8 +178,8 @@ def test_nodes_of_unknown_class_are_neither_removed_nor_missing() -> None:
     assert hidden([-1, -1, 0], 3, [0, 1]).nodes.tolist() == [0, 1]
 
 
-def test_the_graphs_of_a_client_hold_what_the_partition_says() -> None:
-    # a path; the client holds 1 and 3 after node 2 was removed, 5 to 7 are the new one
+def test_the_graphs_of_a_client_agree_with_the_partition() -> None:
+    # a path; the client holds 1 and 3 after node 2 was removed, 5 to 7 are the new client
     dataset = dataset_of(path_of(8), [0, 0, 1, 0, 2, 0, 1, -1], 3)
     partition = UnseenPartition(
         [UnseenPart(np.array([1, 3]), np.array([0, 2, 4]), np.array([1, 2]))],
@@ -197,7 +199,7 @@ def test_the_graphs_of_a_client_hold_what_the_partition_says() -> None:
 
 
 def check_client(client: ClientGraph, missing: torch.Tensor) -> None:
-    """Check that seen, unseen and missing nodes of a client are what they are called."""
+    """Check the seen, unseen and missing nodes of a client."""
     masks = client.graph.masks
     total = torch.stack([masks[name] for name in ("train", "val", "test")]).sum(0)
     assert (total == 1).all()
@@ -207,7 +209,9 @@ def check_client(client: ClientGraph, missing: torch.Tensor) -> None:
     )
     assert not (unseen & lacking).any()
     y = client.evaluation[0].y
-    assert torch.equal(torch.isin(y, missing), lacking)  # the client has none itself
+    assert torch.equal(
+        torch.isin(y, missing), lacking
+    )  # the client has no node of these classes
     assert not torch.isin(y[unseen], missing).any()
     # seen nodes are those in neither mask
     assert int((~(unseen | lacking)).sum()) == client.graph.num_nodes
@@ -249,7 +253,7 @@ def test_the_split_is_40_30_30_over_all_classes_together() -> None:
         assert nodes_of(client, "val") == 3 * size // 10
 
 
-def test_the_hash_tells_settings_and_radii_apart() -> None:
+def test_settings_and_radii_change_the_hash() -> None:
     hashes = {
         build_clients(config(**values), 3)[1]
         for values in (
@@ -261,10 +265,10 @@ def test_the_hash_tells_settings_and_radii_apart() -> None:
             {"setting": "open-set", "partition-seed": 1},
         )
     }
-    assert len(hashes) == 5  # a synthetic graph's own radius is 1
+    assert len(hashes) == 5  # the default radius of a synthetic graph is 1
 
 
-def test_more_parts_than_nodes_is_said_with_the_new_client() -> None:
+def test_more_parts_than_nodes_is_an_error_that_mentions_the_new_client() -> None:
     dataset = dataset_of(path_of(4), [0, 1, 0, 1], 2)
     with pytest.raises(DataError, match=r"4 nodes.*clients \+ 1 = 5 METIS.*new client"):
         partition_unseen(dataset, 4, is_open=False, hops=1, seed=0)
@@ -272,7 +276,7 @@ def test_more_parts_than_nodes_is_said_with_the_new_client() -> None:
         partition_unseen(dataset, 4, is_open=True, hops=1, seed=0)
 
 
-def test_parts_that_metis_leaves_empty_are_said_with_the_new_client() -> None:
+def test_empty_metis_parts_are_an_error_that_mentions_the_new_client() -> None:
     star = both_ways([(0, leaf) for leaf in range(1, 40)])
     dataset = dataset_of(star, [leaf % 3 for leaf in range(40)], 3)
     with pytest.raises(DataError, match=r"40 nodes.*clients \+ 1 = 40 METIS parts"):
@@ -293,21 +297,31 @@ def test_an_owner_needs_a_file_of_that_setting(tmp_path: Path) -> None:
     (plain, *_), _, _ = build_clients(config(), 3)
     save_client_graph(tmp_path / "plain.npz", plain)
     assert not load_graph_file(tmp_path / "plain.npz").evaluation
-    with pytest.raises(DataError, match=r'"closed-set" scores nodes outside.*export'):
+    with pytest.raises(
+        DataError, match=r'"closed-set" evaluates nodes outside.*export'
+    ):
         client_from_file(tmp_path / "plain.npz", config(setting="closed-set"))
 
 
 @pytest.mark.parametrize(
     ("held", "asked", "words"),
     [
-        ("closed-set", "open-set", '"open-set", but.*those of setting = "closed-set"'),
-        ("open-set", "closed-set", '"closed-set", but.*those of setting = "open-set"'),
+        (
+            "closed-set",
+            "open-set",
+            '"open-set", but.*exported with setting = "closed-set"',
+        ),
+        (
+            "open-set",
+            "closed-set",
+            '"closed-set", but.*exported with setting = "open-set"',
+        ),
         ("closed-set", "inductive", "hides validation and test.*missing, new_client"),
         ("open-set", "inductive", "hides validation and test.*missing, unseen"),
-        ("inductive", "open-set", "scores nodes outside"),
+        ("inductive", "open-set", "evaluates nodes outside"),
     ],
 )
-def test_an_owners_file_of_another_setting_is_refused(
+def test_an_owners_file_of_another_setting_is_rejected(
     held: str, asked: str, words: str, tmp_path: Path
 ) -> None:
     (client, *_), _, _ = build_clients(config(setting=held), 3)
@@ -319,7 +333,7 @@ def test_an_owners_file_of_another_setting_is_refused(
         assert client_from_file(path, config(setting=fits)).evaluation
 
 
-def test_every_data_set_has_a_radius_and_the_setting_wins() -> None:
+def test_every_dataset_has_a_radius_and_the_setting_overrides_it() -> None:
     assert expansion_hops("citeseer", 0) == 3
     assert expansion_hops("photo", 0) == 1
     assert expansion_hops("citeseer", 2) == 2
@@ -344,7 +358,7 @@ def test_real_sizes_are_those_of_the_paper(name: str, real_data: Path) -> None:
 def test_real_surroundings_have_the_size_of_the_paper_over_seeds(
     name: str, tolerance: float, real_data: Path
 ) -> None:
-    # one METIS cut differs from the next by more than a tenth: hence the mean of eight
+    # METIS partitions differ by more than a tenth between seeds, so average eight
     asked = config(dataset=name, **{"data-dir": str(real_data)})
     dataset, _ = largest_dataset(load_dataset(asked))  # type: ignore[arg-type]
     hops, labels = expansion_hops(name, 0), dataset.y.numpy()

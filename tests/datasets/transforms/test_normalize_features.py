@@ -34,7 +34,7 @@ def config(**values: Any) -> RunConfig:
 
 def sparse(x: Tensor) -> Tensor:
     with warnings.catch_warnings():
-        # torch calls sparse CSR beta, once a process
+        # torch warns once per process that sparse CSR is in beta
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return x.to_sparse_csr()
 
@@ -74,7 +74,7 @@ def test_columns_are_standardised_by_the_training_nodes_only() -> None:
     assert mean_of(client) == [3, 5]
 
 
-def test_of_graphs_it_is_the_nodes_of_the_training_graphs() -> None:
+def test_graph_datasets_are_standardised_by_the_nodes_of_training_graphs() -> None:
     batch = torch.tensor([0, 0, 0, 1])
     client = scale_client(client_of(FEATURES, [True, False], batch), "columns")
     assert mean_of(client) == [3, 5]
@@ -85,14 +85,14 @@ def test_sparse_features_are_not_standardised() -> None:
         scale_client(client_of(sparse(FEATURES), TRAIN), "columns")
 
 
-def test_without_training_nodes_features_stay_and_the_log_says_so(
+def test_features_without_training_nodes_are_unchanged_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):
         client = scale_client(client_of(FEATURES, [False] * 4), "columns")
     assert torch.equal(client.graph.x, FEATURES)
     assert client.scaling is None
-    assert "without training nodes keeps its features unstandardised" in caplog.text
+    assert "without training nodes keeps its features unstandardized" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")  # torch's beta notice
@@ -122,19 +122,19 @@ def test_rows_of_every_graph_of_a_client_are_divided() -> None:
         ("transductive", "columns", "columns"),
     ],
 )
-def test_each_setting_has_the_scale_of_its_paper(
+def test_each_setting_has_the_normalization_of_its_paper(
     setting: str, norm: str, expected: str
 ) -> None:
     asked = config(setting=setting, feature_norm=norm)
     assert asked.scale_of_features(is_dense=True) == expected
 
 
-def test_sparse_features_stay_as_given_in_the_inductive_setting() -> None:
+def test_sparse_features_are_not_normalized_in_the_inductive_setting() -> None:
     asked = config(setting="inductive")
     assert asked.scale_of_features(is_dense=False) == "none"
 
 
-def test_every_client_is_scaled_and_another_scale_is_another_store(
+def test_every_client_is_normalized_and_each_normalization_has_its_own_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path))
@@ -146,7 +146,7 @@ def test_every_client_is_scaled_and_another_scale_is_another_store(
 
 
 @pytest.mark.parametrize("norm", ["none", "rows", "columns"])
-def test_an_exported_file_says_how_it_was_scaled(norm: str, tmp_path: Path) -> None:
+def test_an_exported_file_records_its_normalization(norm: str, tmp_path: Path) -> None:
     asked = config(setting="inductive", feature_norm=norm)
     client = build_clients(asked, 2)[0][0]
     save_client_graph(tmp_path / "g.npz", client)
@@ -161,12 +161,12 @@ def test_an_exported_file_says_how_it_was_scaled(norm: str, tmp_path: Path) -> N
     assert again.scaling.kind == norm
     for other in {"none", "rows", "columns"} - {norm}:
         with pytest.raises(
-            DataError, match=f'feature-norm = "{norm}", but this run asks'
+            DataError, match=f'feature-norm = "{norm}", but this run sets'
         ):
             client_from_file(tmp_path / "g.npz", config(feature_norm=other))
 
 
-def test_a_file_of_raw_features_is_scaled_as_the_run_asks(tmp_path: Path) -> None:
+def test_a_file_of_raw_features_is_normalized_by_the_run(tmp_path: Path) -> None:
     client = build_clients(config(), 2)[0][0]
     save_client_graph(tmp_path / "raw.npz", client)
     rows = client_from_file(tmp_path / "raw.npz", config(feature_norm="rows"))
@@ -189,7 +189,7 @@ def test_the_store_keeps_the_statistics(
             assert mean_of(stored) == mean_of(made)
 
 
-def test_half_a_scale_is_refused(tmp_path: Path) -> None:
+def test_incomplete_normalization_statistics_are_rejected(tmp_path: Path) -> None:
     client = scale_client(build_clients(config(), 2)[0][0], "columns")
     save_client_graph(tmp_path / "g.npz", client)
     with np.load(tmp_path / "g.npz") as file:

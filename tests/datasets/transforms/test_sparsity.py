@@ -62,7 +62,9 @@ def config(**values: Any) -> RunConfig:
     return parse_config({**settings, **values})
 
 
-def test_edges_go_in_both_directions_and_a_larger_share_takes_more_of_them() -> None:
+def test_edges_are_removed_in_both_directions_and_a_larger_share_removes_a_superset() -> (
+    None
+):
     edge_index, larger = ring(10), set()
     for share, left in zip(SHARES, (10, 8, 5, 2, 1), strict=True):
         kept = remove_edges(edge_index, 10, share, generator=draw())
@@ -73,7 +75,7 @@ def test_edges_go_in_both_directions_and_a_larger_share_takes_more_of_them() -> 
         larger = gone
 
 
-def test_a_graph_without_edges_stays_one() -> None:
+def test_a_graph_without_edges_is_unchanged() -> None:
     none = torch.empty((2, 0), dtype=torch.int64)
     assert remove_edges(none, 4, 0.5, generator=draw()).shape == (2, 0)
 
@@ -114,7 +116,7 @@ def test_only_the_chosen_nodes_lose_features(is_sparse: bool) -> None:
     assert torch.equal(given.to_dense(), x)
 
 
-def test_dense_and_sparse_features_lose_the_same() -> None:
+def test_dense_and_sparse_features_lose_the_same_entries() -> None:
     x = torch.eye(8) + torch.eye(8).roll(1, 0)
     nodes = torch.arange(8) > 1
     sparse = csr_tensor(scipy.sparse.csr_matrix(x.numpy()))
@@ -124,7 +126,7 @@ def test_dense_and_sparse_features_lose_the_same() -> None:
     assert left.values().numel() == dense.count_nonzero()
 
 
-def test_a_lost_label_is_in_no_mask_and_its_node_may_lose_features() -> None:
+def test_a_node_that_lost_its_label_is_in_no_mask_and_may_lose_features() -> None:
     graph = twenty()
     out = sparsify(graph, Sparsity(0.9, 0.5, 0.5), seed=1, partition_id=0)
     lost = graph.masks["train"] & ~out.masks["train"]
@@ -139,7 +141,7 @@ def test_a_lost_label_is_in_no_mask_and_its_node_may_lose_features() -> None:
     assert out.edge_index.shape == (2, 2 * 10)
 
 
-def test_one_kind_of_sparsity_leaves_the_draws_of_the_others() -> None:
+def test_each_kind_of_sparsity_has_independent_random_draws() -> None:
     alone = sparsify(twenty(), Sparsity(edges=0.5), seed=1, partition_id=0)
     three = sparsify(twenty(), Sparsity(0.3, 0.5, 0.3), seed=1, partition_id=0)
     other = sparsify(twenty(), Sparsity(edges=0.5), seed=1, partition_id=1)
@@ -147,17 +149,21 @@ def test_one_kind_of_sparsity_leaves_the_draws_of_the_others() -> None:
     assert not torch.equal(alone.edge_index, other.edge_index)
 
 
-def test_clients_are_logged_with_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_counts_the_remaining_labels_and_edges_of_a_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level("INFO"):
         sparsify(twenty(), Sparsity(edges=0.5, labels=0.5), seed=1, partition_id=7)
     assert "Client 7 keeps 6 of 10 training labels and 10 of 20 edges" in caplog.text
 
 
-def test_without_sparsity_hash_and_folder_are_what_they_were(
+def test_hash_and_folder_are_unchanged_without_sparsity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FLOWER_FGL_DATA", raising=False)
-    folder = "synthetic-uniform-3-1a30bd23dcb8a341"  # as before there was sparsity
+    folder = (
+        "synthetic-uniform-3-1a30bd23dcb8a341"  # the value before sparsity was added
+    )
     assert store._folder_name(config(partition="uniform"), 3) == folder
     clients, sha256, _ = build_clients(config(partition="uniform"), 3)
     parts = b"".join(c.node_ids.numpy().astype("<i8").tobytes() for c in clients)
@@ -192,26 +198,26 @@ def test_validation_and_test_nodes_stay(setting: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(ALL_THREE))
 @pytest.mark.parametrize("share", [1.0, -0.1, 2])
-def test_a_share_out_of_range_is_refused(key: str, share: float) -> None:
+def test_a_share_out_of_range_is_rejected(key: str, share: float) -> None:
     with pytest.raises(ConfigError, match=f"{key} must be >= 0 and < 1"):
         config(**{key: share})
 
 
 @pytest.mark.parametrize("key", sorted(ALL_THREE))
-def test_whole_graphs_lose_nothing(key: str) -> None:
+def test_graph_classification_rejects_sparsity(key: str) -> None:
     values = {"dataset": "mutag", "setting": "graph", "partition": "uniform"}
     with pytest.raises(ConfigError, match=f"use {key} = 0, got 0.5"):
         config(**values, **{key: 0.5})
 
 
-def test_an_owners_graph_is_used_as_it_is(tmp_path: Path) -> None:
+def test_an_owners_graph_rejects_sparsity(tmp_path: Path) -> None:
     save_client_graph(tmp_path / "mine.npz", owner_graphs()[0])
-    with pytest.raises(ConfigError, match="An owner's own graph"):
+    with pytest.raises(ConfigError, match="An owner's graph file is used unchanged"):
         client_from_file(tmp_path / "mine.npz", config(**{"edge-sparsity": 0.5}))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_runs_on_what_is_left(method: str, small: dict[str, Any]) -> None:
+def test_every_method_runs_with_sparsity(method: str, small: dict[str, Any]) -> None:
     shares = {key.replace("-", "_"): share for key, share in ALL_THREE.items()}
     settings = shortened(method, small)
     run = simulate(method, **settings, **shares)

@@ -20,7 +20,7 @@ from flower_fgl.datasets.transforms.subgraph import (
 
 def sparse(x):
     with warnings.catch_warnings():
-        # torch calls sparse CSR beta, once a process
+        # torch warns once per process that sparse CSR is in beta
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
         return x.to_sparse_csr()
 
@@ -58,7 +58,7 @@ def test_cutting_all_clients_agrees_with_a_loop_over_edges(drawn):
 
 
 @given(cut_graphs())
-def test_a_degree_never_grows(drawn):
+def test_partitioning_never_increases_a_degree(drawn):
     edge_index, num_nodes, parts = drawn
     degree = torch.bincount(edge_index[0], minlength=num_nodes)
     pieces = cut_clients(edge_index, num_nodes, parts)
@@ -77,7 +77,7 @@ def test_a_client_without_edges_keeps_an_edge_index_of_shape_two_by_zero(toy):
     assert induced_subgraph(toy.edge_index, 6, torch.tensor([0, 5])).shape == (2, 0)
 
 
-def test_the_pieces_do_not_share_memory_with_the_whole_graph(toy):
+def test_client_edges_do_not_share_memory_with_the_complete_graph(toy):
     (piece,) = cut_clients(toy.edge_index, 6, [np.arange(6)])
     assert torch.equal(piece, toy.edge_index)
     piece += 1
@@ -90,12 +90,12 @@ def test_an_induced_subgraph_follows_the_order_of_the_list(toy):
     assert sorted(edges.T.tolist()) == [[0, 1], [1, 0], [1, 2], [2, 1]]
 
 
-def test_parts_that_share_a_node_are_refused(toy):
-    with pytest.raises(ValueError, match="list 4 nodes of which only 3 differ"):
+def test_parts_that_share_a_node_are_rejected(toy):
+    with pytest.raises(ValueError, match="they list 4 nodes of which only 3 differ"):
         cut_clients(toy.edge_index, 6, [np.array([0, 1]), np.array([1, 2])])
 
 
-def test_a_node_that_no_client_holds_has_no_owner():
+def test_an_unassigned_node_has_no_owner():
     owner = owner_of_nodes(4, [np.array([2]), np.array([0])])
     assert owner.tolist() == [1, -1, 0, -1]
 
@@ -139,7 +139,7 @@ def path():
     )
 
 
-def test_an_inductive_cut_keeps_only_edges_within_each_set(path):
+def test_inductive_graphs_keep_only_edges_within_each_set(path):
     cut = inductive_graphs(path)
     assert cut.train_nodes.tolist() == [0, 1, 7]
     assert cut.train.y.tolist() == [0, 1, 7]

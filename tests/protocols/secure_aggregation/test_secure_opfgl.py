@@ -11,7 +11,7 @@ from flwr.app import Context, Message
 from flower_fgl import Run, simulate
 from flower_fgl.algorithms.opfgl.class_statistics import ClassStatistics
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
-from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.strategies.opfgl import OPFGL
 
 
@@ -59,7 +59,7 @@ def test_pooled_statistics_are_those_of_the_plain_run(
 def test_a_client_lost_after_the_shares_is_in_no_sum_and_is_scored(
     quick: dict[str, Any], seen: list[ClassStatistics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Message, context: Context) -> Message:
         if (
@@ -70,7 +70,7 @@ def test_a_client_lost_after_the_shares_is_in_no_sum_and_is_scored(
         return original(app, message, context)
 
     whole_run = simulate("opfgl", **quick)
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     run = secure(quick)
     whole, rest = seen
     assert 0 < int(rest.count.sum()) < int(whole.count.sum())
@@ -84,7 +84,7 @@ def test_nothing_but_masked_sums_goes_up(
     quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uploads = []
-    original = DispatchingClientApp.__call__
+    original = Dispatcher.__call__
 
     def call(app: Any, message: Message, context: Context) -> Message:
         reply = original(app, message, context)
@@ -92,7 +92,7 @@ def test_nothing_but_masked_sums_goes_up(
             uploads.append(reply.content)
         return reply
 
-    monkeypatch.setattr(DispatchingClientApp, "__call__", call)
+    monkeypatch.setattr(Dispatcher, "__call__", call)
     run = secure(quick)
     classes, width = 3, 2 * 8
     assert len(uploads) == 5

@@ -121,7 +121,7 @@ def test_an_owner_joins_under_the_number_that_is_free(
     caplog.set_level("INFO")
     run = run_with(tmp_path / "run", starts(2, **late), nodes, present=2, **LATE)
     assert [row["replies"] for row in run.rounds] == [2, 2, 3, 3]
-    assert 'Client 2 is owner "a-hospital" (node' in caplog.text
+    assert 'Client 2 is data owner "a-hospital" (node' in caplog.text
     assert "and joins in round 3." in caplog.text
     (about,) = joined(run)
     first = next(row for row in run.clients if row["partition_id"] == 0)
@@ -194,7 +194,7 @@ def test_a_client_that_joined_late_is_taken_back_as_well(
     caplog.set_level("INFO")
     run = run_with(tmp_path / "run", after, nodes, present=2, **LATE)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
-    assert "Client 2 is back" in caplog.text
+    assert "Client 2 reconnected" in caplog.text
     assert len(joined(run)) == 1
 
 

@@ -113,7 +113,7 @@ def test_a_node_that_was_killed_is_taken_back_with_its_next_answer(
     assert [row["replies"] for row in rounds] == [3, 2, 3, 3]
     assert "Node Unavailable" in rounds[1]["failures"][0]["reason"]
     assert not rounds[2]["failures"]
-    assert "Client 1 is back, as node" in caplog.text
+    assert "Client 1 reconnected as node" in caplog.text
 
 
 def forgets(grid: Nodes, number: int) -> None:
@@ -184,7 +184,7 @@ def test_an_owner_that_was_killed_is_known_by_its_name_and_graph(
     caplog.set_level("INFO")
     run = run_with(tmp_path / "run", after, nodes)
     assert [row["replies"] for row in run.rounds] == [3, 3, 3, 3]
-    assert "Client 1 is back" in caplog.text
+    assert "Client 1 reconnected" in caplog.text
 
 
 def test_an_owner_that_is_back_with_another_graph_is_refused(
@@ -228,10 +228,10 @@ def test_a_twin_waits_until_the_client_it_says_to_be_fails(
             former.append(node_of(grid, 2))
             grid.start(**{"partition-id": 2, "num-partitions": 3})
         if number == 3:
-            assert "Client 2 is back" not in caplog.text
+            assert "Client 2 reconnected" not in caplog.text
             grid.kill(former[0])
 
     caplog.set_level("INFO")
     run = run_with(tmp_path / "run", after, rounds=5)
     assert [row["replies"] for row in run.rounds] == [3, 3, 3, 3, 3]
-    assert "Client 2 is back" in caplog.text
+    assert "Client 2 reconnected" in caplog.text

@@ -1,0 +1,1 @@
+"""What FedPANO computes: a personal model, a generator of nodes, and what is shared."""

@@ -1,0 +1,387 @@
+"""Messages to the clients and their replies, counted in the log of the round."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.protocols.base import CONFIG, METRICS, Payload, check_size
+from flower_fgl.strategies.hooks import Recorder, Upload
+from flower_fgl.strategies.rounds.loop_state import LoopState
+from flower_fgl.strategies.rounds.round_log import Failure
+
+__all__ = ["Exchange", "MaskedUploads", "Messenger", "send_receive"]
+
+POLL_SECONDS = 0.005
+
+
+class MaskedUploads(Protocol):
+    """The steps of secure aggregation inside the training exchange."""
+
+    def attach(self, partition_id: int, content: RecordDict) -> None:
+        """Add mask keys to a client's training message."""
+
+    def unpack(self, server_round: int, content: RecordDict, spec: Any) -> Payload:
+        """Read a masked upload."""
+
+    def renew(self, partition_id: int, public_key: bytes) -> None:
+        """Store the new key of a client that reconnected."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Replies of one exchange.
+
+    Parameters
+    ----------
+    replies : dict of int to Message
+        Replies with content, by partition-id, ascending.
+    failures : list of Failure
+        Clients that failed or did not reply.
+    seconds_send, seconds_wait : float
+        Seconds until all messages were pushed, and from then until the last reply.
+    """
+
+    replies: dict[int, Message]
+    failures: list[Failure] = field(default_factory=list)
+    seconds_send: float = 0.0
+    seconds_wait: float = 0.0
+
+
+class Messenger:
+    """Address payloads to clients, send them, read the replies.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Time and size limits, weights of the clients.
+    loop : LoopState
+        The clients and the log of the current round.
+    recorder : Recorder, optional
+        Writer of the run folder.
+
+    Attributes
+    ----------
+    grid : Grid
+        Flower's grid; set when the run starts.
+    secure : MaskedUploads or None
+        Secure aggregation, ``None`` when it is off.
+    """
+
+    grid: Grid
+
+    def __init__(
+        self, config: RunConfig, loop: LoopState, recorder: Recorder | None = None
+    ) -> None:
+        self.config = config
+        self.loop = loop
+        self.recorder = recorder
+        self.secure: MaskedUploads | None = None
+
+    def pack(self, payloads: Mapping[int, Payload]) -> dict[int, RecordDict]:
+        """Pack payloads by partition-id; one that several clients get is packed once."""
+        packed: dict[int, RecordDict] = {}
+        contents = {}
+        for pid, payload in payloads.items():
+            if id(payload) not in packed:
+                packed[id(payload)] = payload.to_record()
+            contents[pid] = RecordDict(dict(packed[id(payload)]))
+        return contents
+
+    def address(
+        self,
+        contents: Mapping[int, RecordDict],
+        message_type: str,
+        settings: Mapping[int, ConfigRecord] | ConfigRecord,
+        server_round: int,
+    ) -> list[Message]:
+        """Make one message per client.
+
+        Parameters
+        ----------
+        contents : mapping of int to RecordDict
+            Packed payloads by partition-id; completed in place.
+        message_type : str
+            Flower's type, with an action where there is one.
+        settings : ConfigRecord, or mapping of int to ConfigRecord
+            Record ``config`` of all messages, or of each.
+        server_round : int
+            Round, for Flower's logs.
+        """
+        federation = self.loop.federation
+        messages = []
+        for pid, content in contents.items():
+            content[CONFIG] = (
+                settings if isinstance(settings, ConfigRecord) else settings[pid]
+            )
+            agreement = federation.agreements.get(pid)
+            if agreement is not None:
+                content.update(agreement.to_record())
+            messages.append(
+                Message(
+                    content,
+                    dst_node_id=federation.nodes[pid],
+                    message_type=message_type,
+                    group_id=str(server_round),
+                )
+            )
+        return messages
+
+    def note_release(self, server_round: int, clients: Iterable[int]) -> None:
+        """Record who is asked for a noisy upload, before anything is sent."""
+        if self.config.upload_noise and self.recorder is not None:
+            asked = {"round": server_round, "clients": list(clients)}
+            self.recorder.append_release(asked)
+
+    def exchange(self, messages: Iterable[Message]) -> dict[int, Message]:
+        """Send training messages, wait for the replies, log failures and seconds.
+
+        Returns
+        -------
+        dict of int to Message
+            Replies by partition-id, ascending.
+        """
+        exchange = self.send(self.by_receiver(messages))
+        self.loop.log.add_exchange(
+            exchange.replies,
+            exchange.failures,
+            seconds_send=exchange.seconds_send,
+            seconds_wait=exchange.seconds_wait,
+        )
+        return exchange.replies
+
+    def evaluate(self, messages: Sequence[Message]) -> dict[int, Message]:
+        """Send evaluation messages and wait; like :meth:`exchange`."""
+        addressed = self.by_receiver(messages)
+        self.loop.log.add_download(addressed)
+        exchange = self.send(addressed)
+        self.loop.log.failures += exchange.failures
+        return exchange.replies
+
+    def ask(
+        self,
+        server_round: int,
+        action: str,
+        payloads: Mapping[int, Payload],
+        *,
+        brings_upload: bool = False,
+    ) -> dict[int, RecordDict]:
+        """Run an exchange beside the training; failures and bytes count for the round.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        action : str
+            Query action of the client half.
+        payloads : mapping of int to Payload
+            Payload for each client, by partition-id.
+        brings_upload : bool
+            Whether the reply carries numbers that ``upload-noise`` protects.
+
+        Returns
+        -------
+        dict of int to RecordDict
+            Replies by partition-id, ascending.
+        """
+        messages = self.by_receiver(
+            self.address(
+                self.pack(payloads),
+                f"{MessageType.QUERY}.{action}",
+                ConfigRecord({"server-round": server_round}),
+                server_round,
+            )
+        )
+        self.loop.log.add_download(messages)
+        if brings_upload:
+            self.note_release(server_round, payloads)
+        exchange = self.send(messages)
+        for pid, reply in exchange.replies.items():
+            self.loop.log.count_up(pid, reply.content)
+        for failure in exchange.failures:
+            self.drop(failure.partition_id, failure.reason)
+        return {pid: reply.content for pid, reply in exchange.replies.items()}
+
+    def drop(self, partition_id: int, reason: str) -> None:
+        """Count a client whose reply cannot be used; the log of the round names it."""
+        self.loop.log.failures.append(Failure(partition_id, reason))
+
+    def send(self, messages: Mapping[int, Message]) -> Exchange:
+        """Send messages by partition-id and wait for the replies."""
+        return send_receive(
+            self.grid,
+            messages,
+            timeout=self.config.round_timeout,
+            max_mb=self.config.max_message_mb,
+        )
+
+    def read_uploads(
+        self,
+        replies: Mapping[int, Message],
+        read: Callable[[int, RecordDict], Payload],
+    ) -> dict[int, Upload]:
+        """Check every reply; a malformed one is dropped, counted and named.
+
+        Parameters
+        ----------
+        replies : mapping of int to Message
+            Replies by partition-id.
+        read : callable
+            Reads the payload of a client's reply.
+
+        Returns
+        -------
+        dict of int to Upload
+        """
+        log = self.loop.log
+        uploads = {}
+        for pid, reply in replies.items():
+            try:
+                metrics = reply.content.metric_records.get(METRICS)
+                log.count_up(pid, reply.content)
+                if metrics is None:
+                    raise PayloadError(f'the reply has no record "{METRICS}"')
+                payload = read(pid, reply.content)
+                num_examples = self.weight_of(pid)
+                log.add_reply(pid, metrics, num_examples)
+            except PayloadError as error:
+                self.drop(pid, str(error))
+                continue
+            uploads[pid] = Upload(payload, num_examples)
+        self.loop.trained |= dict.fromkeys(uploads, log.number)
+        return uploads
+
+    def by_receiver(self, messages: Iterable[Message]) -> dict[int, Message]:
+        """Key messages by the partition-id they go to."""
+        by_node = self.loop.federation.partitions
+        return {by_node[m.metadata.dst_node_id]: m for m in messages}
+
+    def by_sender(self, replies: Iterable[Message]) -> dict[int, Message]:
+        """Key usable replies by the partition-id they come from, ascending."""
+        by_node = self.loop.federation.partitions
+        known = {
+            by_node[reply.metadata.src_node_id]: reply
+            for reply in replies
+            if not reply.has_error() and reply.metadata.src_node_id in by_node
+        }
+        return dict(sorted(known.items()))
+
+    def weight_of(self, partition_id: int) -> float:
+        """Return a client's weight by the setting ``weight-by``."""
+        client = self.loop.federation.clients[partition_id]
+        weights = {
+            "train-nodes": client.num_train,
+            "nodes": client.num_nodes,
+            "equal": 1,
+        }
+        return float(weights[self.config.weight_by])
+
+
+def send_receive(
+    grid: Grid,
+    messages: Mapping[int, Message],
+    *,
+    timeout: float,
+    max_mb: float = math.inf,
+) -> Exchange:
+    """Send one message to each client and wait for the replies.
+
+    Parameters
+    ----------
+    grid : Grid
+        Any of Flower's grids, or the local engine's.
+    messages : mapping of int to Message
+        One message per partition-id.
+    timeout : float
+        Seconds after which a missing reply counts as a failure.
+    max_mb : float
+        ``max-message-mb``: a larger reply counts as a failure.
+
+    Returns
+    -------
+    Exchange
+
+    Raises
+    ------
+    RunError
+        If a worker process of the simulation died: Flower keeps sending to the dead
+        worker and loses most of the later messages.
+
+    Notes
+    -----
+    1. ``Grid.send_and_receive`` sleeps 3 s (deployment) or 0.1 s (simulation) between
+       pulls. This loop pulls every 5 ms at first, and less often the longer it waits.
+    2. Flower returns an empty id for a message it could not store, or no id at all.
+    3. Error replies made by Flower itself carry no client's node id. So a reply is
+       matched to its client by the id of the message it answers.
+    """
+    if not messages:
+        return Exchange({})
+    start = time.perf_counter()
+    order = sorted(messages)
+    ids = list(grid.push_messages([messages[pid] for pid in order]))
+    ids += [""] * (len(order) - len(ids))
+    waiting = {key: pid for key, pid in zip(ids, order, strict=True) if key}
+    sent = time.perf_counter()
+    replies: dict[int, Message] = {}
+    failures = [
+        Failure(pid, "the message could not be delivered: its node is gone")
+        for key, pid in zip(ids, order, strict=True)
+        if not key
+    ]
+    while waiting:
+        got = list(grid.pull_messages(list(waiting)))
+        for reply in got:
+            pid = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if pid is None:
+                continue
+            if reply.has_error():
+                failures.append(Failure(pid, _last_line(reply.error.reason)))
+                continue
+            try:
+                check_size(reply.content, max_mb)
+            except PayloadError as error:
+                failures.append(Failure(pid, str(error)))
+            else:
+                replies[pid] = reply
+        elapsed = time.perf_counter() - sent
+        if not waiting or elapsed > timeout:
+            break
+        if not got:
+            time.sleep(min(max(POLL_SECONDS, elapsed / 50), 0.25))
+    failures += [
+        Failure(pid, f"no reply within {timeout:g} s") for pid in waiting.values()
+    ]
+    _stop_on_dead_worker(failures)
+    return Exchange(
+        {pid: replies[pid] for pid in sorted(replies)},
+        sorted(failures, key=lambda failure: failure.partition_id),
+        seconds_send=sent - start,
+        seconds_wait=time.perf_counter() - sent,
+    )
+
+
+def _last_line(reason: str | None) -> str:
+    """Return the last line of an error reply, shortened."""
+    lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "unknown"
+
+
+def _stop_on_dead_worker(failures: Iterable[Failure]) -> None:
+    """Stop the run if a worker process of the simulation died."""
+    for failure in failures:
+        text = failure.reason.lower()
+        if "actordied" in text or "actor died" in text or "actor is dead" in text:
+            raise RunError(
+                f"The worker process that ran client {failure.partition_id} died "
+                f"({failure.reason}). Often it ran out of memory: run fewer clients at "
+                "once (--workers 1), or use a smaller model."
+            )

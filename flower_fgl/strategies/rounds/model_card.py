@@ -1,0 +1,42 @@
+"""The description of the aggregated model that a run saves."""
+
+from __future__ import annotations
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.runs.model_file import ModelCard
+from flower_fgl.strategies.federation import Federation
+
+__all__ = ["describe_model"]
+
+
+def describe_model(
+    config: RunConfig, federation: Federation, server_round: int
+) -> ModelCard:
+    """Describe an aggregated model of a run.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Settings.
+    federation : Federation
+        The clients.
+    server_round : int
+        Round of the model.
+
+    Returns
+    -------
+    ModelCard
+    """
+    scales = {client.scale for client in federation.clients.values()}
+    is_lost = "columns" in scales or len(scales) > 1  # scaling differs by client
+    return ModelCard(
+        method=config.method,
+        model=next(iter(federation.clients.values())).model,
+        num_features=federation.num_features,
+        hidden_channels=config.hidden_channels,
+        num_layers=config.num_layers,
+        class_names=federation.class_names,
+        classifies_graphs=config.classifies_graphs,
+        scaling="lost" if is_lost else scales.pop(),
+        round=server_round,
+    )

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from flower_fgl.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+REFERENCE = re.compile(r"`(flower_fgl[\w.]*):([\w.]+)`")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def method_page(name: str) -> Path:
+    return DOCS / "methods" / f"{name.replace('-', '').replace('+', 'plus')}.md"
+
+
+def anchors_of(page: Path) -> set[str]:
+    headings = HEADING.findall(FENCE.sub("", page.read_text("utf-8")))
+    kept = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[\s]+", "-", text) for text in kept}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_a_page_that_names_both_halves(name: str) -> None:
+    text = method_page(name).read_text("utf-8")
+    assert f"`{METHODS[name].strategy}" in text
+    assert f"`{METHODS[name].client_app}" in text
+    assert f"flower-fgl run --engine local --method {name}\n" in text
+
+
+def test_the_generated_tables_of_the_method_pages_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "method-pages", "--check"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_resolves(page: Path) -> None:
+    text = CODE.sub("", FENCE.sub("", page.read_text("utf-8")))
+    for link in LINK.findall(text):
+        if link.startswith(("http:", "https:", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.relative_to(ROOT)} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), f"{link} names no heading"
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_function_in_the_tables_of_equations_exists(name: str) -> None:
+    references = REFERENCE.findall(method_page(name).read_text("utf-8"))
+    assert references
+    for module, path in references:
+        found: object = import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+
+
+def test_every_method_is_in_the_tables_of_readme_and_costs() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    costs = (DOCS / "costs.md").read_text("utf-8")
+    for name in METHODS:
+        page = method_page(name).relative_to(ROOT)
+        assert f"| [`{name}`]({page}) |" in readme
+        assert f"| `{name}` |" in costs
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[2]
+    listed = set(re.findall(r"[\w/-]+\.md", nav))
+    assert listed == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
