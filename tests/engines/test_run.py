@@ -346,7 +346,7 @@ TINY = "[config]\nclients = 2\nrounds = 1\nsynthetic.nodes = 80\n"
         ("[grid\n", "TOML"),
         ("[grid]\nseed = [0, 0]\n", "each grid value only once"),
         ('[[case]]\nname = "a"\n[[case]]\nname = "b"\nlr = -1\n', 'Run "b": lr must'),
-        ("[cases]\nlr = 1\n", 'unknown cases .*Did you mean "case"'),
+        ("[cases]\nlr = 1\n", 'unknown top-level cases .*Did you mean "case"'),
     ],
 )
 def test_a_wrong_experiment_is_refused_before_anything_starts(
