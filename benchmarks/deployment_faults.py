@@ -1,14 +1,14 @@
-"""Run a deployment on loopback with a fault every few rounds, and compare the result.
+"""Run a deployment on loopback with regular faults, and compare the final accuracy.
 
     python benchmarks/deployment_faults.py FOLDER            # Cora, 200 rounds, every 10
-    python benchmarks/deployment_faults.py FOLDER            # goes on where it stopped
+    python benchmarks/deployment_faults.py FOLDER            # resumes an interrupted run
     python benchmarks/deployment_faults.py FOLDER --dataset synthetic --rounds 4 --every 1
 
-In turn a SuperNode is killed in mid-round and started again, one says nothing until the
-round is over, and one sends garbage. The final accuracy is set against that of the same run
-without faults. Called again with the same folder, an interrupted run goes on from its
-last checkpoint, on a new SuperLink and new SuperNodes, which find their memory on their
-own disks.
+The faults take turns: a SuperNode is killed during a round and started again, one does not
+reply until the round is over, and one sends invalid bytes. The final accuracy is compared
+with that of the same run without faults. With the same folder, an interrupted run resumes
+from its last checkpoint with a new SuperLink and new SuperNodes, which find their client
+states on disk.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from flwr.app import Array
 
 
 class Faulty(DispatchingClientApp):
-    """The app's ClientApp, but for the fault that a file asks for, once."""
+    """ClientApp that produces the fault named in a file, once."""
 
     def __call__(self, message, context):
         reply = super().__call__(message, context)
-        order = Path(context.node_config["fault-file"])
-        if message.metadata.message_type == "train" and order.exists():
-            kind = order.read_text()
-            order.unlink()
+        file = Path(context.node_config["fault-file"])
+        if message.metadata.message_type == "train" and file.exists():
+            kind = file.read_text()
+            file.unlink()
             if kind == "garbage":
                 weights = reply.content["weights"]
                 name = next(iter(weights))
@@ -62,7 +62,7 @@ app = Faulty()
 
 
 class FaultyStage(Rehearsal):
-    """A SuperLink and three SuperNodes that go wrong when told to."""
+    """A SuperLink and three SuperNodes that produce faults on request."""
 
     def __init__(self, folder: Path, home: Path) -> None:
         super().__init__(folder, tls=False)
@@ -77,11 +77,11 @@ class FaultyStage(Rehearsal):
         )
 
     def fault_file(self, owner: str) -> Path:
-        """Return the file in which an owner's node looks for its orders."""
+        """Return the file that requests a fault from an owner's SuperNode."""
         return self.folder / f"{owner}.fault"
 
     def start_owner(self, owner: str, graph: Path) -> None:
-        """Start one owner's SuperNode with its memory on its own disk."""
+        """Start one owner's SuperNode with its own folders for states and models."""
         kept = self.home / "owners" / owner
         node = (
             f'graph="{graph}" state-dir="{kept / "state"}" '
@@ -95,12 +95,12 @@ class FaultyStage(Rehearsal):
         )  # fmt: skip
 
     def submit(self, values: dict[str, object]) -> None:
-        """Start the run."""
+        """Submit the run."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         self.command("flwr", "run", str(self.app), "federation", "--run-config", pairs)
 
     def kill(self, owner: str) -> None:
-        """End an owner's newest SuperNode and all that it started, by process id."""
+        """Kill an owner's newest SuperNode and its descendants, by process ID."""
         log = f"{owner}-"
         number = max(
             int(path.stem.removeprefix(log)) for path in self.folder.glob(f"{log}*.log")
@@ -111,10 +111,10 @@ class FaultyStage(Rehearsal):
                 member.kill()
 
 
-def go_wrong(
+def cause_fault(
     stage: FaultyStage, number: int, every: int, graphs: dict[str, Path], timeout: float
 ) -> None:
-    """Bring about the fault of a round that is about to begin."""
+    """Cause the fault that is planned for a round, just before the round begins."""
     turn = number // every - 1
     kind, owner = FAULTS[turn % len(FAULTS)], OWNERS[turn % len(OWNERS)]
     print(f"round {number}: {kind} at {owner}", flush=True)
@@ -123,12 +123,12 @@ def go_wrong(
         stage.kill(owner)
         stage.start_owner(owner, graphs[owner])
     else:
-        order = "garbage" if kind == "garbage" else str(timeout + 10)
-        stage.fault_file(owner).write_text(order)
+        request = "garbage" if kind == "garbage" else str(timeout + 10)
+        stage.fault_file(owner).write_text(request)
 
 
 def rounds_of(folder: Path) -> int:
-    """Count the rounds that are written down."""
+    """Count the rounds in the run folder."""
     lines = folder / "rounds.jsonl"
     return lines.read_bytes().count(b"\n") if lines.exists() else 0
 
@@ -139,13 +139,13 @@ def watch(
     given: argparse.Namespace,
     graphs: dict[str, Path],
 ) -> None:
-    """Let a fault happen in every n-th round until the run is over."""
+    """Cause a fault in every n-th round until the run is over."""
     faulty: set[int] = set()
     while status_of(run) not in ("completed", "failed"):
         number = rounds_of(run) + 1
         if number % given.every == 0 and number not in faulty and number > 1:
             faulty.add(number)
-            go_wrong(stage, number, given.every, graphs, given.round_timeout)
+            cause_fault(stage, number, given.every, graphs, given.round_timeout)
         time.sleep(0.2)
 
 
@@ -179,19 +179,19 @@ def main() -> None:
         watch(stage, run, given, graphs)
     finally:
         stage.stop()
-    calm = simulate(
+    reference = simulate(
         "fedavg", given.dataset, clients=len(OWNERS), rounds=given.rounds,
         output_dir=str(home / "calm"),
     )  # fmt: skip
     done = Run.load(run)
-    told = {
+    result = {
         "status": done.status,
         "rounds": len(done.rounds),
         "failures": sum(done.summary["failures"].values()),
         "test_accuracy": done.last and done.last["test"]["accuracy"],
-        "without_faults": calm.last and calm.last["test"]["accuracy"],
+        "without_faults": reference.last and reference.last["test"]["accuracy"],
     }
-    print(json.dumps(told))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Measure a deployment on loopback: seconds per round, plain and with TLS.
+"""Measure seconds per round of a deployment on loopback, without and with TLS.
 
     python benchmarks/deployment_rounds.py FOLDER                 # Cora, METIS, 3 owners
     python benchmarks/deployment_rounds.py FOLDER --rounds 3 --rows plain
-    python benchmarks/deployment_rounds.py FOLDER --worker-idle 0 # a process a message
+    python benchmarks/deployment_rounds.py FOLDER --worker-idle 0 # a process per message
 
-Three SuperNodes on a SuperLink train with FedAvg, each on its owner's graph file; one
-exchange a round, with evaluation. The scores must be those of the same clients in one
-process. Medians leave the first round out.
+Three SuperNodes train with FedAvg on their owners' graph files, with one message exchange
+per round that includes evaluation. ``same_scores`` states whether the scores equal those of
+a run in one process. Medians omit the first round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PHASES = ("total", "send", "clients", "wait", "receive", "aggregate", "evaluate"
 def deploy(
     folder: Path, *, tls: bool, dataset: str, rounds: int, worker_idle: int
 ) -> Run:
-    """Run a deployment to its end and return the run."""
+    """Run a deployment until it completes; return the run."""
     stage = Rehearsal(folder, tls=tls, worker_idle=worker_idle)
     try:
         graphs = export(stage, dataset)
@@ -43,12 +43,17 @@ def deploy(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="must not hold the rows' folders")
+    parser.add_argument(
+        "folder", type=Path, help="must not contain folders named after the rows"
+    )
     parser.add_argument("--dataset", default="cora")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rows", nargs="+", default=["plain", "tls"])
     parser.add_argument(
-        "--worker-idle", type=int, default=600, help="seconds, 0 for no workers"
+        "--worker-idle",
+        type=int,
+        default=600,
+        help="seconds; 0 starts no persistent workers",
     )
     given = parser.parse_args()
     folder = given.folder.resolve()
@@ -75,8 +80,8 @@ def main() -> None:
             phase: statistics.median(r["seconds"].get(phase, 0.0) for r in later)
             for phase in PHASES
         }
-        told = {"row": row, "rounds": len(run.rounds), "same_scores": same, **median}
-        print(json.dumps(told), flush=True)
+        result = {"row": row, "rounds": len(run.rounds), "same_scores": same, **median}
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

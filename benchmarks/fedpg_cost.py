@@ -3,12 +3,12 @@
     python benchmarks/fedpg_cost.py                      # Physics, 10 clients, GAMLP
     python benchmarks/fedpg_cost.py --dataset synthetic --clients 4
 
-Methods take turns, run after run, in the local engine with one thread, so that what else
-the machine does falls on all alike. Shown are the median over the rounds after the
-warm-up, the fastest one, and the ratio of both to Local. Bytes are those counted on the
-messages of the last round, mean over clients, beside the stated formula: 4·M·(p + 1) up
-and 4·M·p down for the M prototypes a client sent in that round, 4·P each way for the P
-parameters of FedAvg.
+Runs of all methods alternate, with the local engine and one thread, so that other load on
+the machine affects all of them. The table shows the median over the rounds after the
+warm-up, the fastest round, and the ratio of both to Local. Bytes are measured on the
+messages of the last round, as the mean over clients, next to the documented formula:
+4·M·(p + 1) up and 4·M·p down for the M prototypes that a client sent in that round, and 4·P
+in each direction for the P parameters of FedAvg.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli.run import run_one
 from flower_fgl.core.config import RunConfig
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS as ROWS
 from flower_fgl.nn import build_model
 from flower_fgl.protocols.prototypes import LocalPrototypes
+from flower_fgl.simulation.run import run_one
 
 METHODS = ("local", "fedavg", "fedproto", "fedpg")
 
@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="gamlp")
     parser.add_argument("--partition", default="metis")
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=5, help="measured, in each turn")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds per run")
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--turns", type=int, default=2)
     return parser.parse_args()
@@ -77,7 +77,7 @@ def count_parameters(options: argparse.Namespace) -> tuple[int, int]:
 def measure(
     options: argparse.Namespace, method: str
 ) -> tuple[list[float], dict[str, float], float]:
-    """Return seconds per round, and the last one's bytes and prototypes by client."""
+    """Return seconds per round, and bytes and prototypes per client in the last round."""
     present: list[int] = []
     pack = LocalPrototypes.to_record
 
@@ -121,8 +121,8 @@ def main() -> None:
     base = seconds["local"]
     average = sum(sent["fedavg"].values())
     table = Table(
-        "method", "s/round", "ratio", "fastest", "ratio", "up: formula", "counted",
-        "down: formula", "counted", "of FedAvg's",
+        "method", "s/round", "ratio", "fastest", "ratio", "up: formula", "measured",
+        "down: formula", "measured", "share of FedAvg",
         title=f"{options.dataset}, {options.clients} clients, {options.model}, "
         f"{parameters} parameters",
     )  # fmt: skip

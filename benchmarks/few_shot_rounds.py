@@ -1,14 +1,13 @@
-"""Measure what few-shot rounds save by computing only what the training nodes need.
+"""Measure few-shot rounds: whole graph versus the receptive field of training nodes.
 
     python benchmarks/few_shot_rounds.py                        # Coauthor CS, 3 shots
     python benchmarks/few_shot_rounds.py --dataset computers --shots 10
     python benchmarks/few_shot_rounds.py --whole-run local ray --rounds 500
 
-Methods take turns over the whole graph and over its part
-(``nn/computation_graph.py``), in the
-local engine with one thread, 10 METIS clients of which half train; shown are medians over
-the rounds after the warm-up, none of which is scored. ``--whole-run`` instead times one run
-of the last method by each engine, from start to end and scored every 50 rounds.
+Setup: local engine, one thread, 10 METIS clients, half of which train in each round. Runs
+on the whole graph and on the needed part (``nn/computation_graph.py``) alternate. The
+table shows medians over the rounds after the warm-up, without evaluation. ``--whole-run``
+instead measures one complete run of the last method per engine, evaluated every 50 rounds.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli.run import run_one
 from flower_fgl.nn import computation_graph
 from flower_fgl.runs.run import Run
+from flower_fgl.simulation.run import run_one
 
 METHODS = ("local", "fedavg", "fedper", "fedpano")
 WARM_UP = 2
@@ -34,7 +33,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", default="cs")
     parser.add_argument("--shots", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=20, help="measured, in each turn")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="measured rounds per run"
+    )
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--whole-run", nargs="+", choices=["local", "ray"])
@@ -62,7 +63,7 @@ def settings(options: argparse.Namespace, method: str) -> dict[str, Any]:
 
 
 def time_run(options: argparse.Namespace, engine: str) -> tuple[float, Run]:
-    """Return the seconds of a whole run."""
+    """Return the seconds of a complete run, and the run."""
     with tempfile.TemporaryDirectory() as folder:
         values = {**settings(options, options.methods[-1]), "output-dir": folder}
         start = time.perf_counter()
@@ -71,28 +72,28 @@ def time_run(options: argparse.Namespace, engine: str) -> tuple[float, Run]:
 
 
 def bytes_of(run: Run) -> str:
-    """Return the bytes of a round, and FedPANO's formula: 4(P_g + P_s + P_φ) a client."""
+    """Return bytes per round, with FedPANO's formula: 4(P_g + P_s + P_φ) per client."""
     up, down = (sum(run.rounds[0]["bytes"][way].values()) for way in ("up", "down"))
     if run.config["method"] != "fedpano":
-        return f"bytes of a round: {up:,} up, {down:,} down"
+        return f"bytes per round: {up:,} up, {down:,} down"
     client = run.clients[0]
     h, d, c = 128, client["num_features"], len(client["class_names"])
     parameters = (2 * d * h + h) + (2 * h * h + h) + (h * c + c) + (3 * h * h + 2 * h)
     stated = 4 * parameters * run.rounds[0]["replies"]
-    return f"bytes of a round: {up:,} up, {down:,} down, formula {stated:,}"
+    return f"bytes per round: {up:,} up, {down:,} down, formula {stated:,}"
 
 
 def measure(options: argparse.Namespace, method: str, share: float) -> list[float]:
-    """Return seconds per round; ``share`` is the largest part that is cut out."""
-    usual, computation_graph.SHARE = computation_graph.SHARE, share
-    # the last round is scored, and left out
+    """Return seconds per round; ``share`` is the largest share of nodes to extract."""
+    default, computation_graph.SHARE = computation_graph.SHARE, share
+    # the last round is evaluated, and omitted
     changes = {"rounds": WARM_UP + options.rounds + 1, "evaluate-every": 1000}
     try:
         with tempfile.TemporaryDirectory() as folder:
             values = {**settings(options, method), **changes, "output-dir": folder}
             run = run_one(values, engine="local", workers=None)
     finally:
-        computation_graph.SHARE = usual
+        computation_graph.SHARE = default
     return [row["seconds"]["total"] for row in run.rounds[WARM_UP:-1]]
 
 
@@ -106,7 +107,7 @@ def main() -> None:
         return
     table = Table(
         "method", "whole graph", "part", "ratio",
-        title=f"seconds a round, {options.dataset}, {options.shots} shots",
+        title=f"seconds per round, {options.dataset}, {options.shots} shots",
     )  # fmt: skip
     for method in options.methods:
         whole: list[float] = []

@@ -1,9 +1,9 @@
-"""Measure a synthetic graph of ogbn-arxiv's size: cutting it, and a run under Ray.
+"""Measure a synthetic graph of ogbn-arxiv's size: partitioning, and a run with Ray.
 
     python benchmarks/large_graph.py   # 169,343 nodes, 1.17 M edges, 10 clients, SGC
 
-Prints seconds of each step and the peak memory of this process and all it started
-(shared pages counted once). The cache is a fresh folder: nothing is found ready-made.
+Prints the seconds of each step, and the peak memory of this process and its descendants
+(shared pages counted once). The cache is a new folder, so nothing is reused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: str) -> None:
-    from flower_fgl.cli.run import run_one
     from flower_fgl.datasets.build import load_dataset
     from flower_fgl.datasets.partition.partition import partition_nodes
     from flower_fgl.datasets.store import open_store
     from flower_fgl.datasets.transforms.subgraph import cut_clients
+    from flower_fgl.simulation.run import run_one
 
     values = {
         "method": "fedavg",
@@ -72,14 +72,12 @@ def measure(options: argparse.Namespace, folder: str) -> None:
     )
     step(f"METIS into {options.clients}")
     cut_clients(dataset.edge_index, dataset.num_nodes, parts)
-    step("cut the clients' edges")
+    step("extract the clients' subgraphs")
     del dataset, parts
     open_store(config, options.clients)
-    step("all of that, split, and write one file per client")
+    step("all of the above, split, and write one file per client")
     run = run_one(values, engine=options.engine, workers=options.workers)
-    step(
-        f"{options.rounds} rounds of FedAvg by {options.engine}, start and end included"
-    )
+    step(f"{options.rounds} rounds of FedAvg with {options.engine}, including start-up")
     peak = memory.stop()
     console = Console(width=120)
     console.print(table)

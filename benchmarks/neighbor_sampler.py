@@ -1,10 +1,10 @@
-"""Measure how many neighbours a second ADPFedGNN's sampler draws, against a loop.
+"""Measure neighbours per second of ADPFedGNN's sampler, compared with a loop.
 
     python benchmarks/neighbor_sampler.py
     python benchmarks/neighbor_sampler.py --nodes 100000 --degree 20 --limits 2 10 50
 
-The loop calls NumPy's ``choice`` once for each node with more neighbours than the limit.
-Both draw neighbours of every node of a random graph; the best of the repeats counts.
+The loop calls NumPy's ``choice`` for each node with more neighbours than the limit. Both
+sample neighbours of every node of a random graph. The fastest repetition counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import (
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=100_000)
-    parser.add_argument("--degree", type=int, default=20, help="mean of all nodes")
+    parser.add_argument("--degree", type=int, default=20, help="mean degree")
     parser.add_argument("--limits", type=int, nargs="+", default=[2, 5, 10, 20])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
@@ -36,7 +36,7 @@ def arguments() -> argparse.Namespace:
 
 
 def random_graph(nodes: int, degree: int) -> torch.Tensor:
-    """Draw edges whose ends are the more likely the smaller their numbers: hubs."""
+    """Draw random edges; nodes with small numbers are hubs."""
     draw = torch.Generator().manual_seed(0)
     ends = torch.rand(2, nodes * degree, generator=draw, dtype=torch.float64)
     ends[1] **= 2
@@ -46,7 +46,7 @@ def random_graph(nodes: int, degree: int) -> torch.Tensor:
 def by_loop(
     start: np.ndarray, neighbour: np.ndarray, limit: int, draw: np.random.Generator
 ) -> int:
-    """Draw node by node; return how many were drawn."""
+    """Sample node by node; return the number of sampled neighbours."""
     drawn = []
     for first, end in itertools.pairwise(start):
         if end - first > limit:
@@ -58,7 +58,7 @@ def by_loop(
 
 
 def best_of(repeats: int, draw: Callable[[], int]) -> tuple[int, float]:
-    """Return how many neighbours are drawn, and seconds of the fastest time."""
+    """Return the number of sampled neighbours and the seconds of the fastest repetition."""
     seconds = []
     for _ in range(repeats):
         clock = time.perf_counter()
@@ -80,7 +80,7 @@ def main() -> None:
     table = Table(
         "k",
         "neighbours",
-        "million a second",
+        "million/s",
         "loop",
         "ratio",
         title=f"{options.nodes:,} nodes, {options.nodes * options.degree:,} edges",

@@ -1,13 +1,13 @@
-"""Measure what O-pFGL's one exchange costs: seconds by part, bytes against the formula.
+"""Measure O-pFGL's single exchange: seconds by part, and bytes against the formula.
 
     python benchmarks/one_shot_cost.py                    # Cora, CiteSeer and PubMed
     python benchmarks/one_shot_cost.py --datasets cora --widths 64 512
 
-Runs the first seed with 10 clients of experiments/opfgl-table1-DATASET.toml by the local
-engine; the bytes of other widths are those of runs of one epoch. Stages are means over the
-clients, which stop at different epochs. Bytes are of all clients: statistics up,
-4·M·(2D + 2) for M classes sent (mean, variance and two counts of each; D = 2d), and the
-pseudo-graph down, 4·(s·d + s + s²) for s pseudo-nodes and each client.
+Runs the first seed of experiments/opfgl-table1-DATASET.toml for 10 clients with the local
+engine. The bytes for other widths come from runs of one epoch. Seconds of a stage are means
+over the clients, which stop after different numbers of epochs. Bytes are totals over all
+clients: statistics up, 4·M·(2D + 2) for M classes sent (mean, variance and two counts per
+class; D = 2d), and the pseudo-graph down, 4·(s·d + s + s²) per client for s pseudo-nodes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli.run import run_one
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.experiments import read_experiment
+from flower_fgl.simulation.run import run_one
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 CLIENTS = 10
@@ -53,7 +53,7 @@ def run_with(values: dict[str, Any], changes: dict[str, Any]) -> Run:
 
 
 def sent(run: Run) -> dict[str, int]:
-    """Return the bytes of all clients and rounds, replies' scores left out."""
+    """Return the bytes over all clients and rounds, without the scores in replies."""
     return {
         way: sum(
             n
@@ -66,7 +66,7 @@ def sent(run: Run) -> dict[str, int]:
 
 
 def formula(run: Run) -> dict[str, int]:
-    """Return the bytes of the exchange by the stated formula."""
+    """Return the bytes of the exchange by the documented formula."""
     clients = [row for row in run.clients if row["round"] == 0]
     width = clients[0]["num_features"]
     counts = [row["class_counts"] for row in clients]
@@ -81,11 +81,11 @@ def formula(run: Run) -> dict[str, int]:
 def main() -> None:
     options = arguments()
     seconds = Table(
-        "data set", "server's step", "stage 1", "stage 2", "slowest client",
+        "dataset", "server step", "stage 1", "stage 2", "slowest client",
         title=f"seconds, {CLIENTS} clients, {options.threads} thread",
     )  # fmt: skip
     traffic = Table(
-        "data set", "run", "width", "up", "formula", "down", "formula", title="bytes"
+        "dataset", "run", "width", "up", "formula", "down", "formula", title="bytes"
     )
     for dataset in options.datasets:
         for method in ("opfgl", "fedavg"):
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def costs(run: Run) -> list[str]:
-    """Return the server's seconds and the clients' by part."""
+    """Return the seconds of the server, the clients' stages, and the slowest client."""
     clients = [row["seconds"] for row in run.clients if row["round"] == 1]
     parts = [[row.get(name, 0.0) for row in clients] for name in ("stage-1", "stage-2")]
     whole = max(sum(row) for row in zip(*parts, strict=True))

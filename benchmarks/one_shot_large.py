@@ -1,9 +1,9 @@
-"""Measure a whole one-shot run of O-pFGL on a synthetic graph of ogbn-arxiv's size.
+"""Measure a complete run of O-pFGL on a synthetic graph of ogbn-arxiv's size.
 
     python benchmarks/one_shot_large.py   # 169,343 nodes, 40 classes, 128 features
 
-Prints seconds of the server's step and of the clients' stages, bytes, and the peak memory
-of the process. The cache is a fresh folder: nothing is found ready-made.
+Prints the seconds of the server's step and of the clients' stages, bytes, and the peak
+memory of the process. The cache is a new folder, so nothing is reused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, folder: str) -> None:
-    from flower_fgl.cli.run import run_one
+    from flower_fgl.simulation.run import run_one
 
     memory = PeakMemory()
     memory.start()
@@ -50,7 +50,7 @@ def measure(options: argparse.Namespace, folder: str) -> None:
             "synthetic.classes": 40,
             "synthetic.features": 128,
             "synthetic.blocks": 200,
-            # the published command for ogbn-arxiv cut by METIS
+            # the published command for ogbn-arxiv partitioned by METIS
             "opfgl.server-steps": 2000,
             "opfgl.link-channels": options.link_channels,
             "opfgl.lr-features": 5e-2,

@@ -1,10 +1,10 @@
-"""Measure the server's step of O-pFGL: seconds and peak memory of the pseudo-graph.
+"""Measure the server step of O-pFGL: seconds and peak memory of the pseudo-graph.
 
     python benchmarks/pseudo_graph.py                    # all cases
     python benchmarks/pseudo_graph.py --cases cora arxiv --threads 1
 
-Targets are random, of the sizes of the data sets: the cost does not depend on their
-values. Every case runs in a process of its own, so that memory is its own as well.
+The targets are random and have the sizes of the datasets: the cost does not depend on their
+values. Each case runs in a separate process, so that its peak memory is measured alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=0, help="instead of the case's")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="replaces the steps of the case"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -83,7 +85,7 @@ def main() -> None:
         return
     table = Table(
         "case", "pseudo-nodes", "features", "hidden", "steps", "seconds", "ms/step",
-        "peak GiB", "alignment falls by",
+        "peak GiB", "alignment decrease",
         title=f"pseudo-graph of O-pFGL, {options.threads} threads",
     )  # fmt: skip
     for case in options.cases:

@@ -1,12 +1,11 @@
-"""List the files and functions of this project that one round executes, in order.
+"""List the files and functions of this package that one round executes, in order.
 
     python benchmarks/round_path.py
     python benchmarks/round_path.py --methods fedavg --functions
 
-The third round of a run in the local engine with three clients is traced: from the moment
-the second round is reported until the third one is. Earlier rounds fill caches. Files that only define things the round
-uses (dataclasses, constants) do not count; files in which a function runs do. Use
-it as a reading list: the files stand in the order in which the round enters them.
+Traces the third round of a run with three clients and the local engine, since earlier
+rounds fill caches. A file is listed if one of its functions runs, in order of the first
+call. Files of which a round only uses definitions (dataclasses, constants) are not listed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "synthetic": {"nodes": 120, "features": 8},
 }
 LIMITS = {"fedavg": 25, "fedpg": 32}
-"""Largest number of files that is accepted."""
+"""Maximum number of files for each method."""
 
 
 def trace_round(method: str, folder: Path) -> dict[str, list[str]]:
@@ -40,7 +39,7 @@ def trace_round(method: str, folder: Path) -> dict[str, list[str]]:
     method : str
         Method to run.
     folder : Path
-        Where the run folder goes.
+        Parent of the run folder.
 
     Returns
     -------

@@ -1,12 +1,12 @@
-"""Measure seconds per round: the engines against the same arithmetic in a bare loop.
+"""Measure seconds per round: engines compared with the same computation in a loop.
 
     python benchmarks/round_time.py                      # Cora, 10 clients, FedAvg
     python benchmarks/round_time.py --dataset synthetic --clients 1000 --nodes 20000
 
-Every row is measured in a process of its own, so that memory is its own as well; the
+Each row is measured in a separate process, so that its peak memory is measured alone. The
 median is over the rounds after the warm-up, with evaluation in every round and one thread
-per client. "floor" is the bare loop: the same models, graphs, steps and scores, kept in
-memory, without messages.
+per client. "floor" is a plain loop with the same models, graphs, steps and scores,
+without messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="gcn")
     parser.add_argument("--partition", default="metis")
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--nodes", type=int, default=0, help="of the synthetic graph")
+    parser.add_argument(
+        "--nodes", type=int, default=0, help="nodes of the synthetic graph"
+    )
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
@@ -64,7 +66,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def floor(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Run FedAvg in a bare loop: the arithmetic and nothing else."""
+    """Run FedAvg in a plain loop without messages; return the seconds of each round."""
     import torch
 
     from flower_fgl.client_apps.runtime.client import Client
@@ -113,8 +115,8 @@ def floor(options: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def engine(options: argparse.Namespace, name: str) -> list[dict[str, float]]:
-    """Run an engine and return its rounds' seconds."""
-    from flower_fgl.cli.run import run_one
+    """Run an engine; return the seconds of each round."""
+    from flower_fgl.simulation.run import run_one
 
     with tempfile.TemporaryDirectory() as folder:
         values = {**settings(options), "output-dir": folder}

@@ -1,10 +1,10 @@
-"""Compare the numbers of six methods on Cora between two checkouts, to the last bit.
+"""Compare the results of six methods on Cora between two checkouts, bit for bit.
 
     python benchmarks/same_numbers.py --against ../other-checkout
 
-Each method runs three rounds with three clients in the local engine of both checkouts.
-``summary.json`` and ``rounds.jsonl`` without their seconds, and the saved model, must be
-equal. Prints one line per method; the exit status is 1 if any differs.
+Each method runs three rounds with three clients and the local engine in both checkouts.
+``summary.json`` and ``rounds.jsonl`` without seconds, and the saved model, must be equal.
+Prints one line per method; the exit status is 1 if any method differs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ simulate(**json.loads(sys.argv[1]))
 
 
 def numbers(checkout: Path, method: str, dataset: str, folder: Path) -> dict[str, Any]:
-    """Run one method in a checkout and return everything that must not change."""
+    """Run one method in a checkout; return all results that must not change."""
     run_dir = folder / f"{hashlib.sha1(str(checkout).encode()).hexdigest()}-{method}"
     keywords = {
         "method": method,
@@ -67,12 +67,12 @@ def numbers(checkout: Path, method: str, dataset: str, folder: Path) -> dict[str
 
 
 def without_seconds(values: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what a clock measured."""
+    """Return the values without measured seconds."""
     return {key: value for key, value in values.items() if key != "seconds"}
 
 
 def main() -> int:
-    """Print a line per method."""
+    """Print one line per method."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, required=True, help="other checkout")
     parser.add_argument("--dataset", default="cora")

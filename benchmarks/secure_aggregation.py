@@ -1,11 +1,11 @@
-"""Measure what secure aggregation costs: seconds and bytes a round against plain FedAvg.
+"""Measure secure aggregation: seconds and bytes per round compared with plain FedAvg.
 
     python benchmarks/secure_aggregation.py
     python benchmarks/secure_aggregation.py --clients 10 50 --hidden 256
 
-All clients run in this process one after the other (the local engine), so the seconds are
-those of the whole federation; a client's share is about the K-th part. Plain and secure
-runs alternate and the fastest round of each counts.
+All K clients run in this process one after the other (local engine), so the seconds are
+totals over all clients; one client takes about 1/K of them. Plain and secure runs
+alternate, and the fastest round of each counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
 
 
 def rounds(options: argparse.Namespace, clients: int, *, is_secure: bool) -> Any:
-    """Run one federation, return its rounds after the first."""
+    """Run one federation; return its rounds after the first."""
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(
             clients=clients,
@@ -48,7 +48,7 @@ def rounds(options: argparse.Namespace, clients: int, *, is_secure: bool) -> Any
 
 
 def megabytes(row: Any, way: str, clients: int) -> float:
-    """Return what one client sends or gets in a round."""
+    """Return the megabytes that one client sends or receives in a round."""
     return sum(row["bytes"][way].values()) / clients / 1e6
 
 
@@ -62,7 +62,7 @@ def fastest(work: Any, repeats: int = 5) -> float:
 
 
 def parts(clients: int) -> tuple[float, float, float]:
-    """Time sharing two secrets, rebuilding one, and a million masks, in milliseconds."""
+    """Return milliseconds to share two secrets, rebuild one, and draw a million masks."""
     points = list(range(1, clients + 1))
     need = clients * 2 // 3
     secret = draw_secret()

@@ -1,7 +1,7 @@
 """Federated graph learning methods as Flower apps.
 
-``flower_fgl.simulate(method="fedavg", dataset="cora", clients=10)`` runs one in this
-process; ``flower-fgl run`` and ``flwr run .`` run the same app under Flower.
+``flower_fgl.simulate(method="fedavg", dataset="cora", clients=10)`` runs a method in this
+process. ``flower-fgl run`` and ``flwr run .`` run the same app with Flower.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flower_fgl.core.version import VERSION as __version__
+from flower_fgl.core.version import VERSION
 
 if TYPE_CHECKING:
     from flower_fgl.methods import METHODS
     from flower_fgl.runs.run import Run
     from flower_fgl.simulation.local import simulate
     from flower_fgl.simulation.resume import resume
+
+__version__ = VERSION
 
 __all__ = ["METHODS", "Run", "__version__", "resume", "simulate"]
 
@@ -29,7 +31,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is asked for: a server loads no client code."""
+    """Import a public name on first access, so that a server loads no client code."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``python -m flower_fgl`` is ``flower-fgl``."""
+"""Run the ``flower-fgl`` command as ``python -m flower_fgl``."""
 
 from flower_fgl.cli.main import main
 

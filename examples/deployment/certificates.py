@@ -1,9 +1,9 @@
-"""Make what a TLS federation needs: a CA, the SuperLink's certificate, SuperNode keys.
+"""Create a CA, a SuperLink certificate and SuperNode keys for a federation with TLS.
 
 python certificates.py FOLDER hospital-a hospital-b hospital-c [--host fl.example.org]
 
-For a rehearsal: a real federation has its certificates signed by its own CA, and every
-owner makes its key itself and sends only the .pub file.
+Use these files for a rehearsal only. In a real federation the certificates are signed by
+its own CA, and each data owner creates its key and sends only the .pub file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def make_certificates(
     Parameters
     ----------
     folder : Path
-        Made if it is not there; private keys get mode 0600.
+        Folder to write to; created if missing. Private keys get mode 0600.
     owners : sequence of str
-        Names of ``<owner>.key`` and ``<owner>.pub``.
+        Names of the data owners, used in ``<owner>.key`` and ``<owner>.pub``.
     hosts : sequence of str
-        Names and addresses by which SuperNodes reach the SuperLink.
+        Host names and addresses by which SuperNodes reach the SuperLink.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -104,6 +104,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("owners", nargs="*")
-    parser.add_argument("--host", action="append", help="instead of localhost")
+    parser.add_argument(
+        "--host",
+        action="append",
+        help="host name or address of the SuperLink, by default localhost",
+    )
     given = parser.parse_args()
     make_certificates(given.folder, given.owners, given.host or HOSTS)

@@ -1,11 +1,11 @@
-"""Rehearse a deployment on one machine: a SuperLink and three owners, each its own graph.
+"""Rehearse a deployment on one machine: a SuperLink and three data owners.
 
 python rehearse.py FOLDER [--tls] [--dataset cora] [--rounds 20] [--method fedavg]
 
-Exports a partitioned graph as three owners' files, checks them, starts everything on free
-loopback ports, runs, predicts with each owner's model, and ends what it started. With
-``--tls`` there are certificates, and the SuperLink admits registered keys only.
-docs/deployment.md says the same commands one by one.
+Exports a partitioned graph as three graph files, checks them, starts a SuperLink and three
+SuperNodes on free loopback ports, runs a method, predicts with each owner's model, and ends
+all processes. With ``--tls`` the connections are encrypted, and the SuperLink only accepts
+registered keys. docs/deployment.md explains the commands one by one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENVIRONMENT = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 unless told
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; 1 by default
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ADDRESS": "local",
     "OMP_NUM_THREADS": "1",
@@ -40,10 +40,17 @@ ENVIRONMENT = {
 
 
 class Rehearsal:
-    """The processes of one rehearsal, and the folder they leave everything in.
+    """Processes of one rehearsal, and the folder for all their files.
 
-    With ``worker_idle`` every owner has a worker that stays between messages, until none
-    came for so many seconds.
+    Parameters
+    ----------
+    folder : Path
+        Folder for configuration, keys, logs and results.
+    tls : bool
+        Whether connections are encrypted and SuperNodes authenticated.
+    worker_idle : int
+        Seconds without a message after which an owner's worker process ends; 0 starts a
+        new process for each message.
     """
 
     def __init__(self, folder: Path, *, tls: bool, worker_idle: int = 600) -> None:
@@ -68,7 +75,7 @@ class Rehearsal:
         (home / "config.toml").write_text("\n".join(lines) + "\n")
 
     def command(self, *arguments: str, timeout: float = 120) -> str:
-        """Run a program to its end and return what it printed; stop if it failed."""
+        """Run a program and return its output; exit if it fails."""
         done = subprocess.run(
             [str(PROGRAMS / arguments[0]), *arguments[1:]],
             env=self.environment,
@@ -82,7 +89,7 @@ class Rehearsal:
         return done.stdout
 
     def start(self, log: str, cwd: Path, *arguments: str) -> None:
-        """Start a program that stays; its output goes to a log file."""
+        """Start a background program whose output goes to a log file."""
         cwd.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{log}.log").open("wb") as output:
             self.processes.append(
@@ -127,7 +134,7 @@ class Rehearsal:
             self.command("flwr", "supernode", "register", public, "federation")
 
     def start_owner(self, owner: str, graph: Path) -> None:
-        """Start one owner's SuperNode in a folder of its own."""
+        """Start one owner's SuperNode in its own folder."""
         security = ["--insecure"]
         if self.tls:
             security = [
@@ -142,7 +149,7 @@ class Rehearsal:
         )  # fmt: skip
 
     def run(self, settings: Sequence[str], timeout: float) -> None:
-        """Submit a run and wait for its end, however it ends."""
+        """Submit a run and wait until it ends; exit if it does not complete."""
         folder = self.folder / "server" / "run"
         pairs = " ".join([f"clients={len(OWNERS)}", f'run-dir="{folder}"', *settings])
         answer = self.command(
@@ -164,14 +171,14 @@ class Rehearsal:
             sys.exit(f"The run did not complete: {log[-3000:]}")
 
     def stop(self) -> None:
-        """End everything that was started, by process id."""
+        """End all started processes, by process ID."""
         family = []
         for process in self.processes:
             with contextlib.suppress(psutil.Error):
                 parent = psutil.Process(process.pid)
                 family += [*parent.children(recursive=True), parent]
         for process in self.processes:
-            process.terminate()  # lets a SuperNode sign off
+            process.terminate()  # lets a SuperNode disconnect properly
         _, living = psutil.wait_procs(family, timeout=10)
         for member in living:
             with contextlib.suppress(psutil.Error):
@@ -181,21 +188,21 @@ class Rehearsal:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody uses now."""
+    """Return a loopback port that is free at this moment."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
 
 
 def status_of(run: Path) -> str:
-    """Return the status of a run folder, empty before there is one."""
+    """Return the status of a run folder, empty if there is none yet."""
     with contextlib.suppress(OSError, ValueError):
         return str(json.loads((run / "summary.json").read_text())["status"])
     return ""
 
 
 def export(stage: Rehearsal, dataset: str) -> dict[str, Path]:
-    """Cut a benchmark graph into the owners' files and check each."""
+    """Partition a dataset into one graph file per owner and check each file."""
     folder = stage.folder / "graphs"
     stage.command(
         "flower-fgl", "export", str(folder), "--dataset", dataset,
@@ -216,12 +223,12 @@ def report(folder: Path) -> None:
     print(
         f"best round {summary['best']['round']}: test accuracy "
         f"{summary['best']['test']['accuracy']:.4f}; {len(seconds)} rounds, median "
-        f"{statistics.median(seconds):.2f} s, least {min(seconds):.2f} s"
+        f"{statistics.median(seconds):.2f} s, minimum {min(seconds):.2f} s"
     )
 
 
 def main() -> None:
-    """Do all of it."""
+    """Run the rehearsal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="must not exist")
     parser.add_argument("--tls", action="store_true")

@@ -1,1 +1,1 @@
-"""The flower-fgl command: one module per command."""
+"""The ``flower-fgl`` command line, one module per command."""

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the console they print to."""
+"""Arguments that several commands share, and the console that they print to."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ console = Console(width=None if sys.stdout.isatty() else WIDE)
 
 SettingPairs = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Any run-config key, e.g. --set fedprox.mu=0.1."),
+    typer.Option(
+        "--set", help="Set any run-config key, e.g. --set fedprox.mu=0.1. Repeatable."
+    ),
 ]
 
 
 def show(text: str) -> None:
-    """Print text as it is: no markup, no colours, no wrapping."""
+    """Print text without markup, colours or line wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
-    """Read ``key=value`` pairs; values are TOML, bare words are strings.
+    """Parse ``key=value`` pairs; values are TOML, bare words are strings.
 
     Parameters
     ----------
@@ -42,37 +44,38 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
 
     Returns
     -------
-    dict
+    dict of str to bool, int, float or str
+        Values by key.
 
     Raises
     ------
     ConfigError
-        If a pair has no ``=`` or its value is a list or table.
+        If a pair has no ``=``, an empty key, or a list or table as its value.
     """
     out: dict[str, Scalar] = {}
     for pair in pairs:
         key, sign, text = pair.partition("=")
         if not sign or not key.strip():
-            raise ConfigError(f'--set takes key=value, got "{pair}".')
+            raise ConfigError(f'--set expects key=value, got "{pair}".')
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text.strip()
         if not isinstance(value, bool | int | float | str):
-            raise ConfigError(f"--set {key} takes one value, got {text}.")
+            raise ConfigError(f"--set {key} expects a single value, got {text}.")
         out[key.strip()] = value
     return out
 
 
 def given(**values: Scalar | None) -> dict[str, Scalar]:
-    """Keep the options a user gave, with their config keys."""
+    """Return the options that the user gave, by run-config key."""
     return {k.replace("_", "-"): v for k, v in values.items() if v is not None}
 
 
 def data_config(
     dataset: str, clients: int, rule: str, settings: Sequence[str] | None
 ) -> RunConfig:
-    """Check the settings of a command that only looks at data."""
+    """Return the checked settings of a command that only reads data."""
     pairs = parse_pairs(settings or [])
     values: dict[str, Scalar] = {
         "dataset": dataset,

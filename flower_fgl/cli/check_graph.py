@@ -1,4 +1,4 @@
-"""What ``flower-fgl check-graph`` does: problems of an owner's file, and what it tells."""
+"""The ``check-graph`` command: problems of a graph file, and what the server learns."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from flower_fgl.protocols.describe import Description
 
 __all__ = ["GraphReport", "inspect_graph", "learned_by_server"]
 
-FEW = 5
-"""Training nodes of a class below which its count says much about single persons."""
+SMALL_CLASS = 5
+"""Classes with fewer training nodes may reveal information about individuals."""
 
 
 @dataclass(frozen=True)
 class GraphReport:
-    """What a check found.
+    """Result of checking a graph file.
 
     Parameters
     ----------
     problems : list of str
-        Why the file cannot be used, each with what to do; empty if it can.
+        Reasons why the file cannot be used, each with a remedy; empty if it can.
     notes : list of str
-        What works but is worth a look.
+        Properties that do not prevent use but deserve attention.
     description : Description or None
         What the server would learn, class counts included; ``None`` after a problem.
     """
@@ -46,15 +46,15 @@ class GraphReport:
 
 
 def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
-    """Look for all problems of an owner's graph file.
+    """Find all problems of a data owner's graph file.
 
     Parameters
     ----------
     path : Path
         An ``.npz`` file or a CSV folder.
     settings : mapping of str to bool, int, float or str
-        Run config of the planned run; ``split``, ``setting`` and who may know the
-        class counts matter.
+        Run config of the planned run. ``split``, ``setting``, ``shots``,
+        ``share-class-counts`` and ``min-class-count`` matter.
 
     Returns
     -------
@@ -83,14 +83,14 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
     )
     notes = _notes(graph, description, config)
     if not owned.dataset.masks and config.split == "default":
-        drawn = (
+        split = (
             f"{config.shots} training and 15 test nodes"
             if config.setting == "few-shot"
             else "20/40/40 percent"
         )
         notes.append(
-            f"The file brings no split: one will be drawn, {drawn} of each class. Bring "
-            "your own to keep it under control."
+            "The file contains no split. A random one will be drawn: "
+            f"{split} of each class. Add masks to the file to choose the split yourself."
         )
     counts = enough(description.class_counts, config.min_class_count)
     return GraphReport([], notes, replace(description, class_counts=counts))
@@ -99,51 +99,51 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
 def _notes(
     graph: ClientGraph, description: Description, config: RunConfig
 ) -> list[str]:
-    """Say what a person would want to know before training on it."""
+    """Return notes on missing nodes, small classes, isolated nodes and large features."""
     notes = []
     if not description.num_train:
         is_scored = description.num_val or description.num_test
-        can = "cannot train, only" if is_scored else "can neither train nor"
+        can = "cannot train and can only" if is_scored else "can neither train nor"
         notes.append(
-            f"There are no labelled training nodes: this owner {can} be scored."
+            f"There are no labelled training nodes: this owner {can} be evaluated."
         )
-    for what, number in (
+    for split, number in (
         ("validation", description.num_val),
         ("test", description.num_test),
     ):
         if not number:
-            notes.append(f"There are no labelled {what} nodes.")
-    notes += _few(description, config)
+            notes.append(f"There are no labelled {split} nodes.")
+    notes += _small_classes(description, config)
     whole = graph.graph
-    touched = torch.zeros(whole.num_nodes, dtype=torch.bool)
-    touched[whole.edge_index[0]] = True
-    alone = whole.num_nodes - int(touched.sum())
-    if alone:
-        notes.append(f"{alone:,} of {whole.num_nodes:,} nodes have no neighbour.")
+    has_neighbor = torch.zeros(whole.num_nodes, dtype=torch.bool)
+    has_neighbor[whole.edge_index[0]] = True
+    isolated = whole.num_nodes - int(has_neighbor.sum())
+    if isolated:
+        notes.append(f"{isolated:,} of {whole.num_nodes:,} nodes have no neighbour.")
     if whole.x.layout == torch.strided:
         largest = float(whole.x.abs().max())
         if largest > 100:
             notes.append(
-                f"The largest feature is {largest:.3g}. Bring features to one scale, the "
-                "same at all owners, or training will be slow."
+                f"The largest absolute feature value is {largest:.3g}. Scale the features "
+                "in the same way at all owners, or training will converge slowly."
             )
     return notes
 
 
-def _few(description: Description, config: RunConfig) -> list[str]:
-    """Name the small classes, and say which of their counts the server learns."""
+def _small_classes(description: Description, config: RunConfig) -> list[str]:
+    """Return a note that lists small classes and the counts that the server learns."""
     counts = dict(zip(description.class_names, description.class_counts, strict=True))
-    few = {name: count for name, count in counts.items() if count < FEW}
-    if not few:
+    small = {name: count for name, count in counts.items() if count < SMALL_CLASS}
+    if not small:
         return []
-    listed = ", ".join(f"{name} ({count})" for name, count in few.items())
-    text = f"Classes with fewer than {FEW} training nodes: {listed}."
-    sent = enough(tuple(few.values()), config.min_class_count)
-    if config.share_class_counts and sent == tuple(few.values()):
-        text += " With share-class-counts the server learns these numbers."
+    listed = ", ".join(f"{name} ({count})" for name, count in small.items())
+    text = f"Classes with fewer than {SMALL_CLASS} training nodes: {listed}."
+    sent = enough(tuple(small.values()), config.min_class_count)
+    if config.share_class_counts and sent == tuple(small.values()):
+        text += " With share-class-counts the server learns these counts."
     elif config.share_class_counts and any(sent):
         text += (
-            " With share-class-counts the server learns those of at least "
+            " With share-class-counts the server learns only counts of at least "
             f"min-class-count = {config.min_class_count}."
         )
     return [text]
@@ -152,19 +152,19 @@ def _few(description: Description, config: RunConfig) -> list[str]:
 def learned_by_server(
     description: Description, *, with_counts: bool
 ) -> dict[str, object]:
-    """Return exactly the fields that the server gets.
+    """Return exactly the fields that the server receives.
 
     Parameters
     ----------
     description : Description
-        Of :func:`check_graph`.
+        Description in the report of :func:`inspect_graph`.
     with_counts : bool
         Whether ``share-class-counts`` is on.
 
     Returns
     -------
     dict of str to object
-        By the name in the message.
+        Values by field name of the message.
     """
     if not with_counts:
         description = replace(description, class_counts=())

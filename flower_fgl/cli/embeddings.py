@@ -1,4 +1,4 @@
-"""What ``flower-fgl embeddings`` does: draw clients' training, test and made-up nodes."""
+"""The ``embeddings`` command: draw clients' training, test and synthetic nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["draw_embeddings", "embedding_figure", "principal_plane"]
 
 
 def principal_plane(points: Tensor) -> Tensor:
-    """Project points on their first two principal components.
+    """Project points onto their first two principal components.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ def principal_plane(points: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (n, 2), float32
-        Centred. Each axis points to where its farthest point is; a direction in which
-        nothing varies is 0.
+        Centred coordinates. The sign of each axis makes its largest absolute coordinate
+        positive. Directions without variance are 0.
     """
     centred = points - points.mean(dim=0)
     u, s, _ = torch.linalg.svd(centred, full_matrices=False)
@@ -48,12 +48,14 @@ def principal_plane(points: Tensor) -> Tensor:
 
 
 def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Path:
-    """Write a picture of :func:`embedding_figure`.
+    """Write the picture of :func:`embedding_figure` to a file.
 
     Parameters
     ----------
-    folder, partition_ids
-        See :func:`embedding_figure`.
+    folder : Path
+        Run folder with a checkpoint.
+    partition_ids : sequence of int
+        Clients to draw, one panel each.
     out : Path
         PNG, SVG or PDF file to write.
 
@@ -65,7 +67,8 @@ def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Pa
     Raises
     ------
     RunError
-        As :func:`embedding_figure`, or if the file cannot be written.
+        If the folder holds no run, in the cases of :func:`embedding_figure`, or if the
+        file cannot be written.
     """
     figure = embedding_figure(Run.load(folder), partition_ids)
     try:
@@ -78,16 +81,16 @@ def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Pa
 def embedding_figure(
     run: Run, partition_ids: Sequence[int], *, limit: int = 2000
 ) -> Figure:
-    """Draw nodes of some clients as the models of a run's checkpoint embed them.
+    """Draw the embeddings that the clients' models in a checkpoint compute.
 
     Parameters
     ----------
     run : Run
-        With a checkpoint, as ``keep-checkpoint = true`` leaves it.
+        Run with a checkpoint, which ``keep-checkpoint = true`` keeps.
     partition_ids : sequence of int
-        Clients, a panel each.
+        Clients to draw, one panel each.
     limit : int, positive
-        Nodes of a kind and client at most, the first ones.
+        Maximum number of nodes per kind and client; the first ones are drawn.
 
     Returns
     -------
@@ -96,20 +99,20 @@ def embedding_figure(
     Raises
     ------
     RunError
-        If there is no checkpoint with client states, no such client, a client without
-        nodes, or the method makes none.
+        If the run has no checkpoint with client states, a client does not exist or has
+        no nodes, or the method generates no synthetic nodes.
     """
     folder = run.path
     config = parse_config(dict(flatten_config(run.config)))
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise RunError(
-            f"{folder} has no checkpoint, and with it no model of a client. Run it with "
+            f"{folder} has no checkpoint, which holds the clients' models. Run it with "
             "--set keep-checkpoint=true."
         )
     number = len(checkpoint.clients)
     if bad := [pid for pid in partition_ids if not 0 <= pid < number]:
-        raise RunError(f"There are clients 0 to {number - 1}, got {bad}.")
+        raise RunError(f"Clients must be in 0..{number - 1}, got {bad}.")
     app = METHODS[config.method].load_client_app()()
     clouds = []
     for pid in partition_ids:
@@ -118,27 +121,27 @@ def embedding_figure(
         )
         if kinds is None:
             raise RunError(
-                f"{config.method} makes no synthetic nodes to draw; FedPANO's generator "
-                "does."
+                f"{config.method} generates no synthetic nodes to draw. Use a run of "
+                "FedPANO, which has a generator."
             )
         if not any(len(h) for h, _ in kinds.values()):
             raise RunError(
-                f"Client {pid} takes no part in this run: it has no training and no test "
-                "nodes to draw. Name another one."
+                f"Client {pid} does not participate in this run: it has no training and no "
+                "test nodes to draw. Choose another client."
             )
         clouds.append(_cloud(f"client {pid}", kinds, limit))
     return plots.node_clouds(clouds, run.summary.get("class_names"))
 
 
 def _client(config: RunConfig, checkpoint: Checkpoint, partition_id: int) -> Client:
-    """Open a client as the checkpoint left it."""
+    """Restore a client from the checkpoint."""
     number = len(checkpoint.clients)
     store = open_store(config, number)
     path = checkpoint.client_folder / f"{partition_id:06d}.safetensors"
     if not checkpoint.client_folder.is_dir():
         raise RunError(
-            f"{checkpoint.folder} holds no client states: set state-dir under Ray, or "
-            "use --engine local."
+            f"{checkpoint.folder} holds no client states. Set state-dir with Ray, or use "
+            "--engine local."
         )
     device = torch.device("cpu")
     data = ClientData.build(store.load(partition_id), device)
@@ -149,7 +152,7 @@ def _client(config: RunConfig, checkpoint: Checkpoint, partition_id: int) -> Cli
 def _cloud(
     label: str, kinds: Mapping[str, tuple[Tensor, Tensor]], limit: int
 ) -> plots.Cloud:
-    """Project all kinds of nodes of a client together."""
+    """Project all nodes of a client onto a common plane."""
     parts = {kind: (h[:limit], y[:limit]) for kind, (h, y) in kinds.items()}
     plane = principal_plane(torch.cat([h for h, _ in parts.values()]))
     sizes = [len(h) for h, _ in parts.values()]

@@ -1,4 +1,4 @@
-"""Commands that look at graphs: partition, export, check-graph and predict."""
+"""Commands that read graphs: partition, export, check-graph and predict."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.cli.tables import make_table
+from flower_fgl.methods import parse_config
 
 __all__ = ["check_graph", "export", "partition", "predict"]
 
 
 def partition(
     dataset: Annotated[
-        str, typer.Option(help="See flower-fgl datasets.")
+        str, typer.Option(help="Dataset, see flower-fgl datasets.")
     ] = "synthetic",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
-    rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
+    rule: Annotated[
+        str, typer.Option(help="Partition rule: metis, louvain, dirichlet, …")
+    ] = "metis",
     settings: SettingPairs = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write a heat map of class by client (PNG).")
+        Path | None,
+        typer.Option(help="Write a heat map of classes by client to this PNG file."),
     ] = None,
 ) -> None:
-    """Partition a dataset and describe what each client holds."""
+    """Partition a dataset and describe each client's data."""
+    config = data_config(dataset, clients, rule, settings)
+    # loads torch: the settings are checked first
     from flower_fgl.cli.partition import describe_clients, write_heat_map
 
-    config = data_config(dataset, clients, rule, settings)
     description = describe_clients(config)
     sets = ("train", "val", "test", *description.columns)
     table = make_table("client", description.items, *sets, "classes", "exp(entropy)")
@@ -47,35 +52,49 @@ def partition(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Where the .npz files go.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the .npz files.")],
     dataset: Annotated[
-        str, typer.Option(help="See flower-fgl datasets.")
+        str, typer.Option(help="Dataset, see flower-fgl datasets.")
     ] = "synthetic",
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
-    rule: Annotated[str, typer.Option(help="metis, louvain, dirichlet …")] = "metis",
+    rule: Annotated[
+        str, typer.Option(help="Partition rule: metis, louvain, dirichlet, …")
+    ] = "metis",
     settings: SettingPairs = None,
 ) -> None:
-    """Write each client's graph as .npz, to rehearse a deployment."""
+    """Partition a dataset into one graph file per client.
+
+    Use the .npz files to rehearse a deployment, in which each client is a data owner.
+    """
+    config = data_config(dataset, clients, rule, settings)
+    # loads torch: the settings are checked first
     from flower_fgl.cli.partition import export_clients
 
-    for path in export_clients(data_config(dataset, clients, rule, settings), folder):
+    for path in export_clients(config, folder):
         show(str(path))
 
 
 def check_graph(
-    graph: Annotated[Path, typer.Argument(help="An .npz file or a CSV folder.")],
+    graph: Annotated[Path, typer.Argument(help="Graph: an .npz file or a CSV folder.")],
     settings: SettingPairs = None,
 ) -> None:
-    """Check a data owner's graph and show what the server would learn of it."""
+    """Check a data owner's graph file.
+
+    Lists all problems of the file, and everything that the server would learn about it
+    before round 1.
+    """
+    pairs = parse_pairs(settings or [])
+    parse_config(pairs)
+    # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 
-    report = inspect_graph(graph, parse_pairs(settings or []))
+    report = inspect_graph(graph, pairs)
     for number, problem in enumerate(report.problems, start=1):
         show(f"Problem {number}: {problem}")
     for note in report.notes:
         show(f"Note: {note}")
     if report.description is None:
-        show(f"{graph} cannot be used yet: {len(report.problems)} problems.")
+        show(f"{graph} cannot be used. Number of problems: {len(report.problems)}.")
         raise typer.Exit(1)
     show(f"{graph} can be used.")
     show("What the server learns before round 1:")
@@ -92,18 +111,23 @@ def check_graph(
 
 
 def predict(
-    model: Annotated[Path, typer.Option(help="An owner's model, or a run folder.")],
-    graph: Annotated[Path, typer.Option(help="An .npz file or a CSV folder.")],
+    model: Annotated[
+        Path, typer.Option(help="Model folder of a data owner, or a run folder.")
+    ],
+    graph: Annotated[Path, typer.Option(help="Graph: an .npz file or a CSV folder.")],
     output: Annotated[Path, typer.Option(help="CSV file to write.")],
 ) -> None:
-    """Write the class probabilities of a graph's nodes as CSV."""
+    """Predict the classes of a graph's nodes.
+
+    Writes the class probabilities of each node as CSV.
+    """
     from flower_fgl.cli.predict import predict_graph, write_csv
 
     prediction = predict_graph(model, graph)
     write_csv(prediction, output)
     card = prediction.card
-    whose = f"of {card.owner}" if card.owner else "aggregated"
+    kind = f"of {card.owner}" if card.owner else "aggregated"
     show(
         f"{len(prediction.nodes):,} nodes, {len(card.class_names)} classes: {output}\n"
-        f"model: {card.method}, {card.model}, round {card.round}, {whose}"
+        f"model: {card.method}, {card.model}, round {card.round}, {kind}"
     )

@@ -1,4 +1,4 @@
-"""The command line: ``flower-fgl run``, ``methods``, ``partition`` and so on."""
+"""Entry point of ``flower-fgl``: the app, and commands that train or list."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from flower_fgl.methods import METHODS
 __all__ = ["app", "main"]
 
 
-typer.core.HAS_RICH = False  # it would escape brackets for a markup that is not used
+typer.core.HAS_RICH = False  # rich would escape brackets for markup, which is off
 app = typer.Typer(
-    help="Federated graph learning as Flower apps.",
+    help="Train, evaluate and compare federated graph learning methods with Flower.\n\n"
+    "Example: flower-fgl run --method fedavg --dataset cora --clients 10",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    suggest_commands=False,  # click does
+    suggest_commands=False,  # click suggests them already
 )
 errors = Console(stderr=True)
 
 
 def main() -> None:
-    """Run the command line; errors a user can mend print without a traceback."""
+    """Run the command line; print errors that a user can fix without a traceback."""
     try:
         app()
     except FglError as error:
@@ -53,25 +54,25 @@ def main() -> None:
 
 @contextmanager
 def report_how_to_resume() -> Iterator[None]:
-    """After Ctrl-C say how the run, whose folder the interrupt names, is continued."""
+    """After Ctrl-C, print how to resume the run whose folder the interrupt names."""
     try:
         yield
     except KeyboardInterrupt as stop:
         from flower_fgl.runs.checkpoints import newest_checkpoint
 
-        told = "Interrupted."
+        message = "Interrupted."
         for folder in stop.args:
             kept = newest_checkpoint(Path(folder))
-            told += (
+            message += (
                 f" Run folder: {folder}"
                 if kept is None
                 else (
-                    f" It goes on from round {kept.server_round} with: flower-fgl run "
+                    f" To resume after round {kept.server_round}: flower-fgl run "
                     f"--resume {shlex.quote(folder)}"
                 )
             )
         errors.print(
-            told, style="bold yellow", markup=False, highlight=False, soft_wrap=True
+            message, style="bold yellow", markup=False, highlight=False, soft_wrap=True
         )
         raise typer.Exit(130) from stop
 
@@ -79,36 +80,54 @@ def report_how_to_resume() -> Iterator[None]:
 @app.command()
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(help="An experiment TOML, or a run's config.toml.")
+        Path | None,
+        typer.Argument(help="Experiment file (TOML), or the config.toml of a run."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="See flower-fgl methods.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="Method (default fedavg), see flower-fgl methods."),
+    ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="See flower-fgl datasets.")
+        str | None,
+        typer.Option(help="Dataset (default synthetic), see flower-fgl datasets."),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Number of clients [10].")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run [0].")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients (default 10).")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Number of rounds (default: see settings).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (default 0).")] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="local: this process; ray: Flower's simulation [ray]."),
+        typer.Option(
+            help="local: in this process; ray: Flower's simulation (default)."
+        ),
     ] = None,
     settings: SettingPairs = None,
     workers: Annotated[
-        int | None, typer.Option(help="Clients at once under Ray [one per core].")
+        int | None,
+        typer.Option(
+            help="Clients that train at once with Ray (default: one per core)."
+        ),
     ] = None,
     client_gpus: Annotated[
-        float, typer.Option(help="Share of a GPU per client under Ray.")
+        float, typer.Option(help="GPUs per client with Ray; 0.25 lets four share one.")
     ] = 0.0,
-    quiet: Annotated[bool, typer.Option(help="No progress bar.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Hide the progress bar.")] = False,
     resume: Annotated[
-        Path | None, typer.Option(help="Continue an interrupted run: its folder.")
+        Path | None, typer.Option(help="Folder of an interrupted run to resume.")
     ] = None,
     case: Annotated[
         list[str] | None,
-        typer.Option(help="Only this case of an experiment file; may be repeated."),
+        typer.Option(help="Run only this case of the experiment file. Repeatable."),
     ] = None,
 ) -> None:
-    """Train a method over the clients of a data set and leave a run folder."""
+    """Run a method, or all runs of an experiment file.
+
+    Each run writes a folder with its settings, the results of every round, and the
+    aggregated model. Runs of an experiment file that are complete are skipped.
+    """
     from flower_fgl.cli.run import RunOptions, resume_run, run_all
 
     options = given(
@@ -117,14 +136,14 @@ def run(
     pairs = parse_pairs(settings or [])
     if twice := sorted(options.keys() & pairs.keys()):
         raise ConfigError(
-            f"--{twice[0]} and --set {twice[0]}=… say the same: give one of them."
+            f"--{twice[0]} and --set {twice[0]}=… set the same key: give only one."
         )
     options |= pairs
     if resume is not None:
         if experiment is not None or options or engine is not None or case:
             raise ConfigError(
-                "--resume continues a run with its own settings and engine: give only "
-                "the folder, and --workers, --client-gpus or --quiet if need be."
+                "--resume keeps the settings and the engine of the run: besides the "
+                "folder, only --workers, --client-gpus and --quiet are allowed."
             )
         with report_how_to_resume():
             resume_run(resume, RunOptions("", workers, client_gpus, quiet), console)
@@ -134,11 +153,13 @@ def run(
         raise ConfigError(f'--engine must be "local" or "ray", got "{engine}".')
     if engine == "local" and (workers is not None or client_gpus):
         raise ConfigError(
-            "--workers and --client-gpus belong to Ray: leave them out with --engine "
-            "local, which runs one client after the other in this process."
+            "--workers and --client-gpus apply to Ray only: leave them out with "
+            "--engine local, which runs one client after the other in this process."
         )
     if case and experiment is None:
-        raise ConfigError("--case chooses from an experiment file: give one.")
+        raise ConfigError(
+            "--case selects from an experiment file: name the file as well."
+        )
     run_options = RunOptions(engine, workers, client_gpus, quiet)
     with report_how_to_resume():
         run_all(experiment, options, run_options, console, cases=case or ())
@@ -146,21 +167,21 @@ def run(
 
 @app.command()
 def methods() -> None:
-    """List the methods and what they send."""
+    """List the methods and what a client sends per round."""
     table = make_table("method", "paper", "per round and client")
     for name, method in sorted(METHODS.items()):
         table.add_row(name, method.paper, method.payload)
     console.print(table)
-    console.print("flower-fgl settings METHOD explains a method's own settings.")
+    console.print("Run flower-fgl settings METHOD to see the settings of a method.")
 
 
 @app.command()
 def settings(
     method: Annotated[
-        str | None, typer.Argument(help="Only what is this method's own.")
+        str | None, typer.Argument(help="Show only the settings of this method.")
     ] = None,
 ) -> None:
-    """Explain every key of the run config."""
+    """List the settings with their defaults and meanings."""
     from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 
     table = make_table("key", "default", "meaning")
@@ -172,7 +193,7 @@ def settings(
     for name in sorted(METHODS) if method is None else [method]:
         _explain(table, f"{name}.", METHODS[name].settings)
     for key, value in METHODS[method].defaults.items() if method else ():
-        table.add_row(key, f"{value!r}", "general, with a default of the method's own")
+        table.add_row(key, f"{value!r}", "general setting, with this method's default")
     console.print(table)
     if method is None:
         defaults = "; ".join(
@@ -181,8 +202,8 @@ def settings(
             for key, value in values.items()
         )
         console.print(
-            '(auto): the value "auto" takes the default of the method, else that of the '
-            f"data set ({defaults}), else the one shown."
+            '(auto): the value "auto" selects the default of the method, else that of the '
+            f"dataset ({defaults}), else the one shown."
         )
 
 
@@ -199,11 +220,11 @@ def _explain(table: Table, prefix: str, cls: Any) -> None:
 
 @app.command()
 def datasets() -> None:
-    """List the data sets with their published statistics."""
+    """List the datasets with their published statistics."""
     from flower_fgl.datasets.sources.registry import SOURCES
 
     table = make_table(
-        "data set", "task", "nodes", "edges", "features", "classes", "split"
+        "dataset", "task", "nodes", "edges", "features", "classes", "split"
     )
     for name, source in SOURCES.items():
         statistics = source.statistics
@@ -214,7 +235,10 @@ def datasets() -> None:
             source.split,
         )
     console.print(table)
-    console.print("Any other TU set as tu:NAME; a graph file by its path.")
+    console.print(
+        "Other TU datasets: tu:NAME. Your own graph: the path of an .npz file or a CSV "
+        "folder."
+    )
 
 
 _STATISTICS = ("nodes", "edges", "features", "classes")

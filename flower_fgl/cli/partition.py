@@ -1,4 +1,4 @@
-"""What the data commands show: client sizes, label skew, exported graphs."""
+"""The ``partition`` and ``export`` commands: client sizes, label skew, graph files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.partition.summary import PartitionSummary
@@ -25,23 +25,24 @@ __all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What a partition looks like.
+    """Description of a partition.
 
     Parameters
     ----------
     rows : list of list of str
-        For each client: number, nodes (or graphs), those that train, validate, test and
-        are in ``columns``, classes, and the exponential of the entropy of its labels.
+        Per client: partition-id, number of nodes (or graphs), numbers in the training,
+        validation and test sets and in ``columns``, number of classes, and the
+        exponential of its label entropy.
     counts : Tensor of shape (K, C), int64
         Labelled nodes (or graphs) by client and class.
     class_names : tuple of str
         Length C.
     summary : str
-        Totals, share of edges kept, and the partition's hash.
+        Totals, share of edges kept, and the hash of the partition.
     items : {"nodes", "graphs"}
-        What is counted.
+        Unit of the counts.
     columns : tuple of str
-        Titles of the node sets that only the setting scores.
+        Titles of the node sets that only this setting scores.
     """
 
     rows: list[list[str]]
@@ -53,15 +54,17 @@ class PartitionReport:
 
 
 def _clients(store: ClientStore) -> Iterator[ClientGraph]:
+    """Load the clients one by one."""
     return (store.load(pid) for pid in range(store.index.num_clients))
 
 
 def _held(client: ClientGraph) -> list[Graph]:
-    """Return the graphs that make up a client's own nodes: not what it has not seen."""
+    """Return the graphs of a client's own nodes, without unseen ones."""
     return [g for g in (client.graph, *client.evaluation) if set(SPLITS) & set(g.masks)]
 
 
 def _sizes(client: ClientGraph, names: Iterable[str]) -> list[int]:
+    """Return the number of a client's nodes in each named mask."""
     graphs = [client.graph, *client.evaluation]
     return [
         max(int(g.masks[name].sum()) for g in graphs if name in g.masks)
@@ -70,7 +73,7 @@ def _sizes(client: ClientGraph, names: Iterable[str]) -> list[int]:
 
 
 def describe_clients(config: RunConfig) -> PartitionReport:
-    """Cut the data set of a configuration and describe the pieces.
+    """Partition the dataset of a configuration and describe each client.
 
     Parameters
     ----------
@@ -84,7 +87,7 @@ def describe_clients(config: RunConfig) -> PartitionReport:
     Raises
     ------
     DataError
-        If the data are missing or cannot be cut so.
+        If the data are missing or cannot be partitioned with these settings.
     """
     store = open_store(config, config.clients)
     counts, sizes, masked, edges = [], [], [], 0
@@ -130,7 +133,14 @@ def describe_clients(config: RunConfig) -> PartitionReport:
 
 
 def write_heat_map(report: PartitionReport, path: Path) -> None:
-    """Draw class by client as a PNG.
+    """Write a heat map of classes by client as a PNG file.
+
+    Parameters
+    ----------
+    report : PartitionReport
+        Description of the partition.
+    path : Path
+        File to write; missing parent folders are created.
 
     Raises
     ------
@@ -144,8 +154,8 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, bbox_inches="tight")
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise DataError(f"Cannot write {path}: {why}.") from error
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"Cannot write {path}: {reason}.") from error
 
 
 def export_clients(config: RunConfig, folder: Path) -> list[Path]:
@@ -156,25 +166,26 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     config : RunConfig
         Data settings and ``clients``.
     folder : Path
-        Made if it is not there.
+        Folder to write to; created if missing.
 
     Returns
     -------
     list of Path
+        The written files.
 
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``: an owner's file holds one graph.
+        If ``setting`` is ``"graph"``, since a graph file holds a single graph.
     DataError
-        If the data cannot be cut so, or the folder not be written, or if it holds graphs
-        of more clients already.
+        If the data cannot be partitioned, the folder cannot be written, or it holds
+        files of another export.
     """
     if config.classifies_graphs:
         raise ConfigError(
-            "export writes graphs whose nodes are classified; a graph file has no form "
-            'for a set of graphs (setting = "graph"). Choose a data set of task "node" '
-            "(flower-fgl datasets)."
+            "export supports node classification only: a graph file cannot hold a set "
+            'of graphs (setting = "graph"). Choose a dataset of task "node" (flower-fgl '
+            "datasets)."
         )
     store = open_store(config, config.clients)
     number = store.index.num_clients
@@ -182,8 +193,8 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     paths = [folder / f"client-{k:0{width}d}.npz" for k in range(number)]
     if others := sorted({*folder.glob("client-*.npz")} - {*paths}):
         raise DataError(
-            f"{folder} holds {others[0].name} of another export, which is none of these "
-            f"{number} clients. Name another folder, or remove it."
+            f"{folder} holds {others[0].name} of another export, which is not one of "
+            f"these {number} clients. Choose another folder, or remove it."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What ``flower-fgl predict`` does: class probabilities of a graph's nodes as CSV."""
+"""The ``predict`` command: class probabilities of a graph's nodes as CSV."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Prediction:
     Parameters
     ----------
     nodes : tuple of str
-        Length N: the owner's ids of the nodes, or their numbers where the file has none.
+        Length N: node ids of the file, or node numbers if the file has no ids.
     probabilities : Tensor of shape (N, C), float32
-        Rows add up to 1.
+        Each row sums to 1.
     card : ModelCard
-        The model that predicted.
+        Description of the model.
     """
 
     nodes: tuple[str, ...]
@@ -44,14 +44,14 @@ class Prediction:
 
 
 def predict_graph(model: Path, graph: Path) -> Prediction:
-    """Classify the nodes of an owner's graph.
+    """Predict class probabilities for the nodes of a graph file.
 
     Parameters
     ----------
     model : Path
-        Folder with a ``model.safetensors``: an owner's, or a run folder.
+        Folder with a ``model.safetensors``: a data owner's model folder or a run folder.
     graph : Path
-        An ``.npz`` file or a CSV folder; labels are not read and need not be there.
+        An ``.npz`` file or a CSV folder; labels are optional and not used.
 
     Returns
     -------
@@ -66,47 +66,47 @@ def predict_graph(model: Path, graph: Path) -> Prediction:
     """
     saved = load_model(model)
     owned = load_graph_file(graph.expanduser(), needs_labels=False)
-    dataset = _fitting(_as_measured(owned, saved, graph), saved, graph)
+    dataset = _match_model(_undo_scaling(owned, saved, graph), saved, graph)
     with torch.inference_mode():
         logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
     nodes = owned.names or tuple(map(str, owned.node_ids.tolist()))
     return Prediction(nodes, logits.softmax(dim=1), saved.card)
 
 
-def _as_measured(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeDataset:
-    """Take back the scaling of an exported file; of rows that cannot be done."""
+def _undo_scaling(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeDataset:
+    """Undo the feature scaling of an exported file; row scaling cannot be undone."""
     dataset, scaling = owned.dataset, owned.scaling
     if scaling is None or (scaling.kind == "rows" == saved.card.scaling):
         return dataset
     if scaling.statistics is None:
         raise DataError(
-            f"The features in {path} were divided by their sums when it was exported, but "
-            "the model expects them as they were measured. Export the file with "
-            'feature-norm = "none".'
+            f"The features in {path} were divided by their row sums during export, but "
+            "the model expects the original values. Export the file with feature-norm = "
+            '"none".'
         )
     mean, std = scaling.statistics
     return replace(dataset, x=scale_features(dataset.x, -mean / std, 1 / std))
 
 
-def _fitting(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset:
-    """Return the graph as the model expects it."""
+def _match_model(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset:
+    """Check that the graph fits the model; return it with features scaled for it."""
     card = saved.card
     if card.classifies_graphs:
         raise DataError(
-            f'The model classifies whole graphs (setting = "graph"), but {path} holds one '
-            "graph, whose nodes would be classified. Use a model trained on nodes."
+            f'The model classifies whole graphs (setting = "graph"), but predict '
+            f"classifies the nodes of one graph, {path}. Use a model trained on nodes."
         )
     if dataset.num_features != card.num_features:
         raise DataError(
             f"{path} does not fit the model: expected {card.num_features} features as in "
-            f"training, got {dataset.num_features}. Give the same features in the same "
+            f"training, got {dataset.num_features}. Provide the same features in the same "
             "order."
         )
     if card.scaling == "lost":
         raise DataError(
-            "The model was trained on features that each client standardised with "
-            "statistics of its own, which this file does not hold. Use the model that an "
-            "owner of a graph file kept."
+            "Each client standardised its features with its own statistics for training, "
+            "and this model file does not hold them. Use the model that a data owner's "
+            "SuperNode saved."
         )
     if card.scaling == "rows":
         return replace(dataset, x=normalise_rows(dataset.x))
@@ -114,21 +114,21 @@ def _fitting(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset
         return dataset
     if dataset.x.layout != torch.strided:
         raise DataError(
-            f"{path} holds sparse features, but the model expects dense ones, "
-            "standardised. Save them as x."
+            f"{path} holds sparse features, but the model expects dense, standardised "
+            "ones. Save the features as a dense array x."
         )
     return replace(dataset, x=scale_features(dataset.x, *saved.scaling))
 
 
 def write_csv(prediction: Prediction, path: Path) -> None:
-    """Write one line a node: ``node``, ``predicted``, and ``p:<class>`` for each class.
+    """Write one row per node: ``node``, ``predicted``, and ``p:<class>`` for each class.
 
     Parameters
     ----------
     prediction : Prediction
-        What to write.
+        Probabilities to write.
     path : Path
-        File to make or replace, whole or not at all.
+        File to create or replace atomically.
 
     Raises
     ------

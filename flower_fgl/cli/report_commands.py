@@ -10,6 +10,15 @@ import typer
 from flower_fgl.cli.arguments import console, show
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.errors import RunError
+from flower_fgl.runs.compare import (
+    common_metric,
+    compare_runs,
+    describe,
+    select_runs,
+    verdict,
+)
+from flower_fgl.runs.cost_to_accuracy import cost_until
+from flower_fgl.runs.run import Run
 
 __all__ = ["compare", "embeddings", "reach", "report"]
 
@@ -18,36 +27,41 @@ def report(
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="Run folders, folders of them or patterns; FOLDER:NAME takes one "
-            "method's or case's runs."
+            help="Run folders, folders of run folders, or patterns; FOLDER:NAME "
+            "selects the runs of one method or case."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="HTML file or folder to write.")
+    ] = None,
     against: Annotated[
-        str, typer.Option(help="Mark what is significantly better than this method.")
+        str,
+        typer.Option(help="Mark runs that are significantly better than this method."),
     ] = "",
     pictures: Annotated[
-        Path | None, typer.Option(help="Folder for the pictures, each an SVG file.")
+        Path | None,
+        typer.Option(help="Folder to which all pictures are written as SVG files."),
     ] = None,
     client: Annotated[
         list[int] | None,
         typer.Option(
-            help="Client whose nodes to draw (needs a checkpoint); may repeat."
+            help="Client whose nodes to draw (needs a checkpoint). Repeatable."
         ),
     ] = None,
 ) -> None:
-    """Draw a run, or compare several, as one HTML page."""
-    from flower_fgl.runs.compare import select_runs
+    """Write an HTML report of one or several runs."""
+    found = [run for text in runs for run in select_runs(text)]
+    # loads matplotlib: the run folders are read first
     from flower_fgl.runs.report.page import write_report
 
-    found = [run for text in runs for run in select_runs(text)]
     nodes = None
     if client:
         if len(found) > 1:
             raise RunError(
-                f"--client draws the nodes of one run, got {len(found)} runs."
+                f"--client draws the nodes of a single run, got {len(found)} runs. Give "
+                "one run folder."
             )
-        # imported here because it loads torch, which no other picture needs
+        # loads torch, which no other picture needs
         from flower_fgl.cli.embeddings import embedding_figure
 
         nodes = embedding_figure(found[0], client)
@@ -57,10 +71,15 @@ def report(
 
 def embeddings(
     run: Annotated[Path, typer.Argument(help="Run folder with a checkpoint.")],
-    out: Annotated[Path, typer.Option(help="Picture to write (PNG, SVG, PDF).")],
-    client: Annotated[list[int], typer.Option(help="Client to draw; may repeat.")],
+    out: Annotated[Path, typer.Option(help="Picture to write: PNG, SVG or PDF.")],
+    client: Annotated[list[int], typer.Option(help="Client to draw. Repeatable.")],
 ) -> None:
-    """Draw clients' training, test and synthetic nodes on their principal plane."""
+    """Draw the embeddings of clients' nodes.
+
+    Shows training, test and synthetic nodes on their first two principal components.
+    """
+    Run.load(run)
+    # loads torch: a folder that holds no run is reported first
     from flower_fgl.cli.embeddings import draw_embeddings
 
     path = draw_embeddings(run, client, out)
@@ -72,30 +91,25 @@ def compare(
         str,
         typer.Argument(
             metavar="A",
-            help="Run folders, folders of them or patterns, separated by commas; "
-            "FOLDER:NAME takes one method's or case's runs.",
+            help="Run folders, folders of run folders, or patterns, separated by "
+            "commas; FOLDER:NAME selects the runs of one method or case.",
         ),
     ],
-    other: Annotated[str, typer.Argument(metavar="B", help="The same of the other.")],
-    column: Annotated[str, typer.Option(help="Which nodes' scores.")] = "test",
+    other: Annotated[str, typer.Argument(metavar="B", help="Runs to compare with A.")],
+    column: Annotated[str, typer.Option(help="Node set: test, val, …")] = "test",
     metric: Annotated[
         str,
         typer.Option(
-            help="accuracy, macro_f1, mean_accuracy …; if not given the accuracy, with "
-            "few shots the mean of the clients' accuracies.",
+            help="accuracy, macro_f1, mean_accuracy, …; by default accuracy, or "
+            "mean_accuracy for few-shot runs.",
             show_default=False,
         ),
     ] = "",
 ) -> None:
-    """Test whether two methods differ: paired t-test over data sets and seeds."""
-    from flower_fgl.runs.compare import (
-        common_metric,
-        compare_runs,
-        describe,
-        select_runs,
-        verdict,
-    )
+    """Compare two methods with a paired t-test.
 
+    Runs are paired by dataset, partition, number of clients and seed.
+    """
     sides = {"A": select_runs(one), "B": select_runs(other)}
     metric = metric or common_metric([run for runs in sides.values() for run in runs])
     result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
@@ -114,20 +128,25 @@ def compare(
 
 
 def reach(
-    accuracy: Annotated[float, typer.Argument(help="For example 0.8.")],
+    accuracy: Annotated[float, typer.Argument(help="Target accuracy, e.g. 0.8.")],
     runs: Annotated[
         list[str],
-        typer.Argument(help="Run folders, folders of them, patterns or FOLDER:NAME."),
+        typer.Argument(
+            help="Run folders, folders of run folders, patterns, or FOLDER:NAME."
+        ),
     ],
-    column: Annotated[str, typer.Option(help="Which nodes' accuracy.")] = "test",
+    column: Annotated[str, typer.Option(help="Node set: test, val, …")] = "test",
 ) -> None:
-    """Tell rounds, bytes and seconds until runs had reached an accuracy."""
-    from flower_fgl.runs.compare import select_runs
-    from flower_fgl.runs.cost_to_accuracy import cost_until
+    """Show the cost of runs until they reach an accuracy.
+
+    The cost is the number of rounds, bytes and seconds.
+    """
+    found = [run for text in runs for run in select_runs(text)]
+    # loads matplotlib: the run folders are read first
     from flower_fgl.runs.report.page import show_bytes, show_seconds
 
     table = make_table("run", "round", "bytes", "time", f"best {column} accuracy, %")
-    for run in (run for text in runs for run in select_runs(text)):
+    for run in found:
         cost = cost_until(run, accuracy, column=column)
         table.add_row(
             run.path.name,

@@ -1,4 +1,4 @@
-"""What ``flower-fgl run`` does: one run or a grid, with progress and a table at the end."""
+"""The ``run`` command: one run or a grid, with a progress bar and a results table."""
 
 from __future__ import annotations
 
@@ -23,11 +23,9 @@ from rich.progress import (
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import drop_removed, parse_config
-from flower_fgl.runs.checkpoints import UNCOMPARED, newest_checkpoint
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.experiments import (
@@ -36,8 +34,6 @@ from flower_fgl.simulation.experiments import (
     read_experiment,
     results_table,
 )
-from flower_fgl.simulation.resume import resume
-from flower_fgl.simulation.run import run_one
 
 __all__ = ["RunOptions", "resume_run", "run_all"]
 
@@ -46,18 +42,18 @@ DEFAULT_CLIENTS = 10
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run what the settings describe.
+    """Engine and display options of a run.
 
     Parameters
     ----------
     engine : str
         ``"local"`` or ``"ray"``.
     workers : int or None
-        Clients at once under Ray.
+        Clients that train at once with Ray; ``None`` for one per core.
     client_gpus : float
-        Share of a GPU per client under Ray.
+        GPUs per client with Ray.
     quiet : bool
-        Whether to leave out the progress bar.
+        Whether to hide the progress bar.
     """
 
     engine: str
@@ -74,51 +70,54 @@ def run_all(
     *,
     cases: Sequence[str] = (),
 ) -> list[Run]:
-    """Run an experiment's grid, or the one run that the options describe.
+    """Run all runs of an experiment, or the one run that the options describe.
 
-    Runs of a grid have folders of their own names; those that are complete are not run
-    again, and one that was interrupted continues from its checkpoint, so that a grid goes
-    on where it stopped.
+    Each run of a grid has a folder with a fixed name. A run that is complete is skipped,
+    and an interrupted one resumes from its checkpoint.
 
     Parameters
     ----------
     experiment_file : Path or None
-        Experiment TOML.
-    options : mapping
-        Settings from the command line; they win over the file.
-    how : How
-        Engine and display.
+        Experiment file (TOML).
+    options : mapping of str to bool, int, float or str
+        Settings from the command line, which override those of the file.
+    run_options : RunOptions
+        Engine and display options.
     console : Console
-        Where to print.
+        Console to print to.
     cases : sequence of str
-        Of the file; all if empty.
+        Cases of the file to run; all if empty.
 
     Returns
     -------
     list of Run
+        Runs in the order of the grid.
 
     Raises
     ------
     FglError
-        If the file or a setting is wrong, before anything starts; or if a run fails:
-        earlier ones stay.
+        If the file or a setting is wrong, which is checked before the first run, or if a
+        run fails. The folders of earlier runs are kept.
     """
     experiment = Experiment("run", config=options)
     if experiment_file is not None:
         experiment = read_experiment(experiment_file).with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
-    planned = [_with_place(experiment, run) for run in experiment.runs()]
+    planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
+    # loads torch: the settings of all runs are checked first
+    from flower_fgl.simulation.run import run_one
+
     done: list[tuple[PlannedRun, Run]] = []
     for run in planned:
         if experiment.is_grid:
-            finished, goes_on = _standing(run)
+            finished, can_resume = _existing_run(run)
             if finished is not None:
                 console.print(f"{run.name}: already complete", highlight=False)
                 done.append((run, finished))
                 continue
-            if goes_on:
-                console.print(f"{run.name}: continues", highlight=False)
+            if can_resume:
+                console.print(f"{run.name}: resumes", highlight=False)
                 run = replace(run, settings={**run.settings, "resume": True})
         rounds = parse_config(run.settings).rounds
         with _progress(console, run.name, rounds, run_options.quiet) as on_round:
@@ -130,15 +129,15 @@ def run_all(
                 on_round=on_round,
             )
         done.append((run, made))
-        said = f"Run folder: {made.path}" if experiment.is_grid else made.table()
-        console.print(said, markup=False, highlight=False, soft_wrap=True)
+        text = f"Run folder: {made.path}" if experiment.is_grid else made.table()
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
     if experiment.is_grid:
         _print_results(experiment, done, console)
     return [run for _, run in done]
 
 
-def _with_place(experiment: Experiment, run: PlannedRun) -> PlannedRun:
-    """Add the default number of clients and, in a grid, the run's own folder."""
+def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
+    """Add the default number of clients and, in a grid, the run folder."""
     settings: dict[str, Scalar] = {"clients": DEFAULT_CLIENTS, **run.settings}
     if experiment.is_grid:
         base = Path(str(settings.get("output-dir", "runs")))
@@ -147,51 +146,58 @@ def _with_place(experiment: Experiment, run: PlannedRun) -> PlannedRun:
 
 
 def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None:
-    """Check every run's settings, that no two share a folder, and that options count."""
+    """Reject wrong settings, options without effect, and runs with the same folder."""
     configs = []
     for run in planned:
         try:
-            configs.append(parse_config(run.settings))
+            config = parse_config(run.settings)
+            if config.clients < 1:
+                raise ConfigError(f"clients must be at least 1, got {config.clients}.")
+            configs.append(config)
         except ConfigError as error:
             if len(planned) == 1:
                 raise
             raise ConfigError(f'Run "{run.name}": {error}') from error
     reject_unused_settings(options, configs)
-    twins = [name for name, n in Counter(r.name for r in planned).items() if n > 1]
-    if twins:
+    duplicates = [name for name, n in Counter(r.name for r in planned).items() if n > 1]
+    if duplicates:
         raise ConfigError(
-            f"Several runs of the experiment would have the same folder: {twins}. Give "
-            "the cases names that differ in letters or digits, and each value of the grid "
-            "once."
+            f"Several runs of the experiment would have the same folder: {duplicates}. "
+            "Use case names that differ in letters or digits, and list each grid value "
+            "only once."
         )
 
 
 def resume_run(folder: Path, run_options: RunOptions, console: Console) -> Run:
-    """Continue one run that was interrupted; say so if it is complete.
+    """Resume an interrupted run; only print the results if it is complete.
 
     Parameters
     ----------
     folder : Path
-        Its run folder.
-    how : How
-        Display, and sizes under Ray; the engine is the run's own.
+        Run folder.
+    run_options : RunOptions
+        Display and Ray options; the engine is read from the checkpoint.
     console : Console
-        Where to print.
+        Console to print to.
 
     Returns
     -------
     Run
+        The completed run.
 
     Raises
     ------
     FglError
-        As :func:`flower_fgl.simulation.resume.resume`.
+        In the cases of :func:`flower_fgl.simulation.resume.resume`.
     """
     before = Run.load(folder)
     if before.status == "completed":
         console.print("The run is complete: there is nothing to resume.")
         console.print(before.table(), markup=False, highlight=False, soft_wrap=True)
         return before
+    # loads torch: a missing run folder is reported first
+    from flower_fgl.simulation.resume import resume
+
     rounds = int(before.config["rounds"])
     with _progress(console, folder.name, rounds, run_options.quiet) as on_round:
         run = resume(
@@ -204,22 +210,17 @@ def resume_run(folder: Path, run_options: RunOptions, console: Console) -> Run:
     return run
 
 
-def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
-    """Return a run that is complete, and whether one that was interrupted goes on.
-
-    One that failed, or has no checkpoint yet, is cleared.
-
-    Raises
-    ------
-    RunError
-        If the folder is no run's, is being written, was made with other settings, or has
-        a checkpoint that the run cannot go on from.
-    """
+def _existing_run(planned: PlannedRun) -> tuple[Run | None, bool]:
+    """Return the run if it is complete, and whether it can resume; delete failed runs."""
     folder = Path(str(planned.settings["run-dir"]))
     if not folder.exists() or not any(folder.iterdir()):
         return None, False
     if not (folder / "config.toml").exists():
-        raise RunError(f"{folder} is no run folder: move it, or set output-dir.")
+        raise RunError(f"{folder} is not a run folder: move it, or set output-dir.")
+    # loads torch: only needed if there is a run already
+    from flower_fgl.core.locks import hold
+    from flower_fgl.runs.checkpoints import UNCOMPARED
+
     config = parse_config(planned.settings)
     with hold(folder):
         run = Run.load(folder)
@@ -233,20 +234,22 @@ def _standing(planned: PlannedRun) -> tuple[Run | None, bool]:
             if key not in UNCOMPARED and before.get(key) != value
         ]
         if run.status != "completed":
-            goes_on = _goes_on(run, config)
-            if not goes_on:
+            can_resume = _can_resume(run, config)
+            if not can_resume:
                 shutil.rmtree(folder)
-            return None, goes_on
+            return None, can_resume
     if changed:
         raise RunError(
-            f"{folder} was run with other settings ({', '.join(changed)}). Move it away, "
-            "or set output-dir, to run the experiment as it is now."
+            f"{folder} holds a run with other settings ({', '.join(changed)}). To run "
+            "the experiment with the current ones, move the folder or set output-dir."
         )
     return run, False
 
 
-def _goes_on(run: Run, config: RunConfig) -> bool:
-    """Say whether a run was interrupted, not failed, and has a checkpoint."""
+def _can_resume(run: Run, config: RunConfig) -> bool:
+    """Return whether a run was interrupted (not failed) and has a checkpoint."""
+    from flower_fgl.runs.checkpoints import newest_checkpoint  # loads torch
+
     if run.status not in ("running", "interrupted"):
         return False
     try:
@@ -255,7 +258,7 @@ def _goes_on(run: Run, config: RunConfig) -> bool:
             checkpoint.check(config)
     except RunError as error:
         raise RunError(
-            f"{run.path} was interrupted. {error} Or move the folder away."
+            f"{run.path} was interrupted. {error} Or move the folder."
         ) from error
     return checkpoint is not None
 
@@ -263,6 +266,7 @@ def _goes_on(run: Run, config: RunConfig) -> bool:
 def _print_results(
     experiment: Experiment, done: list[tuple[PlannedRun, Run]], console: Console
 ) -> None:
+    """Print the results table of a grid and the hashes of its partitions."""
     from flower_fgl.cli.tables import rows_table
 
     console.print(experiment.title or experiment.name, markup=False)
@@ -275,7 +279,7 @@ def _print_results(
 def _progress(
     console: Console, name: str, rounds: int, quiet: bool
 ) -> Iterator[OnRound | None]:
-    """Draw a bar with round, loss, validation and test accuracy and time left."""
+    """Show a progress bar with round, loss, accuracies and remaining time."""
     if quiet:
         yield None
         return
@@ -305,7 +309,7 @@ def _progress(
 
 @contextmanager
 def _logged_to(console: Console) -> Iterator[None]:
-    """Show what this process logs above the bar, e.g. the steps of a server's training."""
+    """Print log records of this package above the progress bar."""
     logger = logging.getLogger("flower_fgl")
     handler = logging.Handler()
     handler.emit = lambda record: console.print(  # type: ignore[method-assign]
@@ -322,11 +326,14 @@ def _logged_to(console: Console) -> Iterator[None]:
 
 
 def _numbers(row: Mapping[str, Any]) -> str:
+    """Return loss and accuracies of a round as text for the progress bar."""
     parts = [f"loss {row['loss']:.3f}"] if row.get("loss") is not None else []
     modes = row.get("metrics") or {}
     columns = modes.get("local") or modes.get("global") or {}
     for column in ("val", "test"):
         value = columns.get(column, {}).get("accuracy")
-        if value is not None and not math.isnan(value):  # NaN: no such nodes
+        if value is not None and not math.isnan(
+            value
+        ):  # NaN if there are no such nodes
             parts.append(f"{column} {100 * value:.1f} %")
     return "  ".join(parts)

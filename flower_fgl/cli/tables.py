@@ -1,4 +1,4 @@
-"""Tables on the terminal."""
+"""Tables for the terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["make_table", "rows_table"]
 
 
 WIDE = 160
-"""Columns of output that goes to a file or another program."""
+"""Width in characters of output that goes to a file or another program."""
 
 
 def make_table(*names: str) -> Table:
-    """Return an empty table whose first column is never cut."""
+    """Return an empty table whose first column is never truncated."""
     first, *rest = names
     return Table(
         Column(first, no_wrap=True), *(Column(name, overflow="fold") for name in rest)
@@ -22,7 +22,7 @@ def make_table(*names: str) -> Table:
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> Table:
-    """Turn rows of equal or fewer keys into a table."""
+    """Build a table from rows; cells of missing keys stay empty."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = make_table(*columns)
     for row in rows:

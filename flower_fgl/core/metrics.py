@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flower_fgl.core.score_names import SCORE_NAMES
+
 __all__ = [
-    "SCORE_NAMES",
-    "SETTING_COLUMNS",
     "AbsentClasses",
     "Scores",
     "auroc",
@@ -27,15 +27,6 @@ __all__ = [
 ]
 
 AbsentClasses = Literal["ignore", "zero"]
-SCORE_NAMES = ("accuracy", "macro_f1", "macro_recall")
-"""Names of the node scores, in display order."""
-SETTING_COLUMNS = {
-    "unseen": "unseen",
-    "missing": "missing",
-    "new_client": "new client",
-    "test_masked": "own classes",
-}
-"""Columns that only some settings have besides ``val`` and ``test``, with their titles."""
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,18 @@
-"""Checkpoints: what a run needs to go on after its process was killed.
+"""Checkpoints, from which a run resumes after its process was killed.
 
-``<run folder>/checkpoint/round-000010`` is the run as it stood after round 10:
+``<run folder>/checkpoint/round-000010`` holds the state of the run after round 10:
 
 ======================  ==============================================================
 ``checkpoint.json``     round, settings, versions, clients, the server's plain values,
-                        and the SHA-256 of every file, its own content included
-``server.safetensors``  the server's tensors
-``clients/``            one safetensors file per client state, where all clients run on
-                        the machine of the server; elsewhere owners keep their own
+                        and the SHA-256 of every file and of its own content
+``server.safetensors``  tensors of the server
+``clients/``            one safetensors file per client state if all clients run on the
+                        machine of the server; otherwise data owners keep their own
 ======================  ==============================================================
 
-A checkpoint is written beside its place and renamed; the one before it stays. Nothing is
-forced to the disk: what a power failure leaves half written does not match its hashes, and
-the one before it, long since written, is used. Nothing is ever pickled.
+A checkpoint is written under a temporary name and renamed; the previous one is kept. Files
+are not synced to disk: after a power failure, incomplete files do not match their hashes,
+and the previous checkpoint is used. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 FOLDER, MANIFEST = "checkpoint", "checkpoint.json"
 SERVER, CLIENTS = "server.safetensors", "clients"
 KEPT = 2
-"""Checkpoints that stay: the newest, and the one before in case that is damaged."""
+"""Checkpoints to keep: the newest, and the previous one in case that is damaged."""
 UNCOMPARED = (
     "run-dir",
     "output-dir",
@@ -53,7 +53,7 @@ UNCOMPARED = (
     "keep-checkpoint",
     "resume",
 )
-"""Settings that do not change what a run computes."""
+"""Settings that do not change the results of a run."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Snapshot:
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        Any type and device.
+        Tensors of any dtype and device.
     values : mapping of str to object
-        What JSON holds: numbers, strings, lists and mappings with string keys.
+        JSON values: numbers, strings, lists and mappings with string keys.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Snapshot:
 
     @classmethod
     def join(cls, parts: Mapping[str, Snapshot]) -> Snapshot:
-        """Put several into one; :meth:`part` takes them out again."""
+        """Combine snapshots by name; :meth:`part` extracts one of them."""
         return cls(
             {
                 f"{name}/{key}": tensor
@@ -84,7 +84,7 @@ class Snapshot:
         )
 
     def part(self, name: str) -> Snapshot:
-        """Return what :meth:`join` was given under a name, empty if nothing was."""
+        """Return the snapshot that :meth:`join` got under a name, empty if none."""
         start = name + "/"
         return Snapshot(
             {
@@ -98,26 +98,26 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run as it stood after a round.
+    """State of a run after a round.
 
     Parameters
     ----------
     folder : Path
-        Where it was read from.
+        Folder of the checkpoint.
     server_round : int
         The round.
-    engine : str
-        Where its clients are: ``local``, ``ray`` or ``deployment``.
+    engine : {"local", "ray", "deployment"}
+        Where the clients run.
     run_id : int
-        Flower's number of the run that wrote it.
-    config : dict
-        Its settings, flat.
+        Flower's ID of the run that wrote the checkpoint.
+    config : dict of str to bool, int, float or str
+        Flat settings of the run.
     versions : dict of str to str
-        Of the libraries that it was computed with.
+        Versions of the libraries in use.
     clients : list of dict
-        What the clients said of themselves.
+        Descriptions that the clients sent.
     snapshot : Snapshot
-        The server's state.
+        State of the server.
     """
 
     folder: Path
@@ -131,7 +131,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Read a checkpoint and compare all its files with their hashes.
+        """Read a checkpoint and verify the hashes of all its files.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class Checkpoint:
         Raises
         ------
         RunError
-            If a file is missing or is not what was written.
+            If a file is missing or does not match its hash.
         """
         try:
             written = json.loads((folder / MANIFEST).read_text("utf-8"))
@@ -155,7 +155,7 @@ class Checkpoint:
             for name, digest in content["files"].items():
                 if _file_hash(folder / name) != digest:
                     raise ValueError(f"{name} does not match its hash")
-            # a copy, so that tensors lie in memory as those of the run did
+            # copies, so that tensors are laid out in memory as in the original run
             tensors = {
                 name: tensor.clone()
                 for name, tensor in safetensors.torch.load_file(folder / SERVER).items()
@@ -175,21 +175,21 @@ class Checkpoint:
 
     @property
     def client_folder(self) -> Path:
-        """Where the client states are, if the engine could take them along."""
+        """Folder of the client states; missing if the engine does not save them."""
         return self.folder / CLIENTS
 
     def check(self, config: RunConfig) -> None:
-        """Refuse settings or versions other than those of the run.
+        """Reject settings and versions that differ from those of the run.
 
         Parameters
         ----------
         config : RunConfig
-            Settings with which the run is to go on.
+            Settings for the resumed run.
 
         Raises
         ------
         RunError
-            Naming what differs.
+            If a setting or a version differs; the message names it.
         """
         now = {k: v for k, v in config.flat().items() if k not in UNCOMPARED}
         if not config.clients:
@@ -202,7 +202,7 @@ class Checkpoint:
         ]
         if changed:
             raise RunError(
-                f"The run cannot go on with other settings: {', '.join(changed)}. Give "
+                f"The run cannot resume with other settings: {', '.join(changed)}. Use "
                 "those of its config.toml, or start a new run."
             )
         changed = [
@@ -212,28 +212,28 @@ class Checkpoint:
         ]
         if changed:
             raise RunError(
-                f"The run cannot go on with another version: {', '.join(changed)}. "
-                "Install the one it was started with, or start a new run."
+                f"The run cannot resume with another version: {', '.join(changed)}. "
+                "Install the version it was started with, or start a new run."
             )
 
 
 class Checkpoints:
-    """Write the checkpoints of one run, and hand out the one it goes on from.
+    """Write the checkpoints of one run, and restore the one from which it resumes.
 
     Parameters
     ----------
     run_folder : Path
-        The run folder.
+        Run folder.
     config : RunConfig
-        Its settings.
-    engine : str
-        Where its clients are.
+        Settings of the run.
+    engine : {"local", "ray", "deployment"}
+        Where the clients run.
     run_id : int
-        Flower's number of the run.
+        Flower's run ID.
     states : StateKeeper, optional
-        The engine's way to the client states; ``None`` where owners keep theirs.
+        Access to the client states; ``None`` if data owners keep them.
     resumed : Checkpoint, optional
-        Where the run goes on from.
+        Checkpoint from which the run resumes.
     """
 
     def __init__(
@@ -254,27 +254,27 @@ class Checkpoints:
         self.resumed = resumed
 
     def restore_states(self) -> None:
-        """Put client states back as they were, where the engine has them.
+        """Restore the client states of the checkpoint, if the engine has access to them.
 
         Raises
         ------
         RunError
-            If the files cannot be written, or the checkpoint was written where owners
-            keep their own.
+            If the files cannot be written, or the checkpoint holds no client states
+            because the run was a deployment.
         """
         if self.resumed is None or self.states is None:
             return
         folder = self.resumed.client_folder
         if not folder.is_dir():
             raise RunError(
-                f"{self.resumed.folder} holds no client states: the run was a "
-                "deployment, whose clients keep their own. Resume it there."
+                f"{self.resumed.folder} holds no client states, because the run was a "
+                "deployment, in which clients keep their own. Resume it as a deployment."
             )
         try:
             self.states.load_states(self.run_id, folder)
         except OSError as error:
             raise RunError(
-                f"Cannot put back client states of {folder}: {error}. Check state-dir."
+                f"Cannot restore the client states of {folder}: {error}. Check state-dir."
             ) from error
 
     def save(
@@ -283,21 +283,21 @@ class Checkpoints:
         snapshot: Snapshot,
         clients: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Write a checkpoint, then drop those that are not needed any more.
+        """Write a checkpoint, then delete those that are no longer needed.
 
         Parameters
         ----------
         server_round : int
-            The round that has just ended; no client is at work.
+            The round that has just ended; no client may be training.
         snapshot : Snapshot
-            The server's state.
+            State of the server.
         clients : sequence of mapping
-            What the clients said of themselves.
+            Descriptions that the clients sent.
 
         Raises
         ------
         RunError
-            If it cannot be written; the checkpoints before it stay.
+            If the checkpoint cannot be written; earlier ones are kept.
         """
         scratch = self.folder / f".round-{server_round:06d}.tmp"
         target = self.folder / f"round-{server_round:06d}"
@@ -305,7 +305,7 @@ class Checkpoints:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
             self._write(scratch, server_round, snapshot, clients)
-            if target.exists():  # damaged: the run went on from the one before it
+            if target.exists():  # damaged: the run resumed from the one before it
                 shutil.rmtree(target)
             os.replace(scratch, target)
         except OSError as error:
@@ -324,6 +324,7 @@ class Checkpoints:
         snapshot: Snapshot,
         clients: Sequence[Mapping[str, Any]],
     ) -> None:
+        """Write all files of a checkpoint; the manifest, with the hashes, comes last."""
         tensors = {
             name: tensor.detach().cpu().clone().contiguous()
             for name, tensor in snapshot.tensors.items()
@@ -345,33 +346,35 @@ class Checkpoints:
                 for path in sorted(folder.rglob("*.safetensors"))
             },
         }
-        content = json.loads(json.dumps(content))  # as it is read, keys and all
+        content = json.loads(
+            json.dumps(content)
+        )  # as JSON returns it, with string keys
         manifest = {"sha256": _json_hash(content), "content": content}
         (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
 
     def remove(self) -> None:
-        """Drop all checkpoints of a run that is complete."""
+        """Delete all checkpoints of a completed run."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
-    """Find the checkpoint that a run goes on from.
+    """Return the newest intact checkpoint of a run.
 
     Parameters
     ----------
     run_folder : Path
-        The run folder.
+        Run folder.
 
     Returns
     -------
     Checkpoint or None
-        The newest that is whole; damaged ones are named in the log. ``None`` if there
-        never was one.
+        The checkpoint, ``None`` if the folder has none. Newer damaged checkpoints are
+        logged as warnings.
 
     Raises
     ------
     RunError
-        If all that are there are damaged.
+        If all checkpoints are damaged.
     """
     reasons = []
     for folder in _rounds(run_folder / FOLDER):
@@ -384,24 +387,27 @@ def newest_checkpoint(run_folder: Path) -> Checkpoint | None:
             log.warning("%s Round %s is used.", reason, found.server_round)
         return found
     if reasons:
-        raise RunError(f"{' '.join(reasons)} The run cannot go on: start a new one.")
+        raise RunError(f"{' '.join(reasons)} The run cannot resume: start a new one.")
     return None
 
 
 def _rounds(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the newest first."""
+    """Return the checkpoint folders, newest first."""
     return sorted(folder.glob(f"round-{'[0-9]' * 6}"), reverse=True)
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions that must not change when a run resumes."""
     return {"flower-fgl": VERSION, "torch": str(torch.__version__)}
 
 
 def _file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _json_hash(content: Any) -> str:
+    """Return the SHA-256 of JSON values, independent of the order of keys."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

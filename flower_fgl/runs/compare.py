@@ -1,4 +1,4 @@
-"""What ``flower-fgl compare`` does: a paired t-test between two sets of runs."""
+"""The ``compare`` command: select runs, and compare two sets with a paired t-test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
-
-from scipy import stats
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.runs.files import flatten_config
@@ -34,32 +32,32 @@ __all__ = [
 ]
 
 LEVEL = 0.05
-"""A difference is significant if its p is below this: at 95 %."""
+"""A difference is significant if its p-value is below this level."""
 PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
-"""Settings in which runs that are averaged over seeds may differ."""
-OF_PLACE = {"data-dir", "threads"}
-"""Settings of the machine."""
+"""Settings that may differ between runs that are averaged over seeds."""
+OF_MACHINE = {"data-dir", "threads"}
+"""Settings that depend on the machine."""
 PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
 
 SEEDS = re.compile(r"(^|-)((?:partition-)?seed)\d+(?=-|$)")
-"""What the values of the grid's seeds add to the name of a run's folder."""
+"""Part of a run folder's name that a grid over seeds adds."""
 
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sets of scores of the same experiments.
+    """Paired scores of two sets of runs, and the result of the t-test.
 
     Parameters
     ----------
     one, other : tuple of float
-        Length n: scores of A and of B, pair by pair.
+        Length n: paired scores of A and B.
     t : float
-        Positive where A is better; infinite if all differences are equal, NaN if all
-        are 0.
+        t statistic, positive if A is better; infinite if all differences are equal, NaN
+        if all are 0.
     p : float in [0, 1]
-        Two-sided.
+        Two-sided p-value.
     """
 
     one: tuple[float, ...]
@@ -74,51 +72,54 @@ class Comparison:
 
     @property
     def is_significant(self) -> bool:
-        """Whether p is below :data:`LEVEL`."""
+        """Whether the p-value is below :data:`LEVEL`."""
         return self.p < LEVEL
 
 
 def paired_t_test(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Test whether the mean of paired differences is 0, Student's t, two-sided.
+    """Test whether the mean paired difference is 0, with Student's two-sided t-test.
 
     Parameters
     ----------
     one, other : sequence of float
-        Length n, at least 2, pair by pair.
+        Length n, at least 2: paired scores.
 
     Returns
     -------
     t : float
         ``mean(d) / (std(d) / √n)`` of the differences d, with n − 1 degrees of freedom.
     p : float in [0, 1]
+        p-value.
     """
     differences = [a - b for a, b in zip(one, other, strict=True)]
-    if max(differences) == min(differences):  # no spread: scipy would divide by 0
+    if max(differences) == min(differences):  # no variance: scipy would divide by 0
         value = differences[0]
         return (math.copysign(math.inf, value), 0.0) if value else (math.nan, 1.0)
+    from scipy import stats  # slow to import, and selecting runs does not need it
+
     result = stats.ttest_rel(one, other)
     return float(result.statistic), float(result.pvalue)
 
 
 def select_runs(text: str) -> list[Run]:
-    """Read the runs that one side of a comparison names.
+    """Read the runs that an argument of the command line selects.
 
     Parameters
     ----------
     text : str
-        Paths, or patterns such as ``runs/cora/fedavg-*``, separated by commas: run
-        folders, or folders of run folders. Behind a path, ``:name`` takes the runs of
-        that method only, or of a case of an experiment that is called so.
+        Comma-separated paths, or patterns such as ``runs/cora/fedavg-*``, of run folders
+        or folders of run folders. The suffix ``:name`` selects the runs of one method,
+        or of one case of an experiment.
 
     Returns
     -------
     list of Run
-        Finished or not.
+        Runs, finished or not.
 
     Raises
     ------
     RunError
-        If a path holds no run, or none of that name, or a run folder is damaged.
+        If a path holds no run, or none with that name, or a run folder is damaged.
     """
     runs: dict[Path, Run] = {}
     for place, name in _places(text):
@@ -141,22 +142,22 @@ def select_runs(text: str) -> list[Run]:
                 )
         if not found:
             raise RunError(
-                f"{place} holds no run folder. Give run folders that `flower-fgl run` "
-                "wrote, a folder of them, or a quoted pattern."
+                f"{place} holds no run folder. Pass run folders that `flower-fgl run` "
+                "wrote, a folder of run folders, or a quoted pattern."
             )
         runs |= found
     if not runs:
-        raise RunError("Each side of a comparison needs at least one run folder.")
+        raise RunError(
+            "Each side of a comparison needs at least one run folder, got none."
+        )
     return list(runs.values())
 
 
 def _places(text: str) -> list[tuple[str, str]]:
-    """Split a side's text into paths or patterns, each with a name or none.
-
-    A comma is part of a case's name where what follows it is no path, and of a path that
-    exists.
-    """
-    if os.path.exists(text):  # unlike Path's: false for a list too long for a path
+    """Split an argument into paths or patterns, each with its name or ``""``."""
+    # A comma may also belong to an existing path, or to the name of a case: then the text
+    # after it is not a path.
+    if os.path.exists(text):  # Path.exists raises for very long text
         return [(text, "")]
     parts: list[str] = []
     for piece in text.split(","):
@@ -170,7 +171,7 @@ def _places(text: str) -> list[tuple[str, str]]:
 
 
 def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
-    """Return the runs whose folder is named after a case: it, then the grid's values."""
+    """Return the runs whose folder name is the case name followed by grid values."""
     begin = in_folder_name(name)
     found = {}
     for path, run in runs.items():
@@ -183,38 +184,40 @@ def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
 
 
 def without_seed(folder: str) -> str:
-    """Leave the seeds out of a run folder's name."""
+    """Return the name of a run folder without its seeds."""
     return SEEDS.sub("", folder).removeprefix("-")
 
 
 def _config_files(folder: Path) -> list[Path]:
-    own = folder / "config.toml"
-    return [own] if own.exists() else sorted(folder.glob("*/config.toml"))
+    """Return the config files of a run folder, or of all run folders in a folder."""
+    file = folder / "config.toml"
+    return [file] if file.exists() else sorted(folder.glob("*/config.toml"))
 
 
 def pair_scores(
     one: Sequence[Run], other: Sequence[Run], *, column: str, metric: str
 ) -> list[tuple[float, float]]:
-    """Pair the scores of runs on the same data, partition, clients and seed.
+    """Pair the scores of runs with the same dataset, partition, clients and seed.
 
     Parameters
     ----------
     one, other : sequence of Run
-        Completed runs of A and of B.
+        Completed runs of A and B.
     column : str
-        Nodes that were scored: ``test``, ``val``, or a setting's own.
+        Node set: ``test``, ``val``, or one that only some settings score.
     metric : str
         ``accuracy``, ``macro_f1``, ``mean_accuracy``, …
 
     Returns
     -------
     list of (float, float)
-        Ascending by key; runs without a partner are left out.
+        Sorted by dataset, partition, clients and seed; unpaired runs are omitted.
 
     Raises
     ------
     RunError
-        If two runs of one side have the same key, or a run has no such score.
+        If two runs of one side have the same dataset, partition, clients and seed, or a
+        run has no such score.
     """
     first, second = _by_key("A", one), _by_key("B", other)
     common = sorted(first.keys() & second.keys(), key=str)
@@ -225,13 +228,14 @@ def pair_scores(
 
 
 def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:
+    """Return the runs by dataset, partition, clients and seed; reject duplicates."""
     keyed: dict[Key, Run] = {}
     for run in runs:
         key = tuple(run.summary.get(name) for name in PAIRED_BY)
         if key in keyed:
             raise RunError(
-                f"{side} holds two runs of the same data, partition, clients and seed: "
-                f"{keyed[key].path} and {run.path}. Select one of each, e.g. with "
+                f"{side} holds two runs with the same dataset, partition, clients and "
+                f"seed: {keyed[key].path} and {run.path}. Select one of them, e.g. with "
                 '"folder:method" or a pattern.'
             )
         keyed[key] = run
@@ -239,16 +243,17 @@ def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:
 
 
 def _score(run: Run, column: str, metric: str) -> float:
+    """Return a score of the best round."""
     best: Mapping[str, Any] = run.best or {}
     columns = [name for name in best if name != "round"]
     if column not in columns:
         raise RunError(
-            f'{run.path} has no scores of "{column}", only of {", ".join(columns)}.'
+            f'{run.path} has no scores of "{column}", only of: {", ".join(columns)}.'
         )
     value = best[column].get(metric)
     if value is None:
         raise RunError(
-            f'{run.path} has no "{metric}" of "{column}". It has '
+            f'{run.path} has no "{metric}" of "{column}". Known: '
             f"{', '.join(name for name, v in best[column].items() if v is not None)}."
         )
     return float(value)
@@ -261,14 +266,14 @@ def compare_runs(
     column: str = "test",
     metric: str = "accuracy",
 ) -> Comparison:
-    """Compare two methods on the experiments that both have finished.
+    """Compare two methods on the experiments that both completed.
 
     Parameters
     ----------
     one, other : sequence of Run
-        Runs of A and of B; those that are not completed do not count.
+        Runs of A and B; those that did not complete are ignored.
     column, metric : str
-        As for :func:`pair_scores`.
+        Node set and score, see :func:`pair_scores`.
 
     Returns
     -------
@@ -277,25 +282,25 @@ def compare_runs(
     Raises
     ------
     ConfigError
-        If one side holds runs of several methods, or with several settings.
+        If one side holds runs of several methods, or with different settings.
     RunError
-        If a run is on both sides, if fewer than two pairs are left, or as
+        If a run is on both sides, if there are fewer than two pairs, or in the cases of
         :func:`pair_scores`.
     """
     sides = {"A": one, "B": other}
     both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
     if both:
         raise RunError(
-            f"{min(both)} stands on both sides of the comparison: give two sets of runs."
+            f"{min(both)} is on both sides of the comparison: pass two disjoint sets."
         )
     for side, runs in sides.items():
         methods = sorted({str(run.summary["method"]) for run in runs})
         if len(methods) > 1:
             raise ConfigError(
-                f"{side} holds runs of {', '.join(methods)}. Choose one: "
+                f"{side} holds runs of {', '.join(methods)}. Select one method: "
                 f'"folder:{methods[0]}".'
             )
-        _refuse_mixture(side, runs)
+        _reject_mixed_settings(side, runs)
     done = [[r for r in runs if r.status == "completed"] for runs in sides.values()]
     pairs = pair_scores(done[0], done[1], column=column, metric=metric)
     if len(pairs) < 2:
@@ -307,7 +312,7 @@ def compare_runs(
         ]
         raise RunError(
             f"A paired t-test needs at least 2 pairs of completed runs with the same "
-            f"data set, partition, clients and seed, got {len(pairs)} of "
+            f"dataset, partition, clients and seed, got {len(pairs)} of "
             f"{len(done[0])} runs of A and {len(done[1])} of B."
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )
@@ -315,12 +320,12 @@ def compare_runs(
     return Comparison(scores[0], scores[1], *paired_t_test(scores[0], scores[1]))
 
 
-def _refuse_mixture(side: str, runs: Sequence[Run]) -> None:
-    """Refuse runs of one data set and number of clients that differ in a setting."""
+def _reject_mixed_settings(side: str, runs: Sequence[Run]) -> None:
+    """Reject runs on one dataset and number of clients with different settings."""
     seen: dict[Key, dict[str, Any]] = {}
     for run in runs:
         own = {
-            k: v for k, v in flatten_config(run.config) if k not in PER_RUN | OF_PLACE
+            k: v for k, v in flatten_config(run.config) if k not in PER_RUN | OF_MACHINE
         }
         place = (run.summary.get("dataset"), run.summary.get("clients"))
         first = seen.setdefault(place, own)
@@ -330,32 +335,39 @@ def _refuse_mixture(side: str, runs: Sequence[Run]) -> None:
         if keys:
             values = ", ".join(f"{k} {first.get(k)} and {own.get(k)}" for k in keys)
             raise ConfigError(
-                f"{side} holds runs that differ in more than their seeds ({values}): a "
-                "test over both says nothing of either. Choose the runs of one"
+                f"{side} holds runs that differ in more than their seeds ({values}), so a "
+                "test over all of them is meaningless. Select the runs of one setting"
                 f"{_pattern(runs[0])}."
             )
 
 
 def _pattern(run: Run) -> str:
-    """Show a pattern that takes a run and those of other seeds beside it, if any does."""
+    """Return an example pattern that selects a run with all its seeds, if there is one."""
     name = SEEDS.sub(r"\1\2*", run.path.name)
     place = run.path.parent / name
     return f', e.g. with a pattern: "{place}"' if name != run.path.name else ""
 
 
 def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
-    """Say whether A is significantly better than B in test accuracy.
+    """Return whether A is significantly better than B in test accuracy.
 
-    With few shots in the mean of the clients' accuracies, as papers of that setting do.
+    Few-shot runs are compared by the mean of the clients' accuracies, which papers on that
+    setting report.
 
     Parameters
     ----------
     one, other : sequence of Run
-        Completed runs of A and of B. With fewer than two pairs nothing is significant.
+        Completed runs of A and B.
 
     Returns
     -------
     bool
+        False with fewer than two pairs.
+
+    Raises
+    ------
+    RunError
+        In the cases of :func:`pair_scores`.
     """
     metric = common_metric([*one, *other])
     pairs = pair_scores(one, other, column="test", metric=metric)
@@ -367,24 +379,24 @@ def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
 
 
 def main_metric(run: Run) -> str:
-    """Return what the papers of a run's setting report of the test nodes."""
+    """Return the test score that papers on a run's setting report."""
     is_few_shot = run.config.get("setting") == "few-shot"
     return "mean_accuracy" if is_few_shot else "accuracy"
 
 
 def common_metric(runs: Sequence[Run]) -> str:
-    """Return the :func:`main_metric` of all runs; the accuracy if they differ."""
+    """Return the :func:`main_metric` of all runs, ``accuracy`` if they differ."""
     metrics = {main_metric(run) for run in runs}
     return metrics.pop() if len(metrics) == 1 else "accuracy"
 
 
 def describe(scores: Sequence[float]) -> str:
-    """Write scores as mean ± standard deviation, in percent."""
+    """Format scores as mean ± standard deviation in percent."""
     return f"{100 * fmean(scores):.2f} ± {100 * stdev(scores):.2f}"
 
 
 def verdict(comparison: Comparison) -> str:
-    """Say in words which side is better, if any."""
+    """State in words which side is better, if any."""
     if not comparison.is_significant:
         return "no significant difference at 95 %"
     return (

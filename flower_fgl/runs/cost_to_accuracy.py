@@ -1,4 +1,4 @@
-"""What ``flower-fgl reach`` does: rounds, bytes and seconds until an accuracy."""
+"""The ``reach`` command: rounds, bytes and seconds until a run reaches an accuracy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["Cost", "cost_until"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run had spent at the end of a round.
+    """Communication and time until a run reached an accuracy.
 
     Parameters
     ----------
     server_round : int or None
-        The first scored round with the accuracy; ``None`` if none has it.
+        First evaluated round that reached the accuracy; ``None`` if none did.
     best : float or None
-        The best accuracy of all scored rounds; ``None`` without scores.
+        Best accuracy of all evaluated rounds; ``None`` if there is none.
     num_bytes : int
-        Sent both ways, by all clients, up to the end of that round (of the run, if there
-        is none), exchanges before round 1 included.
+        Bytes in both directions, over all clients, until the end of that round, or of the
+        run if no round reached the accuracy. Exchanges before round 1 are included.
     seconds : float
-        Of all these rounds.
+        Duration of the same rounds.
     """
 
     server_round: int | None
@@ -36,16 +36,16 @@ class Cost:
 
 
 def cost_until(run: Run, accuracy: float, *, column: str = "test") -> Cost:
-    """Add up what a run spent until it had reached an accuracy.
+    """Sum the bytes and seconds of a run until it reached an accuracy.
 
     Parameters
     ----------
     run : Run
-        Finished or not.
+        Run, finished or not.
     accuracy : float in (0, 1]
-        To be reached by the pooled accuracy.
+        Target for the pooled accuracy.
     column : str
-        Which nodes' accuracy: ``val``, ``test`` or one of the setting's own.
+        Node set: ``val``, ``test`` or one that only some settings score.
 
     Returns
     -------
@@ -54,16 +54,16 @@ def cost_until(run: Run, accuracy: float, *, column: str = "test") -> Cost:
     Raises
     ------
     ConfigError
-        If the accuracy is out of range, or the run never scored such nodes.
+        If the accuracy is out of range, or the run has no such node set.
 
     Notes
     -----
-    1. With ``evaluate-every`` above 1 the accuracy may have been there some rounds before
-       it was seen.
+    1. With ``evaluate-every`` above 1, the run may have reached the accuracy some rounds
+       before the evaluation that shows it.
     """
     if not 0 < accuracy <= 1:
         raise ConfigError(
-            f"The accuracy must be above 0 and at most 1, got {accuracy}."
+            f"The accuracy must be greater than 0 and at most 1, got {accuracy}."
         )
     scored = [
         row["metrics"].get(scope_of(run), {}) if is_scored(row) else {}

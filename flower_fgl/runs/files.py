@@ -1,19 +1,19 @@
-"""The files of a run folder: their names, and how they are written and read.
+"""Files of a run folder: their names, and functions that write and read them.
 
 =================  ==================================================================
-``config.toml``    every setting, resolved, with where its value came from
-``rounds.jsonl``   one line per round: metrics, seconds, bytes, replies, failures
-``clients.jsonl``  one line per client (round 0, or that in which it joined: what it
-                   holds), then per round and client
-``releases.jsonl`` with ``upload-noise``: who was asked for an upload and when, also in
-                   rounds that a resumed run repeats
-``summary.json``   the result; there from the start, with status ``running``
+``config.toml``    every resolved setting, with the source of its value
+``rounds.jsonl``   one row per round: metrics, seconds, bytes, replies, failures
+``clients.jsonl``  one row per client with its data (in round 0, or when it joins), then
+                   one row per round and client
+``releases.jsonl`` with ``upload-noise``: the clients that were asked for an upload in
+                   each round, including rounds that a resumed run repeats
+``summary.json``   results; exists from the start, with status ``running``
 ``model.safetensors``
-                   weights of the aggregated model, best validation round
+                   weights of the aggregated model of the best validation round
 =================  ==================================================================
 
-Lines are flushed one round at a time and files are replaced whole, so that a run that
-was killed at any moment can be read. NaN (a metric without nodes) becomes ``null``.
+Rows are flushed after each round and files are replaced atomically, so the folder of a
+killed run is always readable. NaN (a metric without nodes) becomes ``null``.
 """
 
 from __future__ import annotations
@@ -61,29 +61,29 @@ SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
 TABLE = re.compile(r"^\[(.+)\]$")
 
 Row = Mapping[str, Any]
-"""One line of ``rounds.jsonl`` or ``clients.jsonl``."""
+"""One row of ``rounds.jsonl`` or ``clients.jsonl``."""
 OnRound = Callable[[Row], None]
-"""Callback that receives the line of each round."""
+"""Callback that receives the row of each round."""
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all.
+    """Create or replace a file atomically.
 
     Parameters
     ----------
     path : Path
-        File to make or replace.
+        File to create or replace.
     data : bytes
-        Its content.
+        Content of the file.
 
     Raises
     ------
     RunError
-        If it cannot be written; a former file is left as it was.
+        If the file cannot be written; an existing file is left unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    way_out = "set output-dir to" if path.name in IN_RUN_FOLDER else "name a file in"
-    with writing(path, way_out):
+    remedy = "set output-dir to" if path.name in IN_RUN_FOLDER else "choose a file in"
+    with writing(path, remedy):
         try:
             with temporary.open("wb") as file:
                 file.write(data)
@@ -98,20 +98,20 @@ def replace_file(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, way_out: str = "set output-dir to") -> Iterator[None]:
-    """Turn a failed write into an error that says what to do."""
+    """Convert an OSError in the body to a RunError that names a remedy."""
     try:
         yield
     except OSError as error:
-        advice = f"Free some space there, or {way_out} a folder that can be written."
+        advice = f"Free disk space, or {way_out} a writable folder."
         if isinstance(error, FileNotFoundError) and not path.parent.exists():
-            advice = f"The folder {path.parent} does not exist: make it first."
+            advice = f"The folder {path.parent} does not exist: create it first."
         raise RunError(
             f"Cannot write {path}: {error.strerror or error}. {advice}"
         ) from error
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON does not have, by ``None``."""
+    """Replace NaN and infinities, which JSON cannot represent, with ``None``."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -120,16 +120,17 @@ def finite(value: Any) -> Any:
 
 
 def _dumps(row: Row) -> str:
+    """Return a row as compact JSON."""
     return json.dumps(finite(row), allow_nan=False, separators=(",", ":"))
 
 
 def write_lines(rows: Iterable[Row]) -> bytes:
-    """Write rows as JSON lines; NaN and infinities become ``null``."""
+    """Serialise rows as JSON lines; NaN and infinities become ``null``."""
     return "".join(f"{_dumps(row)}\n" for row in rows).encode()
 
 
 def flatten_config(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every setting of nested tables with its dotted key."""
+    """Yield each setting of nested tables as dotted key and value."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flatten_config(value, f"{prefix}{key}.")
@@ -138,25 +139,23 @@ def flatten_config(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def settings_toml(config: Row, sources: Mapping[str, str]) -> str:
-    """Write settings one a line, general ones first, with sources as comments."""
+    """Format settings as TOML, general ones first, with sources as comments."""
     tables: dict[str, list[str]] = {"": []}
     for key, value in flatten_config(config):
         if value is None:
             continue
         table, name = key.split(".", 1) if "." in key else ("", key)
-        if (
-            table not in tables
-        ):  # the empty table's dump is its header, quoted if need be
+        if table not in tables:  # dumping an empty table gives its quoted header
             tables[table] = [f"\n{tomli_w.dumps({table: {}}).strip()}"]
         line = tomli_w.dumps({name: value}).rstrip("\n")
         comment = f"  # {sources[key]}" if key in sources else ""
         tables[table].append(line + comment)
-    head = "# All settings of this run; behind a value stands where it came from.\n"
+    head = "# All settings of this run; the comment names the source of each value.\n"
     return head + "\n".join(line for lines in tables.values() for line in lines) + "\n"
 
 
 def read_sources(text: str) -> dict[str, str]:
-    """Read the comments that :func:`settings_toml` wrote."""
+    """Read the sources of values from the comments that :func:`settings_toml` wrote."""
     sources, table = {}, ""
     for line in text.split("\n"):  # splitlines also splits inside strings
         if header := TABLE.match(line):
@@ -167,7 +166,7 @@ def read_sources(text: str) -> dict[str, str]:
 
 
 def read_text(path: Path) -> str:
-    """Read a file of a run folder, a :class:`RunError` if that cannot be."""
+    """Read a file of a run folder; raise RunError if it is unreadable or not UTF-8."""
     try:
         return path.read_bytes().decode()
     except OSError as error:
@@ -175,24 +174,24 @@ def read_text(path: Path) -> str:
             f"Cannot read {path}: {error.strerror}. Is this a run folder?"
         ) from error
     except UnicodeDecodeError as error:
-        raise RunError(f"{path} is garbled: {error}.") from error
+        raise RunError(f"{path} is damaged: {error}.") from error
 
 
 def parse_row(text: str, where: str, key: str) -> dict[str, Any]:
-    """Read a JSON object that must hold ``key``."""
+    """Parse a JSON object that contains ``key``; raise RunError if it is damaged."""
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RunError(f"{where} is garbled: {error}.") from error
+        raise RunError(f"{where} is damaged: {error}.") from error
     if not isinstance(row, dict) or key not in row:
         raise RunError(
-            f'{where} is garbled: expected an object with "{key}", got {text[:40]!r}.'
+            f'{where} is damaged: expected an object with "{key}", got {text[:40]!r}.'
         )
     return row
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines; a last line without its end of line was cut off by a kill."""
+    """Read JSON lines, none if there is no file; skip an incomplete last line."""
     if not path.exists():
         return []
     *whole, _ = read_text(path).split("\n")

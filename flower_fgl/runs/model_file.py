@@ -1,7 +1,7 @@
-"""Trained models on disk: weights, and what it takes to build the network again.
+"""Save and load trained models: weights and a description of the network.
 
-``model.safetensors`` holds both, the description as JSON in its header, so that the two
-cannot fall apart when a write is cut off. Nothing is ever pickled.
+``model.safetensors`` holds both, with the description as JSON in its header, so that an
+interrupted write cannot separate them. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from flower_fgl.runs.writer import RunWriter
 __all__ = ["ModelCard", "SavedModel", "load_model", "read_card", "save_model"]
 
 CARD_KEY = "flower-fgl"
-"""Entry of the header that holds the description."""
+"""Header entry that holds the description."""
 SCALING = ("features/mean", "features/std")
-"""Entries beside the weights that hold an owner's feature statistics."""
+"""Tensors beside the weights that hold a data owner's feature statistics."""
 
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What a model file says about itself.
+    """Description of a saved model.
 
     Parameters
     ----------
     method : str
-        Method that trained it.
+        Method that trained the model.
     model : str
         Backbone.
     num_features, hidden_channels, num_layers : int
-        Its sizes.
+        Sizes of the backbone.
     class_names : tuple of str
-        Length C: what its outputs stand for, in their order.
+        Length C: names of the outputs, in order.
     classifies_graphs : bool
         Whether whole graphs are classified.
     scaling : {"none", "rows", "kept", "lost"}
-        Whether features were as they are given, divided by the sum of each row,
-        standardised with statistics that the file holds, or standardised by each client
-        with its own.
+        Scaling of the input features: none, division by the row sums, standardisation
+        with statistics in the file, or by each client with statistics not in the file.
     round : int
-        Round after which the model was kept.
+        Round after which the model was saved.
     owner : str
-        Whose personalised model it is; empty for the aggregated one.
+        Data owner of a personalized model; empty for the aggregated model.
     validation : float in [0, 1], or None
-        Accuracy on the owner's validation nodes, where it was scored.
+        Accuracy on the owner's validation nodes, if evaluated.
     rep_norm : {"", "l2", "tanh", "none"}
-        What bounds the representations under a linear classifier of some of the classes
-        (:class:`~flower_fgl.algorithms.fedpano.model.PersonalNet`); empty for a plain backbone.
+        Normalisation of the representations in a
+        :class:`~flower_fgl.algorithms.fedpano.model.PersonalNet`, which has a linear
+        classifier for some of the classes; empty for a plain backbone.
     settings : mapping of str to bool, int, float or str
-        The method's settings, by kebab-case key, where they shape a network of its own.
+        The method's settings by kebab-case key, if they determine its own network.
     """
 
     method: str
@@ -89,16 +89,25 @@ class ModelCard:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what :meth:`to_json` wrote.
+        """Parse the output of :meth:`to_json`.
+
+        Parameters
+        ----------
+        text : str
+            JSON object.
+
+        Returns
+        -------
+        ModelCard
 
         Raises
         ------
         ValueError, TypeError
-            If an entry is missing or too many.
+            If an entry is missing or unknown.
         """
         values: dict[str, Any] = json.loads(text)
         read = {key.replace("-", "_"): value for key, value in values.items()}
-        later = {"rep_norm", "settings"}  # once there were none
+        later = {"rep_norm", "settings"}  # absent from files of earlier versions
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:
@@ -109,16 +118,16 @@ class ModelCard:
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A model file, read.
+    """Content of a model file.
 
     Parameters
     ----------
     model : Backbone
-        Ready to predict, in evaluation mode.
+        The network in evaluation mode.
     card : ModelCard
-        What it says about itself.
+        Description of the model.
     scaling : tuple of two Tensors of shape (d,), float64, or None
-        Mean and standard deviation to standardise features with.
+        Mean and standard deviation for standardising the features.
     """
 
     model: Backbone
@@ -132,39 +141,51 @@ def save_model(
     card: ModelCard,
     scaling: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write ``model.safetensors`` whole or not at all.
+    """Write ``model.safetensors`` atomically.
 
     Parameters
     ----------
     folder : Path
-        Made if it is not there.
+        Folder to write to; created if missing.
     state : mapping of str to Tensor
         Weights by name, on any device.
     card : ModelCard
-        What it takes to use them.
+        Description of the model.
     scaling : tuple of two Tensors of shape (d,), float64, optional
         Feature statistics, if ``card.scaling`` is ``"kept"``.
 
     Raises
     ------
     RunError
-        If it cannot be written; a former model is left as it was.
+        If the file cannot be written; an existing model is left unchanged.
     """
     tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"Cannot make the folder {folder}: {error.strerror}.") from error
+        raise RunError(
+            f"Cannot create the folder {folder}: {error.strerror}."
+        ) from error
     RunWriter(folder).write_model(tensors, {CARD_KEY: card.to_json()})
 
 
 def read_card(folder: Path) -> ModelCard | None:
-    """Return what a folder's model says about itself, ``None`` if there is none.
+    """Return the description of the model in a folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder that may hold ``model.safetensors``.
+
+    Returns
+    -------
+    ModelCard or None
+        ``None`` if there is no model.
 
     Raises
     ------
     RunError
-        If the file is damaged or holds no description.
+        If the file is damaged or has no description.
     """
     path = folder / MODEL
     if not path.exists():
@@ -174,21 +195,23 @@ def read_card(folder: Path) -> ModelCard | None:
             text = (file.metadata() or {})[CARD_KEY]
         return ModelCard.from_json(text)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} is no model file, or damaged: {error}.") from error
+        raise RunError(
+            f"{path} is not a model file, or is damaged: {error}."
+        ) from error
     except (KeyError, ValueError, TypeError) as error:
         raise RunError(
-            f"{path} does not say what network its weights are of ({error}): it was "
-            "written by another program or an earlier version. Train the model again."
+            f"{path} does not describe the network of its weights ({error}): another "
+            "program or an earlier version wrote it. Train the model again."
         ) from error
 
 
 def load_model(folder: Path) -> SavedModel:
-    """Build the network of a model file again.
+    """Load the network of a model file.
 
     Parameters
     ----------
     folder : Path
-        Folder that holds ``model.safetensors``, or that file.
+        Folder with ``model.safetensors``, or the path of that file.
 
     Returns
     -------
@@ -197,18 +220,18 @@ def load_model(folder: Path) -> SavedModel:
     Raises
     ------
     RunError
-        If there is no model, the file is damaged, or its weights are not those of the
-        backbone it names.
+        If there is no model, the file is damaged, or its weights do not match the
+        network that it describes.
     """
     folder = folder.parent if folder.name == MODEL else folder
     if not folder.is_dir():
-        raise RunError(f"There is no folder {folder}.")
+        raise RunError(f"The folder {folder} does not exist.")
     card = read_card(folder)
     if card is None:
         raise RunError(
-            f"{folder} holds no {MODEL}. Give the folder of a model that an owner's "
-            "SuperNode kept, or a run folder; a method that sends no weights leaves none "
-            "in the run folder."
+            f"{folder} holds no {MODEL}. Pass the folder in which a data owner's "
+            "SuperNode saved a model, or a run folder. Methods that send no weights save "
+            "no model in the run folder."
         )
     tensors = safetensors.torch.load_file(folder / MODEL)
     scaling = tuple(tensors.pop(name) for name in SCALING if name in tensors)
@@ -217,13 +240,13 @@ def load_model(folder: Path) -> SavedModel:
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         expected = state_shapes(model)
         if found != expected:
-            why = (
-                f": {card.method} predicts by a network of its own, which the file does "
-                "not describe"
+            reason = (
+                f": {card.method} predicts with its own network, which the file does not "
+                "describe"
             )
             is_own = found.keys() - expected.keys()
             raise RunError(
-                f"its weights are not those of {card.model}{why if is_own else ''}"
+                f"its weights do not match {card.model}{reason if is_own else ''}"
             )
     except (FglError, TypeError) as error:
         raise RunError(f"{folder / MODEL} cannot be used: {error}.") from error
@@ -233,7 +256,7 @@ def load_model(folder: Path) -> SavedModel:
 
 
 def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
-    """Build the network that a description is of, to be loaded."""
+    """Build the described network, without loading its weights."""
     num_classes = len(card.class_names)
     classes = torch.empty(num_classes, dtype=torch.bool)
     if card.settings:
@@ -247,13 +270,14 @@ def _build(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     backbone = _build_backbone(card, num_outputs=num_classes)
     if "support" not in tensors:
         return backbone
-    width = backbone.hidden_channels  # a client may have one of its own
+    width = backbone.hidden_channels  # clients may have different widths
     module = Adaptation.blank(width, num_classes, torch.device("cpu"))
     support = torch.empty(len(tensors["support"]), width)
     return AdaptedModel(backbone, module, support, classes)
 
 
 def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
+    """Build the backbone without initialising its weights."""
     return build_model(
         card.model,
         in_channels=card.num_features,
@@ -267,7 +291,7 @@ def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
 
 
 def _build_personal(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
-    """Build a classifier of some of the classes."""
+    """Build a network with a classifier for some of the classes."""
     encoder = build_encoder(
         card.model,
         in_channels=card.num_features,
@@ -278,7 +302,7 @@ def _build_personal(card: ModelCard, tensors: Mapping[str, Tensor]) -> Backbone:
     )
     weight, classes = tensors.get("classifier.weight"), tensors.get("classes")
     if weight is None or classes is None:
-        raise RunError("it holds no classifier of the owner's classes")
+        raise RunError("it holds no classifier for the owner's classes")
     classifier = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     norm, num_classes = cast(RepNorm, card.rep_norm), len(card.class_names)
     return PersonalNet(
@@ -291,11 +315,11 @@ def _build_own(card: ModelCard) -> Backbone:
     method = METHODS.get(card.method)
     if method is None or method.settings is None or not method.network:
         raise RunError(
-            f'its network is that of the method "{card.method}", which is not known '
-            "here: it was written by a later version"
+            f'its network belongs to the method "{card.method}", which this version does '
+            "not know: a later version wrote the file"
         )
     method_config = parse_settings(method.settings, card.settings, prefix=card.method)
-    with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
+    with torch.random.fork_rng(devices=[]):  # initial weights are overwritten
         network: Backbone = method.load_network()(
             method_config,
             model=card.model,

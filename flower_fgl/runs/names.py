@@ -10,6 +10,6 @@ __all__ = ["in_folder_name"]
 
 
 def in_folder_name(value: Scalar) -> str:
-    """Write a case's name or a value of the grid as part of a folder's name."""
+    """Convert a case name or grid value to text that is safe in a folder name."""
     text = "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
     return re.sub("_+", "_", text).strip("_")

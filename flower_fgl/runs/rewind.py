@@ -1,4 +1,4 @@
-"""Take a run folder back to its last checkpoint."""
+"""Reset a run folder to its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -12,59 +12,62 @@ from flower_fgl.runs.files import CLIENTS, HEADER, ROUNDS, replace_file
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import RunWriter
 
-__all__ = ["LET_GO_SECONDS", "rewind"]
+__all__ = ["LET_GO_SECONDS", "require_checkpoint", "rewind"]
 
 
 LET_GO_SECONDS = 30.0
-"""How long the processes of a run whose launcher was killed may still hold its folder."""
+"""Seconds to wait for the processes of a killed launcher to release the run folder."""
 
 
 def rewind(folder: Path, config: RunConfig) -> Checkpoint:
-    """Take a run folder back to its newest checkpoint; what came after is dropped.
+    """Reset a run folder to its newest checkpoint and delete the rows of later rounds.
 
     Parameters
     ----------
     folder : Path
-        The run folder; no other process may be writing to it.
+        Run folder; no other process may write to it.
     config : RunConfig
-        Settings with which the run is to go on.
+        Settings for the resumed run.
 
     Returns
     -------
     Checkpoint
+        The checkpoint.
 
     Raises
     ------
     RunError
-        If the run is complete or has no whole checkpoint, or its settings or versions
-        are others; the folder stays as it is.
+        If the run is complete, has no intact checkpoint, or was made with other settings
+        or versions. The folder is left unchanged.
     """
     run = Run.load(folder)
     if run.status == "completed":
         raise RunError(f"The run in {folder} is complete: there is nothing to resume.")
-    checkpoint = _checkpoint_of(folder)
+    checkpoint = require_checkpoint(folder)
     checkpoint.check(config)
     for name in (ROUNDS, CLIENTS):
-        _cut(folder / name, checkpoint.server_round)
+        _drop_later_rows(folder / name, checkpoint.server_round)
     header = {key: run.summary.get(key) for key in HEADER}
     header |= {"engine": checkpoint.engine, "clients": len(checkpoint.clients)}
-    about = {**header, "rounds": checkpoint.server_round, "status": "running"}
-    RunWriter(folder).write_summary(about)
+    summary = {**header, "rounds": checkpoint.server_round, "status": "running"}
+    RunWriter(folder).write_summary(summary)
     return checkpoint
 
 
-def _checkpoint_of(folder: Path) -> Checkpoint:
+def require_checkpoint(folder: Path) -> Checkpoint:
+    """Return the newest intact checkpoint; raise RunError if there is none."""
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
         raise RunError(
-            f"The run in {folder} has no checkpoint: it ended before the first, or had "
-            f"checkpoint-every = 0. Start it anew: flower-fgl run {folder}/config.toml"
+            f"The run in {folder} has no checkpoint: it ended before the first one, or its "
+            "settings have checkpoint-every = 0. Start it again: flower-fgl run "
+            f"{folder}/config.toml"
         )
     return checkpoint
 
 
-def _cut(path: Path, server_round: int) -> None:
-    """Drop the lines of later rounds, and one that a kill cut off."""
+def _drop_later_rows(path: Path, server_round: int) -> None:
+    """Delete the rows of later rounds, and an incomplete last line."""
     if not path.exists():
         return
     data = path.read_bytes()

@@ -1,4 +1,4 @@
-"""A run folder, read: settings, results, and the lines of its rounds and clients."""
+"""Read a run folder: settings, results, and the rows of rounds and clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.files import (
     CLIENTS,
     CONFIG,
@@ -28,20 +28,21 @@ __all__ = ["Run"]
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run folder, read; its ``repr`` is a short table of the results.
+    """Content of a run folder; its ``repr`` is a short table of the results.
 
     Parameters
     ----------
     path : Path
-        The folder.
+        Run folder.
     config : dict
-        Every setting; a method's are a table of its name.
+        All settings; those of a method are a table under its name.
     sources : dict of str to str
-        Where settings came from, by dotted key.
+        Sources of the settings, by dotted key.
     summary : dict
-        As :func:`summarise` returns it; of a run that was killed, of what it left.
+        Summary as :func:`summarise` returns it. For a run that is active or was killed,
+        computed from the rows written so far.
     rounds, clients : list of dict
-        The lines of ``rounds.jsonl`` and ``clients.jsonl``.
+        Rows of ``rounds.jsonl`` and ``clients.jsonl``.
     """
 
     path: Path
@@ -53,12 +54,12 @@ class Run:
 
     @classmethod
     def load(cls, path: Path | str) -> Run:
-        """Read a run folder, finished or not.
+        """Read the folder of a run, finished or not.
 
         Parameters
         ----------
         path : Path or str
-            The folder.
+            Run folder.
 
         Returns
         -------
@@ -67,33 +68,33 @@ class Run:
         Raises
         ------
         RunError
-            If the folder or one of its files is missing or garbled; a last line cut off
-            by a kill is left out.
+            If the folder or one of its files is missing or damaged. An incomplete last
+            line is skipped.
         """
         folder = Path(path)
         if not (folder / CONFIG).is_file():
             raise RunError(
-                f"{folder} is no run folder: it has no {CONFIG}. Give a folder that "
+                f"{folder} is not a run folder: it has no {CONFIG}. Pass a folder that "
                 "`flower-fgl run` wrote."
             )
         text = read_text(folder / CONFIG)
         try:
             config = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise RunError(f"{folder / CONFIG} is garbled: {error}.") from error
+            raise RunError(f"{folder / CONFIG} is damaged: {error}.") from error
         summary = parse_row(
             read_text(folder / SUMMARY), str(folder / SUMMARY), "status"
         )
         rounds = read_lines(folder / ROUNDS)
         clients = read_lines(folder / CLIENTS)
-        if summary["status"] == "running":  # at work, or killed: the lines know more
+        if summary["status"] == "running":  # active or killed: the rows are newer
             header = {key: summary.get(key) for key in HEADER}
             summary |= summarise(rounds, status="running", **header)
         return cls(folder, config, read_sources(text), summary, rounds, clients)
 
     @property
     def status(self) -> str:
-        """``running`` (or killed), ``completed``, ``failed`` or ``interrupted``."""
+        """``running`` (active or killed), ``completed``, ``failed`` or ``interrupted``."""
         return str(self.summary["status"])
 
     @property
@@ -110,7 +111,7 @@ class Run:
         return self.table()
 
     def table(self) -> str:
-        """Return the results as a few lines of text, scores in percent."""
+        """Return the results as a text table, with scores in percent."""
         about = self.summary
         scored = [
             (
@@ -144,23 +145,24 @@ class Run:
             f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
         )
         why = [f"error: {about['error']}"] if "error" in about else []
-        lost = self._lost()
+        failures = self._failures()
         end = f"Run folder: {self.path}"
-        return "\n".join([head, *why, *(lines if lines[1:] else []), *lost, end])
+        return "\n".join([head, *why, *(lines if lines[1:] else []), *failures, end])
 
-    def _lost(self) -> list[str]:
-        """Say in a line what failed on the way, if anything did."""
+    def _failures(self) -> list[str]:
+        """Return one line about failed rounds and messages, if there are any."""
         failed = sum(row.get("status") == "failed" for row in self.rounds)
         reasons: dict[str, int] = self.summary.get("failures") or {}
         parts = [f"{failed} of {len(self.rounds)} rounds"] if failed else []
         if reasons:
-            often = max(reasons, key=reasons.__getitem__)
+            main = max(reasons, key=reasons.__getitem__)
             parts.append(
-                f"{sum(reasons.values())} messages to clients (most often: {often})"
+                f"{sum(reasons.values())} messages to clients (most often: {main})"
             )
         return [f"Failed: {'; '.join(parts)}. See rounds.jsonl."] if parts else []
 
 
 def _percent(entry: Row, column: str, metric: str) -> str:
+    """Format a score in percent, a dash if there is none."""
     value = entry.get(column, {}).get(metric)
     return "-" if value is None else f"{100 * value:.2f}"

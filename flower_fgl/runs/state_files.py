@@ -1,7 +1,7 @@
-"""Files of client states: their names, and links that keep them as they are.
+"""Files of client states: their names, and hard links that preserve their content.
 
-A client's state file is never changed, only replaced, so that a second name (a hard link)
-costs nothing and goes on holding what it held.
+A client's state file is never modified, only replaced. A hard link to it therefore costs
+nothing and keeps the old content.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ __all__ = [
 
 
 class StateKeeper(Protocol):
-    """An engine's way to the client states of a run on one machine."""
+    """Access to the client states of a run on one machine; implemented by each engine."""
 
     def save_states(self, run_id: int, folder: Path) -> None:
-        """Write every client state of the run, as it is now, to a folder."""
+        """Save the current state of every client of the run to a folder."""
 
     def load_states(self, run_id: int, folder: Path) -> None:
-        """Replace the client states of the run by those of a folder."""
+        """Replace the client states of the run with those of a folder."""
 
 
 def state_file(folder: Path, run_id: int, partition_id: int) -> Path:
-    """Name the file that holds a client's state.
+    """Return the path of a client's state file.
 
     Parameters
     ----------
     folder : Path
         The setting ``state-dir``.
     run_id, partition_id : int
-        Flower's number of the run, and the client's.
+        Flower's run ID, and the partition ID of the client.
 
     Returns
     -------
@@ -53,19 +53,20 @@ def state_file(folder: Path, run_id: int, partition_id: int) -> Path:
 
 
 def state_folder(node: Mapping[str, Scalar], of_run: str) -> str:
-    """Choose the folder of a node's client states; no run tells an owner where to write.
+    """Choose the folder for the client states of a node.
 
     Parameters
     ----------
     node : mapping of str to bool, int, float or str
-        Node config: ``state-dir`` of its own, and whether it holds an owner's graph.
+        Node config. Its ``state-dir`` takes precedence. A node with ``graph`` belongs to
+        a data owner and ignores the ``state-dir`` of the run.
     of_run : str
-        The run's ``state-dir``.
+        The ``state-dir`` of the run config.
 
     Returns
     -------
     str
-        Empty if there is none.
+        The folder, empty if none is set.
     """
     return str(node.get("state-dir") or ("" if "graph" in node else of_run))
 
@@ -73,20 +74,21 @@ def state_folder(node: Mapping[str, Scalar], of_run: str) -> str:
 def kept_states(
     run_id: int, node: Mapping[str, Scalar], run: Mapping[str, Scalar]
 ) -> dict[str, tuple[int, int]]:
-    """Tell the files of a node's client states from those of another moment.
+    """Return a fingerprint of a node's state files, which shows if one was replaced.
 
     Parameters
     ----------
     run_id : int
-        Flower's number of the run.
+        Flower's run ID.
     node, run : mapping of str to bool, int, float or str
         Node config and run config.
 
     Returns
     -------
-    dict of str to tuple of int
-        Number and time of every file: a file that is replaced has others. Where the node
-        has no number yet, or none of its own, those of all clients in its folder.
+    dict of str to tuple of (int, int)
+        Inode and modification time in nanoseconds, by file name. If the node has no
+        ``partition-id`` or holds a data owner's graph, all state files of the run in its
+        folder are included.
     """
     folder = state_folder(node, str(run.get("state-dir", "")))
     if not folder:
@@ -97,14 +99,16 @@ def kept_states(
         name = state_file(Path(), run_id, number).stem
     found = {}
     for path in Path(folder).glob(f"{name}*.safetensors"):
-        with contextlib.suppress(FileNotFoundError):  # another client's, just dropped
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # another client's file, deleted meanwhile
             stat = path.stat()
             found[path.name] = stat.st_ino, stat.st_mtime_ns
     return found
 
 
 class LinkedStates:
-    """Client states in one file each, which are only ever replaced: links keep them.
+    """Client states in one file each, saved and restored through hard links.
 
     Parameters
     ----------
@@ -116,14 +120,14 @@ class LinkedStates:
         self.folder = folder
 
     def save_states(self, run_id: int, folder: Path) -> None:
-        """Link the files into a folder."""
+        """Link the state files of a run into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         prefix = f"{run_id}-"
         for path in self.folder.glob(f"{prefix}{'[0-9]' * 6}.safetensors"):
             link_file(path, folder / path.name.removeprefix(prefix))
 
     def load_states(self, run_id: int, folder: Path) -> None:
-        """Link the files back, under the number of this run."""
+        """Link the files of a folder back as state files of this run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.glob(f"{run_id}-{'[0-9]' * 6}.safetensors"):
             path.unlink()
@@ -132,17 +136,19 @@ class LinkedStates:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give a file that is never changed a second name, or copy it where that fails.
+    """Create a hard link to a file that is never modified, or copy the file.
 
     Parameters
     ----------
-    source, target : Path
-        An existing file, and its other name; replaced if it is there.
+    source : Path
+        Existing file.
+    target : Path
+        Path of the link; an existing file is replaced.
 
     Raises
     ------
     OSError
-        If it can neither be linked nor copied.
+        If the file can neither be linked nor copied.
     """
     scratch = target.with_suffix(f".{os.getpid()}.tmp")
     scratch.unlink(missing_ok=True)
@@ -150,6 +156,6 @@ def link_file(source: Path, target: Path) -> None:
         os.link(source, scratch)
     except FileNotFoundError:
         raise
-    except OSError:  # another file system, or one without links
+    except OSError:  # another file system, or one without hard links
         shutil.copyfile(source, scratch)
     os.replace(scratch, target)

@@ -1,4 +1,4 @@
-"""Select the rounds that count and sum a run up in one record."""
+"""Summarise a run: best and last round, bytes, seconds and failures."""
 
 from __future__ import annotations
 
@@ -28,35 +28,37 @@ def summarise(
     class_names: Sequence[str] | None = None,
     error: str | None = None,
 ) -> dict[str, Any]:
-    """Sum up a run; ``summary.json`` holds this.
+    """Summarise a run in the format of ``summary.json``.
 
     Parameters
     ----------
     rounds : sequence of mapping
-        The rows of ``rounds.jsonl`` so far.
-    method, dataset, clients, seed, engine, partition_sha256, evaluate
-        Taken over as they are; ``None`` where it is not known (yet).
+        Rows of ``rounds.jsonl`` so far.
+    method, dataset, engine, partition_sha256, evaluate : str or None
+        Copied to the summary; ``None`` if not known yet.
+    clients, seed : int or None
+        Copied to the summary; ``None`` if not known yet.
     status : {"running", "completed", "failed", "interrupted"}
-        How the run stands.
+        Status of the run.
     class_names : sequence of str, optional
         Length C, for the report.
     error : str, optional
-        Why the run failed.
+        Reason of a failure.
 
     Returns
     -------
     dict
-        The header, ``status``, ``rounds`` (the last one tried), ``selection``,
-        ``best``, ``last`` (``None`` before the first evaluation), ``bytes``,
-        ``seconds`` and ``failures``; ``global`` where both kinds of evaluation were
-        asked for, and ``finetuned`` after fine-tuning.
+        The copied values, ``status``, ``rounds`` (the last round started),
+        ``selection``, ``best``, ``last`` (``None`` before the first evaluation),
+        ``bytes``, ``seconds`` and ``failures``; ``global`` if both kinds of evaluation
+        were run, and ``finetuned`` after fine-tuning.
 
     Notes
     -----
     1. ``best`` is the round with the highest pooled validation accuracy, the later one
-       of equals, and never looks at test scores. Failed rounds and fine-tuning do not
-       count, nor rounds that scored fewer validation nodes than others, because replies
-       were lost. Without any validation node it is the last round, and ``selection`` is
+       among equals. Test scores are never used. Failed rounds, fine-tuning, and rounds
+       that scored fewer validation nodes than others because replies were lost, do not
+       count. Without validation nodes, ``best`` is the last round, and ``selection`` is
        ``"last"``.
     """
     train = [row for row in rounds if row.get("phase") == "train"]
@@ -87,16 +89,24 @@ def summarise(
 
 
 def is_scored(row: Row) -> bool:
-    """Say whether a line of ``rounds.jsonl`` has scores that count.
+    """Return whether a row of ``rounds.jsonl`` is a successful, evaluated round.
 
-    Those of failed rounds and of fine-tuning do not.
+    Parameters
+    ----------
+    row : mapping
+        Row of ``rounds.jsonl``.
+
+    Returns
+    -------
+    bool
+        False for failed rounds and for fine-tuning.
     """
     is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
     return is_good_round and bool(row.get("metrics"))
 
 
 def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
-    """Return the best round, the last, and by what the best was chosen."""
+    """Return the best round, the last round, and how the best one was selected."""
     rows = [row for row in scored if row["metrics"].get(scope)]
     if not rows:
         return {"selection": "validation", "best": None, "last": None}
@@ -143,7 +153,7 @@ def _totals(rounds: Sequence[Row], train: Sequence[Row]) -> dict[str, Any]:
 
 
 def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Add mappings key by key, in the order in which keys appear."""
+    """Add mappings key by key; keys keep the order of their first appearance."""
     out: dict[str, float] = {}
     for part in parts:
         for key, value in part.items():

@@ -1,4 +1,4 @@
-"""Write a run folder as the run goes."""
+"""Write a run folder during the run."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ __all__ = ["RunWriter", "default_folder"]
 
 
 def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Path:
-    """Name a run folder that does not exist yet.
+    """Return the path of a new run folder.
 
     Parameters
     ----------
     output_dir : Path
-        Where run folders go.
+        Parent of the run folders.
     method, dataset : str
-        Names; of a path to a graph file only the file's name is used.
+        Names; of the path of a graph file only the file name is used.
     seed : int
-        The run's seed.
+        Seed of the run.
 
     Returns
     -------
     Path
-        ``<output_dir>/<YYYYmmdd-HHMMSS>-<method>-<dataset>-<seed>``, local time, with
-        ``-2``, ``-3``, … behind it where that is taken.
+        ``<output_dir>/<YYYYmmdd-HHMMSS>-<method>-<dataset>-<seed>`` in local time, with
+        the suffix ``-2``, ``-3``, … if that folder exists.
     """
     data = re.sub(r"[^\w.+-]+", "-", Path(dataset.replace("\\", "/")).name)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-{data}-{seed}"
@@ -61,7 +61,7 @@ def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Pa
 
 
 class RunWriter:
-    """Write one run folder; made by :meth:`create`.
+    """Write the files of one run folder; :meth:`create` makes a new one.
 
     Parameters
     ----------
@@ -76,17 +76,17 @@ class RunWriter:
     def create(
         cls, folder: Path, *, config: Row, sources: Mapping[str, str]
     ) -> RunWriter:
-        """Make the folder with its settings and a summary of status ``running``.
+        """Create the folder with its settings and a summary of status ``running``.
 
         Parameters
         ----------
         folder : Path
-            Must not exist, or be empty.
+            Folder that does not exist or is empty.
         config : mapping of str to bool, int, float, str or a mapping of these
-            Every setting, resolved; a method's by dotted key or as a table of its own;
-            ``None`` is left out.
+            All resolved settings. Those of a method have dotted keys or are a table.
+            ``None`` is omitted.
         sources : mapping of str to str
-            Where values came from (``user``, ``method``, ``default``, …) by dotted key.
+            Sources of the values (``user``, ``method``, ``default``, …) by dotted key.
 
         Returns
         -------
@@ -95,14 +95,15 @@ class RunWriter:
         Raises
         ------
         RunError
-            If the folder holds something or cannot be written; nothing is left behind.
+            If the folder is not empty or cannot be written; new files and folders are
+            removed again.
         """
         with writing(folder):
             is_taken = folder.is_dir() and any(folder.iterdir())
         if is_taken:
             raise RunError(
-                f"The run folder {folder} is not empty. Give another run-dir, or leave "
-                "it unset for a new folder in output-dir."
+                f"The run folder {folder} is not empty. Set another run-dir, or leave it "
+                "unset to create a new folder in output-dir."
             )
         writer = cls(folder)
         made: list[Path] = []
@@ -124,10 +125,22 @@ class RunWriter:
         return writer
 
     def write_settings(self, config: Row, sources: Mapping[str, str]) -> None:
-        """Replace ``config.toml``; parameters and errors as in :meth:`create`.
+        """Replace ``config.toml``.
 
-        Run again, the settings must lead to folders of their own: ``run-dir``, and a
-        ``state-dir`` inside the run folder, are written empty.
+        Parameters
+        ----------
+        config, sources : mapping
+            Settings and their sources, as for :meth:`create`.
+
+        Raises
+        ------
+        RunError
+            If the file cannot be written.
+
+        Notes
+        -----
+        1. ``run-dir``, and a ``state-dir`` inside the run folder, are written empty, so
+           that a run with this file as experiment gets new folders.
         """
         inside = self.folder.resolve()
         kept = {
@@ -140,7 +153,7 @@ class RunWriter:
         replace_file(self.folder / CONFIG, settings_toml(kept, sources).encode())
 
     def append_round(self, row: Row) -> None:
-        """Add one line to ``rounds.jsonl``.
+        """Append one row to ``rounds.jsonl``.
 
         Parameters
         ----------
@@ -151,41 +164,41 @@ class RunWriter:
         Raises
         ------
         RunError
-            If it cannot be written.
+            If the file cannot be written.
         """
         self._append(ROUNDS, [row])
 
     def append_clients(self, rows: Iterable[Row]) -> None:
-        """Add lines to ``clients.jsonl``; like :meth:`append_round`."""
+        """Append rows to ``clients.jsonl``; otherwise like :meth:`append_round`."""
         self._append(CLIENTS, rows)
 
     def append_release(self, row: Row) -> None:
-        """Add a line to ``releases.jsonl``; like :meth:`append_round`.
+        """Append a row to ``releases.jsonl``; otherwise like :meth:`append_round`.
 
         Parameters
         ----------
         row : mapping
-            ``round``, and ``clients``: partition-ids of those asked for an upload.
+            ``round``, and ``clients``: partition IDs of the clients asked for an upload.
         """
         self._append(RELEASES, [row])
 
     def count_releases(self) -> Counter[int]:
-        """Count the uploads that every client was asked for, by partition-id."""
+        """Count the uploads that each client was asked for, by partition ID."""
         lines = read_lines(self.folder / RELEASES)
         return Counter(pid for line in lines for pid in line["clients"])
 
     def write_summary(self, summary: Row) -> None:
-        """Replace ``summary.json``, at any time of the run.
+        """Replace ``summary.json``.
 
         Parameters
         ----------
         summary : mapping
-            As :func:`summarise` returns it.
+            Summary as :func:`summarise` returns it.
 
         Raises
         ------
         RunError
-            If it cannot be written.
+            If the file cannot be written.
         """
         text = json.dumps(finite(summary), indent=2, allow_nan=False)
         replace_file(self.folder / SUMMARY, f"{text}\n".encode())
@@ -200,12 +213,12 @@ class RunWriter:
         state : mapping of str to Tensor
             Weights by name, on any device.
         header : mapping of str to str, optional
-            Text to keep with them, see ``model_files.py``.
+            Metadata of the file, see :mod:`flower_fgl.runs.model_file`.
 
         Raises
         ------
         RunError
-            If it cannot be written.
+            If the file cannot be written.
         """
         own = {
             name: tensor.detach().cpu().clone().contiguous()
@@ -215,14 +228,14 @@ class RunWriter:
         replace_file(self.folder / MODEL, data)
 
     def _append(self, name: str, rows: Iterable[Row]) -> None:
-        """Add lines to a file; a failed write leaves no part of a line."""
+        """Append rows to a file; a failed write leaves no partial line."""
         data = write_lines(rows)
         path = self.folder / name
         with writing(path), path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
                 written = file.write(data)
-                while written < len(data):  # a nearly full disk takes a part first
+                while written < len(data):  # a nearly full disk accepts only a part
                     written += file.write(data[written:])
             except OSError:
                 with contextlib.suppress(OSError):

@@ -1,1 +1,1 @@
-"""Run an experiment on this machine: in this process or under Flower's simulation."""
+"""Run experiments on this machine, in this process or with Flower's simulation."""

@@ -1,4 +1,4 @@
-"""Experiment files: settings that give a published number, over a grid.
+"""Experiment files: a grid of runs, the published values, and the results table.
 
 ::
 
@@ -11,13 +11,13 @@
     name = "fedavg, reset"
     method = "fedavg"
     optimizer-state = "reset"
-    [grid]                             # every combination, for every case, is one run
+    [grid]                             # one run per case and combination of values
     seed = [0, 1, 2]
-    [published]                        # test accuracy in percent, by row of the table:
-    "fedavg, reset" = 79.4             # the case and grid values without seeds, "/"
+    [published]                        # test accuracy in percent, by table row: the case
+    "fedavg, reset" = 79.4             # and the grid values without seeds, joined by "/"
     [published-macro-f1]               # optional: the same for test macro-F1
-    [published-unseen]                 # optional: the accuracy of another column:
-                                       # unseen, missing, new-client, test-masked
+    [published-unseen]                 # optional: accuracy of another column: unseen,
+                                       # missing, new-client, test-masked
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from typing import Any
 
 from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.metrics import SETTING_COLUMNS
 from flower_fgl.core.options import Scalar, kebab, nearest
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -51,7 +51,7 @@ MEASURED = (
     "partition",
     "split",
 )
-"""What a published value is of: on other data, or of another method, there is none."""
+"""Settings that a published value depends on; if one changes, the value is dropped."""
 
 __all__ = ["Experiment", "read_experiment", "results_table"]
 
@@ -63,10 +63,10 @@ class PlannedRun:
     Parameters
     ----------
     name : str
-        Name of its folder.
+        Name of the run folder.
     row : str
-        Row of the results table: the same for all seeds.
-    settings : mapping
+        Row of the results table, the same for all seeds.
+    settings : mapping of str to bool, int, float or str
         Flat run config.
     """
 
@@ -82,20 +82,20 @@ class Experiment:
     Parameters
     ----------
     name : str
-        The file's stem.
+        Stem of the file name.
     title : str
-        What it reproduces.
-    config : mapping
+        Title of the results table, e.g. what the experiment reproduces.
+    config : mapping of str to bool, int, float or str
         Flat settings common to all runs.
     cases : sequence of mapping
-        Named bundles of settings, each run over the whole grid.
+        Named groups of settings, each combined with the whole grid.
     grid : mapping of str to list
-        Settings of which every combination is run.
+        Values of each setting; every combination is one run.
     published, published_f1 : mapping of str to float
-        Published test accuracy and macro-F1 in percent, by cell name.
+        Published test accuracy and macro-F1 in percent, by table row.
     published_columns : mapping of str to mapping of str to float
         Published accuracy in percent of the columns that only some settings have, by
-        column (``unseen``, ``missing``, …) and cell name.
+        column (``unseen``, ``missing``, …) and table row.
     """
 
     name: str
@@ -109,33 +109,36 @@ class Experiment:
 
     @property
     def is_grid(self) -> bool:
-        """Whether there is more than one run."""
+        """Whether the experiment has cases or a grid."""
         return bool(self.cases or self.grid)
 
     def with_options(self, options: Mapping[str, Scalar]) -> Experiment:
         """Return the experiment with some settings fixed for all runs.
 
-        One of the grid stays in it, with one value: names of runs and rows stay. What an
-        option takes the place of, as ``participants`` does of ``participation``, goes;
-        so do published values of rows that an option takes to another method or other
-        data.
+        Notes
+        -----
+        1. A grid setting stays in the grid with one value, which keeps the names of runs
+           and rows.
+        2. Settings that an option replaces, as ``participants`` replaces
+           ``participation``, are removed.
+        3. Published values are removed from rows whose method or data an option changes.
         """
-        gone = {key for key, other in INSTEAD.items() if other & options.keys()}
-        gone -= options.keys()
+        replaced = {key for key, other in INSTEAD.items() if other & options.keys()}
+        replaced -= options.keys()
         fixed = replace(
             self,
             config={
-                **{k: v for k, v in self.config.items() if k not in gone},
+                **{k: v for k, v in self.config.items() if k not in replaced},
                 **options,
             },
             cases=[
-                {k: v for k, v in case.items() if k not in gone | options.keys()}
+                {k: v for k, v in case.items() if k not in replaced | options.keys()}
                 for case in self.cases
             ],
             grid={k: [options[k]] if k in options else v for k, v in self.grid.items()},
         )
         before = {run.row: run.settings for run in self.runs()}
-        same = {
+        unchanged = {
             run.row
             for run in fixed.runs()
             if all(
@@ -144,38 +147,38 @@ class Experiment:
             )
         }
 
-        def of_same(values: Mapping[str, float]) -> dict[str, float]:
-            return {row: value for row, value in values.items() if row in same}
+        def keep(values: Mapping[str, float]) -> dict[str, float]:
+            return {row: value for row, value in values.items() if row in unchanged}
 
         return replace(
             fixed,
-            published=of_same(self.published),
-            published_f1=of_same(self.published_f1),
+            published=keep(self.published),
+            published_f1=keep(self.published_f1),
             published_columns={
-                column: of_same(values)
+                column: keep(values)
                 for column, values in self.published_columns.items()
             },
         )
 
     def with_cases(self, names: Sequence[str]) -> Experiment:
-        """Return the experiment with some of its cases only, in its order.
+        """Return the experiment with only some of its cases, in their original order.
 
         Raises
         ------
         ConfigError
-            If it has no case of a name.
+            If the experiment has no case with one of these names.
         """
         own = [str(case["name"]) for case in self.cases]
         wrong = [name for name in names if name not in own]
         if wrong:
             raise ConfigError(
                 f"{self.name} has no case {_quoted(wrong)}. "
-                + (f"It has {_quoted(own)}." if own else "It has no cases.")
+                + (f"Its cases: {_quoted(own)}." if own else "It has no cases.")
             )
         return replace(self, cases=[c for c in self.cases if c["name"] in names])
 
     def runs(self) -> list[PlannedRun]:
-        """Return every run, case by case, in grid order."""
+        """Return all runs, case by case, in grid order."""
         out = []
         for case in self.cases or [{}]:
             settings = {k: v for k, v in case.items() if k != "name"}
@@ -197,10 +200,12 @@ class Experiment:
 
 
 def _quoted(names: Sequence[str]) -> str:
+    """Join names in quotes."""
     return ", ".join(f'"{name}"' for name in names)
 
 
 def _short(key: str) -> str:
+    """Return the prefix of a grid value in the name of a run folder."""
     return "" if key == "method" else key.rpartition(".")[2]
 
 
@@ -210,7 +215,7 @@ def read_experiment(path: Path) -> Experiment:
     Parameters
     ----------
     path : Path
-        A TOML file with ``[config]``, or a run folder's ``config.toml``.
+        A TOML file with ``[config]``, or the ``config.toml`` of a run folder.
 
     Returns
     -------
@@ -219,12 +224,12 @@ def read_experiment(path: Path) -> Experiment:
     Raises
     ------
     ConfigError
-        If the file is missing, no TOML, or holds something else.
+        If the file is missing, is not TOML, or has unknown or wrong entries.
     """
     if path.is_dir():
         raise ConfigError(
-            f"{path} is a folder. Give an experiment file, or {path / 'config.toml'} of a "
-            "run; --resume continues one."
+            f"{path} is a folder. Pass an experiment file, or {path / 'config.toml'} to "
+            "repeat a run; --resume continues one."
         )
     try:
         table = tomllib.loads(path.read_text("utf-8"))
@@ -238,28 +243,28 @@ def read_experiment(path: Path) -> Experiment:
     columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
     known |= {"published", "published-macro-f1", *columns.values()}
     if not table:
-        raise ConfigError(f"{path} is empty. It needs at least a table [config].")
+        raise ConfigError(f"{path} is empty. Add at least a [config] table.")
     has_cases = any(isinstance(value, list) for value in table.values())
     is_experiment = has_cases or set(table) & (known - {"output-dir"})
     if is_experiment and set(table) - known:
         wrong = sorted(set(table) - known)
         raise ConfigError(
-            f"{path}: unknown {', '.join(wrong)} beside the tables of an experiment. "
-            f"{nearest(wrong[0], known)} Settings of all runs go into [config]."
+            f"{path}: unknown top-level {', '.join(wrong)} in an experiment file. "
+            f"{nearest(wrong[0], known)} Put settings of all runs into [config]."
         )
     if not (set(table) <= known and set(table) & known):
-        # a run folder's config.toml: the settings themselves
+        # the config.toml of a run folder, which holds the settings at top level
         settings = {k: v for k, v in table.items() if k != "sources"}
         return Experiment(path.stem, config=dict(flatten_config(settings)))
     grid = dict(flatten_config(table.get("grid", {})))
-    place = {k: str(table[k]) for k in ("output-dir",) if k in table}
+    output = {k: str(table[k]) for k in ("output-dir",) if k in table}
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
     experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
-        config=dict(flatten_config(table.get("config", {}))) | place,
+        config=dict(flatten_config(table.get("config", {}))) | output,
         cases=_read_cases(path, table.get("case", [])),
         grid=grid,
         published=_percentages(table, "published"),
@@ -270,24 +275,25 @@ def read_experiment(path: Path) -> Experiment:
     for key in sorted(known & set(table)):
         if key.startswith("published") and (wrong := sorted(set(table[key]) - rows)):
             raise ConfigError(
-                f'{path}: [{key}] names "{wrong[0]}", which is no row of the table. '
+                f'{path}: [{key}] names "{wrong[0]}", which is not a row of the table. '
                 f"{nearest(wrong[0], rows)}"
             )
     return experiment
 
 
 def _percentages(table: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Return the published values in a table of the file, by table row."""
     return {cell: float(value) for cell, value in table.get(name, {}).items()}
 
 
 def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
-    """Check ``[[case]]``: tables, each with a name of its own."""
+    """Return the settings of each ``[[case]]``; reject missing and repeated names."""
     if not isinstance(cases, list) or not all(isinstance(c, Mapping) for c in cases):
-        raise ConfigError(f"{path}: write each case as a table, [[case]].")
+        raise ConfigError(f"{path}: each case must be a [[case]] table.")
     flat = [dict(flatten_config(case)) for case in cases]
     names = [case.get("name") for case in flat]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        raise ConfigError(f"{path}: every [[case]] needs its own name, got {names}.")
+        raise ConfigError(f"{path}: every [[case]] needs a unique name, got {names}.")
     return flat
 
 
@@ -299,36 +305,36 @@ def results_table(
     Parameters
     ----------
     experiment : Experiment
-        The grid.
+        The experiment.
     runs : sequence of (PlannedRun, Run)
         Finished runs.
 
     Returns
     -------
     list of dict
-        One row per cell: validation and test accuracy and macro-F1 in percent, mean ±
-        standard deviation over seeds, and the published value, unless the runs had a
-        part of the set only. A score that some of the runs lack, such as that of a node
-        set without nodes, says how many have it.
+        One table row per dict: validation and test accuracy and macro-F1 in percent, mean
+        ± standard deviation over seeds, and the published value unless the runs used only
+        part of the dataset. If some runs lack a score, e.g. of an empty node set, the
+        cell states how many have it.
     """
-    cells: dict[str, list[Run]] = {}
+    groups: dict[str, list[Run]] = {}
     for planned, run in runs:
-        cells.setdefault(planned.row, []).append(run)
+        groups.setdefault(planned.row, []).append(run)
     rows = []
-    for cell, members in cells.items():
-        row = {"run": cell, "seeds": str(len(members))}
+    for name, members in groups.items():
+        row = {"run": name, "seeds": str(len(members))}
         for title, path in (
             ("val acc.", ("best", "val", "accuracy")),
             ("test acc.", ("best", "test", "accuracy")),
             ("test macro-F1", ("best", "test", "macro_f1")),
             ("test AUROC", ("best", "test", "auroc")),
-            *_own_columns(members),
+            *_setting_columns(members),
             ("global test acc.", ("global", "best", "test", "accuracy")),
-            *_own_columns(members, "global"),
+            *_setting_columns(members, "global"),
             ("fine-tuned test acc.", ("finetuned", "test", "accuracy")),
             ("fine-tuned test macro-F1", ("finetuned", "test", "macro_f1")),
         ):
-            values = [_dig(run.summary, path) for run in members]
+            values = [_lookup(run.summary, path) for run in members]
             present = [v for v in values if v is not None and not math.isnan(v)]
             if present:
                 row[title] = percent(present)
@@ -338,43 +344,41 @@ def results_table(
             "published": experiment.published,
             "published macro-F1": experiment.published_f1,
         } | {
-            f"published {SETTING_COLUMNS[column]}": values_by_cell
-            for column, values_by_cell in experiment.published_columns.items()
+            f"published {SETTING_COLUMNS[column]}": values_by_row
+            for column, values_by_row in experiment.published_columns.items()
         }
-        what_is_there = _part_of_set(members)
-        for title, values_by_cell in published.items():
-            if cell in values_by_cell:
-                row[title] = what_is_there or f"{values_by_cell[cell]:.1f}"
+        partial = _partial_classes(members)
+        for title, values_by_row in published.items():
+            if name in values_by_row:
+                row[title] = partial or f"{values_by_row[name]:.1f}"
         rows.append(row)
     return rows
 
 
-def _part_of_set(runs: Sequence[Run]) -> str:
-    """Say what the runs' data lack of the set that is published; empty if nothing."""
+def _partial_classes(runs: Sequence[Run]) -> str:
+    """Return how many classes of the dataset the runs have; empty if all."""
     from flower_fgl.datasets.sources.registry import SOURCES
 
     for run in runs:
         source = SOURCES.get(str(run.summary.get("dataset")))
         names = run.summary.get("class_names")
-        whole = getattr(source and source.statistics, "classes", None)
-        if names and whole and len(names) < whole:
-            return f"– ({len(names)} of {whole} classes)"
+        total = getattr(source and source.statistics, "classes", None)
+        if names and total and len(names) < total:
+            return f"– ({len(names)} of {total} classes)"
     return ""
 
 
-def _own_columns(runs: Sequence[Run], *under: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Name what the runs' setting scores besides, and where it stands in a summary.
-
-    With few shots also the plain means over clients, which FedPANO reports. ``under`` is
-    where the best round stands, ``("global",)`` for the aggregated model's.
-    """
+def _setting_columns(
+    runs: Sequence[Run], *under: str
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return titles and summary paths of the columns that only some settings have."""
     found = {column for run in runs for column in run.best or {}}
     own: list[tuple[str, tuple[str, ...]]] = [
         (title, ("best", column, "accuracy"))
         for column, title in SETTING_COLUMNS.items()
         if column in found
     ]
-    if "test_masked" in found:
+    if "test_masked" in found:  # few-shot; FedPANO reports plain means over clients
         own += [
             ("mean of clients", ("best", "test", "mean_accuracy")),
             ("mean, own classes", ("best", "test_masked", "mean_accuracy")),
@@ -382,7 +386,8 @@ def _own_columns(runs: Sequence[Run], *under: str) -> list[tuple[str, tuple[str,
     return [(" ".join((*under, title)), (*under, *path)) for title, path in own]
 
 
-def _dig(table: Any, path: Sequence[str]) -> float | None:
+def _lookup(table: Any, path: Sequence[str]) -> float | None:
+    """Return the number at a path of nested tables, ``None`` if there is none."""
     for key in path:
         if not isinstance(table, Mapping) or key not in table:
             return None

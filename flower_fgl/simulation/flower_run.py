@@ -1,4 +1,4 @@
-"""One attempt at one run: hand it to a SuperLink, follow it, learn how it ended."""
+"""Submit a run to a SuperLink, follow it to its end, and determine its status."""
 
 from __future__ import annotations
 
@@ -28,28 +28,27 @@ TICK = 0.2
 _POLL = 0.05
 _START_TIMEOUT = 60.0
 _ANSWER_TIMEOUT = 30.0
-# From the end of the run's process: by then Flower knows the status of any run that was
-# not killed, and the log ends within its polling interval of 0.5 s.
-_LAST_WORD = 3.0
+# Seconds after the end of the run's process. By then Flower knows the status of any run
+# that was not killed, and the log has ended, which Flower polls every 0.5 s.
+_STATUS_TIMEOUT = 3.0
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """How a run ended.
+    """Final status and end of the log of a run.
 
     Parameters
     ----------
     run_id : int or None
-        Flower's number for the run.
+        Flower's run ID.
     flower_status : str
-        What Flower says: ``finished:completed``, ``finished:failed`` or
-        ``finished:stopped``; ``failed`` where Flower can no longer say, since the
-        SuperLink or the run's process was killed. ``finished:completed`` does not mean
-        that the app did its work: Flower says so too when every client raised, and when
-        the ServerApp called ``sys.exit(3)``. Compare it with what the app wrote.
+        Status that Flower reports: ``finished:completed``, ``finished:failed`` or
+        ``finished:stopped``; ``failed`` if the SuperLink or the run's process was killed.
+        Flower reports ``finished:completed`` even if every client raised an exception or
+        the ServerApp called ``sys.exit(3)``: compare it with the app's output.
     log_tail : str
-        The last 40 lines of the run's log, without colours, and the reason of a failure
-        that Flower or the launcher knows.
+        Last 40 lines of the run's log, without colours, and the reason of a failure if
+        Flower or the launcher knows it.
     """
 
     run_id: int | None
@@ -58,20 +57,20 @@ class LaunchResult:
 
 
 class StuckError(Exception):
-    """The run was not taken up; another SuperLink may do better."""
+    """The SuperLink did not start the run; a new SuperLink may."""
 
 
 class FlowerRun:
-    """A run in a Flower home.
+    """One run in a Flower home.
 
     Parameters
     ----------
     flower : FlowerHome
-        Entered already.
+        Flower home whose context is already entered.
     log : Path
-        File that takes the run's log.
+        File for the run's log.
     on_tick : callable
-        Called about five times a second during every wait.
+        Called about five times a second while waiting.
     """
 
     def __init__(self, flower: FlowerHome, log: Path, on_tick: Tick) -> None:
@@ -87,7 +86,7 @@ class FlowerRun:
         sizes: str,
         pending_timeout: float,
     ) -> LaunchResult:
-        """Submit the run, follow it to its end, ask how it ended.
+        """Submit the run, wait until it ends, and return its status.
 
         Parameters
         ----------
@@ -96,9 +95,9 @@ class FlowerRun:
         run_config : mapping of str to bool, int, float or str
             Overrides of the app's configuration.
         sizes : str
-            Federation configuration as ``flwr run`` reads it.
+            Federation configuration in the format of ``flwr run``.
         pending_timeout : float
-            Seconds until the run must have been taken up.
+            Seconds within which Flower must start the run.
 
         Returns
         -------
@@ -107,19 +106,19 @@ class FlowerRun:
         Raises
         ------
         RunError
-            If Flower refuses the run.
+            If Flower rejects the run.
         StuckError
-            If the SuperLink does not come up, or the run is not taken up.
+            If the SuperLink does not start, or does not start the run.
         """
         is_up = self._until(
             lambda: self._flower.is_ready or not self._flower.is_alive, _START_TIMEOUT
         )
         if not (is_up and self._flower.is_alive):
-            raise StuckError("the SuperLink did not come up.")
+            raise StuckError("the SuperLink did not start.")
         run_id = self._submit(app_dir.resolve(), run_config, sizes)
         stream = ["log", str(run_id), CONNECTION, "--stream"]
         self._flower.ask(stream, self._log)
-        simulation = self._until_taken_up(pending_timeout)
+        simulation = self._until_started(pending_timeout)
         self._until_ended(simulation)
         status, details = self._status(run_id, simulation)
         last_lines = f"{tail(self._log)}\n{details}".strip()
@@ -131,7 +130,7 @@ class FlowerRun:
     def _submit(
         self, app_dir: Path, run_config: Mapping[str, Scalar], sizes: str
     ) -> int:
-        """Start the run; return its number."""
+        """Submit the run; return its ID."""
         command = ["run", str(app_dir), CONNECTION, "--format", "json"]
         command += ["--federation-config", sizes]
         if run_config:
@@ -146,27 +145,27 @@ class FlowerRun:
             reason = (
                 message.partition("\n\n")[2].strip() or message
             )  # after "Using SuperLink"
-            raise RunError(f"Flower refused the run: {reason}")
+            raise RunError(f"Flower rejected the run: {reason}")
         return int(answer["run-id"])
 
-    def _until_taken_up(self, timeout: float) -> psutil.Process:
+    def _until_started(self, timeout: float) -> psutil.Process:
         """Wait until the SuperExec has started a process for the run."""
 
-        def look() -> psutil.Process | str | None:
+        def check() -> psutil.Process | str | None:
             if simulation := self._flower.find_simulation():
                 return simulation
             superexec = self._flower.find_superexec()
             if superexec is None or not _is_running(superexec):
-                return "its SuperExec, which takes up runs, has ended."
+                return "its SuperExec, which starts runs, has ended."
             return None
 
-        found = self._until(look, timeout)
+        found = self._until(check, timeout)
         if isinstance(found, psutil.Process):
             return found
         raise StuckError(found or f"it stayed pending for {timeout:g} seconds.")
 
     def _until_ended(self, simulation: psutil.Process) -> None:
-        """Wait for the end of the run, and of its log."""
+        """Wait until the run and its log have ended."""
 
         def is_over() -> bool:
             return (
@@ -176,11 +175,11 @@ class FlowerRun:
             )
 
         self._until(is_over)
-        if not self._until(lambda: self._flower.answer() is not None, _LAST_WORD):
+        if not self._until(lambda: self._flower.answer() is not None, _STATUS_TIMEOUT):
             self._flower.forget()
 
     def _status(self, run_id: int, simulation: psutil.Process) -> tuple[str, str]:
-        """Return how a run ended, and why: by Flower's account, else by ours."""
+        """Return status and reason, from Flower or, if Flower has none, from processes."""
         command = ["list", CONNECTION, "--run-id", str(run_id), "--format", "json"]
         end = None
         while self._flower.is_alive:
@@ -188,21 +187,21 @@ class FlowerRun:
             if str(run.get("status")).startswith("finished"):
                 return str(run["status"]), str(run.get("status-details") or "")
             if end is None and not _is_running(simulation):
-                end = time.monotonic() + _LAST_WORD
+                end = time.monotonic() + _STATUS_TIMEOUT
             if end is not None and time.monotonic() > end:
                 return "failed", "The run's process was killed before its end."
             self._until(lambda: not self._flower.is_alive, 1.0)
         return "failed", "The SuperLink was killed before the end of the run."
 
     def _flwr(self, command: list[str]) -> dict[str, Any]:
-        """Run a ``flwr`` command that answers in JSON."""
+        """Run a ``flwr`` command and return its JSON answer."""
         output = self._flower.folder / "answer.json"
         self._flower.ask(command, output)
         if not self._until(lambda: self._flower.answer() is not None, _ANSWER_TIMEOUT):
             self._flower.forget()
             return {"error-message": f"no answer in {_ANSWER_TIMEOUT:g} seconds."}
         text = output.read_text(encoding="utf-8") if output.exists() else ""
-        with contextlib.suppress(ValueError):  # notes may stand around the JSON
+        with contextlib.suppress(ValueError):  # Flower may print notes around the JSON
             answer, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
             return dict(answer)
         return {"error-message": text.strip() or "no message"}
@@ -210,7 +209,7 @@ class FlowerRun:
     def _until(
         self, condition: Callable[[], T], timeout: float = float("inf")
     ) -> T | None:
-        """Wait, ticking, until a condition holds; return its value, else None."""
+        """Wait until a condition is true; return its value, or None after the timeout."""
         end = time.monotonic() + timeout
         while True:
             now = time.monotonic()

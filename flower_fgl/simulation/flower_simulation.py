@@ -1,9 +1,9 @@
-"""Run a Flower app in simulation, in a private Flower home, and learn how it ended.
+"""Run a Flower app in Flower's simulation, in a private Flower home.
 
-``flwr run`` alone returns 0 for a ServerApp that raised, may hand the run to a foreign
-SuperLink, and can wait for ever for a run that nobody takes up. :func:`launch` starts a
-SuperLink for this one run, limits the wait, reports Flower's own status, and leaves no
-process behind.
+``flwr run`` alone has three problems: it returns 0 if the ServerApp raised, it may submit
+the run to another user's SuperLink, and it can wait forever for a run that never starts.
+:func:`launch` starts a SuperLink for one run, limits the wait, returns Flower's status of
+the run, and leaves no process behind.
 """
 
 from __future__ import annotations
@@ -49,37 +49,36 @@ def launch(
 ) -> LaunchResult:
     """Run a Flower app in simulation and wait until it has ended.
 
-    All processes are ended before this returns or raises. SIGTERM in the main thread
-    acts as Ctrl-C: it raises KeyboardInterrupt here. Should this process itself be
-    killed, its children end within seconds.
+    All processes have ended when this function returns or raises. In the main thread,
+    SIGTERM raises KeyboardInterrupt, as Ctrl-C does. If this process itself is killed,
+    its children end within seconds.
 
     Parameters
     ----------
     app_dir : Path
         Folder of the app's ``pyproject.toml``, see :func:`write_app_folder`.
     run_config : mapping of str to bool, int, float or str
-        Overrides of the app's configuration, under names that it knows. Paths in it
-        should be absolute.
+        Overrides of keys in the app's configuration. Paths should be absolute.
     num_clients : int
-        Virtual clients (SuperNodes).
+        Number of virtual clients (SuperNodes).
     home : Path
-        Folder in which each launch makes, and removes, a Flower home of its own.
+        Folder in which each launch creates a private Flower home and removes it again.
     client_cpus : int
         CPUs per client, which are also its threads.
     client_gpus : float
-        GPUs per client; 0.25 lets four share one.
+        GPUs per client; 0.25 lets four clients share one.
     workers : int, optional
-        Clients at work at once; as many as the machine carries where not given. Not
-        allowed with ``RAY_ADDRESS``.
+        Clients that train at once; by default as many as the machine has resources for.
+        Not allowed with ``RAY_ADDRESS``.
     pending_timeout : float
-        Seconds until a submitted run must have been taken up. If it is not, the
-        SuperLink is replaced, once.
+        Seconds within which a submitted run must start. If it does not, the SuperLink is
+        replaced once.
     on_tick : callable, optional
-        Called about five times a second; what it raises ends the run.
+        Called about five times a second; an exception that it raises ends the run.
     log_file : Path, optional
-        File that takes the run's log as it goes.
+        File to which the run's log is written continuously.
     environment : mapping of str to str, optional
-        Variables for Flower's processes, over those of this process.
+        Variables for Flower's processes, which override those of this process.
 
     Returns
     -------
@@ -88,21 +87,23 @@ def launch(
     Raises
     ------
     ConfigError
-        If an argument is out of range or of a type that Flower cannot carry.
+        If an argument is out of range or of a type that Flower's configuration cannot
+        hold.
     RunError
-        If the machine has too few CPUs or GPUs, Flower does not start or refuses the
-        run, or the run was not taken up twice.
+        If the machine has too few CPUs or GPUs, Flower does not start or rejects the
+        run, or two SuperLinks in turn did not start the run.
+    KeyboardInterrupt
+        After Ctrl-C or SIGTERM.
 
     Notes
     -----
-    ``RAY_ADDRESS`` in the environment is taken as meant: the run then joins that Ray
-    cluster, whose CPUs and GPUs are not checked here. Unset, the run has Ray processes
-    of its own.
+    1. If ``RAY_ADDRESS`` is set in the environment, the run joins that Ray cluster, whose
+       CPUs and GPUs are not checked here. Otherwise the run starts its own Ray processes.
     """
     environment = environment or {}
     if os.name != "posix":
         raise RunError(
-            'Flower\'s simulation needs Linux or macOS; use engine "local" or WSL.'
+            'Flower\'s simulation needs Linux or macOS. Use engine "local" or WSL.'
         )
     sizes = _federation_config(
         num_clients,
@@ -124,7 +125,7 @@ def launch(
                     return run.follow(app_dir, run_config, sizes, pending_timeout)
                 except StuckError as error:
                     reason = f"{error}\n{tail(flower.superlink_log)}".rstrip()
-        raise RunError(f"Flower did not start the run, tried twice: {reason}")
+        raise RunError(f"Flower did not start the run in two attempts: {reason}")
 
 
 def write_app_folder(
@@ -134,27 +135,26 @@ def write_app_folder(
     server_app: str = "flower_fgl.server_app:app",
     client_app: str = "flower_fgl.client_app:app",
 ) -> Path:
-    """Write an app for ``flwr run`` that holds no code but names installed modules.
+    """Write an app for ``flwr run`` that refers to installed modules and holds no code.
 
     Parameters
     ----------
     folder : Path
-        Folder to write to; made if it does not exist.
-    config : mapping
-        The app's configuration: all names that a run may set, with their defaults;
-        bool, int, float, str, or tables of these.
+        Folder to write to; created if missing.
+    config : mapping of str to bool, int, float, str or a mapping of these
+        The app's configuration: all keys that a run may set, with their defaults.
     server_app, client_app : str
-        The components, as ``module:attribute``.
+        Components of the app, as ``module:attribute``.
 
     Returns
     -------
     Path
-        The folder.
+        ``folder``.
 
     Raises
     ------
     ConfigError
-        If a value is of a type that Flower cannot carry.
+        If a value has a type that Flower's configuration cannot hold.
     """
     _check_values(config)
     app = {
@@ -184,22 +184,18 @@ def _federation_config(
     *,
     is_cluster: bool,
 ) -> str:
-    """Check the sizes of a run against the machine; spell them for ``flwr run``.
-
-    Ray gets just the CPUs that the workers need, so that it starts no more of them: an
-    idle worker holds a process with torch in it.
-    """
+    """Check the resources of a run; return the federation config for ``flwr run``."""
     for name, value in (
         ("num_clients", num_clients),
         ("client_cpus", client_cpus),
         ("workers", 1 if workers is None else workers),
     ):
         if value < 1:
-            raise ConfigError(f"{name} must be 1 or more, got {value}.")
+            raise ConfigError(f"{name} must be at least 1, got {value}.")
     if client_gpus < 0 or (client_gpus > 1 and client_gpus != int(client_gpus)):
         raise ConfigError(
-            "client_gpus must be a fraction up to 1, or a whole number: "
-            f"Ray shares no more than one GPU. Got {client_gpus}."
+            "client_gpus must be a fraction up to 1, or a whole number, because Ray can "
+            f"only share a single GPU. Got {client_gpus}."
         )
     sizes = {
         "num-supernodes": str(num_clients),
@@ -208,25 +204,27 @@ def _federation_config(
         "init-args-log-to-driver": "false",
     }
     if not is_cluster:
+        # Ray gets only the CPUs that the workers need: each idle worker process would
+        # hold torch in memory.
         fitting = _fitting_workers(client_cpus, client_gpus, workers)
         sizes["init-args-num-cpus"] = str(client_cpus * min(fitting, num_clients))
     elif workers is not None:
         raise RunError(
-            "RAY_ADDRESS names a Ray cluster, which sets how many clients work at "
+            "RAY_ADDRESS names a Ray cluster, which determines how many clients train at "
             f"once: leave out workers (got {workers}), or unset RAY_ADDRESS."
         )
     return " ".join(f"{key}={value}" for key, value in sizes.items())
 
 
 def _fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
-    """Return how many clients work at once; raise RunError if they do not fit."""
+    """Return how many clients train at once; raise RunError if resources are short."""
     cpus = _num_cpus()
     wanted = client_cpus * (workers or 1)
     if wanted > cpus:
         raise RunError(
             f"{workers or 1} clients at once with {client_cpus} CPUs each need "
-            f"{wanted} CPUs; this process may use {cpus}. Ask for fewer workers or "
-            "fewer CPUs per client."
+            f"{wanted} CPUs; this process may use {cpus}. Use fewer workers or fewer CPUs "
+            "per client."
         )
     fitting = cpus // client_cpus
     if client_gpus > 0:
@@ -234,30 +232,30 @@ def _fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) 
         if client_gpus * (workers or 1) > gpus:
             raise RunError(
                 f"{workers or 1} clients at once with {client_gpus:g} GPUs each need "
-                f"more than the {gpus} GPUs that torch finds here. Ask for fewer "
-                "workers or a smaller share, or none: --client-gpus 0."
+                f"more than the {gpus} GPUs that torch finds here. Use fewer workers or a "
+                "smaller share, or train on CPU: --client-gpus 0."
             )
         fitting = min(fitting, _gpu_slots(gpus, client_gpus))
     return workers or fitting
 
 
 def _gpu_slots(gpus: int, client_gpus: float) -> int:
-    """Return how many clients the GPUs carry; a client never spans parts of two."""
+    """Return how many clients fit on the GPUs; fractions of two GPUs are not combined."""
     if client_gpus > 1:
         return gpus // int(client_gpus)
     return gpus * int(1 / client_gpus + 1e-9)  # 1 / 0.1 may fall just below 10
 
 
 def _num_cpus() -> int:
-    """Return the CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _num_gpus() -> int:
-    """Return the GPUs that torch finds."""
-    import torch  # takes seconds, and most runs need no answer
+    """Return the number of GPUs that torch finds."""
+    import torch  # takes seconds to import, and most runs do not need it
 
     return torch.cuda.device_count()
 
@@ -276,7 +274,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, unless the program handles it already."""
+    """Let SIGTERM raise KeyboardInterrupt, unless a handler is already installed."""
     is_ours = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""The local engine: all clients in this process, messages serialised for real."""
+"""The local engine: all clients in this process, with serialised messages."""
 
 from __future__ import annotations
 
@@ -32,20 +32,22 @@ __all__ = [
 def run_config_of(
     *, method: str, dataset: str, clients: int, seed: int, settings: Mapping[str, Any]
 ) -> dict[str, Scalar]:
-    """Turn Python keywords into a flat run config.
+    """Convert Python keywords to a flat run config.
 
     Parameters
     ----------
-    method, dataset, clients, seed
-        The four everybody names.
-    settings : mapping
-        Other settings: ``local_epochs=1``, ``{"fedprox.mu": 0.1}``, or a mapping under a
-        table's name, ``fedprox={"mu": 0.1}``.
+    method, dataset : str
+        Values of these settings.
+    clients, seed : int
+        Values of these settings.
+    settings : mapping of str to bool, int, float, str or mapping
+        Other settings: ``local_epochs=1``, ``{"fedprox.mu": 0.1}``, or a mapping of a
+        method's settings, ``fedprox={"mu": 0.1}``.
 
     Returns
     -------
-    dict
-        Kebab-case keys.
+    dict of str to bool, int, float or str
+        Values by kebab-case key.
     """
     flat: dict[str, Scalar] = {
         "method": method,
@@ -62,7 +64,7 @@ def run_config_of(
 
 
 def check_run(values: Mapping[str, Scalar]) -> RunConfig:
-    """Check settings and make the clients' graphs before anything starts.
+    """Check settings and prepare the clients' graphs before a run starts.
 
     Parameters
     ----------
@@ -78,7 +80,7 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     ConfigError
         If a setting is wrong.
     DataError
-        If the data are missing or cannot be cut into so many clients.
+        If the data are missing or cannot be partitioned among so many clients.
     """
     config = parse_config(values)
     if config.clients < 1:
@@ -96,37 +98,37 @@ def simulate(
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Run:
-    """Run a method over the clients of a partitioned data set, in this process.
+    """Train a method over the clients of a partitioned dataset, in this process.
 
     Parameters
     ----------
     method : str
         A name in ``METHODS``.
     dataset : str
-        A data set, ``tu:NAME``, or the path of a graph file.
+        A dataset name, ``tu:NAME``, or the path of a graph file.
     clients : int
         Number of clients K, at least 1.
     seed : int
-        Seed of the run; the partition has its own (``partition_seed``).
+        Seed of the run; the partition has its own seed (``partition_seed``).
     on_round : callable, optional
-        Called with each round's line, e.g. to draw progress.
+        Called with the row of each round, e.g. to show progress.
     **settings
-        Any other setting with ``_`` for ``-``, and a mapping for a method's own:
+        Other settings, with ``_`` in place of ``-``. Settings of a method are a mapping:
         ``simulate("fedprox", fedprox={"mu": 0.1}, local_epochs=1)``.
 
     Returns
     -------
     Run
-        The run folder, read.
+        Settings and results, read from the run folder.
 
     Raises
     ------
     ConfigError
         If a setting is unknown, of the wrong type or out of range.
     DataError
-        If the data are missing or cannot be cut into so many clients.
+        If the data are missing or cannot be partitioned among so many clients.
     RunError
-        If the run cannot go on, e.g. because no client replied.
+        If the run fails, e.g. because no client replied.
     """
     values = run_config_of(
         method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
@@ -142,7 +144,7 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
     values : mapping of str to bool, int, float or str
         Flat run config; ``clients`` must be at least 1.
     on_round : callable, optional
-        Called with each round's line.
+        Called with the row of each round.
 
     Returns
     -------
@@ -151,7 +153,7 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
     Raises
     ------
     FglError
-        As :func:`simulate`.
+        In the cases of :func:`simulate`.
     """
     config = check_run(values)
     run_id = secrets.randbits(62) + 1

@@ -1,4 +1,4 @@
-"""A Flower grid whose nodes live in this process."""
+"""A Flower ``Grid`` whose nodes run in this process."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ __all__ = ["LocalGrid", "carry", "task_identity"]
 
 
 CLIENT_RAISED = 2
-"""Flower's error code of a client that raised."""
+"""Flower's error code for a client that raised an exception."""
 
 
 class LocalGrid(Grid):
-    """A Grid whose nodes live in this process, one after the other.
+    """Grid that runs its nodes in this process, one after the other.
 
-    Messages and replies pass through Flower's own wire format, so nothing goes through
-    that a deployment would not carry.
+    Messages and replies pass through Flower's wire format, so content that a deployment
+    could not transmit fails here as well.
 
     Parameters
     ----------
     client_app : callable
-        Handles every node's messages.
+        Handles the messages of every node and returns the replies.
     num_nodes : int
         Number of clients.
-    run_config : mapping
-        Flat run config that clients see.
+    run_config : mapping of str to bool, int, float or str
+        Flat run config that clients receive.
     run_id : int
-        Number of the run.
+        Run ID.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class LocalGrid(Grid):
             )
 
     def set_run(self, run: FlowerRun) -> None:
-        """Do nothing: the run is this one."""
+        """Do nothing: the grid serves a single run."""
 
     @property
     def run(self) -> FlowerRun:
-        """The run, of which only the number is known."""
+        """The run, with only its ID set."""
         return FlowerRun.create_empty(run_id=self._run_id)
 
     def create_message(
@@ -85,11 +85,11 @@ class LocalGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """Return the node ids, in no meaningful order."""
+        """Return the node IDs in arbitrary order."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Serialise messages; they are handled when their replies are pulled."""
+        """Serialise messages; clients handle them when their replies are pulled."""
         messages = list(messages)
         contents = [carry(message.content) for message in messages]
         ids = [secrets.token_hex(8) for _ in messages]
@@ -97,7 +97,7 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Handle the messages that are pending and return their replies."""
+        """Let clients handle the pending messages and return the replies."""
         return [
             self._handle(message_id, *self._pending.pop(message_id))
             for message_id in message_ids
@@ -107,10 +107,11 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push, then pull."""
+        """Push messages and pull their replies."""
         return self.pull_messages(self.push_messages(messages))
 
     def _handle(self, message_id: str, sent: Message, content: RecordDict) -> Message:
+        """Let the client handle one message; return its reply or an error message."""
         message = Message(
             content,
             sent.metadata.dst_node_id,
@@ -128,26 +129,26 @@ class LocalGrid(Grid):
 
 
 def carry(content: RecordDict) -> RecordDict:
-    """Return what arrives at the other end of Flower's wire.
+    """Return message content as the receiver gets it through Flower's wire format.
 
-    Numbers and settings go through Flower's protobuf form. Arrays are bytes already: they
-    arrive as new Array objects around the same bytes, their fields checked, since
-    copying megabytes through protobuf would show nothing more.
+    Numbers and settings are converted to protobuf and back. Arrays hold bytes already, so
+    they become new, checked ``Array`` objects around the same bytes: copying megabytes
+    through protobuf would test nothing more.
 
     Parameters
     ----------
     content : RecordDict
-        What is sent.
+        Content to send.
 
     Returns
     -------
     RecordDict
-        Shares nothing that can be changed with ``content``.
+        Content that shares no mutable object with ``content``.
 
     Raises
     ------
     TypeError, ValueError
-        If something in it cannot be serialised.
+        If an entry cannot be serialised.
     """
     plain = RecordDict(
         {k: v for k, v in content.items() if not isinstance(v, ArrayRecord)}
@@ -161,9 +162,14 @@ def carry(content: RecordDict) -> RecordDict:
 
 @contextmanager
 def task_identity(run_id: int) -> Iterator[None]:
-    """Tell Flower which run messages belong to, and put back what it knew.
+    """Set Flower's task identity inside the context and restore it afterwards.
 
-    Flower refuses to build a Message outside a run.
+    Flower cannot build a ``Message`` outside a run.
+
+    Parameters
+    ----------
+    run_id : int
+        Run ID that messages carry.
     """
     before = {name: _known(name) for name in ("task_id", "run_id", "node_id")}
     TaskIdentity.task_id = 1
@@ -177,7 +183,7 @@ def task_identity(run_id: int) -> Iterator[None]:
 
 
 def _known(name: str) -> int | None:
-    """Read one of Flower's identities, ``None`` while it is not set."""
+    """Return a field of Flower's task identity, ``None`` if it is not set."""
     try:
         value: int = getattr(TaskIdentity, name)
     except RuntimeError:

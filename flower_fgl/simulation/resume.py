@@ -1,4 +1,4 @@
-"""Going on with a run that was interrupted: ``flower-fgl run --resume``."""
+"""Resume an interrupted run, as ``flower-fgl run --resume`` does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.rewind import _checkpoint_of
+from flower_fgl.runs.rewind import require_checkpoint
 from flower_fgl.runs.run import Run
 
 __all__ = ["resume"]
@@ -22,54 +22,54 @@ def resume(
     client_gpus: float = 0.0,
     on_round: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Run:
-    """Continue an interrupted run from its newest checkpoint, with its own settings.
+    """Resume an interrupted run from its newest checkpoint, with its own settings.
 
-    On CPU the numbers are those of the run that was not interrupted, bit for bit.
+    On CPU the results equal those of an uninterrupted run bit for bit.
 
     Parameters
     ----------
     folder : Path or str
-        The run folder.
+        Run folder.
     workers : int, optional
-        Clients at once under Ray; by default one per core.
+        Clients that train at once with Ray; by default one per core.
     client_gpus : float
-        Share of a GPU per client under Ray.
+        GPUs per client with Ray.
     on_round : callable, optional
-        Called with the line of each round to come.
+        Called with the row of each further round.
 
     Returns
     -------
     Run
-        The run, complete; if it was so before, just read.
+        The completed run. A run that was complete before is only read.
 
     Raises
     ------
     ConfigError
-        If ``workers`` or ``client_gpus`` is given for a run of the local engine.
+        If ``workers`` or ``client_gpus`` is set for a run of the local engine.
     RunError
-        If there is no whole checkpoint, another process works on the run, it was a
-        deployment, or the code, the settings or the data are not those of the run; or
-        if it does not complete.
+        If the run has no intact checkpoint, another process uses its folder, it was a
+        deployment, the code, the settings or the data have changed, or it does not
+        complete.
     """
     from flower_fgl.simulation.run import run_one
 
-    place = Path(folder).resolve()
-    run = Run.load(place)
+    path = Path(folder).resolve()
+    run = Run.load(path)
     if run.status == "completed":
         return run
-    engine = _checkpoint_of(place).engine
+    engine = require_checkpoint(path).engine
     if engine == "deployment":
         raise RunError(
-            f"The run in {place} was a deployment: start it by the `flwr run` command of "
-            f'before, with run-dir="{place}" resume=true added to its --run-config.'
+            f"The run in {path} was a deployment: repeat its `flwr run` command with "
+            f'run-dir="{path}" resume=true added to --run-config.'
         )
     if engine == "local" and (workers is not None or client_gpus):
         raise ConfigError(
-            "The run was one of the local engine: leave out --workers and --client-gpus."
+            "The run used the local engine: leave out --workers and --client-gpus."
         )
     values: dict[str, Scalar] = dict(flatten_config(run.config))
     return run_one(
-        {**values, "run-dir": str(place), "resume": True},
+        {**values, "run-dir": str(path), "resume": True},
         engine=engine,
         workers=workers,
         client_gpus=client_gpus,

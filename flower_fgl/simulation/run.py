@@ -1,4 +1,4 @@
-"""Run one configuration to its end, here or under Ray, in a folder of its own."""
+"""Run one configuration in a run folder, in this process or with Ray."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["OnRound", "run_one"]
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10.0
-"""How long Flower may go on after the server half has written its last word."""
+"""Seconds that Flower may take to end after the ServerApp wrote the final summary."""
 SUMMARY_SECONDS = 1.0
-"""How often the summary of a run in other processes is looked at."""
+"""Seconds between two reads of the summary of a run in other processes."""
 
 
 def run_one(
@@ -41,20 +41,20 @@ def run_one(
     client_gpus: float = 0.0,
     on_round: OnRound | None = None,
 ) -> Run:
-    """Run one configuration to its end.
+    """Run one configuration until it completes.
 
     Parameters
     ----------
-    values : mapping
-        Flat run config with ``clients``; ``resume`` goes on with the run in ``run-dir``.
-    engine : str
-        ``"local"`` or ``"ray"``.
+    values : mapping of str to bool, int, float or str
+        Flat run config with ``clients``. With ``resume`` the run in ``run-dir`` resumes.
+    engine : {"local", "ray"}
+        Where the clients run.
     workers : int, optional
-        Clients at once under Ray; by default one per core.
+        Clients that train at once with Ray; by default one per core.
     client_gpus : float
-        Share of a GPU per client under Ray.
+        GPUs per client with Ray.
     on_round : callable, optional
-        Called with each round's line as it comes.
+        Called with the row of each round when the round ends.
 
     Returns
     -------
@@ -63,10 +63,12 @@ def run_one(
     Raises
     ------
     ConfigError, DataError
-        Before anything starts.
+        If a setting is wrong or the data are missing, before the run starts.
     RunError
-        If the run's folder is taken, the run in it cannot be resumed, or the run did not
+        If the run folder is not empty, the run in it cannot resume, or the run did not
         complete; the message names the folder.
+    KeyboardInterrupt
+        After Ctrl-C; its argument is the run folder, if one was written.
     """
     from flower_fgl.client_apps.runtime.session import choose_device
     from flower_fgl.simulation.local import check_run, run_local
@@ -74,12 +76,14 @@ def run_one(
     config = check_run(values)
     if engine == "ray" and config.device.startswith("cuda") and not client_gpus:
         raise ConfigError(
-            f'device = "{config.device}" under Ray needs a share of a GPU for every '
-            "client: add --client-gpus 1, or 0.25 to let four share one."
+            f'device = "{config.device}" with Ray needs a GPU share for every client: '
+            "add --client-gpus 1, or 0.25 to let four clients share a GPU."
         )
     if engine == "local":
-        choose_device(config.device)  # before a folder is made
-    folder = Path(config.run_dir).resolve() if config.resume else _claim(config)
+        choose_device(config.device)  # reports a missing device before a folder is made
+    folder = (
+        Path(config.run_dir).resolve() if config.resume else _create_run_folder(config)
+    )
     values = {**drop_removed(values), "run-dir": str(folder)}
     for key in ("data-dir", "dataset"):
         path = str(values.get(key, ""))
@@ -95,15 +99,15 @@ def run_one(
             return _run_ray(values, config, folder, workers, client_gpus, on_round)
 
 
-def _claim(config: RunConfig) -> Path:
-    """Make the run's folder, so that no other run can take it."""
+def _create_run_folder(config: RunConfig) -> Path:
+    """Create the run folder, so that no other run can use it."""
     try:
         if config.run_dir:
             folder = Path(config.run_dir).resolve()
             if folder.exists() and any(folder.iterdir()):
                 raise RunError(
-                    f"The run folder {folder} is not empty. Give another run-dir, or "
-                    "leave it unset for a new folder in output-dir."
+                    f"The run folder {folder} is not empty. Set another run-dir, or "
+                    "leave it unset to create a new folder in output-dir."
                 )
             folder.mkdir(parents=True, exist_ok=True)
             return folder
@@ -117,33 +121,33 @@ def _claim(config: RunConfig) -> Path:
                 raise NotADirectoryError(20, "it is a file", str(base))
     except OSError as error:
         raise RunError(
-            f"Cannot make the run folder {error.filename}: {error.strerror}. Set "
-            "output-dir to a folder that can be written."
+            f"Cannot create the run folder {error.filename}: {error.strerror}. Set "
+            "output-dir to a writable folder."
         ) from error
 
 
 @contextlib.contextmanager
 def _record_failures(folder: Path) -> Iterator[None]:
-    """Let the folder say how its run ended, and errors name the folder."""
+    """Record in the run folder how the run ended, and add the folder to errors."""
     try:
         yield
     except KeyboardInterrupt:
-        # the server half may have failed meanwhile, because of what was stopped first
-        _settle(folder, "interrupted", over=("running", "failed"))
+        # the ServerApp may have failed because its clients were stopped first
+        _correct_status(folder, "interrupted", over=("running", "failed"))
         if _drop_if_empty(folder):
             raise
         raise KeyboardInterrupt(str(folder)) from None
     except FglError as error:
-        _settle(folder, "failed", error=str(error))
+        _correct_status(folder, "failed", error=str(error))
         if _drop_if_empty(folder):
             raise
         raise RunError(f"{error}\nRun folder: {folder}") from error
 
 
-def _settle(
+def _correct_status(
     folder: Path, status: str, *, error: str = "", over: Sequence[str] = ("running",)
 ) -> None:
-    """Correct the summary of a run that was ended before it could do so itself."""
+    """Set the final status of a run whose ServerApp could not write it."""
     if not (folder / "summary.json").exists():
         return
     summary = dict(Run.load(folder).summary)
@@ -154,7 +158,7 @@ def _settle(
 
 
 def _drop_if_empty(folder: Path) -> bool:
-    """Remove a folder in which nothing was written."""
+    """Remove the folder if it is empty; return whether it is gone."""
     with contextlib.suppress(OSError):
         folder.rmdir()
     return not folder.exists()
@@ -168,11 +172,11 @@ def _run_ray(
     client_gpus: float,
     on_round: OnRound | None,
 ) -> Run:
-    """Run in Flower's simulation, in a private Flower home."""
+    """Run with Flower's simulation, in a private Flower home."""
     from flower_fgl.simulation.flower_simulation import launch, write_app_folder
 
     states = "" if config.state_dir else str(folder / "state")
-    if states:  # of a run that was killed: its checkpoint has what is needed
+    if states:  # remains of a killed run; its checkpoint holds the states to resume
         shutil.rmtree(states, ignore_errors=True)
     values = {**values, "state-dir": str(Path(states or config.state_dir).resolve())}
     home = Path(tempfile.mkdtemp(prefix="flower-fgl-"))
@@ -196,8 +200,8 @@ def _run_ray(
         watch.read_rounds()
     except _OverdueError:
         log.warning(
-            "Flower was still busy %g s after the run had ended (a client that never "
-            "answered?): its processes were ended.",
+            "Flower was still busy %g s after the run had ended, perhaps waiting for a "
+            "client that never answered. Its processes were stopped.",
             GRACE_SECONDS,
         )
     finally:
@@ -211,58 +215,56 @@ def _run_ray(
 
 
 def _absolute_folders() -> dict[str, str]:
-    """Return the data folders of this environment for processes that run elsewhere."""
+    """Return the data folders of the environment as absolute paths."""
     names = ("FLOWER_FGL_DATA", "FLOWER_FGL_CACHE")
     return {n: str(Path(os.environ[n]).resolve()) for n in names if os.environ.get(n)}
 
 
 def _verify_result(folder: Path, flower_status: str, log_tail: str) -> Run:
-    """Return the run if both its folder and Flower call it complete.
-
-    Flower alone cannot be trusted: it says ``completed`` when every client failed, or
-    when the server half left by ``sys.exit``.
-    """
+    """Return the run if its folder and Flower both report that it completed."""
+    # Flower also reports ``completed`` if every client failed or the ServerApp called
+    # ``sys.exit``
     if not (folder / "summary.json").exists():
         raise RunError(
-            f"The run wrote nothing; Flower says {flower_status}. Its log ends:\n"
+            f"The run wrote nothing; Flower reports {flower_status}. End of its log:\n"
             f"{log_tail}"
         )
-    _settle(folder, "failed", error=f"Flower says {flower_status}")
+    _correct_status(folder, "failed", error=f"Flower reports {flower_status}")
     run = Run.load(folder)
     if run.status == "completed" and flower_status == "finished:completed":
         return run
-    reason = run.summary.get("error") or f"Its log ends:\n{log_tail}"
-    raise RunError(f"The run {run.status} (Flower says {flower_status}). {reason}")
+    reason = run.summary.get("error") or f"End of its log:\n{log_tail}"
+    raise RunError(f"The run {run.status} (Flower reports {flower_status}). {reason}")
 
 
 class _OverdueError(Exception):
-    """The server half has ended, Flower has not."""
+    """The ServerApp has ended, but Flower's processes have not."""
 
 
 class _RunMonitor:
-    """Follow the folder of a run in other processes, about five times a second."""
+    """Watch the folder of a run in other processes, about five times a second."""
 
     def __init__(self, folder: Path, on_round: OnRound | None) -> None:
         self._folder = folder
         self._on_round = on_round
-        rounds = folder / "rounds.jsonl"  # there if the run is resumed
+        rounds = folder / "rounds.jsonl"  # exists if the run resumes
         self._offset = rounds.stat().st_size if rounds.exists() else 0
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._ended_at: float | None = None
 
     def __call__(self) -> None:
         self.read_rounds()
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_check:
             return
-        self._next_look = now + SUMMARY_SECONDS
+        self._next_check = now + SUMMARY_SECONDS
         if self._ended_at is None and self._has_ended():
             self._ended_at = now
         if self._ended_at is not None and now > self._ended_at + GRACE_SECONDS:
             raise _OverdueError
 
     def read_rounds(self) -> None:
-        """Hand on the lines that were added to ``rounds.jsonl``."""
+        """Call ``on_round`` with each row that was added to ``rounds.jsonl``."""
         path = self._folder / "rounds.jsonl"
         if self._on_round is None or not path.exists():
             return
@@ -275,6 +277,7 @@ class _RunMonitor:
                 self._on_round(json.loads(line))
 
     def _has_ended(self) -> bool:
+        """Return whether the summary holds a final status."""
         try:
             summary = json.loads((self._folder / "summary.json").read_text("utf-8"))
         except (OSError, ValueError):

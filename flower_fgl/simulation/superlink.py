@@ -1,9 +1,9 @@
-"""A Flower home of one's own: SuperLink, SuperExec and ``flwr``, and their end.
+"""A private Flower home: starts and stops SuperLink, SuperExec and ``flwr``.
 
-``flwr run`` hands a run to whatever SuperLink listens on its port, with whatever
-environment that was started in, and leaves its daemon behind. Here each launch has a
-SuperLink of its own: own folder, own free port on 127.0.0.1, no database, and a keeper
-(:mod:`flower_fgl.simulation.supervisor`) that ends all of it, Ray's processes included.
+``flwr run`` submits a run to any SuperLink that listens on its port, whatever environment
+that was started in, and leaves a daemon running. Here each launch starts a private
+SuperLink with its own folder, a free port on 127.0.0.1 and no database. A keeper process
+(:mod:`flower_fgl.simulation.supervisor`) ends all processes, including those of Ray.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ _PROCESSES = Path(__file__).with_name("supervisor.py")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 _SETTINGS = {
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else `uv sync` per run
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # no `uv sync` in each run
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONUNBUFFERED": "1",
 }
 _DEFAULTS = {
-    # Else ray.init() joins any cluster that someone started on this machine.
+    # By default ray.init() joins any Ray cluster that runs on this machine.
     "RAY_ADDRESS": "local",
-    # Payloads up to 2 MB travel inline: 60 ms less per message than Ray's store.
+    # Payloads up to 2 MB are sent inline: 60 ms less per message than Ray's store.
     "RAY_max_direct_call_object_size": "2000000",
-    # A quarter of the stock second until a run is taken up; costs 2 % of a core.
+    # Flower's default is 1 s until a run starts; 0.25 s costs 2 % of a core.
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
 }
 
 
 class FlowerHome:
-    """A running SuperLink in a private folder; ended, with all it started, on exit.
+    """Context manager for a SuperLink in a private folder.
 
-    Use as a context manager. Nothing of the calling process is changed, its environment
-    included. A user's own ``RAY_ADDRESS``, ``RAY_TMPDIR`` and other settings of Ray win
-    over our defaults.
+    On exit the SuperLink and all processes that it started end. The calling process and
+    its environment are not changed. ``RAY_ADDRESS``, ``RAY_TMPDIR`` and other Ray
+    variables of the user override the defaults of this module.
 
     Parameters
     ----------
     parent : Path
-        Existing folder in which the private folder is made (and removed on exit).
+        Existing folder in which the private folder is created; removed on exit.
     environment : mapping of str to str
-        Variables for Flower's processes, over those of this process.
+        Variables for Flower's processes, which override those of this process.
 
     Raises
     ------
@@ -76,8 +76,8 @@ class FlowerHome:
         superlink = shutil.which("flower-superlink", path=str(self._bin))
         if superlink is None:
             raise RunError(
-                f"flower-superlink was not found in {self._bin}, beside the Python "
-                "that runs this: install flower-fgl there (pip install flower-fgl)."
+                f"flower-superlink was not found in {self._bin}, the folder of this "
+                "Python. Install flower-fgl for it (pip install flower-fgl)."
             )
         self.folder = Path(tempfile.mkdtemp(prefix="flwr-", dir=parent.resolve()))
         self.ray_folder = Path(tempfile.mkdtemp(prefix="fgl-", dir=_short_folder()))
@@ -92,7 +92,7 @@ class FlowerHome:
         self._answer: int | None = None
 
     def __enter__(self) -> FlowerHome:
-        """Start the SuperLink and the warm ``flwr``; they need about 1.5 s."""
+        """Start the SuperLink and the persistent ``flwr``; both need about 1.5 s."""
         try:
             self._start()
         except BaseException:
@@ -116,70 +116,70 @@ class FlowerHome:
 
     @property
     def is_ready(self) -> bool:
-        """Whether our SuperLink, and no other, answers on the port."""
+        """Whether this SuperLink, and no other process, answers on the port."""
         superlink = self.find_superlink()
         return superlink is not None and (
             _listens(superlink, self.port) and _is_healthy(self.port)
         )
 
     def find_superlink(self) -> psutil.Process | None:
-        """Return the SuperLink's process, None where there is none."""
+        """Return the process of the SuperLink, None if there is none."""
         if not self.is_alive or self._keeper is None:
             return None
         return _child(psutil.Process(self._keeper.pid), "flower-superlink")
 
     def find_superexec(self) -> psutil.Process | None:
-        """Return the process that takes up runs, ended or not: Flower starts one."""
+        """Return the SuperExec process, which starts runs, running or ended."""
         superlink = self.find_superlink()
         return _child(superlink, "flower-superexec") if superlink else None
 
     def find_simulation(self) -> psutil.Process | None:
-        """Return the process of a run that was taken up, ended or not."""
+        """Return the process of a started run, running or ended."""
         superexec = self.find_superexec()
         return _child(superexec, "flwr-simulation") if superexec else None
 
     def ask(self, arguments: Sequence[str], output: Path) -> None:
-        """Hand a command to the warm ``flwr``; :meth:`answer` gives its exit status.
+        """Send a command to the persistent ``flwr``; :meth:`answer` returns its status.
 
         Parameters
         ----------
         arguments : sequence of str
             Command line after ``flwr``.
         output : Path
-            File that takes what the command prints.
+            File for the output of the command.
         """
         if self._flwr is None or self._flwr.poll() is not None:
             self._flwr = self._spawn(["flwr"], stdout=subprocess.PIPE)
         assert self._flwr.stdin is not None
         request = {"arguments": list(arguments), "output": str(output)}
         self._answer = None
-        with contextlib.suppress(BrokenPipeError):  # `answer` reports the dead helper
+        with contextlib.suppress(BrokenPipeError):  # `answer` reports a dead process
             self._flwr.stdin.write(json.dumps(request).encode() + b"\n")
             self._flwr.stdin.flush()
 
     def answer(self) -> int | None:
-        """Return the exit status of the command last asked, None while it runs."""
+        """Return the exit status of the last command, None while it runs."""
         if self._answer is None and self._flwr is not None:
             assert self._flwr.stdout is not None
             if select.select([self._flwr.stdout], [], [], 0)[0]:
-                line = self._flwr.stdout.readline()  # empty if the helper was killed
+                line = self._flwr.stdout.readline()  # empty if the process was killed
                 self._answer = int(json.loads(line)["code"]) if line else 1
         return self._answer
 
     def forget(self) -> None:
-        """Drop the command last asked, which may never end."""
+        """Kill the process of the last command, which may never end."""
         if self._flwr is not None:
             _kill(self._flwr)
             self._flwr = None
 
     def crash_reports(self) -> str:
-        """Return the ends of the SuperLink's and of Ray's workers' error output."""
+        """Return the last lines that the SuperLink and Ray's workers logged."""
         files = sorted(self.ray_folder.glob("ray/session_2*/logs/worker-*.err"))
         texts = [(f.name, tail(f, 20)) for f in [self.superlink_log, *files]]
         return "".join(f"\n--- {name}\n{text}\n" for name, text in texts if text)
 
     def _start(self) -> None:
-        """Start both programs."""
+        """Start the SuperLink's keeper and the persistent ``flwr``."""
         (self.folder / "config.toml").write_text(
             f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
             f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
@@ -192,7 +192,7 @@ class FlowerHome:
     def _spawn(
         self, arguments: Sequence[str], stdout: int | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start one of our programs, out of reach of the terminal's Ctrl-C."""
+        """Start a supervisor program in its own session, so Ctrl-C does not reach it."""
         with self.superlink_log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-P", str(_PROCESSES), *arguments],
@@ -204,7 +204,7 @@ class FlowerHome:
             )
 
     def _end(self) -> None:
-        """End everything; what a second Ctrl-C cuts short the keeper completes."""
+        """End all processes; after a second Ctrl-C the keeper completes this."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper.stdin is not None:
             keeper.stdin.close()
@@ -218,22 +218,10 @@ class FlowerHome:
 def flower_environment(
     folder: Path, ray_folder: Path, programs: Path, extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """Build the environment that Flower's processes need, from that of this process.
+    """Build the environment of Flower's processes from that of this process.
 
-    Parameters
-    ----------
-    folder : Path
-        Flower home.
-    ray_folder : Path
-        Where Ray keeps its session; short, since sockets lie in it.
-    programs : Path
-        Folder of Flower's programs, which call one another by name.
-    extra : mapping of str to str
-        Variables that win over all but the three above.
-
-    Returns
-    -------
-    dict of str to str
+    Variables in ``extra`` override all others except those set from the three folders.
+    The path of ``ray_folder`` must be short, since it holds sockets.
     """
     env = _DEFAULTS | {k: v for k, v in os.environ.items() if v or k not in _DEFAULTS}
     env |= {**_SETTINGS, **extra}
@@ -247,12 +235,12 @@ def flower_environment(
 
 
 def on_cluster(environment: Mapping[str, str]) -> bool:
-    """Return whether ``RAY_ADDRESS`` names a Ray cluster that was started before."""
+    """Return whether ``RAY_ADDRESS`` names an existing Ray cluster."""
     return environment.get("RAY_ADDRESS", "") not in ("", "local")
 
 
 def tail(path: Path, lines: int = 40) -> str:
-    """Return the last lines of a log without colours, "" where there is no file."""
+    """Return the last lines of a log without colours, "" if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 400 * lines))
@@ -263,30 +251,30 @@ def tail(path: Path, lines: int = 40) -> str:
 
 
 def _short_folder() -> str | None:
-    """Return where Ray's sockets go: their whole path may take 103 bytes."""
+    """Return a short parent folder for Ray's sockets: paths are limited to 103 bytes."""
     wanted = os.environ.get("RAY_TMPDIR") or "/tmp"
     return wanted if os.access(wanted, os.W_OK | os.X_OK) else None
 
 
 def _free_port() -> int:
-    """Return a TCP port on 127.0.0.1 that was free just now."""
+    """Return a TCP port on 127.0.0.1 that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _child(parent: psutil.Process, name: str) -> psutil.Process | None:
-    """Return the child of ``parent`` that runs the script ``name``, ended or not."""
+    """Return the child of ``parent`` that runs the script ``name``, running or ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in parent.children():
             try:
-                words = child.cmdline()[:2]  # the interpreter, the script
-            except psutil.ZombieProcess:  # has no command line any more
+                words = child.cmdline()[:2]  # interpreter and script
+            except psutil.ZombieProcess:  # its command line is gone
                 words = [child.name()]
             except psutil.Error:
                 continue
             if any(Path(word).name[:15] == name[:15] for word in words):
-                return child  # Linux cuts a zombie's name to 15 characters
+                return child  # Linux truncates a zombie's name to 15 characters
     return None
 
 
@@ -313,7 +301,7 @@ def _is_healthy(port: int) -> bool:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a helper, close its pipes, and collect it."""
+    """Kill a process, close its pipes, and wait for it."""
     process.kill()
     with contextlib.suppress(BrokenPipeError), process:
         pass

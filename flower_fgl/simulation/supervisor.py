@@ -1,14 +1,14 @@
-"""Two programs that :mod:`flower_fgl.simulation.superlink` starts: a keeper and a warm ``flwr``.
+"""Two programs that the SuperLink launcher starts: a keeper and a persistent ``flwr``.
 
-``keep`` runs one command and ends everything that descends from it, once the command
-ends or the keeper's own standard input is closed. Since the kernel closes that pipe
-with the process at its other end, nothing survives the launcher, however it dies.
+``keep`` runs one command. When the command ends, or the keeper's standard input is closed,
+the keeper ends all descendants of the command. The kernel closes that pipe when the
+launcher dies for any reason, so no process survives the launcher.
 
-``flwr`` answers Flower command lines, one after another, in one interpreter: importing
-Flower takes 0.9 s, which would else be paid for each of them.
+``flwr`` executes Flower command lines one after another in one interpreter, because
+importing Flower takes 0.9 s.
 
-Both are run as files (``python -P supervisor.py``) and import nothing of this
-package, so they start fast and stay small.
+:mod:`flower_fgl.simulation.superlink` runs both as files (``python -P supervisor.py``).
+They import nothing from this package, so they start fast and use little memory.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ import psutil  # type: ignore[import-untyped]
 __all__ = ["answer_flwr", "keep"]
 
 GRACE = 1.0
-"""Seconds between asking processes to end and killing them."""
+"""Seconds between SIGTERM and SIGKILL."""
 GIVE_UP = 30.0
-"""Seconds after which a process that cannot be killed (broken disk) is left."""
+"""Seconds after which a process that cannot be killed (broken disk) is ignored."""
 _PR_SET_PDEATHSIG = 1  # Linux, <sys/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def keep(command: Sequence[str], remove: str | None = None) -> int:
-    """Run a command, and end all its descendants when it or our stdin ends.
+    """Run a command; end all its descendants when it ends or stdin is closed.
 
     Parameters
     ----------
     command : sequence of str
         Program and arguments.
     remove : str, optional
-        Folder deleted after the last process has ended.
+        Folder to delete after the last process has ended.
 
     Returns
     -------
     int
-        Exit status of the command (negative: the signal that ended it), 0 where it had
-        to be ended.
+        Exit status of the command (negative for the signal that ended it), or 0 if the
+        keeper ended it.
     """
     closing = threading.Event()
-    # Handlers, not SIG_IGN: ignored signals would stay ignored in the command.
+    # Handlers instead of SIG_IGN: the command would inherit ignored signals.
     for name in (signal.SIGINT, signal.SIGHUP):
         signal.signal(name, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: closing.set())
@@ -71,9 +71,9 @@ def keep(command: Sequence[str], remove: str | None = None) -> int:
     status = None
     while status is None and not closing.wait(0.2):
         status = _reap(process.pid)
-        if not is_subreaper:  # orphans go to init: remember who was ours
+        if not is_subreaper:  # init adopts orphans: remember all descendants
             known.update(psutil.Process().children(recursive=True))
-    process.returncode = status or 0  # collected here, Popen need not look again
+    process.returncode = status or 0  # already waited for, so Popen must not
     _kill_runs()
     _end_descendants(known)
     if remove is not None:
@@ -82,10 +82,10 @@ def keep(command: Sequence[str], remove: str | None = None) -> int:
 
 
 def answer_flwr() -> None:
-    """Answer requests for ``flwr`` commands, one JSON object a line, until stdin ends.
+    """Execute ``flwr`` commands from stdin, one JSON object per line, until it ends.
 
-    A request holds ``arguments`` and ``output``, the file that takes what the command
-    prints; the answer is a line with ``code``, its exit status.
+    A request holds ``arguments`` and ``output``, the file for the command's output. The
+    answer is a line of JSON with ``code``, the exit status.
     """
     flwr = next(iter(entry_points(group="console_scripts", name="flwr"))).load()
     streams = (1, os.dup(1)), (2, os.dup(2))
@@ -94,7 +94,7 @@ def answer_flwr() -> None:
         request = json.loads(line)
         sys.argv = ["flwr", *request["arguments"]]
         with open(request["output"], "wb", buffering=0) as output:
-            for number, _ in streams:  # Flower prints past a replaced sys.stdout
+            for number, _ in streams:  # Flower also prints to file descriptors
                 os.dup2(output.fileno(), number)
             code = _exit_status(flwr)
         for number, own in streams:
@@ -103,7 +103,7 @@ def answer_flwr() -> None:
 
 
 def _exit_status(program: object) -> int:
-    """Call a console script's function as the script would."""
+    """Call the function of a console script; return the exit status."""
     assert callable(program)
     try:
         program()
@@ -112,7 +112,7 @@ def _exit_status(program: object) -> int:
             print(end.code, file=sys.stderr)
             return 1
         return end.code or 0
-    except Exception:  # the interpreter would print it and end with status 1
+    except Exception:  # like the interpreter: print the traceback, exit status 1
         traceback.print_exc()
         return 1
     finally:
@@ -122,7 +122,7 @@ def _exit_status(program: object) -> int:
 
 
 def _wait_for_end_of_input(closing: threading.Event) -> None:
-    """Set ``closing`` once nobody holds the other end of our stdin."""
+    """Set ``closing`` when the other end of stdin is closed."""
     sys.stdin.buffer.read()
     closing.set()
 
@@ -135,12 +135,12 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel kill the command if even the keeper is killed (Linux)."""
+    """Let the kernel kill the command if the keeper is killed (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 def _reap(pid: int) -> int | None:
-    """Collect ended children; return the exit status of ``pid`` if it is among them."""
+    """Wait for ended children; return the exit status of ``pid`` if it has ended."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0] != 0:
@@ -150,7 +150,7 @@ def _reap(pid: int) -> int | None:
 
 
 def _living(known: set[psutil.Process]) -> set[psutil.Process]:
-    """Return the descendants of this process and of ``known`` that still run."""
+    """Return the running descendants of this process and of ``known``."""
     found = set(psutil.Process().children(recursive=True))
     for process in known:
         with contextlib.suppress(psutil.Error):
@@ -165,21 +165,18 @@ def _living(known: set[psutil.Process]) -> set[psutil.Process]:
 
 
 def _kill_runs() -> None:
-    """Kill runs before what they need.
-
-    A server half that lives on while its Ray workers end would write that they failed.
-    """
+    """Kill runs first: a ServerApp that outlives its Ray workers records failures."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            words = process.cmdline()[:2]  # the interpreter, the script
+            words = process.cmdline()[:2]  # interpreter and script
             if any(os.path.basename(word) == "flwr-simulation" for word in words):
                 process.kill()
 
 
 def _end_descendants(known: set[psutil.Process]) -> None:
-    """Ask all descendants to end, kill those that do not, wait until all are gone."""
+    """Send SIGTERM to all descendants, then SIGKILL, and wait until all have ended."""
     start = time.monotonic()
-    asked: set[psutil.Process] = set()
+    terminated: set[psutil.Process] = set()
     while living := _living(known):
         known |= living
         waited = time.monotonic() - start
@@ -189,8 +186,8 @@ def _end_descendants(known: set[psutil.Process]) -> None:
             with contextlib.suppress(psutil.Error):
                 if waited > GRACE:
                     process.kill()
-                elif process not in asked:
-                    asked.add(process)
+                elif process not in terminated:
+                    terminated.add(process)
                     process.terminate()
         time.sleep(0.02)
         _reap(0)

@@ -68,13 +68,16 @@ def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     done = CliRunner().invoke(app, ["embeddings", *words])
     assert done.exit_code == 0, done.output
     assert matplotlib.image.imread(out).std() > 0
-    with pytest.raises(RunError, match=r"clients 0 to 2, got \[3\]"):
+    with pytest.raises(RunError, match=r"Clients must be in 0\.\.2, got \[3\]"):
         draw_embeddings(run.path, [1, 3], out)
     done = CliRunner().invoke(app, ["report", *words[:5], "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert "Embedded nodes of single clients" in (tmp_path / "report.html").read_text()
+    assert (
+        "Node embeddings of individual clients"
+        in (tmp_path / "report.html").read_text()
+    )
     done = CliRunner().invoke(app, ["report", str(run.path), *words[:3]])
-    assert "draws the nodes of one run, got 2 runs" in str(done.exception)
+    assert "draws the nodes of a single run, got 2 runs" in str(done.exception)
     with pytest.raises(RunError, match="Cannot write"):
         draw_embeddings(run.path, [1], tmp_path / "no" / "x.png")
 
@@ -83,11 +86,11 @@ def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     ("method", "settings", "message"),
     [
         ("fedpano", {}, "keep-checkpoint=true"),
-        ("fedavg", {"keep_checkpoint": True}, "fedavg makes no synthetic nodes"),
+        ("fedavg", {"keep_checkpoint": True}, "fedavg generates no synthetic nodes"),
         (
             "fedpano",
             {"keep_checkpoint": True, "fedpano": {"use_generator": False}},
-            "fedpano makes no synthetic nodes",
+            "fedpano generates no synthetic nodes",
         ),
     ],
 )
@@ -116,7 +119,7 @@ def test_a_client_that_takes_no_part_has_nothing_to_draw(tmp_path: Path) -> None
     )
     idle = {row["partition_id"] for row in run.clients if row.get("num_train") == 0}
     assert 0 < len(idle) < 4
-    with pytest.raises(RunError, match="takes no part in this run"):
+    with pytest.raises(RunError, match="does not participate in this run"):
         draw_embeddings(run.path, sorted(idle)[:1], tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
 

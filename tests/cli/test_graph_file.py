@@ -1,4 +1,4 @@
-"""``flower-fgl check-graph`` and ``flower-fgl predict``."""
+"""The ``check-graph`` and ``predict`` commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_check_prints_exactly_what_the_server_gets(
         assert report.description is not None
         said = learned_by_server(report.description, with_counts=share)
         for key, value in said.items():
-            # numbers and backbone are the server's, the key is no one's to read
+            # the server assigns partition IDs and backbone; the key is random
             if key not in ("partition-id", "num-partitions", "model", "public-key"):
                 assert got[key.replace("-", "_")] == value
 
@@ -72,7 +72,7 @@ def test_all_problems_of_an_npz_file_are_named_at_once(tmp_path: Path) -> None:
     assert report.description is None
     result = invoke("check-graph", path)
     assert result.exit_code == 1
-    assert "4 problems" in result.output
+    assert "Number of problems: 4" in result.output
 
 
 def test_all_problems_of_a_csv_folder_are_named_at_once(tmp_path: Path) -> None:
@@ -144,19 +144,19 @@ def test_an_owner_without_training_nodes_is_told_so(
     )  # fmt: skip
     result = invoke("check-graph", tmp_path / "g.npz")
     assert result.exit_code == 0
-    can = "cannot train, only be scored." if is_scored else "can neither train nor be"
+    can = "cannot train and can only be" if is_scored else "can neither train nor be"
     assert f"no labelled training nodes: this owner {can}" in result.output
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({}, " With share-class-counts the server learns these numbers."),
+        ({}, " With share-class-counts the server learns these counts."),
         ({"share-class-counts": False}, ""),
         ({"min-class-count": 5}, ""),
         (
             {"min-class-count": 3},
-            " With share-class-counts the server learns those of at least "
+            " With share-class-counts the server learns only counts of at least "
             "min-class-count = 3.",
         ),
     ],

@@ -100,7 +100,7 @@ def test_a_set_of_graphs_is_not_exported(tiny: dict[str, Any], tmp_path: Path) -
     folder = tmp_path / "out"
     done = CliRunner().invoke(app, ["export", str(folder), *options(tiny)])
     assert isinstance(done.exception, ConfigError)
-    assert "no form for a set of graphs" in str(done.exception)
+    assert "cannot hold a set of graphs" in str(done.exception)
     assert not folder.exists()
 
 

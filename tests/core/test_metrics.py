@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchmetrics.functional import classification as reference
 
-from flower_fgl.core.metrics import SCORE_NAMES, Scores, auroc, pool, score
+from flower_fgl.core.metrics import Scores, auroc, pool, score
+from flower_fgl.core.score_names import SCORE_NAMES
 from flower_fgl.runs.summary import summarise
 
 Case = tuple[Tensor, Tensor, Tensor, int]

@@ -313,7 +313,9 @@ def test_a_run_that_stays_pending_twice_is_an_error(waiting_app, home):
         for process in named(home, "flower-superexec"):
             process.suspend()
 
-    with pytest.raises(RunError, match=r"tried twice: it stayed pending for 1 seconds"):
+    with pytest.raises(
+        RunError, match=r"in two attempts: it stayed pending for 1 seconds"
+    ):
         start(waiting_app, home, on_tick=suspend, pending_timeout=1.0)
     assert processes_of(home) == []
 
@@ -321,14 +323,14 @@ def test_a_run_that_stays_pending_twice_is_an_error(waiting_app, home):
 def test_a_key_that_the_app_does_not_know_is_refused_with_flowers_reason(
     waiting_app, home
 ):
-    with pytest.raises(RunError, match=r"refused the run: \[code: 15\] Invalid run"):
+    with pytest.raises(RunError, match=r"rejected the run: \[code: 15\] Invalid run"):
         start(waiting_app, home, run_config={"unheard-of": 1})
     assert processes_of(home) == []
 
 
 def test_a_super_link_that_does_not_start_is_an_error(waiting_app, home):
     environment = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "never", "PYTHONHOME": "/none"}
-    with pytest.raises(RunError, match="the SuperLink did not come up"):
+    with pytest.raises(RunError, match="the SuperLink did not start"):
         start(waiting_app, home, environment=environment)
 
 

@@ -192,7 +192,7 @@ def test_a_run_without_a_checkpoint_says_how_to_start_anew(
     folder = interrupted(tmp_path / "off", 4, {**settings, "checkpoint_every": 0})
     with pytest.raises(RunError, match="checkpoint-every = 0"):
         resume(folder)
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match="not a run folder"):
         resume(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_two_processes_do_not_resume_the_same_run(
 def test_resume_takes_no_settings(stopped: Path, options: list[str]) -> None:
     result = CliRunner().invoke(app, ["run", "--resume", str(stopped), *options])
     assert isinstance(result.exception, ConfigError)
-    assert "own settings" in str(result.exception)
+    assert "--resume keeps the settings" in str(result.exception)
 
 
 def test_workers_belong_to_ray(stopped: Path) -> None:
@@ -301,7 +301,7 @@ def test_an_interrupted_cell_of_an_experiment_goes_on(
     assert (broken / "mine.txt").exists()
     runs, said = run(str(tmp_path / "runs"))
     assert "seed0: already complete" in said
-    assert "seed1: continues" in said
+    assert "seed1: resumes" in said
     for one, other in zip(runs, whole, strict=True):
         assert_same(one, other)
 

@@ -216,7 +216,7 @@ def test_ctrl_c_ends_the_run_and_all_it_started(engine: str, tmp_path: Path) -> 
         os.kill(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=90)
         assert process.returncode == 130
-        assert "Interrupted. It goes on from round" in said
+        assert "Interrupted. To resume after round" in said
         assert f"flower-fgl run --resume {tmp_path}/run" in said
         assert bystander.poll() is None
         assert Run.load(tmp_path / "run").status == "interrupted"
@@ -269,7 +269,7 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
     arguments: list[tuple[list[str], str]] = [
         (["--set", "roundz=3"], "rounds"),
         (["--set", "rounds"], "key=value"),
-        (["--set", "rounds=[1]"], "one value"),
+        (["--set", "rounds=[1]"], "a single value"),
         (["--clients", "0"], "at least 1"),
         (["--engine", "rai"], "ray"),
         (["--engine", "local", "--workers", "2"], "--workers"),
@@ -344,9 +344,9 @@ TINY = "[config]\nclients = 2\nrounds = 1\nsynthetic.nodes = 80\n"
         ('[[case]]\nname = "a b"\n[[case]]\nname = "a/b"\n', "same folder"),
         ('[[case]]\nname = "a"\n[[case]]\nname = "b"\nmethd = "local"\n', "methd"),
         ("[grid\n", "TOML"),
-        ("[grid]\nseed = [0, 0]\n", "each value of the grid once"),
+        ("[grid]\nseed = [0, 0]\n", "each grid value only once"),
         ('[[case]]\nname = "a"\n[[case]]\nname = "b"\nlr = -1\n', 'Run "b": lr must'),
-        ("[cases]\nlr = 1\n", 'unknown cases .*Did you mean "case"'),
+        ("[cases]\nlr = 1\n", 'unknown top-level cases .*Did you mean "case"'),
     ],
 )
 def test_a_wrong_experiment_is_refused_before_anything_starts(
@@ -419,7 +419,7 @@ def test_a_folder_that_is_no_run_is_never_removed(tmp_path: Path) -> None:
     mine = tmp_path / "runs" / "tiny" / "seed0" / "notes.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("keep")
-    with pytest.raises(RunError, match="no run folder"):
+    with pytest.raises(RunError, match="not a run folder"):
         run_all(
             tmp_path / "tiny.toml",
             {"output-dir": str(tmp_path / "runs")},

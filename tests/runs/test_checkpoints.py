@@ -1,4 +1,4 @@
-"""Checkpoints: written whole, read whole or named as damaged."""
+"""Checkpoints are written completely, and damaged ones are reported."""
 
 from __future__ import annotations
 
@@ -203,7 +203,9 @@ def test_other_settings_are_refused_by_name(
     found = saved(keeper, tmp_path)
     found.check(config)
     found.check(replace(config, checkpoint_every=7, output_dir="x", resume=True))
-    found.check(replace(config, clients=0))  # as many as there are: compared later
+    found.check(
+        replace(config, clients=0)
+    )  # 0: all clients, whose number is compared later
     with pytest.raises(RunError, match=r"lr = 0.5 \(was 0.01\)"):
         found.check(replace(config, lr=0.5))
     with pytest.raises(RunError, match=r"clients = 2 \(was 1\)"):
@@ -229,7 +231,7 @@ def test_a_deployments_checkpoint_is_not_resumed_in_a_simulation(
 ) -> None:
     keeper.states = None
     keeper.resumed = saved(keeper, tmp_path)
-    keeper.restore_states()  # nothing to do where owners keep their own
+    keeper.restore_states()  # nothing to restore if data owners keep their states
     keeper.states = states
     with pytest.raises(RunError, match="no client states"):
         keeper.restore_states()

@@ -112,7 +112,7 @@ def test_another_column_and_metric_can_be_chosen(tmp_path: Path) -> None:
     other = write_runs(tmp_path, "local", [0.4, 0.4])
     result = compare_runs(one, other, column="val", metric="macro_f1")
     assert result.one == (0.4, 0.3)
-    with pytest.raises(RunError, match='no scores of "unseen", only of val, test'):
+    with pytest.raises(RunError, match='no scores of "unseen", only of: val, test'):
         compare_runs(one, other, column="unseen")
     with pytest.raises(RunError, match=r'no "auroc" of "test".*mean_accuracy'):
         compare_runs(one, other, metric="auroc")
@@ -134,7 +134,7 @@ def test_too_few_pairs_name_the_runs_that_are_not_completed(tmp_path: Path) -> N
 def test_runs_that_are_ambiguous_are_refused(tmp_path: Path) -> None:
     one = write_runs(tmp_path, "fedper", [0.8, 0.6])
     twins = [*one, *write_runs(tmp_path / "again", "fedper", [0.8])]
-    with pytest.raises(RunError, match="A holds two runs of the same data"):
+    with pytest.raises(RunError, match="A holds two runs with the same dataset"):
         compare_runs(twins, write_runs(tmp_path / "other", "fedper", [0.5, 0.4]))
     mixed = [
         *write_runs(tmp_path / "b", "fedper", [0.3]),
@@ -215,7 +215,8 @@ def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) ->
     few = write_runs(tmp_path / "3", "fedavg", [0.7, 0.8], shots=3, partition="a")
     more = write_runs(tmp_path / "5", "fedavg", [0.8, 0.9], shots=5, partition="b")
     with pytest.raises(
-        ConfigError, match=r"A holds runs that differ .*shots 3 and 5.* of one\.$"
+        ConfigError,
+        match=r"A holds runs that differ .*shots 3 and 5.* of one setting\.$",
     ):
         compare_runs([*few, *more], other)
     named = [
@@ -225,5 +226,5 @@ def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) ->
     with pytest.raises(ConfigError, match=r'"\S+/x-shots3-partition-seed\*"\.$'):
         compare_runs(named, other)
     elsewhere = write_run(tmp_path / "x", 0.9, seed=2, shots=3, **{"data-dir": "/x"})
-    with pytest.raises(RunError, match="at least 2 pairs"):  # of one setting
+    with pytest.raises(RunError, match="at least 2 pairs"):  # with the same settings
         compare_runs([*few, elsewhere], other)

@@ -29,7 +29,7 @@ def run_of(rows: list[dict[str, Any]]) -> Run:
 
 
 def test_costs_are_added_up_to_the_first_round_that_has_the_accuracy() -> None:
-    # what went before round 1 counts, and so does a round without scores
+    # exchanges before round 1 and rounds without scores count
     rows = [row(0, None, 100), row(1, 0.5), row(2, None), row(3, 0.8), row(4, 0.9)]
     run = run_of(rows)
     assert cost_until(run, 0.8) == Cost(3, 0.9, 102 + 3 * 7, 8.0)
@@ -70,4 +70,4 @@ def test_the_command_has_a_line_for_each_run(small: dict[str, Any]) -> None:
 
 def test_help_says_what_the_arguments_are() -> None:
     done = CliRunner().invoke(app, ["reach", "--help"], env={"COLUMNS": "200"})
-    assert "For example 0.8.  [required]" in done.output
+    assert "Target accuracy, e.g. 0.8.  [required]" in done.output

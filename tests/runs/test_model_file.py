@@ -1,4 +1,4 @@
-"""Models that owners keep, and predictions from them."""
+"""Models that data owners save, and predictions with them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ CARD = ModelCard(
 
 
 SCORED_LATER = {"adpfedgnn"}
-"""Methods whose models are scored with the next global one: the last is kept."""
+"""Methods that evaluate with the next global model, so that the last one is saved."""
 ON_MENDED_GRAPHS = {"fedsage+"}
-"""Methods that score on other graphs than those of the owners' files."""
+"""Methods that evaluate on other graphs than those in the owners' files."""
 
 
 def a_model(model: str = "gcn") -> torch.nn.Module:
@@ -65,7 +65,7 @@ def kept(folder: Path, name: str) -> Path:
 
 
 def accuracy(model: Path, graph: Path, mask: str) -> float:
-    """Score what ``predict`` says against the labels of the file, by name."""
+    """Return the accuracy of the ``predict`` command on the labels of the file."""
     found = predict_graph(model, graph)
     owned = load_graph_file(graph).dataset
     said = [found.card.class_names[k] for k in found.probabilities.argmax(1).tolist()]
@@ -108,7 +108,7 @@ def test_a_classifier_of_some_classes_comes_back(tmp_path: Path) -> None:
     torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
     plain = {n: t for n, t in model.state_dict().items() if n != "classes"}
     save_model(tmp_path, plain, card)
-    with pytest.raises(RunError, match="no classifier of the owner's classes"):
+    with pytest.raises(RunError, match="no classifier for the owner's classes"):
         load_model(tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_class_means_come_back_without_the_nodes_they_are_of(
         assert logits.isfinite().all(0).nonzero().flatten().tolist() == own
     less = {n: t for n, t in model.fixed().state_dict().items() if n != "classes"}
     save_model(tmp_path, less, card)
-    with pytest.raises(RunError, match="its weights are not those of gcn"):
+    with pytest.raises(RunError, match="its weights do not match gcn"):
         load_model(tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
     torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
     narrow = {**model.state_dict(), "support": torch.randn(4, 7)}
     save_model(tmp_path, narrow, card)
-    with pytest.raises(RunError, match="its weights are not those of gcn:2x8"):
+    with pytest.raises(RunError, match="its weights do not match gcn:2x8"):
         load_model(tmp_path)
 
 
@@ -187,7 +187,7 @@ def test_a_methods_own_network_comes_back(
     with pytest.raises(RunError, match="Unknown setting"):
         load_model(tmp_path)
     save_model(tmp_path, model.state_dict(), replace(card, settings={}))
-    with pytest.raises(RunError, match="by a network of its own"):
+    with pytest.raises(RunError, match="predicts with its own network"):
         load_model(tmp_path)
     save_model(tmp_path, model.state_dict(), replace(card, method="later"))
     with pytest.raises(RunError, match=r'"later".*later version'):
@@ -213,7 +213,7 @@ def test_a_card_with_removed_settings_is_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"There is no folder .*nowhere"):
+    with pytest.raises(RunError, match=r"The folder .*nowhere does not exist"):
         load_model(tmp_path / "nowhere")
 
 
@@ -222,10 +222,10 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"holds no model\.safetensors"):
         load_model(tmp_path)
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(RunError, match="does not say what network"):
+    with pytest.raises(RunError, match="does not describe the network"):
         load_model(tmp_path)
     save_model(tmp_path, {"a": torch.zeros(1)}, CARD)
-    with pytest.raises(RunError, match="its weights are not those of gcn"):
+    with pytest.raises(RunError, match="its weights do not match gcn"):
         load_model(tmp_path)
     save_model(tmp_path, a_model().state_dict(), replace(CARD, model="gpt"))
     with pytest.raises(RunError, match='Unknown model "gpt"'):
@@ -308,7 +308,7 @@ def test_a_run_that_goes_on_takes_over_the_model_of_its_checkpoint(
     found = read_card(tmp_path / "8-ash")
     assert (found is not None) == taken
     assert (tmp_path / "8-ash" / "model.json").exists() == taken
-    copy_model_of_run(context, 0, 6, server_round=4)  # a run that kept none
+    copy_model_of_run(context, 0, 6, server_round=4)  # a run that saved no model
     assert read_card(tmp_path / "7-ash") is not None
 
 
@@ -407,8 +407,8 @@ def test_features_are_standardised_as_they_were_in_training(tmp_path: Path) -> N
     seen = graphs[0].graph.x[graphs[0].graph.masks["train"]].double()
     torch.testing.assert_close(scaling[0], seen.mean(0))
     torch.testing.assert_close(scaling[1], seen.std(0, correction=0))
-    # the aggregated model cannot know whose statistics to use
-    with pytest.raises(DataError, match="statistics of its own"):
+    # the aggregated model holds no feature statistics
+    with pytest.raises(DataError, match="its own statistics"):
         predict_graph(run.path, Path(node["graph"]))
 
 
@@ -428,11 +428,11 @@ def test_an_exported_file_is_predicted_as_it_was_trained_on(tmp_path: Path) -> N
         for place in (Path(node["graph"]), tmp_path / "raw.npz")
     )
     torch.testing.assert_close(one.probabilities, other.probabilities)
-    # the aggregated model cannot know whose statistics to use
+    # the aggregated model holds no feature statistics
     assert load_model(run.path).card.scaling == "lost"
     rows = scale_client(raw, "rows")
     save_client_graph(tmp_path / "rows.npz", rows)
-    with pytest.raises(DataError, match="expects them as they were measured"):
+    with pytest.raises(DataError, match="expects the original values"):
         predict_graph(model, tmp_path / "rows.npz")
 
 

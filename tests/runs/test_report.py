@@ -48,7 +48,7 @@ def make(
     columns: tuple[str, ...] = (),
     numbers: dict[str, float] | None = None,
 ) -> Run:
-    """Write a run of three clients, of which the last has no test nodes."""
+    """Write a run of three clients; the last client has no test nodes."""
     config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
     writer = RunWriter.create(
         folder, config={**config, **(settings or {})}, sources={"lr": "user"}
@@ -123,7 +123,7 @@ def make(
 
 
 class Page(HTMLParser):
-    """The tags, attributes and text of a page."""
+    """Tags, attributes and text of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def svg(link: str) -> str:
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the rendering, which takes most of the time, where words are tested."""
+    """Skip the rendering, which takes most of the time, in tests of the text."""
     monkeypatch.setattr(plots, "to_svg", lambda _: b"<svg/>")
 
 
@@ -218,7 +218,7 @@ def test_a_number_by_round_is_drawn_from_zero_for_each_run() -> None:
 
 def test_names_of_many_runs_leave_room_for_the_curves() -> None:
     curves = [(f"run {k}", [1, 2], [0.4, 0.6]) for k in range(60)]
-    plots.to_svg(plots.by_round(curves, ylabel="distance"))  # else it warns
+    plots.to_svg(plots.by_round(curves, ylabel="distance"))  # fails on a warning
 
 
 def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "says"),
     [
-        ("running", "The run was killed, or is still at work"),
-        ("failed", "It ended in round 3. All 3 clients failed"),
-        ("interrupted", "Somebody stopped it in round 3"),
+        ("running", "The run is still active or was killed"),
+        ("failed", "The run failed in round 3. All 3 clients failed"),
+        ("interrupted", "The run was stopped in round 3"),
     ],
 )
 def test_an_unfinished_run_is_shown_with_its_status_on_top(
@@ -280,7 +280,7 @@ def test_a_killed_run_shows_its_class_names_if_the_clients_told_them(
 def test_a_run_killed_before_its_first_round_is_shown(tmp_path: Path) -> None:
     writer = RunWriter.create(tmp_path / "x", config={"method": "local"}, sources={})
     page = Page(write_report([Run.load(writer.folder)], None))
-    assert "No round was evaluated." in page.words()
+    assert "No round has been evaluated." in page.words()
     assert page.links == []
 
 
@@ -291,7 +291,7 @@ def test_a_failed_round_and_its_lost_replies_are_listed(tmp_path: Path) -> None:
     writer = RunWriter(folder)
     writer.append_round({"round": 4, "phase": "train", "status": "failed"})
     words = Page(write_report([Run.load(folder)], None)).words()
-    assert "Too few were left in round 4" in words
+    assert "Too few replies remained in round 4" in words
     assert "timeout 2 0, 2 2" in words
 
 
@@ -301,7 +301,7 @@ def test_a_run_without_validation_nodes_says_how_it_was_selected(
 ) -> None:
     run = make(tmp_path / "one", val=(math.nan, math.nan))
     words = Page(write_report([run], None)).words()
-    assert "no client has validation nodes, so the last round is shown" in words
+    assert "No client has validation nodes, so the last round is shown" in words
     assert not re.search(r"\bnan\b", words, flags=re.IGNORECASE)
 
 
@@ -309,10 +309,10 @@ def test_a_run_without_validation_nodes_says_how_it_was_selected(
 def test_a_run_over_graphs_speaks_of_graphs_and_shows_auroc(tmp_path: Path) -> None:
     run = make(tmp_path / "one", settings={"setting": "graph"}, auroc=0.875)
     words = Page(write_report([run], None)).words()
-    # the nodes of the graphs are never what is counted
+    # graphs are counted, never their nodes
     assert "nodes" not in words
     assert "over the graphs of all clients" in words
-    assert "Training graphs of each class" in words
+    assert "Number of training graphs by class" in words
     assert "recall per client AUROC" in words
     assert "best validation round 2 49.6 39.7 34.7 59.5 87.5" in words
     twins = [run, make(tmp_path / "two", settings={"setting": "graph"}, auroc=0.5)]
@@ -327,12 +327,12 @@ def test_a_run_over_graphs_speaks_of_graphs_and_shows_auroc(tmp_path: Path) -> N
 def test_a_run_with_unseen_nodes_shows_each_column_as_a_row(tmp_path: Path) -> None:
     run = make(tmp_path / "a", columns=("new_client", "missing", "unseen"))
     page = Page(write_report([run]))
-    assert "What is scored" in page.text
+    assert "Node sets" in page.text
     names = [page.text.index(f"\n{name}") for name in ("unseen", "missing")]
     assert names == sorted(names)
     assert "new client" in page.text
-    assert "graph of a client that took no part" in page.text
-    assert "What is scored" not in Page(write_report([make(tmp_path / "b")])).text
+    assert "graph of a client that did not participate" in page.text
+    assert "Node sets" not in Page(write_report([make(tmp_path / "b")])).text
 
 
 def test_each_setting_has_a_picture_of_its_own(tmp_path: Path) -> None:
@@ -350,10 +350,10 @@ def test_each_setting_has_a_picture_of_its_own(tmp_path: Path) -> None:
         for setting in ("closed-set", "open-set")
     }
     assert all(path.is_file() for path in drawn.values())
-    first, second = page.text.split("What is scored: ")[1:]
+    first, second = page.text.split("Node sets: ")[1:]
     assert first.startswith("closed-set")
-    assert "a client that took no part" in first
-    assert "a client that took no part" not in second
+    assert "a client that did not participate" in first
+    assert "a client that did not participate" not in second
 
 
 def test_own_columns_stand_in_the_tables_of_several_runs(tmp_path: Path) -> None:
@@ -362,8 +362,10 @@ def test_own_columns_stand_in_the_tables_of_several_runs(tmp_path: Path) -> None
         for s in (0, 1)
     ]
     page = Page(write_report(runs))
-    assert page.text.count("own classes") == 3  # both tables, and below
-    assert "only a client's own classes may be predicted" in page.text
+    assert (
+        page.text.count("own classes") == 3
+    )  # both tables and the section on node sets
+    assert "with predictions restricted to each client's own classes" in page.text
     # 50 and 60 % on 10 nodes, half of it on 30: 31.25 and 37.5 %
     assert page.text.count("34.4 ± 4.4") >= 3
     assert "own classes" in runs[0].table()
@@ -384,7 +386,7 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     assert "fedavg cora 3 0 completed 2 50.0 50.0 40.0 247 kB 246 kB 84 ms" in words
     assert "fedprox cora 3 0 completed 2 49.6 49.6" in words
     assert "local cora ? 0 running 2 49.6 49.6" in words
-    assert "local: running. The run was killed" in words
+    assert "local: running. The run is still active or was killed" in words
     assert "fedprox.mu – 0.1 –" in words
     assert len(page.links) == 4  # curves, clients, bytes, seconds
     assert "Over seeds" not in words
@@ -426,21 +428,21 @@ def test_many_runs_of_several_seeds_are_one_line(
     runs.append(make(tmp_path / "fedprox-seed0", method="fedprox", val=(0.9, 0.1)))
     runs[0] = make(tmp_path / "fedavg-modelgcn-seed9", seed=9, val=(0.9, 0.6, 0.3))
     words = Page(write_report(runs, tmp_path)).words()
-    assert "Runs that differ in nothing but their seeds are one line" in words
+    assert "Each line is the mean of runs that differ only in their seeds" in words
     (curves,) = drawn
     assert [curve.label for curve in curves] == [
         "fedavg-modelgcn",
         "local-modelgcn",
         "fedprox · seed 0",
     ]
-    assert curves[0].rounds == [1, 2]  # those that all of them have
+    assert curves[0].rounds == [1, 2]  # rounds that all runs have
     write_report(runs[:8], tmp_path)
     assert len(drawn[1]) == 8
     for number in (0, 1):
         alone = [curve.val[number] for curve in drawn[1][:4]]
         assert len(set(alone)) > 1
         assert curves[0].val[number] == pytest.approx(sum(alone) / 4)
-    # the same names in two folders: two data sets
+    # the same folder names for two datasets
     others = [
         make(tmp_path / "y" / run.path.name, seed=seed)
         for seed, run in enumerate(runs[:4])
@@ -493,14 +495,16 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
     ]
     words = Page(write_report(runs, None, against="fedavg")).words()
     assert "fedprox on cora 3 0, 1, 2 50.6 ± 0.6 50.6 ± 0.6 ●" in words
-    assert words.count("●") == 2  # the other one is in the legend
+    assert words.count("●") == 2  # the second one is in the legend
     assert "significantly above that of fedavg" in words
     assert "●" not in Page(write_report(runs, None)).words()
     others = [make(tmp_path / f"x{k}", seed=k, settings={"lr": 1.0}) for k in (7, 8)]
-    with pytest.raises(RunError, match=r'"fedavg" must have .* got 2 sets'):
+    with pytest.raises(RunError, match=r'"fedavg" must have .* got 2 groups'):
         write_report([*runs, *others], None, against="fedavg")
     for wrong, there in ((runs[3:], "fedprox, local"), (runs[:1], "none")):
-        few = f'"fedavg" needs completed runs of at least two seeds.* here: {there}'
+        few = (
+            f'"fedavg" needs completed runs of at least two seeds.* such runs: {there}'
+        )
         with pytest.raises(RunError, match=few):
             write_report(wrong, None, against="fedavg")
 
@@ -580,7 +584,7 @@ def test_seconds_are_shown_in_a_fitting_unit(value: float | None, text: str) -> 
 
 
 def texts(figure: Figure) -> list[str]:
-    """Return what is written inside and along the first panel of a drawn figure."""
+    """Return the texts in and around the first panel of a drawn figure."""
     figure.canvas.draw()
     panel = figure.axes[0]
     inside = [text.get_text() for text in panel.texts]
@@ -691,7 +695,7 @@ def test_without_validation_nodes_no_empty_axis_is_drawn() -> None:
     assert names == ["test", "selected: round 4"]
     first, *_ = plots.convergence([few, few]).axes
     assert list(first.get_yticks()) == []
-    assert first.texts[0].get_text() == "nothing to validate on"
+    assert first.texts[0].get_text() == "no validation data"
     assert not plots.convergence([few, curve("b")]).axes[0].texts
 
 
@@ -711,7 +715,7 @@ def test_several_runs_have_a_panel_for_each_column() -> None:
     assert [panel.get_title(loc="left") for panel in figure.axes] == ["test", "unseen"]
     values = [list(line.get_ydata()) for line in figure.axes[1].lines]
     assert values[0] == [0.2, 0.4]
-    assert all(math.isnan(value) for value in values[1])  # its colour stays the same
+    assert all(math.isnan(value) for value in values[1])  # the line keeps its colour
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "b"]
 
 
@@ -781,7 +785,7 @@ def test_lines_of_a_sweep_are_named_by_what_tells_them_apart(tmp_path: Path) -> 
         "fedavg · rl=true",
         "fedavg · rl=false",
     ]
-    assert find_sweeps(runs[:2]) == []  # of one value each
+    assert find_sweeps(runs[:2]) == []  # one value per setting
 
 
 def test_the_pictures_of_a_report_can_be_had_as_files(tmp_path: Path) -> None:
@@ -793,7 +797,7 @@ def test_the_pictures_of_a_report_can_be_had_as_files(tmp_path: Path) -> None:
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
     taken = tmp_path / "file"
     taken.write_text("")
-    with pytest.raises(RunError, match="Cannot write pictures into"):
+    with pytest.raises(RunError, match="Cannot write pictures to"):
         write_report(runs, tmp_path, pictures=taken)
 
 
@@ -810,7 +814,7 @@ def test_scores_by_value_have_a_point_for_each_and_leave_out_what_is_missing() -
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({}, "are only scored"), ({"setting": "few-shot"}, "take no part")],
+    [({}, "are only evaluated"), ({"setting": "few-shot"}, "do not participate")],
 )
 def test_clients_that_train_nothing_are_counted(
     tmp_path: Path, settings: dict[str, Any], said: str

@@ -270,7 +270,7 @@ def test_a_folder_that_holds_something_is_refused_and_left_alone(
 ) -> None:
     folder = make(tmp_path).folder
     before = (folder / "config.toml").read_bytes()
-    with pytest.raises(RunError, match=r"is not empty\. Give another run-dir"):
+    with pytest.raises(RunError, match=r"is not empty\. Set another run-dir"):
         RunWriter.create(folder, config={"method": "local"}, sources={})
     assert (folder / "config.toml").read_bytes() == before
 
@@ -293,9 +293,9 @@ def test_a_file_in_the_way_is_an_error_that_names_it(
 @pytest.mark.parametrize(
     ("file", "advice"),
     [
-        ("nodir/p.csv", "nodir does not exist: make it first"),
-        ("file/p.csv", "or name a file in a folder that can be written"),
-        ("file/summary.json", "or set output-dir to a folder that can be written"),
+        ("nodir/p.csv", "nodir does not exist: create it first"),
+        ("file/p.csv", "or choose a file in a writable folder"),
+        ("file/summary.json", "or set output-dir to a writable folder"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_an_error_with_advice_that_fits(
@@ -322,7 +322,7 @@ def test_a_full_disk_at_the_start_leaves_nothing_behind(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", fail)
-    with pytest.raises(RunError, match=r"No space left on device\. Free some"):
+    with pytest.raises(RunError, match=r"No space left on device\. Free disk space"):
         make(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -383,24 +383,24 @@ def test_a_summary_that_cannot_be_replaced_stays_as_it_was(
         ("clients.jsonl", "7\n"),
     ],
 )
-def test_a_garbled_file_is_named(tmp_path: Path, name: str, text: str | bytes) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, text: str | bytes) -> None:
     folder = make(tmp_path).folder
     data = text.encode() if isinstance(text, str) else text
     (folder / name).write_bytes(data)
-    with pytest.raises(RunError, match=re.escape(str(folder / name)) + ".*garbled"):
+    with pytest.raises(RunError, match=re.escape(str(folder / name)) + ".*damaged"):
         Run.load(folder)
 
 
-def test_the_garbled_line_is_numbered(tmp_path: Path) -> None:
+def test_the_damaged_line_is_numbered(tmp_path: Path) -> None:
     folder = make(tmp_path).folder
     (folder / "rounds.jsonl").write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
-    with pytest.raises(RunError, match=r"rounds.jsonl, line 2 is garbled"):
+    with pytest.raises(RunError, match=r"rounds.jsonl, line 2 is damaged"):
         Run.load(folder)
 
 
 def test_a_folder_that_is_missing_or_no_run_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RunError, match=re.escape(f"{folder} is no run folder")):
+        with pytest.raises(RunError, match=re.escape(f"{folder} is not a run folder")):
             Run.load(folder)
     folder = make(tmp_path).folder
     (folder / "summary.json").unlink()

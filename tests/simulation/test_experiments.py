@@ -1,4 +1,4 @@
-"""The experiment files that come with the package."""
+"""Experiment files, and the results tables made from them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -
     assert row["own classes"] == percent([entry["accuracy"] for entry in best])
     assert row["mean, own classes"] == percent([e["mean_accuracy"] for e in best])
     assert row["published own classes"] == "61.2"
-    for _, run in done:  # as if they had 20 of the set's classes
+    for _, run in done:  # as if the runs had 20 of the dataset's classes
         part = {"dataset": "amazon-clothing", "class_names": ["x"] * 20}
         run.summary.update(part)
     (row,) = results_table(experiment, done)
@@ -153,7 +153,7 @@ def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
         CliRunner().invoke(
             app, [*words, "--case", "c", "--case", "d"], catch_exceptions=False
         )
-    with pytest.raises(ConfigError, match="--case chooses from an experiment file"):
+    with pytest.raises(ConfigError, match="--case selects from an experiment file"):
         CliRunner().invoke(app, ["run", "--case", "b"], catch_exceptions=False)
 
 

@@ -1,6 +1,6 @@
-"""Pictures of a run: pure functions from numbers to a matplotlib Figure.
+"""Figures of a run: pure functions from numbers to a matplotlib ``Figure``.
 
-No pyplot and no global state: they can be drawn in any process or thread.
+They use neither pyplot nor global state, so they work in any process or thread.
 """
 
 from flower_fgl.runs.plots.clients import client_bars, client_spread, label_heat_map

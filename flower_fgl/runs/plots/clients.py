@@ -1,4 +1,4 @@
-"""Pictures of the clients: their test accuracies, and the classes that each holds."""
+"""Figures of the clients: test accuracies, and the classes that each client holds."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def client_bars(
     *,
     items: str = "nodes",
 ) -> Figure:
-    """Draw the test accuracy of every client of one run.
+    """Draw the test accuracy of each client of one run.
 
     Parameters
     ----------
     partition_ids : sequence of int
-        Length K, in the order to draw.
+        Length K, in drawing order.
     accuracy : sequence of float in [0, 1]
         Length K; NaN where a client has no test nodes.
     pooled : float in [0, 1] or None
-        Accuracy over all clients' items, drawn as a line.
-    items : str
-        What is classified: nodes or graphs.
+        Accuracy over the items of all clients, drawn as a line.
+    items : {"nodes", "graphs"}
+        What is classified.
 
     Returns
     -------
@@ -82,16 +82,16 @@ def client_spread(
     accuracy: Sequence[Sequence[float]],
     pooled: Sequence[float | None],
 ) -> Figure:
-    """Draw the test accuracies of the clients of several runs, a row of dots each.
+    """Draw the clients' test accuracies of several runs, one row of dots per run.
 
     Parameters
     ----------
     labels : sequence of str
-        Length R, names of the runs.
+        Length R: names of the runs.
     accuracy : sequence of R sequences of float in [0, 1]
-        One value per client; NaN is left out.
+        One value per client; NaN is not drawn.
     pooled : sequence of float in [0, 1] or None
-        Length R, accuracy over all clients' nodes, drawn as a bar.
+        Length R: accuracy over the nodes of all clients, drawn as a bar.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def client_spread(
     dress(panel, xlabel="test accuracy", grid="x")
     for row, (values, middle) in enumerate(zip(accuracy, pooled, strict=True)):
         colour = PALETTE[row % len(PALETTE)]
-        # a fixed zigzag keeps equal values apart
+        # a fixed zigzag separates equal values
         offset = 0.16 * (np.arange(len(values)) % 3 - 1)
         panel.scatter(
             values, row + offset, s=22, color=colour, alpha=0.55, linewidth=0, zorder=2
@@ -122,7 +122,7 @@ def label_heat_map(
     *,
     items: str = "nodes",
 ) -> Figure:
-    """Draw how many nodes, or graphs, of each class each client holds.
+    """Draw the number of nodes, or graphs, by class and client.
 
     Parameters
     ----------
@@ -131,9 +131,9 @@ def label_heat_map(
     class_names : sequence of str
         Length C.
     partition_ids : sequence of int, optional
-        Length K; 0..K-1 if left out.
-    items : str
-        What is counted: nodes or graphs.
+        Length K; 0..K-1 by default.
+    items : {"nodes", "graphs"}
+        What is counted.
 
     Returns
     -------
@@ -160,7 +160,9 @@ def label_heat_map(
         aspect="auto",
         interpolation="nearest",
         cmap=HEAT,
-        norm=PowerNorm(0.5, vmin=0, vmax=top),  # a root, so that small counts show
+        norm=PowerNorm(
+            0.5, vmin=0, vmax=top
+        ),  # square root, so that small counts are visible
     )
     if num_clients <= 20 and num_classes <= 40:
         for (y, x), count in np.ndenumerate(table):
@@ -178,7 +180,9 @@ def label_heat_map(
         parse_math=False,
         fontsize=8.5 if num_classes <= 40 else 6.5,
     )
-    if num_clients <= 100 and num_classes <= 80:  # else the lines cover the cells
+    if (
+        num_clients <= 100 and num_classes <= 80
+    ):  # with more, the lines would cover the cells
         panel.set_xticks(np.arange(num_clients + 1) - 0.5, minor=True)
         panel.set_yticks(np.arange(num_classes + 1) - 0.5, minor=True)
         panel.grid(which="minor", color="white", linewidth=1.2)

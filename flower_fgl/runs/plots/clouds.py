@@ -1,4 +1,4 @@
-"""Clouds of nodes in a plane: training, test and synthetic ones of each client."""
+"""Scatter plots of each client's training, test and synthetic nodes in a plane."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ MARKS: Mapping[str, Mapping[str, Any]] = {
     "test": {"marker": "o", "s": 10, "alpha": 0.5, "linewidth": 0},
     "train": {"marker": "^", "s": 46, "linewidth": 0.8, "edgecolor": "white"},
 }
-"""Looks of the kinds of nodes, from the one below to the one on top."""
+"""Markers of the kinds of nodes, in drawing order."""
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """What one client contributes to :func:`node_clouds`.
+    """Nodes of one client for :func:`node_clouds`.
 
     Parameters
     ----------
     label : str
         Name of the client.
     places : mapping of str to array of shape (n, 2)
-        Where the nodes of each kind are: ``synthetic``, ``test`` and ``train``, drawn in
-        that order.
+        Coordinates of the nodes of each kind (``synthetic``, ``test``, ``train``).
     classes : mapping of str to array of shape (n,), int
-        Their classes.
+        Classes of the same nodes.
     """
 
     label: str
@@ -52,14 +51,14 @@ class Cloud:
 def node_clouds(
     clouds: Sequence[Cloud], class_names: Sequence[str] | None = None
 ) -> Figure:
-    """Draw nodes in a plane: colours are classes, marks are kinds of nodes.
+    """Draw nodes in a plane: colours show classes, markers show kinds of nodes.
 
     Parameters
     ----------
     clouds : sequence of Cloud
-        A panel each, three in a row.
+        One panel each, three per row.
     class_names : sequence of str, optional
-        Length C; numbers if left out.
+        Length C; by default class numbers.
 
     Returns
     -------
@@ -67,7 +66,7 @@ def node_clouds(
 
     Notes
     -----
-    1. The eight colours of the palette are used again for further classes.
+    1. More than eight classes reuse the eight colours of the palette.
     """
     columns = min(3, len(clouds))
     rows = -(-len(clouds) // columns)

@@ -1,4 +1,4 @@
-"""Bars of what runs cost: bytes and seconds, by their parts."""
+"""Bar charts of bytes and seconds, split into parts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["scale_bytes", "stacked_bars"]
 def stacked_bars(
     rows: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str
 ) -> Figure:
-    """Draw one horizontal bar per row, made of named parts.
+    """Draw one horizontal bar per row, split into named parts.
 
     Parameters
     ----------
     rows : sequence of str
-        Length R, names of the bars.
+        Length R: names of the bars.
     parts : mapping of str to sequence of float
         R values per part.
     unit : str
-        Unit of the values, for axis and totals.
+        Unit of the values, for the axis and the totals.
 
     Returns
     -------
@@ -83,12 +83,12 @@ def scale_bytes(largest: float) -> tuple[float, str]:
     Parameters
     ----------
     largest : float
-        The largest number of bytes to show.
+        Largest number of bytes to show.
 
     Returns
     -------
-    tuple of float and str
-        Bytes in the unit, and its name: B, kB, MB, GB or TB.
+    tuple of (float, str)
+        Bytes per unit, and the unit: B, kB, MB, GB or TB.
     """
     for factor, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if largest >= factor:

@@ -1,4 +1,4 @@
-"""Curves by round: accuracy, training loss, and other numbers of a run."""
+"""Curves by round: accuracy, training loss, and other values of a run."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ __all__ = ["Curve", "by_round", "column_curves", "convergence"]
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run contributes to :func:`convergence`.
+    """Accuracies and losses of one run by round, for :func:`convergence`.
 
     Parameters
     ----------
     label : str
         Name of the run.
     rounds : sequence of int
-        Rounds with an evaluation.
+        Evaluated rounds.
     val, test : sequence of float in [0, 1]
-        Pooled accuracies in those rounds; NaN where there are no nodes.
+        Pooled accuracies in these rounds; NaN without nodes.
     loss_rounds : sequence of int
         Rounds with a training loss.
     loss : sequence of float
-        Training losses in those rounds.
+        Training losses in these rounds.
     best_round : int or None
         Round with the best validation accuracy.
     columns : mapping of str to sequence of float in [0, 1]
-        Accuracies in ``rounds`` by title of the column, for :func:`column_curves`.
+        Accuracies in ``rounds`` by column title, for :func:`column_curves`.
     """
 
     label: str
@@ -67,7 +67,8 @@ def convergence(curves: Sequence[Curve]) -> Figure:
     Parameters
     ----------
     curves : sequence of Curve
-        One run: validation and test accuracy share a panel. Several: a panel each.
+        Of one run, validation and test accuracy share a panel. For several runs, each
+        score has its own panel.
 
     Returns
     -------
@@ -107,7 +108,7 @@ def convergence(curves: Sequence[Curve]) -> Figure:
         panels[0].text(
             0.5,
             0.5,
-            "nothing to validate on",
+            "no validation data",
             transform=panels[0].transAxes,
             ha="center",
         )
@@ -118,6 +119,7 @@ def convergence(curves: Sequence[Curve]) -> Figure:
 
 
 def _draw_one(panels: Any, curve: Curve) -> None:
+    """Draw the accuracies and the loss of a single run."""
     accuracy, loss = panels
     shown = {"validation": (curve.val, PALETTE[0])} if curve.is_validated else {}
     shown["test"] = (curve.test, PALETTE[5])
@@ -139,14 +141,14 @@ def _draw_one(panels: Any, curve: Curve) -> None:
 def by_round(
     curves: Sequence[tuple[str, Sequence[int], Sequence[float]]], *, ylabel: str
 ) -> Figure:
-    """Draw a number by round.
+    """Draw a value by round.
 
     Parameters
     ----------
     curves : sequence of (str, sequence of int, sequence of float)
-        Name of the run, rounds, and the number in them; one or several runs.
+        Name, rounds and values of each run.
     ylabel : str
-        What the number is.
+        Name of the value.
 
     Returns
     -------
@@ -169,17 +171,17 @@ def by_round(
 
 
 def column_curves(curves: Sequence[Curve]) -> Figure:
-    """Draw accuracy by round for every node set that a setting scores.
+    """Draw accuracy by round for each node set that a setting scores.
 
     Parameters
     ----------
     curves : sequence of Curve
-        One run: its columns share a panel. Several: a panel for each column.
+        Of one run, all columns share a panel. For several runs, each column has a panel.
 
     Returns
     -------
     matplotlib.figure.Figure
-        A column without a single number is named as one without nodes.
+        Columns without values are marked "(no nodes)".
     """
     titles = list(dict.fromkeys(title for curve in curves for title in curve.columns))
     drawn = {
@@ -217,8 +219,10 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
 
 
 def _has_number(lines: Sequence[tuple[Sequence[int], Sequence[float]]]) -> bool:
+    """Return whether any line has a value other than NaN."""
     return any(not math.isnan(value) for _, values in lines for value in values)
 
 
 def _absent(curve: Curve) -> list[float]:
+    """Return NaN for each round of a curve that lacks a column."""
     return [float("nan")] * len(curve.rounds)

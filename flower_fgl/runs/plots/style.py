@@ -1,7 +1,7 @@
-"""The looks that all pictures share: colours, axes, lines, legends, names.
+"""Style that all figures share: colours, axes, lines, legends and names.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart. Names that
-come from data are shown as they are: no mathematics, one line, not too long.
+The colours are based on those of Okabe and Ito, which colour-blind readers can tell apart.
+Names from data are shown on one line, shortened, and never parsed as mathematics.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ PALETTE = (
 )
 INK, MUTED, GRID = "#1d2733", "#5f6b7a", "#e4e8ed"
 WIDTH = 9.6
-"""Inches; 1 inch is shown as 100 pixels."""
+"""Width of a figure in inches; 1 inch is shown as 100 pixels."""
 DASHES = ("-", "--", ":", "-.")
 
 
 def new_figure(height: float) -> Figure:
-    """Return an empty white figure, ``height`` inches high."""
+    """Return an empty white figure of a height in inches."""
     figure = Figure(figsize=(WIDTH, height), dpi=100, layout="constrained")
     figure.set_facecolor("white")
     return figure
@@ -58,7 +58,7 @@ def new_figure(height: float) -> Figure:
 def dress(
     panel: Any, *, xlabel: str, ylabel: str = "", title: str = "", grid: str = "y"
 ) -> None:
-    """Take away what draws attention from the data."""
+    """Label an axes and give it the common style: few spines, light grid."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color("#b6bec8")
     panel.tick_params(labelsize=8.5, colors=MUTED, labelcolor=INK, length=3)
@@ -71,7 +71,7 @@ def dress(
 
 
 def look_of(number: int) -> dict[str, Any]:
-    """Return colour and dashes of the line of a run, or of a column."""
+    """Return colour and line style of the line with a number."""
     return {
         "color": PALETTE[number % len(PALETTE)],
         "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
@@ -79,24 +79,24 @@ def look_of(number: int) -> dict[str, Any]:
 
 
 def dashed_look(number: int) -> dict[str, Any]:
-    """Return a look that shows a line below another one of the same values."""
+    """Return a style in which lines with equal values stay visible."""
     return {**look_of(number), "linestyle": DASHES[number % len(DASHES)]}
 
 
 def mark_selected(panel: Any, number: int) -> Any:
-    """Mark the round from which results are taken."""
+    """Draw a vertical line at the round from which results are taken."""
     dashes = (0, (2, 2))
     return panel.axvline(number, zorder=1, color=MUTED, linewidth=1.1, linestyle=dashes)
 
 
 def line_of(rounds: Sequence[int]) -> dict[str, Any]:
-    """Mark the points of short curves: a single one would be invisible."""
+    """Return the line width, and markers for short curves, whose points are hard to see."""
     marker = {"marker": "o", "markersize": 3.5} if len(rounds) <= 12 else {}
     return {"linewidth": 1.6, "solid_capstyle": "round", **marker}
 
 
 def client_ticks(panel: Any, ids: Sequence[int]) -> None:
-    """Write partition-ids below the columns, at most 50 of them."""
+    """Label the columns with partition IDs, at most 50 of them."""
     step = 1 if len(ids) <= 50 else -(-len(ids) // 20)
     size = 8.5 if len(ids) <= 30 else 7
     places = np.arange(0, len(ids), step)
@@ -105,7 +105,7 @@ def client_ticks(panel: Any, ids: Sequence[int]) -> None:
 
 
 def name_rows(panel: Any, names: Sequence[str]) -> None:
-    """Name rows along the vertical axis, the first on top."""
+    """Label the rows on the vertical axis, the first on top."""
     labels = [plain(name) for name in names]
     panel.set_yticks(np.arange(len(names)), labels=labels, parse_math=False)
     panel.set_ylim(len(names) - 0.5, -0.5)
@@ -116,8 +116,8 @@ def name_rows(panel: Any, names: Sequence[str]) -> None:
 def add_legend(
     owner: Any, artists: Any, names: Sequence[str], loc: str, columns: int, **place: Any
 ) -> None:
-    """Put a legend without a frame on a panel or a figure."""
-    # matplotlib leaves out names that begin with an underscore
+    """Add a legend without a frame to an axes or a figure."""
+    # matplotlib omits names that begin with an underscore
     labels = [" " + plain(n) if n.startswith("_") else plain(n) for n in names]
     legend = owner.legend(
         artists,
@@ -136,17 +136,17 @@ def add_legend(
 
 
 def plain(name: str, limit: int = 34) -> str:
-    """Put a name on one line without characters that cannot be drawn."""
+    """Return a name on one line, shortened and without unprintable characters."""
     line = "".join(c if c.isprintable() else " " for c in name)
     line = " ".join(line.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
 def to_svg(figure: Figure) -> bytes:
-    """Render a figure as SVG with letters as outlines, the same on every machine."""
+    """Render a figure as SVG with text as outlines, identical on every machine."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        # a name in a script that matplotlib's own font lacks is shown as boxes
+        # matplotlib draws boxes for characters that its font lacks
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Curves by the value of a setting."""
+"""Scores by the value of a setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_fgl.runs.plots.style import PALETTE, add_legend, dress, look_of, new
 __all__ = ["by_value"]
 
 MARKERS = "os^D"
-"""Lines of one colour differ in these."""
+"""Markers that distinguish lines of the same colour."""
 
 
 def by_value(
@@ -21,17 +21,17 @@ def by_value(
     *,
     xlabel: str,
 ) -> Figure:
-    """Draw scores by the value of a setting, with bars of one standard deviation.
+    """Draw scores by the value of a setting, with error bars of one standard deviation.
 
     Parameters
     ----------
     values : sequence of float
         Length V, ascending; drawn at equal distances.
     panels : mapping of str to sequence of (str, sequence of float, sequence of float)
-        By title: name of each line, and its V means and deviations in [0, 1]; NaN where
-        there is none. The same names in each panel.
+        By panel title: name of each line, and its V means and standard deviations in
+        [0, 1]; NaN if missing. All panels have the same names.
     xlabel : str
-        The setting.
+        Name of the setting.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The pictures of the report: from run folders to images that a page can hold."""
+"""Figures of the report: images, as data URIs, drawn from run folders."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = ["draw_run", "draw_runs", "draw_sweeps", "to_data_uri"]
 
 NAN = float("nan")
 Lines = Sequence[tuple[str, Sequence[Run]]]
-"""What is drawn as one line: its name, and the runs it is the mean of."""
+"""Lines to draw: the name of each, and the runs of which it is the mean."""
 
 
 def draw_run(run: Run) -> dict[str, str]:
-    """Draw what there is to see of one run.
+    """Draw all figures of one run.
 
     Parameters
     ----------
     run : Run
-        Its rounds and clients may be few: a picture without content is left out.
+        Run, finished or not. Figures without content are omitted.
 
     Returns
     -------
     dict of str to str
-        Images as data URIs, by the name that the template knows.
+        Images as data URIs, by their name in the template.
     """
     lines = [("", [run])]
     curves = [_curve(run, "")]
@@ -68,21 +68,21 @@ def draw_run(run: Run) -> dict[str, str]:
 def draw_runs(
     runs: Sequence[Run], labels: Sequence[str], lines: Lines
 ) -> dict[str, str]:
-    """Draw several runs side by side, like :func:`draw_run`.
+    """Draw all figures that compare several runs.
 
     Parameters
     ----------
     runs : sequence of Run
-        At least two.
+        Length R, at least 2.
     labels : sequence of str
-        Their names, as many.
+        Length R: names of the runs.
     lines : sequence of (str, sequence of Run)
-        The same runs as curves show them: alone, or averaged by round.
+        Name and runs of each curve; curves of several runs are averaged by round.
 
     Returns
     -------
     dict of str to str
-        Images as data URIs, by the name that the template knows.
+        Images as data URIs, by their name in the template.
     """
     curves = [
         _mean_curve(label, [_curve(run, label) for run in members])
@@ -101,12 +101,12 @@ def draw_runs(
 
 
 def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
-    """Draw test accuracy and macro-F1 by the value of each setting that was tried.
+    """Draw test accuracy and macro-F1 by the value of each varied setting.
 
     Parameters
     ----------
     sweeps : sequence of Sweep
-        May be empty.
+        Settings with their values and scores; may be empty.
 
     Returns
     -------
@@ -134,14 +134,14 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
 
 
 def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
-    """Draw the curves if any of them has a point."""
+    """Draw accuracy and loss by round, if there are any."""
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
     return {"convergence": to_data_uri(plots.convergence(curves))}
 
 
 def _columns(lines: Lines, curves: Sequence[plots.Curve]) -> dict[str, str]:
-    """Draw the node sets of each setting that has some of its own."""
+    """Draw accuracy by node set, for each setting with additional node sets."""
     groups: dict[str, list[plots.Curve]] = {}
     for (_, runs), curve in zip(lines, curves, strict=True):
         if curve.columns and curve.rounds:
@@ -153,7 +153,7 @@ def _columns(lines: Lines, curves: Sequence[plots.Curve]) -> dict[str, str]:
 
 
 def _distances(lines: Lines) -> dict[str, str]:
-    """Draw how far the clients' networks were apart, where the server averaged any."""
+    """Draw the distance between uploaded encoders by round, if the runs have it."""
     curves = []
     for label, runs in lines:
         known = [
@@ -174,7 +174,7 @@ def _distances(lines: Lines) -> dict[str, str]:
 
 
 def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
-    """Draw bytes by payload and seconds by phase, where there are any."""
+    """Draw bytes by payload and seconds by phase, if there are any."""
     out = {}
     ways = [("up", "to server"), ("down", "to clients")]
     sent = [run.summary["bytes"]["by_payload"][way] for run in runs for way, _ in ways]
@@ -193,6 +193,7 @@ def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
 
 
 def _curve(run: Run, label: str) -> plots.Curve:
+    """Collect the accuracies and losses of a run by round."""
     train = [row for row in run.rounds if row.get("phase") == "train"]
     scored = [
         row
@@ -227,7 +228,7 @@ def _curve(run: Run, label: str) -> plots.Curve:
 
 
 def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
-    """Average runs over the rounds that all of them have."""
+    """Average curves over the rounds that all of them have."""
     if len(curves) == 1:
         return curves[0]
     rounds = _in_all([curve.rounds for curve in curves])
@@ -262,24 +263,25 @@ def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
 
 
 def _in_all(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the rounds that stand in every row."""
+    """Return the rounds that are in every row."""
     return sorted(set(rows[0]).intersection(*rows[1:]))
 
 
 def _parts(
     rows: Sequence[Mapping[str, float]], factor: float
 ) -> dict[str, list[float]]:
-    """Turn one mapping per bar into one list per part."""
+    """Convert one mapping per bar to one list per part."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: [row.get(key, 0) / factor for row in rows] for key in keys}
 
 
 def to_data_uri(figure: Figure) -> str:
-    """Return a figure as an SVG data URI, whose ids cannot clash with the page's."""
+    """Return a figure as an SVG data URI, whose IDs cannot clash with the page's."""
     return (
         "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode()
     )
 
 
 def _number(value: float | None) -> float:
+    """Return the value, NaN for ``None``."""
     return NAN if value is None else value

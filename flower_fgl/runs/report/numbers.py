@@ -1,4 +1,4 @@
-"""What the report says of runs in words and numbers, read from their folders."""
+"""Names, scores and failures of runs, as the report shows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flower_fgl.core.metrics import SETTING_COLUMNS
+from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.run import Run
 
 __all__ = [
@@ -29,26 +29,26 @@ __all__ = [
 
 
 def about(run: Run) -> str:
-    """Name a run by its method and data set."""
+    """Return a run's name: method and dataset."""
     return f"{run.summary['method']} on {run.summary['dataset']}"
 
 
 def tell_apart(
     configs: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
 ) -> list[str]:
-    """Name runs by their methods, and by what differs among those of one method.
+    """Name runs by method and by the settings that differ among runs of that method.
 
     Parameters
     ----------
     configs : sequence of mapping of str to str, bool, int or float
-        Flat settings of each run, without those that do not matter.
+        Flat settings of each run, without irrelevant ones.
     but : collection of str
-        Settings that are not named.
+        Settings that are not part of a name.
 
     Returns
     -------
     list of str
-        As ``adpfedgnn · rl=false``, in the same order.
+        Names such as ``adpfedgnn · rl=false``, in the order of ``configs``.
     """
     names = []
     for config in configs:
@@ -65,7 +65,7 @@ def tell_apart(
 
 
 def item_kind(runs: Sequence[Run]) -> str:
-    """Name what the runs classify."""
+    """Return what the runs classify: ``nodes``, ``graphs`` or ``nodes or graphs``."""
     kinds = {run.config.get("setting") == "graph" for run in runs}
     if len(kinds) > 1:
         return "nodes or graphs"
@@ -73,13 +73,13 @@ def item_kind(runs: Sequence[Run]) -> str:
 
 
 def scope_of(run: Run) -> str:
-    """Return the kind of evaluation that ``best`` and ``last`` are of."""
+    """Return the evaluation of ``best`` and ``last``: ``local`` or ``global``."""
     scopes = {scope for row in run.rounds for scope in row.get("metrics", {})}
     return "global" if scopes == {"global"} else "local"
 
 
 def columns_of(runs: Sequence[Run]) -> list[str]:
-    """Name the node sets that were scored, in the order in which they are shown."""
+    """Return the node sets that were scored, in display order."""
     scored = (run.best or {} for run in runs)
     found = dict.fromkeys(key for entry in scored for key in entry if key != "round")
     first = [name for name in ("val", "test", *SETTING_COLUMNS) if name in found]
@@ -87,17 +87,17 @@ def columns_of(runs: Sequence[Run]) -> list[str]:
 
 
 def own_columns_of(runs: Sequence[Run]) -> list[str]:
-    """Name the node sets that the settings of the runs score besides the usual."""
+    """Return the scored node sets besides validation and test."""
     return [name for name in columns_of(runs) if name in SETTING_COLUMNS]
 
 
 def setting_of(run: Run) -> str:
-    """Return what a run's clients see and are scored on, by the setting's name."""
+    """Return the value of ``setting``, which defines the training and test data."""
     return str(run.config.get("setting", "transductive"))
 
 
 def settings_of(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Name the node sets of each setting that scores some besides the usual."""
+    """Return the additional node sets of each setting that has any."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(setting_of(run), []).append(run)
@@ -106,12 +106,12 @@ def settings_of(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 
 def column_name(column: str) -> str:
-    """Write a column for people."""
+    """Return the display name of a node set."""
     return {"val": "validation", **SETTING_COLUMNS}.get(column, column)
 
 
 def metrics_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return keys and names of the scores to show; AUROC where a run has it."""
+    """Return keys and display names of the scores; AUROC only if a run has it."""
     shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
     shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
     if any("auroc" in (run.best or {}).get("test", {}) for run in runs):
@@ -120,7 +120,7 @@ def metrics_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def client_accuracy(run: Run) -> dict[int, float | None]:
-    """Return each client's test accuracy in the best round, by partition-id."""
+    """Return each client's test accuracy in the best round, by partition ID."""
     if run.best is None:
         return {}
     found = {
@@ -133,11 +133,11 @@ def client_accuracy(run: Run) -> dict[int, float | None]:
 
 
 def idle_clients(run: Run) -> tuple[int, str]:
-    """Return how many clients train nothing, and what is said of them."""
+    """Return the number of clients that do not train, and a description of them."""
     about = [row for row in run.clients if "trains" in row]
     number = sum(not row["trains"] for row in about)
     is_few_shot = run.config.get("setting") == "few-shot"
-    return number, "take no part" if is_few_shot else "are only scored"
+    return number, "do not participate" if is_few_shot else "are only evaluated"
 
 
 def test_accuracy(run: Run) -> float | None:
@@ -147,7 +147,7 @@ def test_accuracy(run: Run) -> float | None:
 
 
 def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rows of the table of results."""
+    """Return name and scores of each row of the results table."""
     both = run.summary.get("global", {})
     chosen = (
         "best validation round"
@@ -165,7 +165,7 @@ def score_rows(run: Run) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def dropped_replies(run: Run) -> list[dict[str, Any]]:
-    """Count dropped replies by reason, with the clients and rounds concerned."""
+    """Count dropped replies by reason, with the affected clients and rounds."""
     out: dict[str, dict[str, Any]] = {}
     for row in run.rounds:
         for failure in row.get("failures", ()):

@@ -1,8 +1,8 @@
-"""Write the report: one HTML file of pictures and tables from one or more run folders.
+"""Write the report: one HTML page with figures and tables of one or more runs.
 
-The page holds everything it shows (pictures are inline SVG images) and runs nothing: no
-script, no network. Whatever comes from a run is escaped. A run that was killed or
-failed is shown as far as it got, and says so on top.
+The page is self-contained: figures are inline SVG images, and there are no scripts and no
+network requests. All text from runs is escaped. Runs that failed or were killed are shown
+up to their last round, with a note at the top.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["write_report"]
 TEMPLATE = "report.html.j2"
 NBSP = "\u00a0"
 MANY = 8
-"""Runs above which those of several seeds are one line; there are as many colours."""
+"""With more runs than this, the number of colours, curves are averaged over seeds."""
 
 
 def write_report(
@@ -56,27 +56,27 @@ def write_report(
     pictures: Path | None = None,
     nodes: Figure | None = None,
 ) -> Path:
-    """Write the report of one run, or a page that compares several.
+    """Write the report of one run, or a comparison of several runs.
 
     Parameters
     ----------
     runs : sequence of Run
-        At least one.
+        At least one run.
     out : Path or None
-        The file to write, or a folder to write it into. By default ``report.html`` in
-        the folder of the only run, ``comparison.html`` next to the first of several.
+        HTML file, or folder, to write. By default ``report.html`` in the folder of a
+        single run, or ``comparison.html`` next to the folder of the first of several.
     against : str
-        A method; in the table over seeds a mark says whose test accuracy is
-        significantly above its.
+        Method; in the table over seeds, a mark shows results with a significantly higher
+        test accuracy. Empty for no marks.
     pictures : Path or None
-        A folder to write every picture of the page into as well, as SVG files.
+        Folder to which all figures are written as SVG files as well.
     nodes : matplotlib.figure.Figure, optional
-        Embeddings of some clients' nodes, added to the page.
+        Embeddings of some clients' nodes to add to the page.
 
     Returns
     -------
     Path
-        The file.
+        The HTML file.
 
     Raises
     ------
@@ -108,8 +108,9 @@ def write_report(
         template = environment.get_template(TEMPLATE)
     except jinja2.TemplateNotFound as error:
         raise RunError(
-            "This copy of flower_fgl holds no report template (an app bundle carries "
-            f"no HTML). Use the installed command: flower-fgl report {runs[0].path}"
+            "This copy of flower_fgl has no report template, because an app bundle "
+            "contains no HTML. Use the installed command: flower-fgl report "
+            f"{runs[0].path}"
         ) from error
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
     if nodes is not None:
@@ -135,30 +136,30 @@ def write_report(
 
 
 def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
-    """Write the pictures of a page, which are data URIs, into files of their own."""
+    """Write the figures of a page, which are data URIs, to SVG files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"Cannot write pictures into {folder}: {error}.") from error
+        raise RunError(f"Cannot write pictures to {folder}: {error}.") from error
     for name, image in images.items():
         content = base64.b64decode(image.partition(",")[2])
         replace_file(folder / f"{name}.svg", content)
 
 
 def percent(value: float | None) -> str:
-    """Format a fraction for people: ``0.7931`` as ``79.3``, ``None`` as a dash."""
+    """Format a fraction in percent: ``0.7931`` as ``79.3``, ``None`` as a dash."""
     return "–" if value is None else f"{100 * value:.1f}"
 
 
 def show_bytes(num_bytes: float) -> str:
-    """Format bytes for people, in decimal units."""
+    """Format bytes in decimal units."""
     factor, unit = plots.scale_bytes(num_bytes)
     digits = ".0f" if unit == "B" else ".3g"
     return f"{num_bytes / factor:{digits}}{NBSP}{unit}"
 
 
 def show_seconds(value: float | None) -> str:
-    """Format seconds for people, in milliseconds below one."""
+    """Format seconds, in milliseconds if below one second."""
     if value is None:
         return "–"
     if value < 1:
@@ -167,13 +168,14 @@ def show_seconds(value: float | None) -> str:
 
 
 def _one(run: Run) -> dict[str, Any]:
-    """Collect what the template shows of one run."""
+    """Return the template's context for one run."""
     accuracy = client_accuracy(run)
     held = sorted(
         (
             {**row, "test": accuracy.get(row["partition_id"])}
             for row in run.clients
-            if "num_train" in row  # what it holds, of the round it joined in
+            if "num_train"
+            in row  # the description of the data, from when the client joined
         ),
         key=lambda row: int(row["partition_id"]),
     )
@@ -197,7 +199,7 @@ def _one(run: Run) -> dict[str, Any]:
 
 
 def _several(runs: Sequence[Run]) -> dict[str, Any]:
-    """Collect what the template shows of several runs side by side."""
+    """Return the template's context for a comparison of several runs."""
     labels = _labels(runs)
     groups = over_seeds(runs)
     lines = _lines(runs, labels, groups)
@@ -231,7 +233,7 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
-    """Write the lines of a sweep as table rows: test accuracy and macro-F1."""
+    """Return the lines of a sweep as table rows of test accuracy and macro-F1."""
     return [
         (
             line.label,
@@ -245,14 +247,14 @@ def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
 
 
 def _shown(value: Any) -> str:
-    """Write a setting as in TOML, but strings without quotes unless empty."""
+    """Format a setting as JSON, but non-empty strings without quotes."""
     return value if value and isinstance(value, str) else json.dumps(value)
 
 
 def _lines(
     runs: Sequence[Run], labels: Sequence[str], groups: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, list[Run]]]:
-    """Say which runs curves show as one: those of several seeds, where they are many."""
+    """Return the runs of each curve; of many runs, those over seeds share a curve."""
     alone = [(label, [run]) for label, run in zip(labels, runs, strict=True)]
     if len(runs) <= MANY:
         return alone
@@ -268,7 +270,7 @@ def _lines(
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Name runs by what tells them apart."""
+    """Name runs by method and by the values that distinguish them."""
     facts = {
         key: [str(run.summary[key]) for run in runs] for key in ("dataset", "seed")
     }
@@ -277,21 +279,21 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         if len(set(values)) > 1:
             shown = [f"seed {v}" if key == "seed" else v for v in values]
             labels = [f"{a} · {b}" for a, b in zip(labels, shown, strict=True)]
-    # runs of an experiment's cases differ in their folders, which bear their names
-    twins = Counter(labels)
+    # cases of an experiment have the same method but different folder names
+    counts = Counter(labels)
     labels = [
-        f"{label} ({run.path.name})" if twins[label] > 1 else label
+        f"{label} ({run.path.name})" if counts[label] > 1 else label
         for label, run in zip(labels, runs, strict=True)
     ]
-    twins = Counter(labels)
+    counts = Counter(labels)
     return [
-        f"{n}: {label}" if twins[label] > 1 else label
+        f"{n}: {label}" if counts[label] > 1 else label
         for n, label in enumerate(labels, 1)
     ]
 
 
 def _command(run: Run) -> str:
-    """Return the command that gives the same numbers again."""
+    """Return the command that reproduces a run."""
     words = ["flower-fgl", "run", str(run.path / "config.toml")]
     if run.summary["clients"] and not run.config.get("clients"):
         words += ["--clients", str(run.summary["clients"])]

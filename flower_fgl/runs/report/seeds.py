@@ -1,4 +1,4 @@
-"""The report's table over seeds: means, deviations, and who is significantly better."""
+"""Table over seeds: means, standard deviations, and significant differences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.metrics import SCORE_NAMES, SETTING_COLUMNS
+from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.runs.compare import PER_RUN, is_better
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
@@ -21,11 +21,11 @@ KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
     ", aggregated model": lambda run: run.summary.get("global", {}).get("best"),
     ", after fine-tuning": lambda run: run.summary.get("finetuned"),
 }
-"""What of a run is averaged, by how its row is called."""
+"""Scores of a run to average, by the suffix of the row's name."""
 
 
 def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
-    """Return the completed runs with a score, and their settings but the seeds."""
+    """Return the completed runs with scores, and their settings without seeds."""
     return [
         (run, {k: v for k, v in flatten_config(run.config) if k not in PER_RUN})
         for run in runs
@@ -34,9 +34,9 @@ def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
 
 
 def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Average completed runs that differ in their seeds only.
+    """Average completed runs that differ only in their seeds.
 
-    Runs that scored the aggregated model as well, or were fine-tuned, have a row for each.
+    The aggregated model and fine-tuning have additional rows if the runs scored them.
     """
     groups: dict[str, list[Run]] = {}
     configs: dict[str, dict[str, Any]] = {}
@@ -67,40 +67,48 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
-    """Mark averaged runs that are significantly better than a method's."""
+    """Set ``is_better`` in rows that are significantly better than a method.
+
+    Raises
+    ------
+    RunError
+        If the method has no runs over several seeds, or several groups of runs on the
+        same dataset and number of clients.
+    """
     groups = [group for group in groups if not group["kind"]]
     bases = [g for g in groups if g["runs"][0].summary["method"] == against]
     places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
     if not bases:
         methods = sorted({group["runs"][0].summary["method"] for group in groups})
         raise RunError(
-            f'"{against}" needs completed runs of at least two seeds. Methods that have '
-            f"them here: {', '.join(methods) or 'none'}."
+            f'"{against}" needs completed runs of at least two seeds. Methods with such '
+            f"runs: {', '.join(methods) or 'none'}."
         )
     if any(places.count(place) > 1 for place in places):
         raise RunError(
-            f'"{against}" must have completed runs that differ in nothing but their '
-            f"seeds, one set for a data set and number of clients, got {len(bases)} "
-            "sets. Give only those to compare with."
+            f'"{against}" must have one group of completed runs that differ only in their '
+            f"seeds for each dataset and number of clients, got {len(bases)} groups. "
+            "Pass only the group to compare with."
         )
     for group in groups:
         group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
 
 
 def _seeds(runs: Sequence[Run]) -> str:
-    """Return the seeds of runs; those of their partitions where these differ."""
+    """Return the seeds of runs as text, with the partition seeds if these differ."""
     seeds = ", ".join(str(run.summary["seed"]) for run in runs)
     parts = [run.config.get("partition-seed") for run in runs]
     if len(set(parts)) == 1:
         return seeds
-    drawn = f"partitions {', '.join(map(str, parts))}"
+    partitions = f"partitions {', '.join(map(str, parts))}"
     is_one = len({run.summary["seed"] for run in runs}) == 1
-    return drawn if is_one else f"{seeds}; {drawn}"
+    return partitions if is_one else f"{seeds}; {partitions}"
 
 
 def _mean_std(
     entries: Sequence[Mapping[str, Mapping[str, float]]], column: str, metric: str
 ) -> str:
+    """Format mean and standard deviation in percent, a dash with fewer than two runs."""
     values = [entry.get(column, {}).get(metric) for entry in entries]
     known = [100 * value for value in values if value is not None]
     if len(known) < 2:

@@ -1,4 +1,4 @@
-"""What the report says of a setting that was tried at several values."""
+"""Find the settings that runs vary, and average the scores by their values."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ SWEEP_METRICS = ("accuracy", "macro_f1")
 
 @dataclass(frozen=True)
 class SweepLine:
-    """Scores of runs that differ in one setting and their seeds only.
+    """Scores of runs that differ only in one setting and their seeds.
 
     Parameters
     ----------
     label : str
-        The method, and what tells the line from the others of that method.
+        The method, and other settings that differ from lines of the same method.
     scores : mapping of float to mapping of str to list of float in [0, 1]
-        Per value of the setting and per metric, one test score for each run.
+        Test scores of the runs, by value of the setting and by metric.
     """
 
     label: str
     scores: Mapping[float, Mapping[str, Sequence[float]]]
 
     def mean(self, value: float, metric: str) -> float | None:
-        """Return the mean over the runs at a value, ``None`` without any."""
+        """Return the mean over the runs at a value, ``None`` without runs."""
         known = self.scores.get(value, {}).get(metric)
         return statistics.mean(known) if known else None
 
     def show(self, value: float, metric: str) -> str:
-        """Write mean and deviation in percent; a dash without any run."""
+        """Format mean and standard deviation in percent, a dash without runs."""
         mean = self.mean(value, metric)
         if mean is None:
             return "–"
@@ -54,14 +54,14 @@ class SweepLine:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A setting, the values that were tried, and what came of them.
+    """A setting with the scores at each of its values.
 
     Parameters
     ----------
     key : str
         The setting.
     lines : tuple of SweepLine
-        At least one, each with two values or more.
+        At least one line, each with at least two values.
     """
 
     key: str
@@ -74,18 +74,18 @@ class Sweep:
 
 
 def find_sweeps(runs: Sequence[Run]) -> list[Sweep]:
-    """Find the settings that completed runs were given at two values or more.
+    """Find the numeric settings that have several values among completed runs.
 
     Parameters
     ----------
     runs : sequence of Run
-        Any; those that are not completed or not scored do not count.
+        Runs; those without completion or scores are ignored.
 
     Returns
     -------
     list of Sweep
-        One per setting whose values are numbers, in the order of the config. Runs share
-        a line if nothing else than that setting and their seeds sets them apart.
+        One per setting, in the order of the config. Runs that differ only in that
+        setting and their seeds form one line.
     """
     scored = scored_runs(runs)
     tried: dict[str, set[float]] = {}
@@ -102,7 +102,7 @@ def find_sweeps(runs: Sequence[Run]) -> list[Sweep]:
 
 
 def _lines(key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> list[SweepLine]:
-    """Group the runs that differ in one setting only; drop groups of one value."""
+    """Group the runs that differ only in one setting; drop groups with one value."""
     groups: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
     others: dict[str, dict[str, Any]] = {}
     for run, config in runs:
@@ -120,5 +120,6 @@ def _lines(key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> list[Swee
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, list[float]]:
+    """Return the test scores of the runs by metric."""
     tests = [(run.best or {})["test"] for run in runs]
     return {metric: [test[metric] for test in tests] for metric in SWEEP_METRICS}

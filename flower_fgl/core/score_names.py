@@ -1,0 +1,15 @@
+"""Names of the scores and of the node sets that a run folder holds; imports no torch."""
+
+from __future__ import annotations
+
+__all__ = ["SCORE_NAMES", "SETTING_COLUMNS"]
+
+SCORE_NAMES = ("accuracy", "macro_f1", "macro_recall")
+"""Names of the node scores, in display order."""
+SETTING_COLUMNS = {
+    "unseen": "unseen",
+    "missing": "missing",
+    "new_client": "new client",
+    "test_masked": "own classes",
+}
+"""Node sets that only some settings score, besides ``val`` and ``test``: key to title."""
