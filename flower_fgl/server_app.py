@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,41 +35,6 @@ log = logging.getLogger(__name__)
 app = ServerApp()
 
 
-class _Recorder:
-    """Write to the run folder and keep the rounds for the summary."""
-
-    def __init__(
-        self, writer: RunWriter, config: RunConfig, on_round: OnRound | None
-    ) -> None:
-        self.writer = writer
-        self.config = config
-        self.on_round = on_round
-        self.rounds: list[Mapping[str, Any]] = []
-
-    def describe_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client before round 1; store how many there may be."""
-        number = rows[0].get("num_partitions") if rows else None
-        if number and not self.config.clients:
-            settings = self.config.flat() | {"clients": number}
-            self.writer.write_settings(settings, self.config.sources)
-        self.writer.append_clients(rows)
-
-    def append_clients(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add one line per client."""
-        self.writer.append_clients(rows)
-
-    def append_release(self, row: Mapping[str, Any]) -> None:
-        """Add the line of an exchange that asks for noisy uploads."""
-        self.writer.append_release(row)
-
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """Add the line of a round and report progress."""
-        self.rounds.append(row)
-        self.writer.append_round(row)
-        if self.on_round is not None:
-            self.on_round(row)
-
-
 def run_server(
     grid: Grid,
     values: Mapping[str, Scalar],
@@ -78,7 +43,7 @@ def run_server(
     states: StateKeeper | None = None,
     on_round: OnRound | None = None,
 ) -> Path:
-    """Run a method's server half and leave a run folder.
+    """Run a method's server half and write its run folder.
 
     Parameters
     ----------
@@ -89,10 +54,10 @@ def run_server(
     engine : str
         Where the clients are: ``local``, ``ray`` or ``deployment``.
     states : StateKeeper, optional
-        The engine's way to the client states, for checkpoints; ``None`` in a deployment,
-        whose clients keep their own.
+        Saves and restores the clients' states for checkpoints; ``None`` in a deployment,
+        whose clients store their own.
     on_round : callable, optional
-        Called with each round's line.
+        Called with the row of each round.
 
     Returns
     -------
@@ -104,9 +69,9 @@ def run_server(
     ConfigError
         If the settings are wrong; no folder is made then.
     RunError
-        If the run cannot go on; the folder's ``summary.json`` says ``failed`` and why.
+        If the run fails; ``status`` in its ``summary.json`` is ``failed``, with the error.
         If ``resume`` is set and the run in ``run-dir`` cannot be resumed; its folder
-        stays as it is.
+        remains unchanged.
     """
     config = parse_config(values)
     keeps = engine == "deployment" or states is not None
@@ -119,7 +84,8 @@ def run_server(
         folder = Path(config.run_dir)
         with hold(folder, is_server=True, timeout=LET_GO_SECONDS):
             resumed = rewind(folder, config)
-            _run(grid, config, RunWriter(folder), engine, states, resumed, on_round)
+            writer = RunWriter(folder, on_round)
+            _run(grid, config, writer, engine, states, resumed)
         return folder
     folder = (
         Path(config.run_dir)
@@ -128,9 +94,11 @@ def run_server(
             Path(config.output_dir), config.method, config.dataset, config.seed
         )
     )
-    writer = RunWriter.create(folder, config=config.flat(), sources=config.sources)
+    writer = RunWriter.create(
+        folder, config=config.flat(), sources=config.sources, on_round=on_round
+    )
     with hold(folder, is_server=True):
-        _run(grid, config, writer, engine, states, None, on_round)
+        _run(grid, config, writer, engine, states, None)
     return folder
 
 
@@ -141,10 +109,8 @@ def _run(
     engine: str,
     states: StateKeeper | None,
     resumed: Checkpoint | None,
-    on_round: OnRound | None,
 ) -> None:
-    """Run to the end; whatever happens, the summary says it."""
-    recorder = _Recorder(writer, config, on_round)
+    """Run all rounds; write the summary whatever happens."""
     checkpoints = None
     if engine == "deployment" or states is not None:
         checkpoints = Checkpoints(
@@ -156,14 +122,16 @@ def _run(
             resumed=resumed,
         )
     elif config.checkpoint_every or config.keep_checkpoint:
-        log.info("No checkpoints: without state-dir Flower loses client states.")
+        log.info(
+            "No checkpoints: they need state-dir, since Flower does not save client states."
+        )
     if resumed is not None:
-        recorder.rounds += Run.load(writer.folder).rounds
+        writer.rounds += Run.load(writer.folder).rounds
     strategy: FglStrategy | None = None
     status, error = "failed", ""
     try:
         load = METHODS[config.method].load_strategy()
-        strategy = load(config, recorder, checkpoints)
+        strategy = load(config, writer, checkpoints)
         strategy.start(grid)
         state = strategy.best_state()
         if state is not None:
@@ -178,7 +146,7 @@ def _run(
     finally:
         federation = getattr(strategy, "federation", None)
         summary = summarise(
-            recorder.rounds,
+            writer.rounds,
             method=config.method,
             dataset="own graphs"
             if federation and federation.is_owned
@@ -195,15 +163,15 @@ def _run(
         if federation is not None and federation.refused:
             summary["refused"] = [asdict(one) for one in federation.refused]
         if config.upload_clip:
-            summary["upload_privacy"] = told = upload_privacy(config, writer)
-            log.info("Privacy of the uploads: %s", told)
+            summary["upload_privacy"] = privacy = upload_privacy(config, writer)
+            log.info("Privacy of the uploads: %s", privacy)
         writer.write_summary(summary)
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
 
 
 def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
-    """Say how uploads were clipped and blurred, and the ε of the client asked most often.
+    """Return how uploads were clipped and noised, with the largest ε of any client.
 
     Returns
     -------
@@ -211,15 +179,15 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
         ``clip``, ``noise``; with noise also ``delta``, ``uploads`` (of that client) and
         ``epsilon``.
     """
-    told: dict[str, Any] = {"clip": config.upload_clip, "noise": config.upload_noise}
+    found: dict[str, Any] = {"clip": config.upload_clip, "noise": config.upload_noise}
     if config.upload_noise:
         uploads = max(writer.count_releases().values(), default=0)
-        told |= {
+        found |= {
             "delta": config.upload_delta,
             "uploads": uploads,
             "epsilon": epsilon(config.upload_noise, uploads, config.upload_delta),
         }
-    return told
+    return found
 
 
 @app.main()

@@ -18,8 +18,8 @@ from flower_fgl.datasets.transforms.normalize_features import (
     scale_features,
 )
 from flower_fgl.nn import GraphInput
-from flower_fgl.runs.files import replace_file
 from flower_fgl.runs.model_file import ModelCard, SavedModel, load_model
+from flower_fgl.runs.writer import replace_file
 
 __all__ = ["Prediction", "predict_graph", "write_csv"]
 

@@ -18,12 +18,9 @@ killed run is always readable. NaN (a metric without nodes) becomes ``null``.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +36,14 @@ __all__ = [
     "RELEASES",
     "ROUNDS",
     "SUMMARY",
+    "OnRound",
     "Row",
-    "finite",
     "flatten_config",
     "parse_row",
     "read_lines",
     "read_sources",
     "read_text",
-    "replace_file",
     "settings_toml",
-    "write_lines",
-    "writing",
 ]
 
 CONFIG, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
@@ -64,69 +58,6 @@ Row = Mapping[str, Any]
 """One row of ``rounds.jsonl`` or ``clients.jsonl``."""
 OnRound = Callable[[Row], None]
 """Callback that receives the row of each round."""
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Create or replace a file atomically.
-
-    Parameters
-    ----------
-    path : Path
-        File to create or replace.
-    data : bytes
-        Content of the file.
-
-    Raises
-    ------
-    RunError
-        If the file cannot be written; an existing file is left unchanged.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    remedy = "set output-dir to" if path.name in IN_RUN_FOLDER else "choose a file in"
-    with writing(path, remedy):
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
-
-
-@contextlib.contextmanager
-def writing(path: Path, way_out: str = "set output-dir to") -> Iterator[None]:
-    """Convert an OSError in the body to a RunError that names a remedy."""
-    try:
-        yield
-    except OSError as error:
-        advice = f"Free disk space, or {way_out} a writable folder."
-        if isinstance(error, FileNotFoundError) and not path.parent.exists():
-            advice = f"The folder {path.parent} does not exist: create it first."
-        raise RunError(
-            f"Cannot write {path}: {error.strerror or error}. {advice}"
-        ) from error
-
-
-def finite(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON cannot represent, with ``None``."""
-    if isinstance(value, Mapping):
-        return {key: finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _dumps(row: Row) -> str:
-    """Return a row as compact JSON."""
-    return json.dumps(finite(row), allow_nan=False, separators=(",", ":"))
-
-
-def write_lines(rows: Iterable[Row]) -> bytes:
-    """Serialise rows as JSON lines; NaN and infinities become ``null``."""
-    return "".join(f"{_dumps(row)}\n" for row in rows).encode()
 
 
 def flatten_config(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:

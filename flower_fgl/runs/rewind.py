@@ -8,9 +8,9 @@ from pathlib import Path
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs.checkpoints import Checkpoint, newest_checkpoint
-from flower_fgl.runs.files import CLIENTS, HEADER, ROUNDS, replace_file
+from flower_fgl.runs.files import CLIENTS, HEADER, ROUNDS
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.writer import RunWriter
+from flower_fgl.runs.writer import RunWriter, replace_file
 
 __all__ = ["LET_GO_SECONDS", "require_checkpoint", "rewind"]
 

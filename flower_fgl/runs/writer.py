@@ -4,34 +4,97 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import safetensors.torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs.files import (
     CLIENTS,
     CONFIG,
     HEADER,
+    IN_RUN_FOLDER,
     MODEL,
     RELEASES,
     ROUNDS,
     SUMMARY,
+    OnRound,
     Row,
-    finite,
     read_lines,
-    replace_file,
     settings_toml,
-    write_lines,
-    writing,
 )
 
-__all__ = ["RunWriter", "default_folder"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["RunWriter", "default_folder", "finite", "replace_file"]
+__all__ += ["write_lines", "writing"]
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Create or replace a file atomically.
+
+    Parameters
+    ----------
+    path : Path
+        File to create or replace.
+    data : bytes
+        Content of the file.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be written; an existing file is left unchanged.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    remedy = "set output-dir to" if path.name in IN_RUN_FOLDER else "choose a file in"
+    with writing(path, remedy):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: Path, way_out: str = "set output-dir to") -> Iterator[None]:
+    """Convert an OSError in the body to a RunError that names a remedy."""
+    try:
+        yield
+    except OSError as error:
+        advice = f"Free disk space, or {way_out} a writable folder."
+        if isinstance(error, FileNotFoundError) and not path.parent.exists():
+            advice = f"The folder {path.parent} does not exist: create it first."
+        raise RunError(
+            f"Cannot write {path}: {error.strerror or error}. {advice}"
+        ) from error
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinities, which JSON cannot represent, with ``None``."""
+    if isinstance(value, Mapping):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_lines(rows: Iterable[Row]) -> bytes:
+    """Serialise rows as JSON lines; NaN and infinities become ``null``."""
+    return "".join(
+        json.dumps(finite(row), allow_nan=False, separators=(",", ":")) + "\n"
+        for row in rows
+    ).encode()
 
 
 def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Path:
@@ -67,14 +130,29 @@ class RunWriter:
     ----------
     folder : Path
         An existing run folder.
+    on_round : callable, optional
+        Called with the row of each round.
+
+    Attributes
+    ----------
+    rounds : list of mapping
+        Rows of all rounds so far, for the summary.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_round: OnRound | None = None) -> None:
         self.folder = folder
+        self.on_round = on_round
+        self.rounds: list[Row] = []
+        self._settings: tuple[Row, Mapping[str, str]] = ({}, {})
 
     @classmethod
     def create(
-        cls, folder: Path, *, config: Row, sources: Mapping[str, str]
+        cls,
+        folder: Path,
+        *,
+        config: Row,
+        sources: Mapping[str, str],
+        on_round: OnRound | None = None,
     ) -> RunWriter:
         """Create the folder with its settings and a summary of status ``running``.
 
@@ -87,6 +165,8 @@ class RunWriter:
             ``None`` is omitted.
         sources : mapping of str to str
             Sources of the values (``user``, ``method``, ``default``, …) by dotted key.
+        on_round : callable, optional
+            Called with the row of each round.
 
         Returns
         -------
@@ -105,7 +185,8 @@ class RunWriter:
                 f"The run folder {folder} is not empty. Set another run-dir, or leave it "
                 "unset to create a new folder in output-dir."
             )
-        writer = cls(folder)
+        writer = cls(folder, on_round)
+        writer._settings = (config, sources)
         made: list[Path] = []
         try:
             with writing(folder):
@@ -166,7 +247,18 @@ class RunWriter:
         RunError
             If the file cannot be written.
         """
+        self.rounds.append(row)
         self._append(ROUNDS, [row])
+        if self.on_round is not None:
+            self.on_round(row)
+
+    def describe_clients(self, rows: Sequence[Row]) -> None:
+        """Append the clients' descriptions; store their number if ``clients`` is 0."""
+        config, sources = self._settings
+        number = rows[0].get("num_partitions") if rows else None
+        if number and not config.get("clients"):
+            self.write_settings({**config, "clients": number}, sources)
+        self.append_clients(rows)
 
     def append_clients(self, rows: Iterable[Row]) -> None:
         """Append rows to ``clients.jsonl``; otherwise like :meth:`append_round`."""
@@ -220,6 +312,8 @@ class RunWriter:
         RunError
             If the file cannot be written.
         """
+        import safetensors.torch  # loads torch, which the reader of a run does not need
+
         own = {
             name: tensor.detach().cpu().clone().contiguous()
             for name, tensor in state.items()

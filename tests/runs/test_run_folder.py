@@ -20,10 +20,9 @@ from safetensors.torch import load_file
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores, pool
-from flower_fgl.runs.files import replace_file
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
-from flower_fgl.runs.writer import RunWriter, default_folder
+from flower_fgl.runs.writer import RunWriter, default_folder, replace_file
 
 CONFIG = {
     "method": "fedprox",

@@ -25,8 +25,9 @@ from flower_fgl.core.metrics import Scores
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS
 from flower_fgl.nn import Backbone
-from flower_fgl.runs.files import MODEL, replace_file
+from flower_fgl.runs.files import MODEL
 from flower_fgl.runs.model_file import ModelCard, read_card, save_model
+from flower_fgl.runs.writer import replace_file
 
 __all__ = ["check_model_folder", "copy_model_of_run", "save_best_model"]
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs import plots
 from flower_fgl.runs.compare import without_seed
-from flower_fgl.runs.files import flatten_config, replace_file
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
 from flower_fgl.runs.report.numbers import (
     about,
@@ -39,6 +39,7 @@ from flower_fgl.runs.report.numbers import (
 from flower_fgl.runs.report.seeds import mark_better, over_seeds
 from flower_fgl.runs.report.sweeps import SWEEP_METRICS, Sweep, find_sweeps
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.writer import replace_file
 
 __all__ = ["write_report"]
 
