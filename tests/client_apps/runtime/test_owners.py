@@ -150,7 +150,7 @@ def test_an_owner_that_does_not_fit_is_refused_by_name(
     assert run.summary["dataset"] == "own graphs"
     assert [c["name"] for c in run.clients if c["round"] == 0] == ["ash", "cedar"]
     refused = {one["name"]: one["reason"] for one in run.summary["refused"]}
-    assert "16 features, the others' have 8" in refused["birch"]
+    assert "16 features, the graphs of the other clients have 8" in refused["birch"]
     assert "check-graph" in refused["oak"]
     assert str(damaged) not in str(refused)
     assert "damaged.npz is not an .npz file" in caplog.text
@@ -192,7 +192,9 @@ def test_too_few_owners_that_fit_end_the_run(
 ) -> None:
     for node in nodes[:2]:
         Path(node["graph"]).write_bytes(b"")
-    with pytest.raises(RunError, match="1 owners can take part, but min-replies = 2"):
+    with pytest.raises(
+        RunError, match="1 data owners can take part, but min-replies = 2"
+    ):
         run_owners(nodes, tmp_path / "run", min_replies=2)
     Path(nodes[2]["graph"]).write_bytes(b"")
     with pytest.raises(RunError, match=r"No client can take part.*ash.*cedar"):
@@ -203,14 +205,14 @@ def test_owners_and_partitions_do_not_mix(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     partition = {"partition-id": 2, "num-partitions": 3}
-    with pytest.raises(RunError, match="2 nodes bring their own graphs and 1"):
+    with pytest.raises(RunError, match="2 nodes hold their own graphs and 1"):
         run_owners([*nodes[:2], partition], tmp_path / "run")
 
 
 def test_the_number_of_owners_must_be_told(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match="set clients"):
+    with pytest.raises(RunError, match="Set clients to the number of SuperNodes"):
         run_owners(nodes, tmp_path / "run", clients=0)
 
 
