@@ -249,7 +249,7 @@ def test_a_message_whose_state_was_kept_is_not_handled_again(
         case.ask(saves_and_dies)
         assert case.here == 1
         return
-    with pytest.raises(RunError, match="after it had kept the client's state"):
+    with pytest.raises(RunError, match="after it had stored the client's state"):
         case.ask(saves_and_dies)
     assert case.here == 0
 

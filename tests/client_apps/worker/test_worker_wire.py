@@ -144,14 +144,14 @@ def test_an_answer_that_is_none_changes_nothing(
 ) -> None:
     send(ends[1], frames)
     context = a_context()
-    with pytest.raises(UnreadableError, match="answer"):
+    with pytest.raises(UnreadableError, match="the worker's answer"):
         read_answer(ends[0], context)
     assert same(context.state, records(1 / 3))
 
 
 def test_a_request_that_is_none_is_refused(ends: Ends) -> None:
     send(ends[0], [b"garbage", b"garbage"])
-    with pytest.raises(UnreadableError, match="no message"):
+    with pytest.raises(UnreadableError, match="is not a message"):
         receive_request(ends[1])
 
 
