@@ -210,7 +210,7 @@ def test_clients_with_fewer_than_two_eligible_classes_are_named_once(
         r["partition_id"] for r in run.clients if r["round"] == 0 and not r["trains"]
     ]
     assert len(idle) == 1
-    assert caplog.text.count(f"Clients {idle} take no part") == 1
+    assert caplog.text.count(f"Clients {idle} do not take part") == 1
     assert scores(run)["test"]["num_nodes"] == 30
     for row in run.rounds:
         assert row["failures"] == []

@@ -84,7 +84,7 @@ def test_a_client_that_joins_in_round_2_trains_and_is_scored(
     assert not any(row["failures"] for row in run.rounds)
     assert [scored(run, number) for number in (1, 2, 3)] == [[0, 1], *[[0, 1, 2]] * 2]
     assert [(row["round"], row["partition_id"]) for row in joined(run)] == [(2, 2)]
-    assert "2 of 3 clients are there" in caplog.text
+    assert "The run starts with 2 of 3 clients" in caplog.text
     assert "Client 2 joins in round 2." in caplog.text
     assert run.summary["clients"] == 3
 
@@ -110,7 +110,7 @@ def test_the_partitions_tell_how_many_may_come(tmp_path: Path) -> None:
     run = run_with(tmp_path / "run", starts(1, **third()), present=2, clients=0, **LATE)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
     assert run.config["clients"] == 3
-    with pytest.raises(RunError, match="min-clients = 4, but by their own word"):
+    with pytest.raises(RunError, match="min-clients = 4, but the run has 3 clients"):
         run_with(tmp_path / "more", nothing, clients=0, **{**LATE, "min_clients": 4})
 
 
@@ -216,7 +216,7 @@ def test_nobody_joins_without_a_place(
     run = run_with(tmp_path / "run", after, nodes, present=2, **LATE)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
     assert "late-2 was not among the clients" in caplog.text
-    assert "its 3 places are taken" in caplog.text
+    assert "all 3 partition-ids are taken" in caplog.text
 
 
 FEDERATION = federation_of([4, 5])
@@ -235,8 +235,8 @@ def config(**values: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_features": 4}, "4 features, the others' have 3"),
-        ({"class_names": ("b", "flu")}, r"nobody had .* \(flu\), .* cannot change"),
+        ({"num_features": 4}, "4 features, the graphs of the other clients have 3"),
+        ({"class_names": ("b", "flu")}, r"no client had .* \(flu\)\. .* cannot change"),
         ({"partition_sha256": "5e"}, "clients of this run hold graphs of their own"),
     ],
 )
@@ -264,7 +264,7 @@ def test_an_owner_keeps_its_own_number_where_it_is_free() -> None:
         ({"num_partitions": 4}, "another number of partitions"),
         ({"num_features": 4}, "another feature width"),
         ({"class_names": ("a", "c")}, "another list of class names"),
-        ({"partition_sha256": ""}, "clients of this run hold partitions of a data set"),
+        ({"partition_sha256": ""}, "clients of this run hold partitions of a dataset"),
     ],
 )
 def test_a_partition_of_another_cut_does_not_join(
