@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def describe_clients(federation: Federation) -> list[dict[str, Any]]:
     """Return the clients' descriptions as JSON stores them, without their public keys.
 
-    Keys of secure aggregation are drawn anew when a run resumes.
+    New keys of secure aggregation are drawn when a run resumes.
     """
     return [
         {
