@@ -1,8 +1,8 @@
-"""The ClientApp that Flower loads: hands each message to the method's client half.
+"""The ClientApp that Flower loads; it passes each message to the method's client half.
 
-Flower starts a process for every message of a deployment. Where the owner's worker handles
-the message, that process needs neither torch nor a graph: nothing here imports them before
-a message is handled in this process.
+In a deployment Flower starts one process per message. That process needs neither torch nor
+a graph if the data owner's worker handles the message. So this module imports torch only
+when this process handles a message itself.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["DispatchingClientApp", "app"]
 
 
 class DispatchingClientApp(ClientApp):
-    """Choose the client half by the run config's ``method``.
+    """ClientApp that chooses the client half by the run config's ``method``.
 
     Parameters
     ----------
-    workplace : Workplace, optional
-        What this process keeps between messages, whatever the method. With one, every
-        message is handled in this process, whatever ``worker-idle`` says.
+    session : Session, optional
+        Per-process cache shared by all messages. If given, this process handles every
+        message and ignores ``worker-idle``.
     """
 
     def __init__(self, session: Session | None = None) -> None:
@@ -37,13 +37,13 @@ class DispatchingClientApp(ClientApp):
         self._dispatch: Callable[[Message, Context], Message] | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Handle one message, or have the owner's worker handle it.
+        """Handle one message, in this process or in the data owner's worker.
 
         Raises
         ------
         FglError
-            If the settings are wrong or the message cannot be handled; Flower turns it
-            into an error reply.
+            If the settings are invalid or the message cannot be handled. Flower turns
+            the error into an error reply.
         """
         if self._session is None and "worker-idle" in context.node_config:
             idle = idle_seconds(context.node_config)
@@ -54,7 +54,7 @@ class DispatchingClientApp(ClientApp):
     def _handle(self, message: Message, context: Context) -> Message:
         """Handle a message in this process."""
         if self._dispatch is None:
-            # here and not above: it imports torch
+            # imported late, since it loads torch
             from flower_fgl.client_apps.dispatch import Dispatcher
 
             self._dispatch = Dispatcher(self._session)

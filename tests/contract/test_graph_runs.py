@@ -33,22 +33,24 @@ def tiny(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("batch_size", [0, 4])
-def test_rings_are_told_from_stars(batch_size: int, tiny: dict[str, Any]) -> None:
-    # a client has nine graphs to train on, and the one without edges may be tested
+def test_fedavg_learns_to_separate_rings_from_stars(
+    batch_size: int, tiny: dict[str, Any]
+) -> None:
+    # a client trains on nine graphs; the graph without edges may be a test graph
     run = simulate("fedavg", **{**tiny, "rounds": 20, "batch_size": batch_size})
     assert run.best["test"]["accuracy"] >= 5 / 6
     assert run.rounds[-1]["loss"] < 0.3
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_batches_of_graphs_run(method: str, tiny: dict[str, Any]) -> None:
+def test_methods_train_on_batches_of_graphs(method: str, tiny: dict[str, Any]) -> None:
     if METHODS[method].graphs:
         run = simulate(method, **{**tiny, "batch_size": 3, "rounds": 3})
         assert [row["status"] for row in run.rounds] == ["ok"] * 3
         assert [row.get("failures", []) for row in run.rounds] == [[]] * 3
 
 
-def test_the_last_round_counts_and_graphs_are_counted(tiny: dict[str, Any]) -> None:
+def test_without_validation_the_last_round_is_selected(tiny: dict[str, Any]) -> None:
     run = simulate("fedavg", **{**tiny, "evaluate": "both", "weight_by": "nodes"})
     assert run.summary["selection"] == "last"
     assert run.best["round"] == 2
@@ -61,7 +63,7 @@ def test_the_last_round_counts_and_graphs_are_counted(tiny: dict[str, Any]) -> N
     assert 0 <= run.summary["global"]["best"]["test"]["auroc"] <= 1
 
 
-def test_a_validation_share_chooses_the_round(tiny: dict[str, Any]) -> None:
+def test_validation_graphs_select_the_round(tiny: dict[str, Any]) -> None:
     run = simulate("local", **{**tiny, "split": "60/20/20"})
     assert run.summary["selection"] == "validation"
     assert run.best["val"]["num_nodes"] == 6
@@ -73,12 +75,12 @@ def test_clients_may_have_different_backbones(tiny: dict[str, Any]) -> None:
     assert models == ["gin", "gcnii", "sgc"]
 
 
-def test_finetuning_keeps_the_last_epoch(tiny: dict[str, Any]) -> None:
+def test_fine_tuned_models_are_scored_on_graphs(tiny: dict[str, Any]) -> None:
     run = simulate("fedavg", **{**tiny, "fedavg": {"finetune_epochs": 2}})
     assert run.summary["finetuned"]["test"]["num_nodes"] == 6
 
 
-def test_a_run_over_nodes_knows_no_area(small: dict[str, Any]) -> None:
+def test_node_classification_reports_no_auroc(small: dict[str, Any]) -> None:
     run = simulate("fedavg", **small)
     assert "auroc" not in run.best["test"]
     assert "AUROC" not in run.table()
@@ -96,7 +98,9 @@ def test_the_partition_command_counts_graphs(tiny: dict[str, Any]) -> None:
     assert "3 clients, 30 graphs, 130 of 130 edges kept (100.0%)" in done.output
 
 
-def test_a_set_of_graphs_is_not_exported(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_graph_datasets_cannot_be_exported(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     folder = tmp_path / "out"
     done = CliRunner().invoke(app, ["export", str(folder), *options(tiny)])
     assert isinstance(done.exception, ConfigError)
@@ -105,7 +109,7 @@ def test_a_set_of_graphs_is_not_exported(tiny: dict[str, Any], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "local"])
-def test_mutag_is_learnt_beyond_its_majority(
+def test_mutag_accuracy_exceeds_the_majority_class(
     method: str, real_data: Path, tmp_path: Path
 ) -> None:
     run = simulate(

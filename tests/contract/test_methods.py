@@ -1,4 +1,4 @@
-"""The contract that every row of METHODS keeps."""
+"""The contract that every row of METHODS must keep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.conftest import SMALL
 from tests.support.tiny_graphs import write_tiny
 
 HEADER_BYTES = 300
-"""What Flower and the .npy form add to one array at most: header and name."""
+"""Largest overhead per array of Flower and the .npy format: header and name."""
 
 SHORT: dict[str, dict[str, Any]] = {
     "fedpano": {"participants": 0},
@@ -53,7 +53,7 @@ SHORT: dict[str, dict[str, Any]] = {
         "fedsage+": {"gen_rounds": 2, "gen_channels": 8, "gen_wide_channels": 16}
     },
 }
-"""Settings that keep a method's runs short."""
+"""Settings that make a method's runs short."""
 
 
 def shortened(method: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ several_rounds = [name for name, row in METHODS.items() if not row.is_one_shot]
 
 @dataclass
 class Stage:
-    """A method after the describe exchange, its clients in this process."""
+    """A method after the describe exchange, with its clients in this process."""
 
     strategy: FglStrategy
     grid: LocalGrid
@@ -82,7 +82,7 @@ class Stage:
         return send_receive(self.grid, messages, timeout=60).replies
 
     def next_download(self) -> bytes:
-        """Return what client 0 would get next, as bytes."""
+        """Return the next download of client 0 as bytes."""
         return content_bytes(self.strategy.download(99, 0).to_record())
 
 
@@ -99,7 +99,7 @@ def content_bytes(content: RecordDict) -> bytes:
 
 @pytest.fixture
 def settings() -> dict[str, Any]:
-    """Settings of the stage beside the small ones, for tests to override."""
+    """Additional settings of the stage; tests override them."""
     return {}
 
 
@@ -124,7 +124,7 @@ def stage(method: str, settings: dict[str, Any]) -> Iterator[Stage]:
 
 
 @every_method
-def test_its_rounds_run_and_leave_numbers(method: str, small: dict[str, Any]) -> None:
+def test_rounds_run_and_give_scores(method: str, small: dict[str, Any]) -> None:
     small = shortened(method, small)
     run = simulate(method, **small)
     assert run.status == "completed"
@@ -135,7 +135,7 @@ def test_its_rounds_run_and_leave_numbers(method: str, small: dict[str, Any]) ->
 
 
 @every_method
-def test_it_classifies_graphs_or_says_that_it_does_not(
+def test_a_method_classifies_graphs_or_rejects_them(
     method: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
     write_tiny(tmp_path / "data")
@@ -159,7 +159,7 @@ def test_it_classifies_graphs_or_says_that_it_does_not(
 
 
 def comparable(run: Any) -> str:
-    """Return all of a run's numbers that do not measure time."""
+    """Return all numbers of a run except times."""
     keep = [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
     clients = [{k: v for k, v in row.items() if k != "seconds"} for row in run.clients]
     return json.dumps([keep, clients], sort_keys=True)
@@ -181,7 +181,7 @@ def test_the_same_seed_gives_the_same_run(method: str, small: dict[str, Any]) ->
 def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
     method: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
-    # a client that sits out a round keeps what earlier rounds left it
+    # a client that is not sampled keeps its state of earlier rounds
     settings = {
         **shortened(method, small),
         "rounds": 5,
@@ -192,7 +192,9 @@ def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
     torch.manual_seed(3)
 
     def stop(row: Any) -> None:
-        if row["round"] == 4:  # before its checkpoint; states are of round 4 by now
+        if (
+            row["round"] == 4
+        ):  # before its checkpoint, while states are already of round 4
             raise KeyboardInterrupt
 
     folder = tmp_path / "stopped"
@@ -210,12 +212,12 @@ def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
 
 
 def timeless(summary: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what measures time."""
+    """Return a summary without times."""
     return {key: value for key, value in summary.items() if key != "seconds"}
 
 
 @every_method
-def test_payloads_come_back_bit_for_bit_and_have_the_stated_size(
+def test_payloads_round_trip_bit_for_bit_and_have_the_stated_size(
     method: str, stage: Stage
 ) -> None:
     replies = stage.replies(1)
@@ -254,18 +256,16 @@ def test_aggregation_ignores_the_order_of_the_replies(
 ) -> None:
     replies = list(stage.replies(1).values())
     del stage.strategy.messenger.grid
-    twin = copy.deepcopy(stage.strategy)
+    reverse = copy.deepcopy(stage.strategy)
     stage.strategy.aggregate_train(1, replies)
-    twin.aggregate_train(1, replies[::-1])
+    reverse.aggregate_train(1, replies[::-1])
     before = stage.next_download()
-    stage.strategy = twin
+    stage.strategy = reverse
     assert stage.next_download() == before
 
 
 @every_method
-def test_failed_replies_are_left_out_and_one_is_enough(
-    method: str, stage: Stage
-) -> None:
+def test_one_usable_reply_suffices(method: str, stage: Stage) -> None:
     replies = stage.replies(1)
     _, metrics = stage.strategy.aggregate_train(1, [replies[0]])
     assert metrics is not None
@@ -322,7 +322,7 @@ def test_scoring_a_refreshed_model_changes_nothing(method: str, stage: Stage) ->
 
 
 def stored(session: Session) -> dict[Any, Any]:
-    """Return all that the clients keep, comparable."""
+    """Return the states of all clients in a comparable form."""
     assert session.memory is not None
     return {
         key: (
@@ -334,7 +334,9 @@ def stored(session: Session) -> dict[Any, Any]:
 
 
 @every_method
-def test_a_missing_client_is_named(method: str, stage: Stage) -> None:
+def test_the_reason_of_a_failed_round_counts_each_client_once(
+    method: str, stage: Stage
+) -> None:
     log = RoundLog(1)
     log.failures += [Failure(2, "gone"), Failure(2, "gone"), Failure(0, "gone")]
     log.close(is_ok=False, min_replies=1)
@@ -342,7 +344,7 @@ def test_a_missing_client_is_named(method: str, stage: Stage) -> None:
 
 
 @every_method
-def test_a_row_names_things_that_exist(method: str) -> None:
+def test_a_row_of_methods_names_existing_classes(method: str) -> None:
     row = METHODS[method]
     assert issubclass(row.load_strategy(), FglStrategy)
     client_app = row.load_client_app()

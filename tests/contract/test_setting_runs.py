@@ -18,7 +18,7 @@ from tests.contract.test_methods import shortened
 UNSEEN = ("unseen", "missing", "new_client")
 METHODS = ("local", "fedavg", "fedprox")
 UNSEEN_METHODS = ("fedavg", "fedlog", "fedntd", "feded", "fed-pub", "fedsage+")
-"""Those that FedLoG is compared with, and itself."""
+"""FedLoG and the methods it is compared with."""
 EMPTY = {
     "num_nodes": 0,
     **dict.fromkeys(
@@ -32,7 +32,7 @@ EMPTY = {
         ]
     ),
 }
-"""A column without nodes: no scores, which is not a score of zero."""
+"""A column without nodes has no scores, which differs from scores of zero."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def settings(small: dict[str, object]) -> dict[str, Any]:
 
 
 def write_graph(path: Path, edges: list[tuple[int, int]], y: list[int]) -> str:
-    """Write a graph with two random features as an owner's file."""
+    """Write a data owner's graph file with two random features."""
     np.savez(
         path,
         x=np.random.default_rng(0).random((len(y), 2)),
@@ -80,7 +80,9 @@ def test_a_closed_set_run_scores_all_columns_in_the_best_validation_round(
     best = max(range(2), key=lambda i: (validation[i], i))
     assert run.summary["selection"] == "validation"
     assert scores(run) == run.rounds[best]["metrics"]["local"]
-    assert scores(run)["new_client"]["num_nodes"] % 3 == 0  # the same graph, thrice
+    assert (
+        scores(run)["new_client"]["num_nodes"] % 3 == 0
+    )  # the same graph for all three clients
     assert all(scores(run)[column]["num_nodes"] > 0 for column in UNSEEN)
 
 
@@ -100,7 +102,7 @@ def test_an_open_set_run_has_no_new_client(
     assert scores(run)["unseen"]["num_nodes"] > 0
 
 
-def test_clients_that_train_alone_know_no_missing_class(
+def test_local_training_cannot_predict_missing_classes(
     settings: dict[str, Any],
 ) -> None:
     long = {**settings, "rounds": 10, "local_epochs": 5}
@@ -110,10 +112,10 @@ def test_clients_that_train_alone_know_no_missing_class(
     assert scores(run)["test"]["accuracy"] > 0.3
 
 
-def test_a_client_that_misses_no_class_has_an_empty_column(
+def test_a_client_without_missing_classes_has_an_empty_column(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    # of two classes none can be removed: nothing is missing
+    # neither of two classes can be removed, so no class is missing
     y = [c for c in range(2) for _ in range(12)] * 4
     path = write_graph(tmp_path / "two.npz", cliques(8, 12), y)
     run = simulate("fedavg", path, **settings, setting="closed-set")
@@ -123,14 +125,14 @@ def test_a_client_that_misses_no_class_has_an_empty_column(
 
 @pytest.mark.parametrize("setting", ["closed-set", "open-set"])
 @pytest.mark.parametrize("method", ["fedavg", "fedlog"])
-def test_an_empty_expansion_is_two_empty_columns_not_scores_of_zero(
+def test_an_empty_expansion_gives_empty_columns_instead_of_zero_scores(
     method: str, setting: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "flower_fgl.datasets.splits.unseen.surroundings",
         lambda *_: np.empty(0, dtype=np.int64),
     )
-    # a seed of its own: partitions are kept
+    # a seed of its own, since partitions are cached
     some = {**shortened(method, settings), "setting": setting, "partition_seed": 987}
     run = simulate(method, **some)
     assert scores(run)["unseen"] == scores(run)["missing"] == EMPTY
@@ -138,11 +140,11 @@ def test_an_empty_expansion_is_two_empty_columns_not_scores_of_zero(
 
 
 @pytest.mark.parametrize("method", UNSEEN_METHODS)
-def test_a_class_that_nobody_trains_and_nodes_without_neighbours_are_survived(
+def test_runs_complete_with_an_untrained_class_and_isolated_nodes(
     method: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    # the one node of class 3 is the rarest on its client, the hubs of the stars are on
-    # the others: leaves stay without a neighbour
+    # the only node of class 3 is removed as its client's rarest class; the hubs of some
+    # stars are on other clients, so their leaves have no neighbors
     size, num = 12, 8
     edges = [(size * k, size * k + i) for k in range(num) for i in range(1, size)]
     edges += [(size * k, size * ((k + 1) % num)) for k in range(num)]
@@ -172,7 +174,7 @@ def test_a_client_with_two_classes_left_trains(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_few_shot_run_is_selected_by_nothing_and_scores_test_nodes_twice(
+def test_a_few_shot_run_selects_the_last_round_and_scores_test_nodes_twice(
     method: str, settings: dict[str, Any]
 ) -> None:
     run = simulate(method, **settings, setting="few-shot")
@@ -183,7 +185,7 @@ def test_a_few_shot_run_is_selected_by_nothing_and_scores_test_nodes_twice(
     assert found["test_masked"]["accuracy"] >= found["test"]["accuracy"]
 
 
-def test_masking_hides_the_classes_of_others(
+def test_masked_scores_ignore_classes_of_other_clients(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     # two clients, each with two classes of its own
@@ -194,15 +196,15 @@ def test_masking_hides_the_classes_of_others(
     mine = [row for row in run.clients if row["round"] == 2]
     for row in mine:
         metrics = row["metrics"]["local"]
-        # a constant guess among the two own classes is right half of the time
+        # a constant prediction of one of the two own classes is right for half of the nodes
         assert metrics["test_masked"]["accuracy"] >= metrics["test"]["accuracy"]
         assert metrics["test_masked"]["accuracy"] > 0.4
 
 
-def test_clients_with_fewer_than_two_eligible_classes_are_named_once(
+def test_clients_with_fewer_than_two_eligible_classes_are_logged_once(
     settings: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    y = [0] * 40 + [1] * 120  # whichever neighbours among the four make a client
+    y = [0] * 40 + [1] * 120  # for every assignment of the four cliques to two clients
     path = write_graph(tmp_path / "uneven.npz", cliques(4, 40), y)
     some = {**settings, "clients": 2, "setting": "few-shot"}
     run = simulate("fedavg", path, **some)
@@ -210,7 +212,7 @@ def test_clients_with_fewer_than_two_eligible_classes_are_named_once(
         r["partition_id"] for r in run.clients if r["round"] == 0 and not r["trains"]
     ]
     assert len(idle) == 1
-    assert caplog.text.count(f"Clients {idle} take no part") == 1
+    assert caplog.text.count(f"Clients {idle} do not take part") == 1
     assert scores(run)["test"]["num_nodes"] == 30
     for row in run.rounds:
         assert row["failures"] == []
@@ -220,7 +222,7 @@ def test_clients_with_fewer_than_two_eligible_classes_are_named_once(
     assert both.summary["global"]["best"]["test"]["num_nodes"] == 30
 
 
-def test_label_spaces_that_do_not_overlap_are_said(
+def test_disjoint_label_spaces_are_logged(
     settings: dict[str, Any], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     y = [c for c in range(4) for _ in range(40)]
@@ -270,7 +272,7 @@ def test_every_method_runs_in_every_setting(
     assert all(row["failures"] == [] for row in run.rounds)
 
 
-def test_the_partition_command_counts_what_a_setting_scores() -> None:
+def test_the_partition_command_counts_the_nodes_of_every_score_column() -> None:
     words = ["partition", "--clients", "3", "--set", "setting=closed-set"]
     done = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
     assert done.exit_code == 0, done.output
@@ -279,6 +281,8 @@ def test_the_partition_command_counts_what_a_setting_scores() -> None:
     assert titles[2:8] == ["train", "val", "test", "unseen", "missing", "new client"]
     table = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
     for row in table:
-        assert int(row[1]) == sum(map(int, row[2:5]))  # unseen nodes are not its own
+        assert int(row[1]) == sum(
+            map(int, row[2:5])
+        )  # unseen nodes belong to other clients
     sizes = sum(int(row[1]) for row in table)
     assert f"3 clients, {sizes:,} nodes" in done.output

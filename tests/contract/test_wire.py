@@ -1,4 +1,4 @@
-"""What must not come through: pickles, garbage, another method's payload, too much."""
+"""Rejected messages: pickles, garbage, another method's payload, oversized messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UPLOADING = sorted(set(METHODS) - {"local"})
 
 
 class Bomb:
-    """A pickle that says whether it was opened."""
+    """A pickle that records whether it was opened."""
 
     opened = False
 
@@ -45,17 +45,17 @@ class Bomb:
 
 
 def pickled() -> Array:
-    """Say plainly that the bytes are a pickle."""
+    """Declare the bytes as a pickle."""
     return Array("object", (1,), "pickle", pickle.dumps(Bomb()))
 
 
 def disguised() -> Array:
-    """Call a pickle an array."""
+    """Declare a pickle as an array."""
     return Array("float32", (1,), "numpy.ndarray", pickle.dumps(Bomb()))
 
 
 def of_objects() -> Array:
-    """Put the pickle where the .npy form keeps objects."""
+    """Put the pickle into an .npy file of objects."""
     stream = io.BytesIO()
     np.save(stream, np.array([Bomb()], dtype=object), allow_pickle=True)
     return Array("object", (1,), "numpy.ndarray", stream.getvalue())
@@ -85,7 +85,7 @@ def test_nothing_in_the_package_reads_a_pickle() -> None:
 
 
 def replaced(content: RecordDict, make: Callable[[], Array]) -> RecordDict:
-    """Put something else in place of the first array of a message."""
+    """Replace the first array of a message."""
     out = RecordDict(dict(content))
     name = next(iter(content.array_records))
     arrays = dict(content.array_records[name])
@@ -96,7 +96,7 @@ def replaced(content: RecordDict, make: Callable[[], Array]) -> RecordDict:
 
 @pytest.mark.parametrize("make", PICKLES)
 @pytest.mark.parametrize("method", UPLOADING)
-def test_a_pickle_in_an_upload_is_dropped_unopened_and_named(
+def test_a_pickled_upload_is_rejected_unopened_and_logged(
     method: str, stage: Stage, make: Callable[[], Array]
 ) -> None:
     Bomb.opened = False
@@ -111,7 +111,7 @@ def test_a_pickle_in_an_upload_is_dropped_unopened_and_named(
 
 @pytest.mark.parametrize("make", PICKLES)
 @pytest.mark.parametrize("method", UPLOADING)
-def test_a_pickle_in_a_download_is_refused_unopened(
+def test_a_pickled_download_is_rejected_unopened(
     method: str, stage: Stage, make: Callable[[], Array]
 ) -> None:
     Bomb.opened = False
@@ -136,11 +136,11 @@ def random_bytes(content: RecordDict) -> RecordDict:
     )
 
 
-def cut_off(content: RecordDict) -> RecordDict:
+def truncated(content: RecordDict) -> RecordDict:
     name = next(iter(content.array_records))
     first = next(iter(content.array_records[name].values()))
-    cut = Array(first.dtype, first.shape, first.stype, first.data[:-3])
-    return replaced(content, lambda: cut)
+    short = Array(first.dtype, first.shape, first.stype, first.data[:-3])
+    return replaced(content, lambda: short)
 
 
 def a_config_in_its_place(content: RecordDict) -> RecordDict:
@@ -155,12 +155,12 @@ def one_array_too_many(content: RecordDict) -> RecordDict:
 
 
 def an_empty_text(content: RecordDict) -> RecordDict:
-    """Make Flower's own count of bytes fail."""
+    """Make Flower's byte count fail on an empty text."""
     return RecordDict({**nothing(content), "odd": ConfigRecord({"x": ""})})
 
 
 def an_empty_list(content: RecordDict) -> RecordDict:
-    """Make Flower's own count of bytes fail in another way."""
+    """Make Flower's byte count fail on an empty list."""
     return RecordDict({**nothing(content), "odd": ConfigRecord({"x": []})})
 
 
@@ -172,7 +172,7 @@ def another_methods(content: RecordDict) -> RecordDict:
 GARBAGE = (
     nothing,
     random_bytes,
-    cut_off,
+    truncated,
     a_config_in_its_place,
     one_array_too_many,
     an_empty_text,
@@ -182,7 +182,7 @@ GARBAGE = (
 
 
 @pytest.mark.parametrize("method", UPLOADING)
-def test_garbage_is_dropped_and_named(method: str, stage: Stage) -> None:
+def test_malformed_uploads_are_rejected_and_logged(method: str, stage: Stage) -> None:
     replies = stage.replies(1)
     whole = replies[1].content
     for spoil in GARBAGE:
@@ -193,7 +193,7 @@ def test_garbage_is_dropped_and_named(method: str, stage: Stage) -> None:
         assert failure.partition_id == 1
 
 
-def test_an_upload_that_is_too_large_is_dropped_and_counted(
+def test_an_oversized_upload_is_rejected_and_logged(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Dispatcher.__call__
@@ -214,12 +214,12 @@ def test_an_upload_that_is_too_large_is_dropped_and_counted(
     assert "1.2 MB arrived, more than max-message-mb = 1" in failure["reason"]
 
 
-def test_a_download_that_is_too_large_is_refused(small: dict[str, Any]) -> None:
+def test_an_oversized_download_is_rejected(small: dict[str, Any]) -> None:
     with pytest.raises(RunError, match=r"more than max-message-mb = 0\.001; raise"):
         simulate(**{**small, "rounds": 1}, max_message_mb=0.001)
 
 
-def test_an_owner_may_allow_less_than_the_run(tmp_path: Path) -> None:
+def test_a_data_owner_may_set_a_smaller_message_limit(tmp_path: Path) -> None:
     nodes = saved(tmp_path / "graphs", owner_graphs())
     nodes[1]["max-message-mb"] = 0.001
     run = run_owners(nodes, tmp_path / "run")
@@ -230,7 +230,7 @@ def test_an_owner_may_allow_less_than_the_run(tmp_path: Path) -> None:
         run_owners(nodes[1:2], tmp_path / "again", clients=1)
 
 
-def test_a_run_cannot_tell_an_owner_where_to_write(tmp_path: Path) -> None:
+def test_a_run_cannot_set_the_state_folder_of_a_data_owner(tmp_path: Path) -> None:
     nodes = saved(tmp_path / "graphs", owner_graphs())
     elsewhere = tmp_path / "elsewhere"
     run_owners(nodes, tmp_path / "run", state_dir=str(elsewhere))

@@ -347,7 +347,7 @@ def test_a_model_that_cannot_be_written_does_not_stop_the_training(
     monkeypatch.setattr("flower_fgl.client_apps.runtime.model_store.save_model", full)
     run = run_owners(nodes, tmp_path / "run")
     assert run.status == "completed"
-    assert "round 2 was not kept: No space left" in caplog.text
+    assert "round 2 was not stored: No space left" in caplog.text
 
 
 # ------------------------------------------------------------------- predicting

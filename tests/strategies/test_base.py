@@ -419,7 +419,7 @@ def test_why_a_round_failed_says_how_many_were_asked(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
 ) -> None:
     Faulty(monkeypatch, lambda pid, number: pid > 0, raises)
-    with pytest.raises(RunError, match="1 usable replies of 3 clients asked"):
+    with pytest.raises(RunError, match="1 usable replies of 3 sampled clients"):
         simulate(**{**small, "rounds": 3, "min_replies": 2})
 
 

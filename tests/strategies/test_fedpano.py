@@ -250,7 +250,7 @@ def test_min_replies_above_the_number_of_sampled_clients_fails_the_run(
 
     monkeypatch.setattr(Federation, "__post_init__", shorten)
     with pytest.raises(
-        RunError, match="1 of 4 clients can train, of which participants = 2 asks 1"
+        RunError, match="1 of 4 clients can train, of which participants = 2 samples 1"
     ):
         simulate("fedpano", **{**few_shot, "min_replies": 2})
 

@@ -1,4 +1,4 @@
-"""One client while it handles one message: its graph, its settings, its memory."""
+"""A client during one message: its graph, settings and state."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(eq=False)
 class Client:
-    """What a method's hooks get: everything one client has.
+    """One client as a method's hooks see it.
 
     Parameters
     ----------
     config : RunConfig
         Checked settings.
     partition_id, num_partitions : int
-        The client's number and how many there are.
+        Partition-id and number of partitions.
     data : ClientData
-        Its graph.
+        The client's graph.
     state : ClientState
-        Its memory; what hooks change in it is kept after the message.
+        State between rounds; changes by hooks are stored after the message.
     device : torch.device
-        Where it computes.
+        Device of all computations.
     """
 
     config: RunConfig
@@ -72,7 +72,7 @@ class Client:
 
     @property
     def weight(self) -> float:
-        """What ``weight-by`` makes the client weigh, as the server would count it."""
+        """Aggregation weight by the setting ``weight-by``, equal to the server's."""
         weights = {
             "train-nodes": self.data.training.index.numel(),
             "nodes": self.data.graph.num_items,
@@ -92,10 +92,14 @@ class Client:
         Parameters
         ----------
         initialise : bool
-            Whether to draw initial weights, the same on all clients of one backbone;
-            else they are to be overwritten.
+            Whether to draw initial weights, the same on all clients with this backbone.
+            Otherwise the caller must overwrite the weights.
         num_outputs : int, optional
-            Width of the output instead of the number of classes.
+            Width of the output; by default the number of classes.
+
+        Returns
+        -------
+        Backbone
         """
         config, name = self.config, self.model_name
         sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)
@@ -118,7 +122,7 @@ class Client:
         return model
 
     def settle(self, model: Module) -> Module:
-        """Put a network on the client's device, laid out for the client's features."""
+        """Move a network to the client's device, in the memory layout of its features."""
         if self.data.graph.graph.x.layout == torch.sparse_csr:
             lay_out_for_sparse(model, self.data.graph.num_features)
         return model if self.device.type == "cpu" else model.to(self.device)
@@ -141,26 +145,27 @@ class Client:
         after_epoch: Callable[[], None] | None = None,
         purpose: str = "training",
     ) -> float:
-        """Train a model on the client's training nodes, keeping optimizer moments.
+        """Train a model on the client's training nodes.
 
-        With ``check-every`` the weights best on the validation nodes are kept.
+        With ``check-every`` the model ends with the weights of the best validation
+        score. With ``optimizer-state = "keep"`` the optimizer moments persist.
 
         Parameters
         ----------
         model : Backbone
             Trained in place.
         server_round : int
-            Seeds dropout and batches.
+            Round; part of the seeds of dropout and batches.
         epochs : int, optional
-            Instead of ``local-epochs``.
+            Number of epochs; by default ``local-epochs``.
         data_loss : DataLoss, optional
-            Instead of the cross-entropy of the training nodes.
+            Loss of the training nodes; by default the cross-entropy.
         penalty : callable, optional
             Returns a term added to the loss.
         after_epoch : callable, optional
-            Called after each epoch; nothing is checked then.
+            Called after each epoch; disables the validation checks.
         purpose : str
-            Tells the draws of several trainings in one round apart.
+            Part of the seeds: distinguishes several trainings in one round.
 
         Returns
         -------
@@ -201,15 +206,16 @@ class Client:
         after_epoch: Callable[[], None] | None = None,
         purpose: str = "training",
     ) -> float:
-        """Train as :meth:`train`, with epochs of the caller's own.
+        """Train like :meth:`train`, with the caller's implementation of an epoch.
 
         Parameters
         ----------
         run : callable
-            Takes an optimizer of the model, a generator of batches and a number of
-            epochs, at least one; trains and returns the mean loss of the last of them.
+            Takes the model's optimizer, a generator for batches and a number of epochs
+            (at least one). Trains for these epochs and returns the mean loss of the
+            last one.
         model, server_round, epochs, after_epoch, purpose
-            As :meth:`train`.
+            See :meth:`train`.
 
         Returns
         -------
@@ -248,7 +254,7 @@ class Client:
 
     @torch.inference_mode()
     def validate(self, model: Backbone) -> float:
-        """Return a model's accuracy on the validation nodes; NaN without any."""
+        """Return a model's accuracy on the validation nodes, NaN if there are none."""
         model.eval()
         data = self.data
         hits = total = 0
@@ -265,11 +271,11 @@ class Client:
 
     @torch.inference_mode()
     def evaluate(self, model: Backbone) -> dict[str, Scores]:
-        """Score a model on every column: ``val``, ``test`` and the setting's own.
+        """Score a model on every column: ``val``, ``test`` and those of the setting.
 
-        Where graphs are classified, the area under the ROC curve is among the scores.
-        With few shots there is a column ``test_masked``: the test nodes once more, when
-        only the client's own classes may be predicted.
+        Graph classification adds the area under the ROC curve. The few-shot setting adds
+        the column ``test_masked``: the test nodes, scored over the client's own classes
+        only.
         """
         model.eval()
         data = self.data

@@ -1,4 +1,4 @@
-"""A client's graph as tensors on its device, and how it is opened."""
+"""A client's graph as tensors on its device, and functions that open it."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ class ClientData:
 
 
 def _graph_input(graph: Graph) -> GraphInput:
+    """Return a graph, or a batch of graphs, as model input."""
     if graph.batch is None:
         return GraphInput(graph.x, graph.edge_index)
     return GraphInput(
@@ -128,7 +129,7 @@ def open_client_data(
     device: torch.device,
     agreement: ClassAgreement | None = None,
 ) -> ClientData:
-    """Load the graph that a node's config names.
+    """Load the graph named in the node config.
 
     Parameters
     ----------
@@ -150,8 +151,10 @@ def open_client_data(
     Raises
     ------
     DataError
-        If the graph cannot be loaded. For a data owner's file the message names no
-        content, since it travels to the server; the log of this node has the details.
+        If the graph cannot be loaded. For a data owner's file the message reveals no
+        content, since the server receives it; the log of this node has the details.
+    RunError
+        If the node config is malformed.
     """
     node = context.node_config
     if "graph" in node:
@@ -160,8 +163,8 @@ def open_client_data(
         except DataError as error:
             log.error("The graph of this node cannot be used: %s", error)
             raise DataError(
-                "its graph file cannot be used; the log of its SuperNode says why, and "
-                "so does flower-fgl check-graph."
+                "its graph file cannot be used. The log of its SuperNode names the error; "
+                "flower-fgl check-graph shows it too."
             ) from None
         place = node_place(node)
         if agreement is not None:
@@ -179,18 +182,13 @@ def open_client_data(
 
 
 def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
-    """Return stamps that change when a data owner's graph file does.
-
-    Parameters
-    ----------
-    node : mapping of str to object
-        Node config.
+    """Return a value that changes when the graph file of a node config changes.
 
     Returns
     -------
     tuple of (str, int, int)
-        Name, bytes and modification time of the file, or of every file of the folder;
-        empty without ``graph``, or if the file does not exist.
+        Name, bytes and modification time (nanoseconds) of the file, or of every file of
+        the folder; empty without ``graph``, or if the file does not exist.
     """
     if "graph" not in node:
         return ()
@@ -209,11 +207,11 @@ def node_place(node: Mapping[str, Any]) -> tuple[int, int]:
     Raises
     ------
     RunError
-        If one is missing or not a whole number, or there is no such partition.
+        If one of them is missing or not a whole number, or the partition does not exist.
 
     Notes
     -----
-    1. A data owner may leave out both: the server assigns its number.
+    1. A data owner may omit both; the server then assigns its partition-id.
     """
     if "graph" in node and not {"partition-id", "num-partitions"} & node.keys():
         return UNNUMBERED, 0

@@ -1,4 +1,4 @@
-"""What a client tells the server about itself, and nothing else."""
+"""A client's description: all that it reports to the server about its graph."""
 
 from __future__ import annotations
 
@@ -47,17 +47,9 @@ def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[in
 
 
 def owner_name(node: Mapping[str, Scalar]) -> str:
-    """Return the name of a node's data owner, for logs.
+    """Return a data owner's name: ``name`` of the node config, else the stem of ``graph``.
 
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config: ``name``, else the stem of the file ``graph``.
-
-    Returns
-    -------
-    str
-        Empty for a partition of a dataset.
+    It is empty for a partition of a dataset.
     """
     return str(node.get("name", Path(str(node.get("graph", ""))).stem))
 
@@ -77,7 +69,7 @@ def describe(
     min_class_count: int = 1,
     public_key: bytes = b"",
 ) -> Description:
-    """Describe a client's graph by the counts that the server may know.
+    """Describe a client's graph by counts that may leave the client.
 
     Parameters
     ----------
@@ -86,7 +78,7 @@ def describe(
     place : tuple of two int
         Partition-id and number of partitions; -1 and 0 if the server assigns them.
     model : str
-        Its backbone; empty if that depends on its number.
+        Backbone; empty if it depends on a partition-id that the server assigns.
     name : str
         Name of the data owner.
     share_class_counts : bool
@@ -94,7 +86,7 @@ def describe(
     min_class_count : int
         Classes with fewer training nodes are reported as 0.
     public_key : bytes
-        With secure aggregation: the key that encrypts shares for this client.
+        Public key of secure aggregation, with which peers encrypt shares for this client.
 
     Returns
     -------

@@ -1,10 +1,12 @@
-"""Keep each owner's personalised model on its own disk.
+"""Storage of each client's personalized model on the disk of its SuperNode.
 
-A SuperNode writes to ``<model-dir>/<run>-<owner>/model.safetensors``: the model of the
-round that was best on the owner's own validation nodes (of equal ones the latest), or of
-the last round as long as none was scored. ``model-dir`` stands in the node config; owners
-who bring a graph have it at ``models`` in the SuperNode's working folder otherwise, and
-clients that hold partitions of a data set keep no models without it.
+The file ``<model-dir>/<run>-<owner>/model.safetensors`` holds the model of the round with
+the best accuracy on the client's validation nodes, of equal rounds the latest. Until a
+round is scored, it holds the model of the last round.
+
+``model-dir`` is set in the node config. Without it, a data owner's models are in the folder
+``models`` of the SuperNode's working directory, and clients that hold partitions of a
+dataset store no models.
 """
 
 from __future__ import annotations
@@ -34,29 +36,24 @@ __all__ = ["check_model_folder", "copy_model_of_run", "save_best_model"]
 log = logging.getLogger(__name__)
 DEFAULT = "models"
 CARD_FILE = "model.json"
-"""What the model says about itself, beside it."""
+"""File with the model's description, beside the model."""
 
 
-def _place(node: Mapping[str, Scalar]) -> Path | None:
-    """Return the folder of all models of a node, ``None`` if it keeps none."""
+def _models_folder(node: Mapping[str, Scalar]) -> Path | None:
+    """Return the folder of a node's models, ``None`` if it stores none."""
     folder = node.get("model-dir", DEFAULT if "graph" in node else "")
     return Path(str(folder)).expanduser() if folder else None
 
 
 def check_model_folder(node: Mapping[str, Scalar]) -> None:
-    """See that models can be kept, before a run starts.
-
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config.
+    """Check, for a node config, that the folder of models is writable.
 
     Raises
     ------
     RunError
-        If the folder cannot be made or written to.
+        If the folder cannot be created or written to.
     """
-    folder = _place(node)
+    folder = _models_folder(node)
     if folder is None:
         return
     try:
@@ -66,7 +63,8 @@ def check_model_folder(node: Mapping[str, Scalar]) -> None:
     except OSError:
         log.error("Cannot write models to %s.", folder.resolve())
         raise RunError(
-            "its folder for models cannot be written. Set model-dir in its node config."
+            "its model folder is not writable. Set model-dir in its node config to a "
+            "writable folder."
         ) from None
 
 
@@ -77,22 +75,26 @@ def save_best_model(
     scores: Mapping[str, Scores],
     server_round: int,
 ) -> None:
-    """Write the model of this round if it is the one to keep.
+    """Store the model of a round if no better one is stored.
 
     Parameters
     ----------
     client : Client
-        Whose model it is.
+        The client.
     context : Context
-        Its node config says where models go.
+        Flower's context of the client; its node config holds ``model-dir``.
     model : Backbone
-        The personalised model.
+        The personalized model.
     scores : mapping of str to Scores
-        By column; empty in rounds without evaluation.
+        Scores by column; empty in rounds without evaluation.
     server_round : int
         The round.
+
+    Notes
+    -----
+    1. If the model cannot be written, a warning is logged and the round continues.
     """
-    name = _name(context, client.partition_id)
+    name = _client_name(context, client.partition_id)
     folder = _folder(context, context.run_id, name)
     if folder is None:
         return
@@ -107,29 +109,33 @@ def save_best_model(
         statistics = None if scaling is None else scaling.statistics
         save_model(folder, model.fixed().state_dict(), card, statistics)
         replace_file(folder / CARD_FILE, f"{card.to_json()}\n".encode())
-    except RunError as error:  # the round counts, whether this disk is full or not
-        log.warning("The model of round %s was not kept: %s", server_round, error)
+    except RunError as error:  # e.g. a full disk must not fail the round
+        log.warning("The model of round %s was not stored: %s", server_round, error)
 
 
 def copy_model_of_run(
     context: Context, partition_id: int, run_id: int, server_round: int
 ) -> None:
-    """Go on from the model that was kept when a run was at a checkpoint.
+    """Copy the best model of an interrupted run into the resumed run.
 
-    A model of a later round is left: the rounds after the checkpoint run again.
+    A model of a round after the checkpoint is not copied, since that round runs again.
 
     Parameters
     ----------
     context : Context
-        Of the run that goes on.
+        Flower's context of the resumed run.
     partition_id : int
-        Whose model it is.
+        The client.
     run_id : int
-        The run that broke off.
+        Flower's id of the interrupted run.
     server_round : int
         Round of the checkpoint.
+
+    Notes
+    -----
+    1. If the model cannot be copied, a warning is logged and the run resumes.
     """
-    name = _name(context, partition_id)
+    name = _client_name(context, partition_id)
     before, now = (_folder(context, run, name) for run in (run_id, context.run_id))
     if before is None or now is None or before == now:
         return
@@ -140,27 +146,26 @@ def copy_model_of_run(
             for file in (MODEL, CARD_FILE):
                 replace_file(now / file, (before / file).read_bytes())
     except (RunError, OSError) as error:
-        log.warning("The model kept before round %s is lost: %s", server_round, error)
+        log.warning(
+            "The model stored up to round %s cannot be copied to the resumed run: %s",
+            server_round,
+            error,
+        )
 
 
-def _name(context: Context, partition_id: int) -> str:
+def _client_name(context: Context, partition_id: int) -> str:
+    """Return the data owner's name, or ``client-<partition_id>``."""
     return owner_name(context.node_config) or f"client-{partition_id}"
 
 
 def _folder(context: Context, run_id: int, name: str) -> Path | None:
-    """Return where a run's model of an owner is kept, ``None`` if it is not."""
-    place = _place(context.node_config)
-    return place and place / re.sub(r"[^\w.-]+", "-", f"{run_id}-{name}")
+    """Return the folder of a client's model of a run, ``None`` if none is stored."""
+    folder = _models_folder(context.node_config)
+    return folder and folder / re.sub(r"[^\w.-]+", "-", f"{run_id}-{name}")
 
 
 def is_better(new: float | None, kept: float | None) -> bool:
-    """Say whether a model replaces the one that was kept.
-
-    Parameters
-    ----------
-    new, kept : float in [0, 1], or None
-        Accuracy on the owner's validation nodes, ``None`` where it was not scored.
-    """
+    """Compare validation accuracies (``None`` if not scored); equal ones are better."""
     if kept is None:
         return True
     return new is not None and new >= kept
@@ -173,7 +178,7 @@ def card_of(
     server_round: int,
     validation: float | None,
 ) -> ModelCard:
-    """Describe a client's model."""
+    """Return the description of a client's model."""
     graph, config = client.data.graph, client.config
     scales = {"none": "none", "rows": "rows", "columns": "kept"}
     return ModelCard(

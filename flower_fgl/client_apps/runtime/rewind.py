@@ -1,4 +1,4 @@
-"""Rewind a client to the round of a checkpoint."""
+"""The reply to the resume query: a client rewinds to the round of a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,21 +13,9 @@ __all__ = ["rewind_client"]
 
 
 def rewind_client(session: Session, message: Message, context: Context) -> Message:
-    """Rewind a client to the checkpoint's round.
+    """Rewind a client to the run id and round of a message.
 
-    Parameters
-    ----------
-    session : Session
-        Per-process cache.
-    message : Message
-        Run id and round of the checkpoint.
-    context : Context
-        Flower's context of this client.
-
-    Returns
-    -------
-    Message
-        The round of the client's last training; 0 without a state.
+    The reply holds the round of the client's last training, 0 without a state.
     """
     point = message.content.config_records[CONFIG]
     partition_id, _ = agreed_place(read_agreement(message), context)

@@ -24,7 +24,7 @@ __all__ = ["answer", "join", "pack_masked"]
 
 
 def join(client: Client, store: StateStore, context: Context) -> bytes:
-    """Draw the client's key for this run, store it, return its public part."""
+    """Draw and store the client's key pair for this run; return the public key."""
     member = Member(client.partition_id, client.config, {})
     key = member.join()
     client.state.set_group("secure", member.memory)
@@ -40,14 +40,14 @@ def answer(session: Session, message: Message, context: Context) -> Message:
     session : Session
         Per-process cache.
     message : Message
-        The roster of a round, its survivors, or an empty message that asks for the key.
+        Roster of a round, survivors of a round, or an empty message (key request).
     context : Context
         Flower's context of this client.
 
     Returns
     -------
     Message
-        The reply; the state was stored before.
+        The reply; the client's new state is already stored.
 
     Raises
     ------
@@ -78,12 +78,12 @@ def answer(session: Session, message: Message, context: Context) -> Message:
 def pack_masked(
     client: Client, server_round: int, content: RecordDict, upload: Payload
 ) -> RecordDict:
-    """Mask an upload and pack it; without peers nothing is uploaded.
+    """Mask an upload and pack it; without peers the result is empty.
 
     Parameters
     ----------
     client : Client
-        Its state changes and must be stored before the reply is sent.
+        The client; its state changes and must be stored before the reply is sent.
     server_round : int
         Round.
     content : RecordDict

@@ -1,4 +1,4 @@
-"""The cache that a process keeps between messages, and how it opens a client."""
+"""The per-process cache shared by all messages, which opens a message's client."""
 
 from __future__ import annotations
 
@@ -119,13 +119,15 @@ class Session:
         return self.configs[key]
 
     def states(self, config: RunConfig, context: Context) -> StateStore:
-        """Choose the store of client states; a run never sets a data owner's folder.
+        """Choose the store of client states.
+
+        The folder of a data owner comes from its node config, never from the run config.
 
         Raises
         ------
         RunError
-            If the node config's ``state-dir`` is not an absolute path: each message may
-            be handled in another working folder.
+            If the node config's ``state-dir`` is not an absolute path. It must be one,
+            since messages may be handled in different working directories.
         """
         if self.memory is not None:
             return self.memory

@@ -1,9 +1,10 @@
-"""What a client keeps between rounds, and where.
+"""A client's state between rounds, and the three stores that keep it.
 
-Three places, one interface: the local engine keeps tensors in memory; with the setting
-``state-dir`` they go to one safetensors file per run and client, written atomically; else
-they ride in Flower's ``context.state``, which is always there but costs 7 to 16 ms per MB
-and message in simulation and is lost with the process that holds it.
+- :class:`MemoryStates`: in this process, for the local engine.
+- :class:`FileStates`: with the setting ``state-dir``, one safetensors file per run and
+  client, written atomically.
+- :class:`ContextStates`: otherwise, Flower's ``context.state``. In simulation it costs 7
+  to 16 ms per MB and message, and it is lost with the process that holds it.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ __all__ += ["read_state", "write_state"]
 
 @dataclass
 class ClientState:
-    """One client's memory; tensors are replaced, never changed in place.
+    """One client's state; tensors are replaced, never changed in place.
 
     Parameters
     ----------
     tensors : dict of str to Tensor
-        E.g. ``model/encoder.weight``, ``optimizer/exp_avg/encoder.weight``.
+        For example ``model/encoder.weight``, ``optimizer/exp_avg/encoder.weight``.
     values : dict of str to bool, int, float or str
-        Small facts, e.g. the round of the last training.
+        Scalars, for example the round of the last training.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Scalar] = field(default_factory=dict)
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """Return copies of the tensors under ``prefix/``, without it, in order of names.
+        """Return copies of the tensors under ``prefix/`` by their names without it.
 
-        The order is the same wherever the state was kept.
+        They are sorted by name, so that all stores give the same order.
         """
         start = prefix + "/"
         return {
@@ -59,15 +60,15 @@ class ClientState:
         }
 
     def set_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
-        """Replace the tensors under ``prefix/`` by copies.
+        """Replace the tensors under ``prefix/`` by copies of ``tensors``.
 
-        ``model`` and ``optimizer`` are groups of the base class, the value ``round`` is
-        its own too.
+        The groups ``model`` and ``optimizer`` and the value ``round`` belong to the base
+        class.
 
         Raises
         ------
         TypeError
-            If one is no dense tensor.
+            If an entry is not a dense tensor.
         """
         start = prefix + "/"
         for name, t in tensors.items():
@@ -83,75 +84,85 @@ class ClientState:
 
 
 class StateStore(ABC):
-    """Where client states live."""
+    """Store of client states."""
 
     @abstractmethod
     def load(self, context: Context, partition_id: int) -> ClientState:
-        """Return a client's state, an empty one at the start."""
+        """Return a client's state; it is empty before the first save.
+
+        Raises
+        ------
+        RunError
+            If a file is damaged.
+        """
 
     def save(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Keep a client's state, whole or not at all.
+        """Store a client's state atomically.
 
         Raises
         ------
         TypeError
-            If a value is no bool, int, float or str: not every place can keep it.
+            If a value is not a bool, int, float or str, which every store can keep.
+        RunError
+            If a file cannot be written.
         """
         for key, value in state.values.items():
             if type(value) not in (bool, int, float, str):
                 raise TypeError(
                     f"client state value {key} must be a bool, int, float or str, got "
-                    f"{type(value).__name__}: keep tensors by set_group"
+                    f"{type(value).__name__}. Store tensors with set_group."
                 )
         self._store(context, partition_id, state)
 
     @abstractmethod
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Keep a state that every place can keep, whole or not at all."""
+        """Store a checked state atomically."""
 
     @abstractmethod
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
-        """Take over a client's state as it was after a round of another run.
+        """Restore a client's state as it was after a round of an interrupted run.
 
-        Only states that outlive a run can; others stay as they are.
+        Stores whose states end with the run change nothing.
 
         Parameters
         ----------
         context : Context
-            Of the run that goes on.
+            Flower's context of the resumed run.
         partition_id : int
             The client.
         run_id : int
-            Flower's number of the run that was interrupted.
+            Flower's id of the interrupted run.
         server_round : int
-            The round of its checkpoint.
+            Round of the checkpoint.
+
+        Raises
+        ------
+        RunError
+            If a file cannot be written.
         """
 
 
 class MemoryStates(StateStore):
-    """Keep states in this process: the local engine."""
+    """Keep states in this process, for the local engine."""
 
     def __init__(self) -> None:
         self._states: dict[tuple[int, int], ClientState] = {}
 
     def load(self, context: Context, partition_id: int) -> ClientState:
-        """Return a state of its own, so that a client that fails changes nothing.
-
-        The tensors are shared until they are replaced: nobody changes them in place.
-        """
+        """Return a shallow copy, so that a failed message leaves the stored state as is."""
         state = self._states.get((context.run_id, partition_id), ClientState())
         return ClientState(dict(state.tensors), dict(state.values))
 
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Keep the state itself."""
+        """Store the state object."""
         self._states[context.run_id, partition_id] = state
 
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
-        """Change nothing: the engine puts states back by :meth:`load_states`."""
+        """Change nothing; the engine restores the states with :meth:`load_states`."""
 
     def save_states(self, run_id: int, folder: Path) -> None:
         """Write every state of a run to a folder, one file per client."""
@@ -179,11 +190,11 @@ class FileStates(StateStore):
     Parameters
     ----------
     folder : Path
-        Made if it is not there; on a cluster all machines must see it.
+        Folder of the files, created if missing. On a cluster all machines must share it.
     keep_every : int
-        Rounds between the server's checkpoints. The state that a client had at the last
-        two of them is kept beside its state of now, so that it can go back when the
-        server does; 0 keeps none.
+        Rounds between the server's checkpoints. A client's states at the last two
+        checkpoints are kept beside its current one, so that it can be rewound with the
+        server. 0 keeps only the current state.
     """
 
     def __init__(self, folder: Path, *, keep_every: int = 0) -> None:
@@ -194,21 +205,13 @@ class FileStates(StateStore):
         return state_file(self.folder, context.run_id, partition_id)
 
     def load(self, context: Context, partition_id: int) -> ClientState:
-        """Read the file.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged.
-        """
+        """Read the client's file."""
         path = self._path(context, partition_id)
         return read_state(path) if path.exists() else ClientState()
 
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Write beside the file, then move into place.
-
-        A worker that comes late, after its client went on elsewhere, changes nothing.
-        """
+        """Write the file atomically, unless the stored state is of a later round."""
+        # a late worker must not undo what the client has since trained in another process
         path = self._path(context, partition_id)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -223,7 +226,7 @@ class FileStates(StateStore):
             ) from error
 
     def _keep(self, path: Path, kept: int | None, new: int) -> None:
-        """Keep a state that checkpoints hold, before one of a later round follows."""
+        """Keep the state of a checkpoint before a later round overwrites it."""
         if not self.keep_every or kept is None:
             return
         newest = (new - 1) // self.keep_every * self.keep_every
@@ -240,13 +243,7 @@ class FileStates(StateStore):
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
-        """Take over the state of a round; none if the client had not trained by then.
-
-        Raises
-        ------
-        RunError
-            If it cannot be written.
-        """
+        """Restore the state of a round; an empty one if the client had not trained yet."""
         path = self._path(context, partition_id)
         source = state_file(self.folder, run_id, partition_id)
         newest = _round_of(source)
@@ -264,16 +261,7 @@ class FileStates(StateStore):
 
 
 def read_state(path: Path) -> ClientState:
-    """Read a client's state.
-
-    Parameters
-    ----------
-    path : Path
-        A file of :func:`write_state`.
-
-    Returns
-    -------
-    ClientState
+    """Read a client's state from a file written by :func:`write_state`.
 
     Raises
     ------
@@ -285,24 +273,24 @@ def read_state(path: Path) -> ClientState:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             values = _values(file)
     except (OSError, SafetensorError, ValueError) as error:
-        raise RunError(f"Client state {path} is damaged: {error}.") from error
+        raise RunError(f"Cannot read client state {path}: {error}.") from error
     return ClientState(tensors, values)
 
 
 def write_state(path: Path, state: ClientState) -> None:
-    """Write a client's state beside its file, then move it into place.
+    """Write a client's state atomically: to a temporary file, then by a rename.
 
     Parameters
     ----------
     path : Path
-        A safetensors file, whose folder exists.
+        Safetensors file in an existing folder.
     state : ClientState
-        Tensors on any device.
+        State, with tensors on any device.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     tensors = {
@@ -314,12 +302,12 @@ def write_state(path: Path, state: ClientState) -> None:
 
 
 def _kept_at(path: Path, server_round: int) -> Path:
-    """Name the file that keeps a state as a checkpoint's round left it."""
+    """Return the path of the state kept for a checkpoint's round."""
     return path.with_name(f"{path.stem}.at-{server_round:06d}.safetensors")
 
 
 def _round_of(path: Path) -> int | None:
-    """Read the round of a state file, ``None`` if there is none that can be read."""
+    """Read the round of a state file, ``None`` if it is missing or unreadable."""
     if not path.exists():
         return None
     try:
@@ -330,7 +318,7 @@ def _round_of(path: Path) -> int | None:
 
 
 def _values(file: Any) -> dict[str, Scalar]:
-    """Read the small values of an opened state file."""
+    """Read the scalars of an open state file."""
     values: dict[str, Scalar] = json.loads((file.metadata() or {}).get("values", "{}"))
     return values
 
@@ -339,7 +327,7 @@ class ContextStates(StateStore):
     """Keep states in Flower's ``context.state``."""
 
     def load(self, context: Context, partition_id: int) -> ClientState:
-        """Unpack the two records."""
+        """Unpack the state's two records."""
         if "state-tensors" not in context.state.array_records:
             return ClientState()
         values = context.state.config_records["state-values"]
@@ -349,11 +337,11 @@ class ContextStates(StateStore):
         )
 
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Pack into two records."""
+        """Pack the state into two records."""
         context.state["state-tensors"] = write_tensors(state.tensors)
         context.state["state-values"] = ConfigRecord(dict(state.values))
 
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int
     ) -> None:
-        """Change nothing: Flower keeps no state of another run."""
+        """Change nothing; Flower keeps no state of another run."""

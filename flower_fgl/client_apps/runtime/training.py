@@ -1,4 +1,4 @@
-"""Local training: the loop, its optimizer, and the optimizer's memory."""
+"""Local training: the training loop, the optimizer and its moments."""
 
 from __future__ import annotations
 
@@ -28,28 +28,31 @@ __all__ = [
 ]
 
 FEW, FEW_IN_BATCH = 0.1, 0.05
-"""Share of the nodes up to which training nodes, and those of a batch, are few: what a
-batch is computed from is cut out anew for each."""
+"""Largest shares of nodes, for all training nodes and for one batch, for which a step
+computes only their receptive field. A batch needs its own field in every step."""
 
 DataLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Loss of a step's nodes or graphs, in place of the cross-entropy: takes logits (b, C),
-classes (b,) and numbers (b,) of them, returns a scalar."""
+"""Loss that replaces the cross-entropy of a step: takes logits (b, C), classes (b,) and
+indices (b,) of nodes or graphs, returns a scalar."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """The nodes, or graphs of a union, a client trains on.
+    """The training nodes of a client, or the training graphs of its batch.
 
     Parameters
     ----------
     inputs : GraphInput
-        The graph as backbones take it.
+        The graph as model input.
     index : Tensor of shape (n,), int64
         Training nodes or graphs.
     labels : Tensor of shape (n,), int64
-        Their classes.
+        Classes of the training nodes or graphs.
+
+    Attributes
+    ----------
     fields : dict of int to (GraphInput or None)
-        What the training nodes are computed from, by reach: a memo.
+        Cached receptive fields of all training nodes, by number of hops.
     """
 
     inputs: GraphInput
@@ -58,15 +61,15 @@ class TrainingSet:
     fields: dict[int, GraphInput | None] = field(default_factory=dict, init=False)
 
     def logits(self, model: Backbone, index: Tensor) -> Tensor:
-        """Predict some of the items, for a gradient.
+        """Return differentiable logits of some nodes or graphs.
 
         Parameters
         ----------
         model : Backbone
             The network.
         index : Tensor of shape (b,), int64
-            Nodes, which need a pass over the whole graph (if they are few: over what
-            they are computed from), or graphs, of which only these are passed through
+            Nodes or graphs. Nodes need a pass over the whole graph, a few nodes only one
+            over their receptive field. Of several graphs only these are passed through
             the model.
 
         Returns
@@ -83,12 +86,9 @@ class TrainingSet:
         return model(inputs.select(index))  # type: ignore[no-any-return]
 
     def field_of(self, reach: int, index: Tensor) -> GraphInput | None:
-        """Return the receptive field of some training nodes; ``None`` if it is large.
-
-        It is not looked for unless they are few: of a fifth of the nodes it is most of
-        the graph. That of all training nodes is kept. A batch has one on a CPU only:
-        finding it waits for an accelerator several times, in every step.
-        """
+        """Return the receptive field of some training nodes, ``None`` for many nodes."""
+        # The field of a fifth of the nodes already covers most of the graph. A batch uses
+        # its field on a CPU only: finding it would synchronize a GPU several times a step.
         if index is not self.index:
             are_few = len(index) <= FEW_IN_BATCH * self.inputs.num_nodes
             are_few &= self.inputs.device.type == "cpu"
@@ -113,11 +113,11 @@ def make_optimizer(
     Parameters
     ----------
     model : nn.Module
-        Whose parameters it steps.
+        Model to optimize.
     config : RunConfig
-        ``optimizer``, ``lr`` and ``weight-decay`` are read.
+        Settings ``optimizer``, ``lr`` and ``weight-decay``.
     lr : float, optional
-        Instead of ``lr``.
+        Learning rate; by default the setting ``lr``.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def make_optimizer(
 
     Notes
     -----
-    1. Parameters that the model names in ``undecayed`` have no weight decay.
+    1. Parameters listed in the model's attribute ``undecayed`` have no weight decay.
     """
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
@@ -133,7 +133,7 @@ def make_optimizer(
         "sgd": torch.optim.SGD,
     }
     rate = config.lr if lr is None else lr
-    # fused steps copy what is laid out by columns; SGD is as fast without
+    # a fused step copies column-major parameters; SGD is as fast without it
     is_fused = config.optimizer != "sgd" or all(
         parameter.is_contiguous() for parameter in model.parameters()
     )
@@ -162,9 +162,9 @@ def optimizer_tensors(
 def restore_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Give an optimizer the moments that :func:`optimizer_tensors` returned.
+    """Restore the moments that :func:`optimizer_tensors` returned.
 
-    Tensors whose parameter is gone or has another shape are left out.
+    Tensors whose parameter does not exist or has another shape are ignored.
     """
     parameters = dict(model.named_parameters())
     for path, tensor in tensors.items():
@@ -172,8 +172,8 @@ def restore_optimizer(
         parameter = parameters.get(name)
         if parameter is None or (tensor.dim() and tensor.shape != parameter.shape):
             continue
-        # fused optimizers want moments in their parameter's layout, and the step counter
-        # where the parameter is
+        # a fused optimizer needs the moments in their parameter's memory layout, and the
+        # step counter on the parameter's device
         kept = tensor.to(parameter.device)
         if tensor.dim():
             kept = torch.empty_like(parameter).copy_(kept)
@@ -181,7 +181,7 @@ def restore_optimizer(
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a model's state, names and shapes having been checked."""
+    """Copy tensors, whose names and shapes the caller has checked, into a model."""
     own = model.state_dict()
     with torch.no_grad():
         for name, tensor in state.items():
@@ -189,26 +189,27 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def refuse_non_finite(tensors: Mapping[str, Tensor], *, rate: str = "lr") -> None:
-    """Stop before a trained model replaces the one that a client keeps.
+    """Reject a trained model with NaN or infinite weights.
 
     Parameters
     ----------
     tensors : mapping of str to Tensor
-        The model.
+        State of the model.
     rate : str
-        Setting of its learning rate.
+        Name of the setting of its learning rate, for the message.
 
     Raises
     ------
     FglError
-        If a weight is NaN or infinite. The client keeps what it had before the round.
+        If a weight is NaN or infinite. The client then keeps its state from before
+        the round.
     """
     for name, tensor in tensors.items():
         bad = int((~tensor.isfinite()).sum())
         if bad:
             raise FglError(
                 f'training left {bad} non-finite numbers in "{name}": the client keeps '
-                f"what it had before. A smaller {rate} may help."
+                f"its state from before the round. Try a smaller {rate}."
             )
 
 
@@ -226,29 +227,29 @@ def train_and_check(
     check_every: int,
     patience: int,
 ) -> float:
-    """Train, and keep the weights that do best on the validation nodes.
+    """Train with early stopping, and restore the weights of the best validation score.
 
     Parameters
     ----------
     model : nn.Module
-        Ends with the weights of the best check, the earliest of equals; with the last
-        ones if no check is above 0.
+        Ends with the weights of the best check, the earliest one of equal checks. If no
+        check is above 0, it ends with the last weights.
     train : callable
-        Trains that many epochs on, and returns the loss.
+        Takes a number of epochs, trains for these, and returns the loss.
     validate : callable
         Returns the validation score; NaN without validation nodes.
     epochs : int
-        Epochs at most.
+        Largest number of epochs.
     check_every : int, positive
         Epochs between checks; the last epoch is checked too.
     patience : int
-        Checks without a better one after which training ends; 0: never. Without
-        validation nodes it never ends early.
+        Checks without improvement after which training stops; 0 never stops. Without
+        validation nodes training never stops early.
 
     Returns
     -------
     float
-        Loss of the last epoch trained; NaN if there was none.
+        Loss of the last trained epoch; NaN without epochs.
     """
     best, kept, waited = 0.0, None, 0
     loss = float("nan")
@@ -277,7 +278,7 @@ def train_epochs(
     penalty: Callable[[], Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Minimise the cross-entropy, or another loss, of the training nodes or graphs.
+    """Minimize the cross-entropy, or another loss, of the training nodes or graphs.
 
     Parameters
     ----------
@@ -286,14 +287,14 @@ def train_epochs(
     data : TrainingSet
         Graph, nodes and labels.
     optimizer : torch.optim.Optimizer
-        Over the model's parameters.
+        Optimizer of the model's parameters.
     epochs : int
         Passes over the training nodes or graphs.
     batch_size : int
-        Training nodes per step, each with a pass over the whole graph, or training
-        graphs per step; 0 takes all of them in one step.
+        Training nodes or graphs per step; 0 takes all of them in one step. Each step of
+        nodes passes over the whole graph.
     data_loss : DataLoss, optional
-        Instead of the mean cross-entropy.
+        Loss of a step; by default the mean cross-entropy.
     penalty : callable, optional
         Returns a term added to the loss of every step.
     generator : torch.Generator, optional
@@ -306,7 +307,7 @@ def train_epochs(
 
     Notes
     -----
-    1. Dropout draws from torch's global generator: call this inside
+    1. Dropout draws from torch's global generator. Call this function inside
        :func:`flower_fgl.core.seeds.seeded`.
     """
     model.train()

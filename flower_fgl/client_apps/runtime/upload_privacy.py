@@ -1,4 +1,4 @@
-"""Protect an upload before it leaves the client: withhold, clip, add noise."""
+"""Protection of an upload before it leaves the client: withholding, clipping, noise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     Parameters
     ----------
     client : Client
-        Its settings ``min-class-count``, ``upload-clip`` and ``upload-noise`` are read.
+        Client with the settings ``min-class-count``, ``upload-clip``, ``upload-noise``.
     upload : Payload
         The method's upload.
     download : Payload, optional
@@ -43,7 +43,7 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     Raises
     ------
     PayloadError
-        If a number is not finite, or stands in a field that cannot be clipped.
+        If a number is not finite, or is in a field that cannot be clipped.
 
     Notes
     -----
@@ -80,19 +80,9 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
 def origin_of(
     numbers: Mapping[str, Tensor], known: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Return the reference point around which each tensor is clipped.
-
-    Parameters
-    ----------
-    numbers, known : mapping of str to Tensor
-        Tensors of the upload and of the download, by path.
-
-    Returns
-    -------
-    list of Tensor
-        The download's tensor of the same path and shape for an entry of a mapping (weights
-        by name); else zeros.
-    """
+    """Return the reference point around which each tensor of an upload is clipped."""
+    # weights by name (entries of a mapping): the download's tensor of the same path and
+    # shape; all other fields: zeros
     return [
         known[place].detach().cpu()
         if place.count("/") > 1

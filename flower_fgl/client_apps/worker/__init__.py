@@ -1,9 +1,13 @@
-"""A worker that stays between messages, where an owner's node config asks for one.
+"""A persistent worker process that handles all messages of one data owner.
 
-Flower starts a process for every message of a deployment. With ``worker-idle`` in the node
-config that process (:mod:`~flower_fgl.client_apps.worker.client`) imports neither torch nor a graph,
-but hands its message to the owner's worker (:mod:`~flower_fgl.client_apps.worker.process`, which works
-by :mod:`~flower_fgl.client_apps.worker.server`) through a Unix domain socket in a folder of the
-owner's (:mod:`~flower_fgl.client_apps.worker.socket_path`), as bytes of Flower's own protobuf messages
-(:mod:`~flower_fgl.client_apps.worker.wire`). Nothing is pickled.
+In a deployment Flower starts one process per message. If the node config sets
+``worker-idle``, that process imports neither torch nor a graph. Instead it sends the
+message to the data owner's worker through a Unix domain socket. Messages travel as Flower's
+protobuf bytes; nothing is pickled.
+
+- ``client``: the message process, which connects to the worker or starts it.
+- ``process``: start and end of the worker process.
+- ``server``: the worker's loop over messages.
+- ``socket_path``: the path of the socket, and the SuperNode that the worker belongs to.
+- ``wire``: the bytes sent through the socket.
 """

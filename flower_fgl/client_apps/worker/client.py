@@ -1,6 +1,6 @@
-"""How the process that Flower starts for a message has the owner's worker handle it.
+"""The message process: it sends its message to the data owner's worker.
 
-Light: no torch here, and nothing that imports it.
+This module must not import torch, nor any module that does.
 """
 
 from __future__ import annotations
@@ -44,20 +44,12 @@ INSTALLING = "--allow-runtime-dependency-installation"
 def idle_seconds(node: Mapping[str, Scalar]) -> float:
     """Return the node config's ``worker-idle``.
 
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config.
-
-    Returns
-    -------
-    float
-        Seconds without a message after which the worker ends; 0: there is none.
+    These are the seconds without a message after which the worker ends; 0 for no worker.
 
     Raises
     ------
     RunError
-        If it is no number or negative.
+        If the value is negative or not a number.
     """
     idle = node.get("worker-idle", 0)
     if isinstance(idle, bool) or not isinstance(idle, int | float) or not idle >= 0:
@@ -75,12 +67,14 @@ def ask_worker(
     idle: float,
     instead: Callable[[Message, Context], Message],
 ) -> Message:
-    """Have the owner's worker handle a message, and do it here where that fails.
+    """Handle a message in the data owner's worker, or in this process if that fails.
 
     Parameters
     ----------
-    message, context : Message, Context
-        Flower's; the context's state is replaced by what the worker made of it.
+    message : Message
+        Flower's message.
+    context : Context
+        Flower's context; its state is replaced by the one that the worker returns.
     idle : float
         ``worker-idle``, in seconds.
     instead : callable
@@ -94,23 +88,24 @@ def ask_worker(
     Raises
     ------
     RunError
-        If the worker died after it had kept the client's state of this message.
+        If the worker ended after it had stored the client's state of this message.
     Exception
-        What handling the message raised, with class and text as they were.
+        The error that the worker raised for the message, with the same class and text.
 
     Notes
     -----
-    1. A message is handled here only if nothing of it has been kept. The state that rides
-       in the context comes back with the reply or not at all. A state in ``state-dir``
-       is replaced by one rename at the end of the handling: as long as the files are
-       those of before, the message has left no trace but the owner's model, which a
-       second handling writes again, the same. Once they have changed, a second handling
-       would train twice in one round, or draw a second set of secrets.
+    1. This process handles the message only if the worker stored no state of it. A second
+       handling after that would train twice in one round, or draw a second set of
+       secrets.
+    2. A state in the context arrives with the reply or not at all. A state in
+       ``state-dir`` is replaced by one rename at the end of the handling. So unchanged
+       files prove that the message left nothing but the data owner's model, which a
+       second handling writes again identically.
     """
     before = kept_states(context.run_id, context.node_config, context.run_config)
     try:
-        master = find_parent_process()
-        with reach_worker(context.node_config, master, idle) as connection:
+        parent = find_parent_process()
+        with reach_worker(context.node_config, parent, idle) as connection:
             send_request(connection, message, context)
             answer = read_answer(connection, context)
     except (EOFError, OSError, subprocess.SubprocessError, UnreadableError) as error:
@@ -119,8 +114,8 @@ def ask_worker(
             context.run_id, context.node_config, context.run_config
         ):
             raise RunError(
-                f"The node's worker ended ({reason}) after it had kept the client's "
-                "state and before its reply was read. The client goes on with the next "
+                f"The node's worker ended ({reason}) after it had stored the client's "
+                "state and before its reply was read. The client continues with the next "
                 "message."
             ) from error
         log.warning("The message is handled without a worker: %s", reason)
@@ -131,53 +126,42 @@ def ask_worker(
 
 
 def reach_worker(
-    node: Mapping[str, Scalar], master: ParentProcess, idle: float
+    node: Mapping[str, Scalar], parent: ParentProcess, idle: float
 ) -> Connection[bytes, bytes]:
-    """Connect to the owner's worker, which is started if there is none.
-
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config.
-    master : Master
-        The owner's SuperNode.
-    idle : float
-        ``worker-idle``, in seconds.
-
-    Returns
-    -------
-    Connection
-        To a worker that has time now.
+    """Connect to the data owner's worker, started if necessary; it accepts a message.
 
     Raises
     ------
-    OSError, SubprocessError
-        If none can be started, or it works on another message.
+    OSError
+        If the system has no Unix domain sockets, Flower installs packages per message, no
+        worker listens, or the worker is busy with another message.
+    SubprocessError
+        If the worker cannot be started.
     UnreadableError
-        If what listens is no worker.
+        If the process that listens is not a worker of this version.
     """
     if not hasattr(socket, "AF_UNIX"):
-        raise OSError("this system has no Unix domain sockets: leave worker-idle away")
+        raise OSError("this system has no Unix domain sockets: remove worker-idle")
     if INSTALLING in sys.argv:
         raise OSError(
-            "Flower installs packages anew for every message: set "
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 or leave worker-idle away"
+            "Flower installs packages again for every message: set "
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 or remove worker-idle"
         )
-    address = worker_socket(node, master)
+    address = worker_socket(node, parent)
     for trial in range(TRIES):
         try:
             connection = Client(str(address), family="AF_UNIX")
         except (FileNotFoundError, ConnectionRefusedError):
             if trial:
-                time.sleep(0.1)  # another process is about to start one, or one ends
-            _start(address, master, idle)
+                time.sleep(0.1)  # another process starts a worker, or a worker ends
+            _start(address, parent, idle)
             continue
         try:
             if not connection.poll(BUSY_SECONDS):
                 raise TimeoutError("the worker is busy with another message")
             if connection.recv_bytes() != TAKEN:
                 raise UnreadableError("no worker of this version listens")
-        except (EOFError, ConnectionResetError):  # it ended just now
+        except (EOFError, ConnectionResetError):  # the worker has just ended
             connection.close()
         except Exception:
             connection.close()
@@ -187,12 +171,12 @@ def reach_worker(
     raise OSError(f"no worker listens at {address}")
 
 
-def _start(address: Path, master: ParentProcess, idle: float) -> None:
-    """Start a worker; it, or another one, listens when this returns."""
+def _start(address: Path, parent: ParentProcess, idle: float) -> None:
+    """Start a worker; when this returns, that worker or another one listens."""
     found = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     command = [
         sys.executable, "-P", "-m", "flower_fgl.client_apps.worker.process", str(address),
-        str(idle), str(master.pid), repr(master.started),
+        str(idle), str(parent.pid), repr(parent.started),
     ]  # fmt: skip
     subprocess.run(
         command,

@@ -1,7 +1,7 @@
-"""The worker: handles one owner's messages, keeping the graph and all else in between.
+"""Start and end of the worker process, which keeps a data owner's graph in memory.
 
-It ends after ``worker-idle`` seconds without a message, when its SuperNode is gone, and on
-SIGTERM. What it prints and logs goes where the SuperNode's own lines go.
+The worker ends after ``worker-idle`` seconds without a message, when its SuperNode has
+ended, and on SIGTERM. Its output and log go to the output of the SuperNode.
 """
 
 from __future__ import annotations
@@ -24,30 +24,33 @@ POLL_SECONDS = 1.0
 
 
 def main(arguments: list[str]) -> None:
-    """Listen, let the starter go on, and handle messages; do nothing if another does.
+    """Listen on the socket, release the starting process, and handle messages.
+
+    If another worker already holds the socket, return at once.
 
     Parameters
     ----------
     arguments : list of str
-        The socket's path, ``worker-idle``, and the number and start of the SuperNode.
+        Path of the socket, ``worker-idle`` in seconds, process id of the SuperNode and
+        its start time in seconds since 1970.
     """
-    address, master = (
+    address, parent = (
         Path(arguments[0]),
         ParentProcess(int(arguments[2]), float(arguments[3])),
     )
     lock = _take_lock(address.with_suffix(".lock"))
     if lock is None:
         return
-    address.unlink(missing_ok=True)  # of one that was killed
+    address.unlink(missing_ok=True)  # left by a worker that was killed
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
     listener.listen()
     if os.fork():
-        os._exit(0)  # whoever waits for this process finds the socket
+        os._exit(0)  # the starting process waits for this one and finds the socket
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    threading.Thread(target=_watch, args=(master, address), daemon=True).start()
-    # here and not above: who starts a worker waits for the socket, not for Flower; and a
-    # process forks before its libraries have threads
+    threading.Thread(target=_watch, args=(parent, address), daemon=True).start()
+    # imported late: the starting process waits for the socket only, not for this import;
+    # and the fork must happen before a library starts threads
     from flower_fgl.client_apps.worker.server import serve
 
     try:
@@ -59,7 +62,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _take_lock(path: Path) -> int | None:
-    """Hold a file that goes free when this process ends; ``None`` if another holds it."""
+    """Lock a file until this process ends; ``None`` if another process holds it."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -71,19 +74,19 @@ def _take_lock(path: Path) -> int | None:
             return None
         except FileNotFoundError:
             pass
-        os.close(file)  # whoever held it has just removed it
+        os.close(file)  # its former holder has just removed it
 
 
-def _watch(master: ParentProcess, address: Path) -> None:
-    """End this process, whatever it does, when its SuperNode is gone."""
-    while master.is_alive():
+def _watch(parent: ParentProcess, address: Path) -> None:
+    """End this process, even inside a message, when its SuperNode has ended."""
+    while parent.is_alive():
         time.sleep(POLL_SECONDS)
     _clear(address)
     os._exit(0)
 
 
 def _clear(address: Path) -> None:
-    """Remove the socket and its lock, which this process still holds."""
+    """Remove the socket and its lock file, while this process still holds the lock."""
     for path in (address, address.with_suffix(".lock")):
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What the owner's worker does with messages: the arithmetic of a client, one at a time."""
+"""The loop of the worker, which handles one message at a time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ POLL_SECONDS = 1.0
 
 
 def serve(listener: socket.socket, idle: float) -> None:
-    """Handle messages one after the other until none came for a while.
+    """Handle messages one after the other until none arrives for ``idle`` seconds.
 
     Parameters
     ----------
     listener : socket
-        Of the Unix domain; it listens.
+        Unix domain socket that already listens.
     idle : float
-        Seconds without a message after which this returns.
+        Seconds without a message after which this function returns.
     """
     handler: Handler | None = None
     listener.settimeout(min(POLL_SECONDS, idle))
@@ -48,12 +48,12 @@ def serve(listener: socket.socket, idle: float) -> None:
                 connection.send_bytes(TAKEN)
                 handler = _answer(connection, handler)
             except (EOFError, OSError, UnreadableError) as error:
-                log.warning("A message's process was lost: %r", error)
+                log.warning("The connection to a message's process failed: %r", error)
         latest = time.monotonic()
 
 
 def _answer(connection: Connection[bytes, bytes], handler: Handler | None) -> Handler:
-    """Handle one message, with a new handler if there is none yet."""
+    """Handle one message; create the handler for the first one."""
     message, context = receive_request(connection)
     handler = handler or _new_handler()
     try:

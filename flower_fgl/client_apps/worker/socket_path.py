@@ -1,4 +1,4 @@
-"""Where an owner's worker is found, and whose it is."""
+"""The path of a worker's socket, and the SuperNode that the worker belongs to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from flower_fgl.core.version import VERSION
 __all__ = ["ParentProcess", "find_parent_process", "private_folder", "worker_socket"]
 
 LONGEST = 100
-"""Bytes of a Unix domain socket's path that every system allows (macOS: 103)."""
+"""Longest path of a Unix domain socket, in bytes, within the limit of every system
+(macOS: 103)."""
 SUPERNODE = "flower-supernode"
 
 
@@ -33,38 +34,34 @@ class ParentProcess:
     Parameters
     ----------
     pid : int
-        Its number.
+        Process id.
     started : float
-        When it began, in seconds since 1970: numbers are used again.
+        Start time in seconds since 1970; needed because process ids are reused.
     """
 
     pid: int
     started: float
 
     def is_alive(self) -> bool:
-        """Say whether it runs; one that nobody has buried yet does not."""
+        """Return whether the process runs; a zombie does not."""
         try:
             process = psutil.Process(self.pid)
-            # read twice, the time differs where the clock has been set meanwhile
-            is_it = abs(process.create_time() - self.started) < 2
-            return is_it and bool(process.status() != psutil.STATUS_ZOMBIE)
+            # the reported start time shifts when the system clock is set
+            is_same = abs(process.create_time() - self.started) < 2
+            return is_same and bool(process.status() != psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return False
 
 
 def find_parent_process() -> ParentProcess:
-    """Return the SuperNode above this process.
+    """Return the nearest ancestor whose command is ``flower-supernode``.
 
-    Returns
-    -------
-    Master
-        The nearest ancestor called ``flower-supernode``; where there is none (Flower's
-        ``--isolation process``), the parent.
+    Without one (Flower's ``--isolation process``) it is the direct parent.
 
     Raises
     ------
     OSError
-        If this process has no parent, or may not look at it.
+        If this process has no parent, or may not inspect it.
     """
     try:
         ancestors = psutil.Process().parents()
@@ -78,30 +75,20 @@ def find_parent_process() -> ParentProcess:
         raise OSError(f"the SuperNode's process cannot be found: {error}") from error
 
 
-def worker_socket(node: Mapping[str, Scalar], master: ParentProcess) -> Path:
-    """Name the socket of an owner's worker, in a folder that is only this user's.
+def worker_socket(node: Mapping[str, Scalar], parent: ParentProcess) -> Path:
+    """Return the path of a worker's socket, in a folder that only this user may enter.
 
-    Parameters
-    ----------
-    node : mapping of str to bool, int, float or str
-        Node config.
-    master : Master
-        The owner's SuperNode.
-
-    Returns
-    -------
-    Path
-        Another one for every SuperNode, node config, place and version of this package,
-        interpreter and working folder.
+    It is unique for each SuperNode, node config, location and version of this package,
+    interpreter and working directory.
 
     Raises
     ------
     OSError
-        If there is no folder that can be used.
+        If no folder can be used.
     """
     parts = [
-        master.pid,
-        platform.node(),  # several machines may see one state-dir
+        parent.pid,
+        platform.node(),  # several machines may share one state-dir
         sorted(node.items()),
         __file__,
         VERSION,
@@ -117,23 +104,23 @@ def worker_socket(node: Mapping[str, Scalar], master: ParentProcess) -> Path:
         if len(os.fsencode(folder / name)) <= LONGEST:
             return private_folder(folder) / name
     raise OSError(
-        f"{shared} is too long a path for a socket: set TMPDIR to a short one"
+        f"The path {shared} is too long for a socket. Set TMPDIR to a shorter path."
     )
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that only this user may enter.
+    """Create a folder that only this user may enter, and return it.
 
     Raises
     ------
     OSError
-        If it cannot be made, or is there and others may enter it.
+        If the folder cannot be created, or exists and others may enter it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.lstat()
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_ours or found.st_mode & 0o077:
         raise PermissionError(
-            f"{folder} must be a folder of this user with mode 0700: remove it"
+            f"{folder} must be a folder of this user with mode 0700. Remove it."
         )
     return folder

@@ -1,12 +1,14 @@
-"""What passes between a message's process and the owner's worker, as bytes.
+"""The bytes exchanged by a message process and the data owner's worker.
 
-Frames in order, each sent by ``Connection.send_bytes``:
+Frames in order, each sent with ``Connection.send_bytes``:
 
 =========  ===========================================================================
-worker     ``taken``, at once: it has time for a message
+sender     frames
+=========  ===========================================================================
+worker     ``taken``, at once: the worker is free for a message
 process    the message, the context
-worker     ``reply``, the reply's message, the context's state
-worker     or ``error`` and JSON: the error's module, class, text and traceback
+worker     on success: ``reply``, the reply message, the context's state
+worker     on error: ``error``, JSON with the error's module, class, text and traceback
 =========  ===========================================================================
 """
 
@@ -47,7 +49,7 @@ TAKEN, REPLY, ERROR = b"taken", b"reply", b"error"
 
 
 class UnreadableError(Exception):
-    """What came through the socket, or should go, is not what it must be."""
+    """A message or reply cannot be written to, or read from, the socket's bytes."""
 
 
 def send_request(
@@ -58,9 +60,9 @@ def send_request(
     Raises
     ------
     UnreadableError
-        If they are more than protobuf can hold (2 GB).
+        If they are larger than protobuf allows (2 GB).
     OSError
-        If the worker is gone.
+        If the worker has ended.
     """
     try:
         frames = [
@@ -68,7 +70,7 @@ def send_request(
             context_to_proto(context).SerializeToString(),
         ]
     except Exception as error:
-        raise UnreadableError(f"the message cannot be handed on: {error}") from error
+        raise UnreadableError(f"the message cannot be serialized: {error}") from error
     for frame in frames:
         connection.send_bytes(frame)
 
@@ -79,9 +81,9 @@ def receive_request(connection: Connection[bytes, bytes]) -> tuple[Message, Cont
     Raises
     ------
     UnreadableError
-        If it is neither.
+        If the bytes are not a message and a context.
     EOFError, OSError
-        If the message's process is gone.
+        If the message's process has ended.
     """
     frames = connection.recv_bytes(), connection.recv_bytes()
     try:
@@ -89,12 +91,12 @@ def receive_request(connection: Connection[bytes, bytes]) -> tuple[Message, Cont
             message_from_proto(ProtoMessage.FromString(frames[0])),
             context_from_proto(ProtoContext.FromString(frames[1])),
         )
-    except Exception as error:  # protobuf's own, or one of a class it filled
-        raise UnreadableError(f"this is no message: {error}") from error
+    except Exception as error:  # raised by protobuf or by Flower's conversion
+        raise UnreadableError(f"the request is not a message: {error}") from error
 
 
 def pack_reply(reply: Message, context: Context) -> list[bytes]:
-    """Return the frames of a reply and of the context's state as it is now."""
+    """Return the frames of a reply and of the context's current state."""
     return [
         REPLY,
         message_to_proto(reply).SerializeToString(),
@@ -104,42 +106,44 @@ def pack_reply(reply: Message, context: Context) -> list[bytes]:
 
 def pack_error(error: Exception) -> list[bytes]:
     """Return the frames of an error."""
-    told = {
+    fields = {
         "module": type(error).__module__,
         "class": type(error).__qualname__,
         "text": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
-    return [ERROR, json.dumps(told).encode()]
+    return [ERROR, json.dumps(fields).encode()]
 
 
 def read_answer(
     connection: Connection[bytes, bytes], context: Context
 ) -> Message | Exception:
-    """Receive an answer; of a reply, put the new state into the context.
+    """Receive a reply or an error; a reply also replaces the context's state.
 
     Parameters
     ----------
     connection : Connection
-        From the worker, which was sent a request.
+        Connection to a worker to which a request was sent.
     context : Context
-        Its ``state`` is replaced once all has arrived.
+        Context of the request; its ``state`` is replaced after all frames have arrived.
 
     Returns
     -------
     Message or Exception
-        The reply, or the error that handling the message raised.
+        The reply, or the error that the worker raised for the message.
 
     Raises
     ------
     UnreadableError
-        If it is neither.
+        If the bytes are neither a reply nor an error.
     EOFError, OSError
-        If the worker is gone.
+        If the worker has ended.
     """
     kind = connection.recv_bytes()
     if kind not in (REPLY, ERROR):
-        raise UnreadableError(f"its answer began with {kind[:20]!r}")
+        raise UnreadableError(
+            f"the worker's answer must begin with reply or error, got {kind[:20]!r}"
+        )
     frames = [connection.recv_bytes() for _ in range(2 if kind == REPLY else 1)]
     try:
         if kind == ERROR:
@@ -147,26 +151,24 @@ def read_answer(
         reply = message_from_proto(ProtoMessage.FromString(frames[0]))
         state = recorddict_from_proto(ProtoRecordDict.FromString(frames[1]))
     except Exception as error:
-        raise UnreadableError(f"its answer cannot be read: {error}") from error
+        raise UnreadableError(f"the worker's answer is malformed: {error}") from error
     context.state = state
     return reply
 
 
-def _error_from(told: dict[str, str]) -> Exception:
-    """Make an error of the class and text that were told.
-
-    Classes of this package and of Python are looked up; any other is made anew under its
-    name, since to import its module may cost what the worker is there to save.
-    """
-    module, name, text = told["module"], told["class"], told["text"]
-    homes = {errors.__name__: errors, builtins.__name__: builtins}
-    made = None
-    found = getattr(homes.get(module), name, None)
+def _error_from(fields: dict[str, str]) -> Exception:
+    """Rebuild an error from its class and text."""
+    # Other classes get a stand-in of the same name: importing their modules could load
+    # torch, which the worker exists to avoid.
+    module, name, text = fields["module"], fields["class"], fields["text"]
+    known = {errors.__name__: errors, builtins.__name__: builtins}
+    error = None
+    found = getattr(known.get(module), name, None)
     if isinstance(found, type) and issubclass(found, Exception):
-        with contextlib.suppress(Exception):  # some take more than a text
-            made = found(text)
-    if made is None or str(made) != text:  # e.g. a KeyError quotes its text once more
+        with contextlib.suppress(Exception):  # some classes need more than a text
+            error = found(text)
+    if error is None or str(error) != text:  # e.g. KeyError quotes its text again
         body = {"__module__": module, "__qualname__": name, "__str__": lambda _: text}
-        made = type(name.rpartition(".")[2], (Exception,), body)(text)
-    made.add_note(f"In the owner's worker:\n{told['traceback']}")
-    return made
+        error = type(name.rpartition(".")[2], (Exception,), body)(text)
+    error.add_note(f"In the data owner's worker:\n{fields['traceback']}")
+    return error

@@ -1,1 +1,1 @@
-"""The machinery of a round that all strategies share."""
+"""The parts of the round loop that all strategies share."""

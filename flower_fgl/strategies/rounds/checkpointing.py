@@ -1,4 +1,4 @@
-"""Pack the server's state into a checkpoint, and restore it."""
+"""Checkpoints of the server's state: packing, and restoring when a run resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def describe_clients(federation: Federation) -> list[dict[str, Any]]:
     """Return the clients' descriptions as JSON stores them, without their public keys.
 
-    Keys of secure aggregation are drawn anew when a run resumes.
+    New keys of secure aggregation are drawn when a run resumes.
     """
     return [
         {
@@ -102,11 +102,11 @@ def resume_run(
     Parameters
     ----------
     messenger : Messenger
-        Asks the clients for the round of their own state; its loop state is restored.
+        Requests the round of each client's state; its loop state is restored.
     checkpoint : Checkpoint
         Checkpoint to resume from.
     result : Result
-        Receives the metrics of the rounds before.
+        Receives the metrics of the earlier rounds.
     load_server_state : callable
         Restores the method's own state.
     restores_states : bool
@@ -137,7 +137,7 @@ def resume_run(
     except (KeyError, ValueError, RuntimeError) as error:
         raise RunError(
             f"Checkpoint {checkpoint.folder} does not fit {messenger.config.method}: "
-            f"{error}. It was written by other code: start a new run."
+            f"{error}. Other code has written it: start a new run."
         ) from error
     rounds = _resume_clients(messenger, checkpoint, restores_states)
     _warn_of_other_rounds(loop.trained, rounds, checkpoint.server_round)
@@ -147,7 +147,7 @@ def resume_run(
 
 
 def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:
-    """Refuse clients whose descriptions have changed."""
+    """Reject clients whose descriptions have changed."""
     before = {client["partition_id"]: client for client in checkpoint.clients}
     now = {client["partition_id"]: client for client in describe_clients(federation)}
     changed: list[str] = []
@@ -171,10 +171,7 @@ def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:
 def _resume_clients(
     messenger: Messenger, checkpoint: Checkpoint, restores_states: bool
 ) -> Mapping[int, int | None]:
-    """Announce the checkpoint's round to each client; return the rounds of their states.
-
-    A round is 0 for a client without a state, ``None`` for one that did not answer.
-    """
+    """Rewind all clients; return the rounds of their states (0: none; None: no reply)."""
     federation = messenger.loop.federation
     point = ConfigRecord(
         {
@@ -211,7 +208,7 @@ def _resume_clients(
 def _warn_of_other_rounds(
     expected: Mapping[int, int], found: Mapping[int, int | None], server_round: int
 ) -> None:
-    """Warn of clients whose state is of another round than the checkpoint expects."""
+    """Warn of clients whose state has another round than the checkpoint expects."""
     for pid, number in found.items():
         if number != expected.get(pid, 0):
             what = "no state" if not number else f"its state of round {number}"

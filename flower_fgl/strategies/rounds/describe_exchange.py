@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 def discover(
     grid: Grid, config: RunConfig, before: Mapping[int, Description] | None = None
 ) -> Federation:
-    """Wait for the clients, ask each to describe itself, and compare.
+    """Wait for the clients, request their descriptions, and check them.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     config : RunConfig
-        ``clients``, ``min_clients`` and ``join_timeout`` are read.
+        Settings, among them ``clients``, ``min_clients`` and ``join_timeout``.
     before : mapping of int to Description, optional
-        The clients of a run that goes on, by partition-id: these are waited for, and
-        keep their numbers.
+        The clients of an interrupted run, by partition-id. The function waits for these
+        clients, and they keep their partition-ids.
 
     Returns
     -------
@@ -54,79 +54,86 @@ def discover(
     ------
     RunError
         If too few nodes connect, a node cannot describe itself, two nodes hold the same
-        partition, or they disagree on features, classes or partition.
+        partition, the clients disagree on features, classes or partition, or too few
+        clients can train.
     """
     if before:
-        described, refused, asked = wait_for_known_clients(grid, config, before)
+        described, refused, queried = wait_for_known_clients(grid, config, before)
     else:
-        described, refused, asked = wait_for_clients(grid, config)
-        described, refused = _compare(described, refused, config)
+        described, refused, queried = wait_for_clients(grid, config)
+        described, refused = _check_and_number(described, refused, config)
     federation = Federation.of(
-        described, refused=refused, turned_away=frozenset(asked) - described.keys()
+        described, refused=refused, turned_away=frozenset(queried) - described.keys()
     )
-    _agree(federation, "feature width", lambda d: d.num_features)
-    _agree(federation, "class names", lambda d: d.class_names)
-    _agree(federation, "partition", lambda d: d.partition_sha256)
-    _refuse_untrainable(federation, config)
-    # every class of a client has as many training nodes: below min-class-count none is told
+    _require_equal(federation, "feature width", lambda d: d.num_features)
+    _require_equal(federation, "class names", lambda d: d.class_names)
+    _require_equal(federation, "partition", lambda d: d.partition_sha256)
+    _reject_untrainable(federation, config)
+    # all classes of a few-shot client have ``shots`` training nodes, so that a larger
+    # min-class-count hides every class
     if config.setting == "few-shot" and config.min_class_count <= config.shots:
-        _tell_overlap(federation)
+        _warn_of_disjoint_classes(federation)
     if config.min_clients:
-        _tell_missing(federation, config)
+        _warn_of_missing_clients(federation, config)
     return federation
 
 
-def _compare(
+def _check_and_number(
     described: dict[int, Description], refused: tuple[Rejection, ...], config: RunConfig
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
-    """Settle all that owners must agree on; refuse a mixture, and twins."""
+    """Agree on data owners' schemas; reject mixed data and duplicate partitions."""
     owned = sum(d.is_owned for d in described.values())
     if 0 < owned < len(described):
         raise RunError(
-            f"{owned} nodes bring their own graphs and {len(described) - owned} hold "
-            "partitions of a data set. Start all SuperNodes with graph=..., or none."
+            f"{owned} nodes hold their own graphs and {len(described) - owned} hold "
+            "partitions of a dataset. Start all SuperNodes with graph=..., or none."
         )
     if owned:
-        described, refused = _settle(described, refused, config)
+        described, refused = _agree_on_schema(described, refused, config)
     counts = Counter(d.partition_id for d in described.values())
     if len(counts) < len(described):
-        _refuse_twins(counts)
+        _reject_duplicates(counts)
     return described, refused
 
 
-def _settle(
+def _agree_on_schema(
     described: Mapping[int, Description],
-    unfit: tuple[Rejection, ...],
+    rejected: tuple[Rejection, ...],
     config: RunConfig,
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
-    """Drop owners whose features do not fit, number the others, agree on classes."""
+    """Reject data owners of another feature width; number the others and their classes."""
     names = {node: node_label(node, d) for node, d in described.items()}
     width = agree_width({names[n]: d.num_features for n, d in described.items()})
     fit = {n: d for n, d in described.items() if d.num_features == width}
-    unfit += tuple(
+    rejected += tuple(
         Rejection(
             d.name,
-            f"its graph has {d.num_features} features, the others' have {width}.",
+            f"its graph has {d.num_features} features, the graphs of the other clients "
+            f"have {width}.",
         )
         for node, d in described.items()
         if node not in fit
     )
-    for one in unfit:
-        log.warning("Owner %s does not take part: %s", one.name, one.reason)
+    for one in rejected:
+        log.warning("Data owner %s does not take part: %s", one.name, one.reason)
     least, key = max(
         (config.min_replies, "min-replies"), (config.min_clients, "min-clients")
     )
     if len(fit) < least:
-        text = "; ".join(f"{one.name}: {one.reason}" for one in unfit)
-        raise RunError(f"{len(fit)} owners can take part, but {key} = {least}. {text}")
+        text = "; ".join(f"{one.name}: {one.reason}" for one in rejected)
+        raise RunError(
+            f"{len(fit)} data owners can take part, but {key} = {least}. {text}"
+        )
     numbers = number_owners(fit)
     total = max(max(numbers.values()) + 1, *(d.num_partitions for d in fit.values()))
     if config.min_clients:
-        total = max(total, config.clients)  # those who join later must have numbers
+        total = max(
+            total, config.clients
+        )  # reserves numbers for clients that join later
     models = assign_models(config.model, total)
     ordered = sorted(fit, key=lambda node: (numbers[node], node))
     class_names = agree_classes([fit[node].class_names for node in ordered])
-    settled = {
+    agreed = {
         node: replace(
             in_agreed_order(fit[node], class_names),
             partition_id=numbers[node],
@@ -137,21 +144,22 @@ def _settle(
     }
     for node in ordered:
         log.info("Client %s is data owner %s.", numbers[node], names[node])
-    return settled, unfit
+    return agreed, rejected
 
 
-def _refuse_twins(counts: Mapping[int, int]) -> None:
-    twins = sorted(pid for pid, count in counts.items() if count > 1)
+def _reject_duplicates(counts: Mapping[int, int]) -> None:
+    """Raise an error that names the partitions held by several nodes."""
+    duplicates = sorted(pid for pid, count in counts.items() if count > 1)
     raise RunError(
-        f"Several nodes hold the same partition: {twins}. Give every SuperNode its own "
-        "partition-id."
+        f"Several nodes hold the same partition: {duplicates}. Give every SuperNode its "
+        "own partition-id."
     )
 
 
-def _agree(
+def _require_equal(
     federation: Federation, what: str, value: Callable[[Description], object]
 ) -> None:
-    """Compare one property over all clients."""
+    """Raise an error if clients differ in one property."""
     groups: dict[object, list[int]] = {}
     for pid, description in federation.clients.items():
         groups.setdefault(value(description), []).append(pid)
@@ -160,7 +168,8 @@ def _agree(
         raise RunError(f"The clients disagree on the {what}: {text}.")
 
 
-def _refuse_untrainable(federation: Federation, config: RunConfig) -> None:
+def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
+    """Raise an error if too few clients can train; warn of clients that cannot."""
     idle = [pid for pid in federation.clients if pid not in federation.trainable]
     is_few_shot = config.setting == "few-shot"
     if not federation.trainable:
@@ -171,25 +180,25 @@ def _refuse_untrainable(federation: Federation, config: RunConfig) -> None:
             "and the labels, or use fewer clients."
         )
     able = len(federation.trainable)
-    asked = num_sampled(config, able)
-    if asked < config.min_replies and not config.min_clients:
+    sampled = num_sampled(config, able)
+    if sampled < config.min_replies and not config.min_clients:
         raise RunError(
             f"{able} of {len(federation.clients)} clients can train, of which "
-            f"{describe_sampling(config)} asks {asked} a round, but min-replies is "
-            f"{config.min_replies}: no round could end. Lower min-replies, or ask more."
+            f"{describe_sampling(config)} samples {sampled} per round, but min-replies "
+            f"is {config.min_replies}. Lower min-replies, or sample more clients."
         )
     if idle and is_few_shot:
         log.warning(
-            "Clients %s take no part: fewer than two of their classes have more than 25 "
-            "nodes.",
+            "Clients %s do not take part: fewer than two of their classes have more than "
+            "25 nodes.",
             idle,
         )
     elif idle:
-        log.warning("Clients %s have no training nodes: evaluated only.", idle)
+        log.warning("Clients %s have no training nodes and are only evaluated.", idle)
 
 
-def _tell_overlap(federation: Federation) -> None:
-    """Say if no class is trained by two clients, where clients tell what they train."""
+def _warn_of_disjoint_classes(federation: Federation) -> None:
+    """Warn if all clients report class counts and no class is trained by two clients."""
     counts = [d.class_counts for d in federation.clients.values()]
     trains = [sum(n > 0 for n in column) for column in zip(*counts, strict=True)]
     if all(counts) and len(federation.trainable) > 1 and max(trains) < 2:
@@ -198,15 +207,15 @@ def _tell_overlap(federation: Federation) -> None:
         )
 
 
-def _tell_missing(federation: Federation, config: RunConfig) -> None:
-    """Say how many clients may join while the run is under way."""
-    places, found = federation.capacity(config), len(federation.clients)
-    if found < places:
+def _warn_of_missing_clients(federation: Federation, config: RunConfig) -> None:
+    """Log how many clients may join during the run."""
+    capacity, found = federation.capacity(config), len(federation.clients)
+    if found < capacity:
         log.warning(
-            "%d of %d clients are there, which is enough (min-clients = %d). The %d that "
-            "are missing may join between two rounds.",
+            "The run starts with %d of %d clients (min-clients = %d). The %d missing "
+            "clients may join between two rounds.",
             found,
-            places,
+            capacity,
             config.min_clients,
-            places - found,
+            capacity - found,
         )

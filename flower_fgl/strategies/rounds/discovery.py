@@ -1,4 +1,4 @@
-"""Asking nodes who they are, and waiting until those that a run needs are there."""
+"""Functions that wait for the nodes of a run and request their descriptions."""
 
 from __future__ import annotations
 
@@ -27,21 +27,10 @@ Gathered = tuple[dict[int, Description], tuple[Rejection, ...], Collection[int]]
 
 
 def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
-    """Ask some nodes to describe themselves.
+    """Request the descriptions of nodes, given and returned by Flower's node ids.
 
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid.
-    nodes : list of int
-        Flower's node ids.
-    config : RunConfig
-        The larger of ``round_timeout`` and ``join_timeout`` is waited for.
-
-    Returns
-    -------
-    dict of int to Description, Unfit or str
-        By node id; text stands for the reason why one gave no usable answer.
+    A str in place of a description is the reason why a node gave no usable answer. The
+    timeout is the larger of ``round_timeout`` and ``join_timeout``.
     """
     messages = {
         index: Message(
@@ -69,99 +58,106 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
 
 
 def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
-    """Ask every node that connects, until all are there that are expected.
+    """Wait until all expected clients are connected and have described themselves.
 
-    An owner whose node fails without a word (it may have been restarted, and Flower still
-    lists the former one) is given until ``join-timeout`` to come back. Then at least
-    ``min-clients`` must be there if that is set, else all.
+    After ``join-timeout`` it suffices that ``min-clients`` nodes can take part. If
+    ``min-clients`` is unset, all expected nodes must have received the query; those that
+    failed are rejected.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     config : RunConfig
-        ``clients``, ``min_clients`` and ``join_timeout`` are read.
+        Settings ``clients``, ``min_clients`` and ``join_timeout``.
 
     Returns
     -------
     described : dict of int to Description
-        By node id, at least one.
-    refused : tuple of Unfit
-        Who cannot take part, and why.
-    asked : collection of int
-        Ids of all nodes that were asked.
+        Descriptions by node id, at least one.
+    rejected : tuple of Rejection
+        Nodes that cannot take part, with the reason.
+    queried : collection of int
+        Ids of all nodes that received the query.
 
     Raises
     ------
     RunError
-        If too few or too many nodes connect, or partitions of a data set cannot be read.
+        If too few or too many nodes connect, or a partition of a dataset cannot be read.
+
+    Notes
+    -----
+    1. A data owner's node that fails without a reason may have been restarted: Flower
+       still lists its former node id. So such a failure is final only after
+       ``join-timeout``.
     """
     end = time.monotonic() + config.join_timeout
-    asked: Answers = {}
+    answers: Answers = {}
     while True:
-        new = [node for node in grid.get_node_ids() if node not in asked]
-        asked |= describe_nodes(grid, new, config) if new else {}
-        described, unfit, lost = _sorted_out(asked)
-        is_owned = bool(unfit) or any(d.is_owned for d in described.values())
-        if lost and not (is_owned or config.min_clients):
-            raise RunError(f"Clients cannot take part: {_reasons(lost)}")
-        told = len(described) + len(unfit)
-        expected = config.clients or _told_number(described)
-        _check_number(told, expected, config)
+        new = [node for node in grid.get_node_ids() if node not in answers]
+        answers |= describe_nodes(grid, new, config) if new else {}
+        described, rejected, failed = _split_answers(answers)
+        is_owned = bool(rejected) or any(d.is_owned for d in described.values())
+        if failed and not (is_owned or config.min_clients):
+            raise RunError(f"Clients cannot take part: {_reasons(failed)}")
+        answered = len(described) + len(rejected)
+        expected = config.clients or _num_partitions(described)
+        _check_number(answered, expected, config)
         is_enough = len(described) >= config.min_clients
-        if told and told == expected and is_enough:
+        if answered and answered == expected and is_enough:
             break
         if time.monotonic() > end:
             if described and (
-                is_enough if config.min_clients else len(asked) >= expected
+                is_enough if config.min_clients else len(answers) >= expected
             ):
-                unfit += tuple(Rejection("a node", reason) for reason in lost)
+                rejected += tuple(Rejection("a node", reason) for reason in failed)
                 break
-            raise RunError(_too_few(len(described), told, expected, lost, config))
+            raise RunError(_too_few(len(described), answered, expected, failed, config))
         time.sleep(POLL_SECONDS)
     if not described:
-        text = "; ".join(f"{one.name}: {one.reason}" for one in unfit)
+        text = "; ".join(f"{one.name}: {one.reason}" for one in rejected)
         raise RunError(f"No client can take part. {text}")
-    return described, unfit, asked.keys()
+    return described, rejected, answers.keys()
 
 
 def wait_for_known_clients(
     grid: Grid, config: RunConfig, before: Mapping[int, Description]
 ) -> Gathered:
-    """Wait for the clients that a run had, and know each by what it says of itself.
+    """Wait for the clients of an interrupted run, and match them by their descriptions.
 
     Parameters
     ----------
     grid : Grid
         Flower's grid.
     config : RunConfig
-        ``join_timeout`` is read.
+        Setting ``join_timeout``.
     before : mapping of int to Description
-        The clients of the run, by partition-id.
+        The clients of the interrupted run, by partition-id.
 
     Returns
     -------
     described : dict of int to Description
-        By node id, the clients with their numbers of before and nobody else.
-    refused : tuple of Unfit
-        Who cannot take part, and why.
-    asked : collection of int
-        Ids of the nodes that are clients, or cannot be. Others may join.
+        The clients of the interrupted run with their former partition-ids, by node id.
+    rejected : tuple of Rejection
+        Nodes that cannot take part, with the reason.
+    queried : collection of int
+        Ids of the nodes that are clients or cannot take part. The other nodes that
+        received the query may join later.
 
     Raises
     ------
     RunError
-        If one is missing.
+        If a client is missing.
     """
     end = time.monotonic() + config.join_timeout
-    asked: Answers = {}
-    found: dict[int, tuple[int, Description]] = {}  # node and description by number
+    answers: Answers = {}
+    found: dict[int, tuple[int, Description]] = {}  # by partition-id
     changed: list[str] = []
     while len(found) < len(before):
-        new = [node for node in grid.get_node_ids() if node not in asked]
-        answers = describe_nodes(grid, new, config) if new else {}
-        asked |= answers
-        for node, answer in answers.items():
+        new = [node for node in grid.get_node_ids() if node not in answers]
+        received = describe_nodes(grid, new, config) if new else {}
+        answers |= received
+        for node, answer in received.items():
             known = isinstance(answer, Description) and match_known_client(
                 before, answer
             )
@@ -170,77 +166,83 @@ def wait_for_known_clients(
             elif isinstance(known, str):
                 changed.append(f" {known}")
         if len(found) < len(before) and time.monotonic() > end:
-            missing = [_named(one) for pid, one in before.items() if pid not in found]
+            missing = [_label(one) for pid, one in before.items() if pid not in found]
             raise RunError(
                 f"The run had {len(before)} clients, {len(found)} of them connected "
                 f"within {config.join_timeout:g} s. Missing: {', '.join(missing)}. Start "
-                "their SuperNodes with the graphs of before, then resume the run."
+                "their SuperNodes with the same graphs as before, then resume the run."
                 f"{''.join(changed)}"
             )
         time.sleep(POLL_SECONDS)
-    described, unfit, _ = _sorted_out(asked)
-    settled = dict(found.values())
-    strangers = described.keys() - settled.keys()
-    return settled, unfit, asked.keys() - strangers
+    described, rejected, _ = _split_answers(answers)
+    clients = dict(found.values())
+    others = described.keys() - clients.keys()
+    return clients, rejected, answers.keys() - others
 
 
-def _sorted_out(
+def _split_answers(
     answers: Answers,
 ) -> tuple[dict[int, Description], tuple[Rejection, ...], list[str]]:
-    """Tell apart who described itself, who cannot take part, and who said nothing."""
+    """Split answers into descriptions, rejections and reasons of failures."""
     described = {n: d for n, d in answers.items() if isinstance(d, Description)}
-    unfit = tuple(u for u in answers.values() if isinstance(u, Rejection))
-    return described, unfit, [why for why in answers.values() if isinstance(why, str)]
+    rejected = tuple(r for r in answers.values() if isinstance(r, Rejection))
+    failed = [reason for reason in answers.values() if isinstance(reason, str)]
+    return described, rejected, failed
 
 
-def _reasons(lost: Collection[str]) -> str:
-    return "; ".join(f"{why} ({n} clients)" for why, n in Counter(lost).items())
+def _reasons(failed: Collection[str]) -> str:
+    """Format each reason with its number of clients."""
+    return "; ".join(f"{why} ({n} clients)" for why, n in Counter(failed).items())
 
 
-def _told_number(described: Mapping[int, Description]) -> int:
-    """Return how many clients there are by their own word, 0 before anybody said so."""
+def _num_partitions(described: Mapping[int, Description]) -> int:
+    """Return the number of partitions that nodes report, 0 before the first report."""
     number = max((d.num_partitions for d in described.values()), default=0)
     if described and not number:
         raise RunError(
-            "Owners bring their own graphs, so nobody but you knows how many there are: "
-            "set clients to the number of SuperNodes to wait for."
+            "Data owners with their own graphs do not report how many clients there are. "
+            "Set clients to the number of SuperNodes to wait for."
         )
     return number
 
 
-def _check_number(told: int, expected: int, config: RunConfig) -> None:
-    """Refuse more nodes than clients, and fewer clients than must be there."""
-    if told > expected > 0:
+def _check_number(answered: int, expected: int, config: RunConfig) -> None:
+    """Reject more nodes than clients, and fewer clients than ``min-clients``."""
+    if answered > expected > 0:
         raise RunError(
-            f"{told} nodes are connected, but clients = {expected}. Set "
-            "clients to their number, or to 0."
+            f"{answered} nodes are connected, but clients = {expected}. Set "
+            f"clients to {answered}, or to 0."
         )
     if config.min_clients > expected > 0:
         raise RunError(
-            f"min-clients = {config.min_clients}, but by their own word there are "
-            f"{expected} clients. Set min-clients to that or less."
+            f"min-clients = {config.min_clients}, but the run has {expected} clients. "
+            f"Set min-clients to at most {expected}."
         )
 
 
 def _too_few(
-    described: int, told: int, expected: int, lost: Collection[str], config: RunConfig
+    described: int,
+    answered: int,
+    expected: int,
+    failed: Collection[str],
+    config: RunConfig,
 ) -> str:
-    """Say how many are missing when the time is over."""
+    """Describe how many clients are missing after ``join-timeout``."""
     if config.min_clients:
-        why = f" {_reasons(lost)}" if lost else ""
+        why = f" {_reasons(failed)}" if failed else ""
         return (
             f"Only {described} of {expected or 'any'} clients could take part within "
             f"{config.join_timeout:g} s, but min-clients = {config.min_clients}.{why}"
         )
     return (
-        f"Only {told} of {expected or 'any'} clients connected within "
-        f"{config.join_timeout:g} s. In a simulation set the number of "
+        f"Only {answered} of {expected or 'any'} clients connected within "
+        f"{config.join_timeout:g} s. In a simulation, set the number of "
         'supernodes (--federation-config "num-supernodes='
-        f'{expected or 10}"); clients=0 takes as many as there are.'
+        f'{expected or 10}"). With clients = 0 the run takes all connected nodes.'
     )
 
 
-def _named(client: Description) -> str:
-    """Call a client by its number, an owner by its name as well."""
+def _label(client: Description) -> str:
+    """Return a client's partition-id, and the name of a data owner."""
     name = f' ("{client.name}")' if client.name else ""
     return f"client {client.partition_id}{name}"

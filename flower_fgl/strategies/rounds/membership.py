@@ -1,4 +1,4 @@
-"""Who a newcomer is: a client of before, one that may join now, or neither."""
+"""Decisions on a connecting node: it is a known client, a new one, or rejected."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ NEXT_RUN = "It can take part in the next run."
 def match_known_client(
     clients: Mapping[int, Description], newcomer: Description
 ) -> tuple[int, Description] | str | None:
-    """Find the client that a newcomer was before.
+    """Find the client of the run that a connecting node is.
 
     Parameters
     ----------
     clients : mapping of int to Description
-        Of the run, by partition-id.
+        The run's clients, by partition-id.
     newcomer : Description
-        What a node says of itself.
+        Description of the connecting node.
 
     Returns
     -------
     tuple of int and Description, str or None
-        Partition-id and description as agreed; why it cannot take part, if it says to be
-        a client whose graph it does not have; ``None`` if it was none of them.
+        Partition-id and description in the agreed class order; ``None`` for an unknown
+        node. A str is the reason for a rejection: the node identifies itself as a client
+        but holds another graph.
 
     Notes
     -----
-    1. An owner is known by its name and graph: who joined late may have another number
-       than its own.
+    1. A data owner is matched by name and graph. Its partition-id may differ from the one
+       in its node config if it joined late.
     """
     same = [
         pid
         for pid, client in clients.items()
         if client.is_owned == newcomer.is_owned and client.name == newcomer.name
     ]
-    told = [pid for pid in same if newcomer.partition_id in (UNNUMBERED, pid)]
-    others = [pid for pid in same if newcomer.is_owned and pid not in told]
-    for pid in [*told, *others]:
+    claimed = [pid for pid in same if newcomer.partition_id in (UNNUMBERED, pid)]
+    others = [pid for pid in same if newcomer.is_owned and pid not in claimed]
+    for pid in [*claimed, *others]:
         client, description = clients[pid], newcomer
         if client.is_owned and set(newcomer.class_names) <= set(client.class_names):
             description = replace(
@@ -57,10 +58,10 @@ def match_known_client(
             )
         if replace(description, public_key=b"") == replace(client, public_key=b""):
             return pid, description
-    if told:
+    if claimed:
         return (
-            f"{_called(newcomer)} has another graph than the client of that name had when "
-            "the run began. Bring that graph back, or start a new run."
+            f"{_label(newcomer)} has another graph than the client of that name had when "
+            "the run began. Restore that graph, or start a new run."
         )
     return None
 
@@ -68,46 +69,45 @@ def match_known_client(
 def admit_new_client(
     federation: Federation, newcomer: Description, config: RunConfig
 ) -> Description | str:
-    """Give a place to a newcomer that was no client before, if there is one that it fits.
+    """Admit an unknown node as a client if it fits and a partition-id is free.
 
     Parameters
     ----------
     federation : Federation
         The clients so far.
     newcomer : Description
-        What a node says of itself.
+        Description of the connecting node.
     config : RunConfig
-        ``clients``, ``min_clients`` and ``model`` are read.
+        Settings ``clients``, ``min_clients`` and ``model``.
 
     Returns
     -------
     Description or str
-        Its description as agreed, with its number; or why it cannot take part.
+        Description in the agreed class order with its partition-id, or the reason for a
+        rejection.
     """
-    called = _called(newcomer)
-    late = f"{called} was not among the clients when the run began"
-    places = federation.capacity(config)
+    label = _label(newcomer)
+    late = f"{label} was not among the clients when the run began"
+    capacity = federation.capacity(config)
     if not config.min_clients:
         return f"{late}. {NEXT_RUN}"
-    if len(federation.clients) >= places:
-        return f"{late}, and its {places} places are taken. {NEXT_RUN}"
+    if len(federation.clients) >= capacity:
+        return f"{late}, and all {capacity} partition-ids are taken. {NEXT_RUN}"
     if newcomer.is_owned != federation.is_owned:
-        what = (
-            "partitions of a data set" if newcomer.is_owned else "graphs of their own"
-        )
-        return f"{called} does not fit: the clients of this run hold {what}."
-    settle = _place_of_owner if newcomer.is_owned else _place_of_partition
-    settled = settle(federation, newcomer)
-    if isinstance(settled, str):
-        return settled
-    models = assign_models(config.model, settled.num_partitions)
-    return replace(settled, model=models[settled.partition_id])
+        what = "partitions of a dataset" if newcomer.is_owned else "graphs of their own"
+        return f"{label} does not fit: the clients of this run hold {what}."
+    check = _check_owner if newcomer.is_owned else _check_partition
+    client = check(federation, newcomer)
+    if isinstance(client, str):
+        return client
+    models = assign_models(config.model, client.num_partitions)
+    return replace(client, model=models[client.partition_id])
 
 
-def _place_of_partition(
+def _check_partition(
     federation: Federation, newcomer: Description
 ) -> Description | str:
-    """Compare a holder of a partition with the others; its number is its own."""
+    """Compare a node that holds a partition with the clients; it keeps its number."""
     first = next(iter(federation.clients.values()))
     for what, key in (
         ("partition", "partition_sha256"),
@@ -117,26 +117,26 @@ def _place_of_partition(
     ):
         if getattr(newcomer, key) != getattr(first, key):
             return (
-                f"{_called(newcomer)} has another {what} than the clients of this run. "
-                "Start its SuperNode with the data and the num-partitions of the others."
+                f"{_label(newcomer)} has another {what} than the clients of this run. "
+                "Start its SuperNode with the same data and num-partitions as the others."
             )
     return newcomer
 
 
-def _place_of_owner(federation: Federation, newcomer: Description) -> Description | str:
-    """Compare an owner's features and classes with what was agreed, and number it."""
-    called, names = _called(newcomer), federation.class_names
+def _check_owner(federation: Federation, newcomer: Description) -> Description | str:
+    """Compare a data owner's features and classes with the agreed ones; number it."""
+    label, names = _label(newcomer), federation.class_names
     if newcomer.num_features != federation.num_features:
         return (
-            f"the graph of {called} has {newcomer.num_features} features, the others' "
-            f"have {federation.num_features}."
+            f"the graph of {label} has {newcomer.num_features} features, the graphs of "
+            f"the other clients have {federation.num_features}."
         )
     unknown = [name for name in newcomer.class_names if name not in names]
     if unknown:
         return (
-            f"{called} has classes that nobody had when the run began "
-            f"({', '.join(unknown[:5])}), and the classes of a run cannot change any "
-            f"more: {', '.join(names[:20])}. {NEXT_RUN}"
+            f"{label} has classes that no client had when the run began "
+            f"({', '.join(unknown[:5])}). The classes cannot change during a run: "
+            f"{', '.join(names[:20])}. {NEXT_RUN}"
         )
     total = federation.num_partitions
     free = [pid for pid in range(total) if pid not in federation.clients]
@@ -148,5 +148,6 @@ def _place_of_owner(federation: Federation, newcomer: Description) -> Descriptio
     )
 
 
-def _called(newcomer: Description) -> str:
+def _label(newcomer: Description) -> str:
+    """Return a data owner's name, or the partition-id."""
     return newcomer.name or f"partition-id {newcomer.partition_id}"

@@ -1,4 +1,4 @@
-"""Messages to the clients and their replies, counted in the log of the round."""
+"""Messages to the clients and their replies; the round's log counts their bytes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Messenger:
         self.secure: MaskedUploads | None = None
 
     def pack(self, payloads: Mapping[int, Payload]) -> dict[int, RecordDict]:
-        """Pack payloads by partition-id; one that several clients get is packed once."""
+        """Pack payloads by partition-id; a payload of several clients is packed once."""
         packed: dict[int, RecordDict] = {}
         contents = {}
         for pid, payload in payloads.items():
@@ -103,18 +103,22 @@ class Messenger:
         settings: Mapping[int, ConfigRecord] | ConfigRecord,
         server_round: int,
     ) -> list[Message]:
-        """Make one message per client.
+        """Build one message per client.
 
         Parameters
         ----------
         contents : mapping of int to RecordDict
             Packed payloads by partition-id; completed in place.
         message_type : str
-            Flower's type, with an action where there is one.
+            Flower's message type, with the action of a query.
         settings : ConfigRecord, or mapping of int to ConfigRecord
-            Record ``config`` of all messages, or of each.
+            Record ``config``, one for all messages or one per partition-id.
         server_round : int
             Round, for Flower's logs.
+
+        Returns
+        -------
+        list of Message
         """
         federation = self.loop.federation
         messages = []
@@ -136,10 +140,10 @@ class Messenger:
         return messages
 
     def note_release(self, server_round: int, clients: Iterable[int]) -> None:
-        """Record who is asked for a noisy upload, before anything is sent."""
+        """Record the clients that will send a noised upload, before any message is sent."""
         if self.config.upload_noise and self.recorder is not None:
-            asked = {"round": server_round, "clients": list(clients)}
-            self.recorder.append_release(asked)
+            release = {"round": server_round, "clients": list(clients)}
+            self.recorder.append_release(release)
 
     def exchange(self, messages: Iterable[Message]) -> dict[int, Message]:
         """Send training messages, wait for the replies, log failures and seconds.
@@ -159,7 +163,7 @@ class Messenger:
         return exchange.replies
 
     def evaluate(self, messages: Sequence[Message]) -> dict[int, Message]:
-        """Send evaluation messages and wait; like :meth:`exchange`."""
+        """Send evaluation messages, wait for the replies, log bytes and failures."""
         addressed = self.by_receiver(messages)
         self.loop.log.add_download(addressed)
         exchange = self.send(addressed)
@@ -174,7 +178,7 @@ class Messenger:
         *,
         brings_upload: bool = False,
     ) -> dict[int, RecordDict]:
-        """Run an exchange beside the training; failures and bytes count for the round.
+        """Run a query exchange; its failures and bytes count for the current round.
 
         Parameters
         ----------
@@ -211,7 +215,7 @@ class Messenger:
         return {pid: reply.content for pid, reply in exchange.replies.items()}
 
     def drop(self, partition_id: int, reason: str) -> None:
-        """Count a client whose reply cannot be used; the log of the round names it."""
+        """Log a failure of a client whose reply is malformed or missing."""
         self.loop.log.failures.append(Failure(partition_id, reason))
 
     def send(self, messages: Mapping[int, Message]) -> Exchange:
@@ -228,18 +232,19 @@ class Messenger:
         replies: Mapping[int, Message],
         read: Callable[[int, RecordDict], Payload],
     ) -> dict[int, Upload]:
-        """Check every reply; a malformed one is dropped, counted and named.
+        """Check and unpack every reply; a malformed one is logged as a failure.
 
         Parameters
         ----------
         replies : mapping of int to Message
             Replies by partition-id.
         read : callable
-            Reads the payload of a client's reply.
+            Takes a partition-id and a reply's content; returns the payload.
 
         Returns
         -------
         dict of int to Upload
+            Valid uploads by partition-id.
         """
         log = self.loop.log
         uploads = {}
@@ -260,12 +265,12 @@ class Messenger:
         return uploads
 
     def by_receiver(self, messages: Iterable[Message]) -> dict[int, Message]:
-        """Key messages by the partition-id they go to."""
+        """Return messages by the partition-id of their receiver."""
         by_node = self.loop.federation.partitions
         return {by_node[m.metadata.dst_node_id]: m for m in messages}
 
     def by_sender(self, replies: Iterable[Message]) -> dict[int, Message]:
-        """Key usable replies by the partition-id they come from, ascending."""
+        """Return replies without errors by the partition-id of their sender, ascending."""
         by_node = self.loop.federation.partitions
         known = {
             by_node[reply.metadata.src_node_id]: reply
@@ -333,7 +338,7 @@ def send_receive(
     sent = time.perf_counter()
     replies: dict[int, Message] = {}
     failures = [
-        Failure(pid, "the message could not be delivered: its node is gone")
+        Failure(pid, "the message could not be delivered: its node has disconnected")
         for key, pid in zip(ids, order, strict=True)
         if not key
     ]
@@ -382,6 +387,6 @@ def _stop_on_dead_worker(failures: Iterable[Failure]) -> None:
         if "actordied" in text or "actor died" in text or "actor is dead" in text:
             raise RunError(
                 f"The worker process that ran client {failure.partition_id} died "
-                f"({failure.reason}). Often it ran out of memory: run fewer clients at "
-                "once (--workers 1), or use a smaller model."
+                f"({failure.reason}). The usual cause is too little memory: run fewer "
+                "clients at once (--workers 1), or use a smaller model."
             )

@@ -1,4 +1,4 @@
-"""The description of the aggregated model that a run saves."""
+"""The description of the aggregated model saved by a run."""
 
 from __future__ import annotations
 
@@ -12,21 +12,7 @@ __all__ = ["describe_model"]
 def describe_model(
     config: RunConfig, federation: Federation, server_round: int
 ) -> ModelCard:
-    """Describe an aggregated model of a run.
-
-    Parameters
-    ----------
-    config : RunConfig
-        Settings.
-    federation : Federation
-        The clients.
-    server_round : int
-        Round of the model.
-
-    Returns
-    -------
-    ModelCard
-    """
+    """Return the description of an aggregated model after a round."""
     scales = {client.scale for client in federation.clients.values()}
     is_lost = "columns" in scales or len(scales) > 1  # scaling differs by client
     return ModelCard(

@@ -1,4 +1,4 @@
-"""Nodes that connect while a run is under way: reconnected, admitted, or rejected.
+"""Nodes that connect during a run; each is reconnected, admitted or rejected.
 
 A SuperNode that was restarted without a key has a new node id. It is matched by its
 description to the client it was before. Any other new node is admitted if the run has a
@@ -33,10 +33,10 @@ class LateJoiners:
     ----------
     refused : set of int
         Ids of connected nodes that do not take part. A node that disconnects is removed,
-        so a SuperNode with a key is asked again after a restart.
+        so that a SuperNode with a key is queried again after a restart.
     waiting : dict of int to (int, Description)
-        Nodes that match a client whose former node still answers, with its partition-id
-        and their description. They take over when the former node fails.
+        Nodes that match a client whose former node still replies: partition-id of the
+        client and description of the node. They replace the former node when it fails.
     """
 
     refused: set[int] = field(default_factory=set)
@@ -45,13 +45,13 @@ class LateJoiners:
     def poll(
         self, messenger: Messenger, present: Collection[int], server_round: int
     ) -> None:
-        """Ask new nodes to describe themselves; reconnect, admit or reject them.
+        """Request the descriptions of new nodes; reconnect, admit or reject these.
 
         Parameters
         ----------
         messenger : Messenger
-            Its federation is replaced. The failures of its last round show which clients
-            are lost.
+            Messenger of the run. Its federation is replaced; the failures of its last
+            round show which clients are lost.
         present : collection of int
             Ids of all connected nodes.
         server_round : int
@@ -93,7 +93,7 @@ class LateJoiners:
             found = answer.reason if isinstance(answer, Rejection) else answer
         if isinstance(found, str):
             self.refused.add(node)
-            log.warning("Node %s takes no part in this run: %s", node, found)
+            log.warning("Node %s does not take part in this run: %s", node, found)
         elif isinstance(found, Description):
             _admit(messenger, server_round, node, found)
         else:
@@ -102,7 +102,7 @@ class LateJoiners:
 
 
 def _order(node: int, answer: Description | Rejection | str) -> tuple[bool, str, int]:
-    """Order nodes that connect together: those with a number first, then by name."""
+    """Return the sort key of a new node: nodes with a partition-id first, then by name."""
     if not isinstance(answer, Description):
         return True, "", node
     return answer.partition_id == UNNUMBERED, answer.name, node
@@ -116,10 +116,10 @@ def _admit(
     loop.federation = loop.federation.joined_by(node, client)
     if messenger.recorder is not None:
         messenger.recorder.append_clients(client_lines([client], server_round))
-    who = f"is data owner {node_label(node, client)} and " if client.is_owned else ""
-    log.info("Client %s %sjoins in round %s.", pid, who, server_round)
+    owner = f"is data owner {node_label(node, client)} and " if client.is_owned else ""
+    log.info("Client %s %sjoins in round %s.", pid, owner, server_round)
     if not client.num_train:
-        log.warning("Client %s has no training nodes: evaluated only.", pid)
+        log.warning("Client %s has no training nodes and is only evaluated.", pid)
 
 
 def _reconnect(

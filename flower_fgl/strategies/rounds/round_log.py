@@ -1,4 +1,4 @@
-"""What happened in one round: scores, seconds, bytes, failures."""
+"""The log of one round: scores, seconds, bytes and failures."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ModeScores = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply that could not be used.
+    """A missing, failed or malformed reply.
 
     Parameters
     ----------
     partition_id : int
-        Client that should have replied.
+        Client of the reply.
     reason : str
         Reason, in one line.
     """
@@ -41,7 +41,7 @@ class Failure:
 
 
 class RoundLog:
-    """Collect a round's numbers and turn them into the lines of the run folder.
+    """Collect a round's numbers and format them as lines of the run folder.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class RoundLog:
     is_scored : bool
         Whether models are evaluated in this round.
     phase : str
-        ``"train"``, or the name of a method's extra exchange.
+        ``"train"``, or the name of a method's extra phase.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RoundLog:
         self.failures: list[Failure] = []
         self.reason = ""
         self.seconds: dict[str, float] = {}
-        self.numbers: dict[str, float] = {}  # what else a method says of the round
+        self.numbers: dict[str, float] = {}  # further numbers logged by the method
         self._started = time.perf_counter()
         self._clients: dict[int, dict[str, Any]] = {}
         self._scores: dict[int, dict[str, dict[str, Scores]]] = {}
@@ -71,12 +71,12 @@ class RoundLog:
             lambda: {"up": 0, "down": 0}
         )
         self._is_ok = True
-        self._need = 0
-        self._asked = 0
+        self._min_replies = 0
+        self._num_sampled = 0
 
     # ---------------------------------------------------------------- collecting
     def add_download(self, messages: Mapping[int, Message]) -> None:
-        """Count the bytes sent."""
+        """Count the bytes of messages to the clients."""
         counted: dict[int, int] = {}
         for pid, message in messages.items():
             for name, record in message.content.items():
@@ -95,7 +95,7 @@ class RoundLog:
         seconds_wait: float,
     ) -> None:
         """Store failures and seconds of a training exchange."""
-        self._asked = len(replies) + len(failures)
+        self._num_sampled = len(replies) + len(failures)
         self.failures += failures
         busiest = _busiest_worker(replies)
         for name, seconds in (
@@ -106,20 +106,19 @@ class RoundLog:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def forget_replies(self) -> None:
-        """Let only the replies of the exchange that follows count.
+        """Discard the replies so far, but keep their bytes, seconds and failures.
 
-        For a round of several exchanges of which the last one trains; bytes, seconds
-        and failures of the earlier ones are kept.
+        Used by a round of several exchanges in which only the last one trains.
         """
         self._clients.clear()
 
     def add_reply(self, pid: int, metrics: MetricRecord, num_examples: float) -> None:
-        """Keep loss and scores of one usable training reply.
+        """Store loss, scores and seconds of one training reply.
 
         Raises
         ------
         PayloadError
-            If its numbers cannot be; nothing of it is kept then.
+            If the metrics are malformed; then nothing is stored.
         """
         loss = read_loss(metrics)
         self.add_scores(pid, metrics)
@@ -133,7 +132,7 @@ class RoundLog:
             self._clients[pid]["terms"] = terms
 
     def add_evaluation(self, pid: int, reply: Message) -> None:
-        """Keep the scores of an evaluation reply, or why they cannot be used."""
+        """Store the scores of an evaluation reply, or a failure if it is malformed."""
         self.count_up(pid, reply.content)
         metrics = reply.content.metric_records.get(METRICS)
         try:
@@ -144,7 +143,7 @@ class RoundLog:
             self.failures.append(Failure(pid, str(error)))
 
     def add_scores(self, pid: int, metrics: MetricRecord) -> None:
-        """Keep the scores found in a reply's metrics."""
+        """Store the scores in a reply's metrics."""
         for mode, columns in read_scores(metrics).items():
             mine = self._scores.setdefault(pid, {}).setdefault(mode, {})
             for column, values in columns.items():
@@ -157,14 +156,14 @@ class RoundLog:
                 )
 
     def count_up(self, pid: int, content: RecordDict) -> None:
-        """Count the bytes of a reply, whether it can be used or not."""
+        """Count the bytes of a reply, valid or not."""
         for name, size in record_bytes(content).items():
             self._bytes["up"][name] += size
             self._client_bytes[pid]["up"] += size
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Turn a payload error, as of secure aggregation, into a round that failed."""
+        """Turn a payload error (e.g. of secure aggregation) into a failed round."""
         try:
             yield
         except PayloadError as error:
@@ -172,13 +171,13 @@ class RoundLog:
             self.reason = str(error)
 
     def has_scores(self, pid: int) -> bool:
-        """Say whether a client's own model was scored already."""
+        """Return whether the log has scores of a client's personalized model."""
         return "local" in self._scores.get(pid, {})
 
     def close(self, *, is_ok: bool, min_replies: int) -> None:
-        """Stop the clock and say whether the round counts."""
+        """Stop the clock and store whether the round succeeded."""
         self._is_ok = is_ok
-        self._need = min_replies
+        self._min_replies = min_replies
         self.seconds["total"] = time.perf_counter() - self._started
 
     # ------------------------------------------------------------------- results
@@ -189,7 +188,7 @@ class RoundLog:
 
     @property
     def loss(self) -> float:
-        """Training loss, weighted as the models are; NaN without a reply."""
+        """Mean training loss by the aggregation weights; NaN without a reply."""
         pairs = [(c["loss"], c["num_examples"]) for c in self._clients.values()]
         total = sum(weight for _, weight in pairs)
         return sum(x * w for x, w in pairs) / total if total else math.nan
@@ -207,10 +206,10 @@ class RoundLog:
         }
 
     def validation(self) -> tuple[int, float] | None:
-        """Nodes and accuracy of the pooled validation score, what rounds compete by.
+        """Return number of nodes and accuracy of the pooled validation score.
 
-        Of the aggregated model where it was scored, else of the clients' own; ``None``
-        without validation nodes.
+        The best round is selected by them. They are the scores of the aggregated model if
+        it was scored, else of the personalized models; ``None`` without validation nodes.
         """
         pooled = self.pooled()
         columns = pooled.get("global") or pooled.get("local") or {}
@@ -220,11 +219,11 @@ class RoundLog:
         return int(column["num_nodes"]), float(column["accuracy"])
 
     def lost(self) -> dict[str, set[int]]:
-        """Return who failed, in training or in scoring, by the reason."""
-        who: dict[str, set[int]] = {}
+        """Return the clients that failed in training or evaluation, by reason."""
+        clients: dict[str, set[int]] = {}
         for failure in self.failures:
-            who.setdefault(failure.reason, set()).add(failure.partition_id)
-        return who
+            clients.setdefault(failure.reason, set()).add(failure.partition_id)
+        return clients
 
     def why_failed(self) -> str:
         """Describe the failures for an error message."""
@@ -233,8 +232,9 @@ class RoundLog:
             for reason, ids in self.lost().items()
         )
         return (
-            f"Round {self.number}: {len(self._clients)} usable replies of {self._asked} "
-            f"clients asked, min-replies is {self._need}. {self.reason} {text}".rstrip()
+            f"Round {self.number}: {len(self._clients)} usable replies of "
+            f"{self._num_sampled} sampled clients, min-replies is {self._min_replies}. "
+            f"{self.reason} {text}".rstrip()
         )
 
     def row(self) -> dict[str, Any]:
@@ -278,6 +278,7 @@ class RoundLog:
 
 
 def _number(value: Any) -> float:
+    """Return a metric as a float, NaN if it is not a number."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 
@@ -291,7 +292,7 @@ def _entries(metrics: MetricRecord, prefix: str) -> dict[str, float]:
 
 
 def _busiest_worker(replies: Mapping[int, Message]) -> float:
-    """Add up the clients' arithmetic per worker process, return the largest sum."""
+    """Sum the clients' compute seconds per worker process; return the largest sum."""
     sums: dict[Any, float] = defaultdict(float)
     for reply in replies.values():
         metrics = reply.content.metric_records.get(METRICS)

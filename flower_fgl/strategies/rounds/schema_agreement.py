@@ -1,7 +1,7 @@
-"""What owners who bring their own graphs must agree on: numbers, width, classes.
+"""Agreement of data owners on partition-ids, feature width and class numbering.
 
-Everything here is settled by name, not by the order in which nodes connect, so that the
-same owners give the same run.
+All results depend on names and not on the order in which nodes connect. So the same data
+owners always give the same run.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["agree_classes", "agree_width", "in_agreed_order", "number_owners"]
 
 
 def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
-    """Give every owner a number.
+    """Assign a partition-id to every data owner.
 
     Parameters
     ----------
     described : mapping of int to Description
-        By Flower's node id.
+        Descriptions by Flower's node id.
 
     Returns
     -------
     dict of int to int
-        Partition-id by node id: their own where they bring one, else the lowest that are
-        free, in the order of the owners' names (equal names: of the node ids).
+        Partition-id by node id. A data owner keeps the partition-id of its description.
+        The others get the lowest free ones, in order of name, then of node id.
     """
     numbers = {
         node: d.partition_id
@@ -41,46 +41,37 @@ def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
 
 
 def agree_width(widths: Mapping[str, int]) -> int:
-    """Choose the feature width d that most owners have.
-
-    Parameters
-    ----------
-    widths : mapping of str to int
-        Feature width by the owner's name for logs; at least one.
-
-    Returns
-    -------
-    int
+    """Return the most frequent of the feature widths d, given by data owner's name.
 
     Raises
     ------
     RunError
-        If two widths are equally frequent: nobody can say then who is wrong.
+        If two widths are equally frequent, so that no majority decides.
     """
     (width, count), *others = Counter(widths.values()).most_common()
     if others and others[0][1] == count:
         text = ", ".join(f"{name}: {w}" for name, w in sorted(widths.items()))
         raise RunError(
-            f"The owners' graphs have different feature widths, none of them more often "
-            f"than the others ({text}). Agree on the features, and check every file with "
+            f"The data owners' graphs have different feature widths without a majority "
+            f"({text}). Agree on the features, and check every file with "
             "flower-fgl check-graph."
         )
     return width
 
 
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
-    """Agree on one numbering of all classes that any owner has.
+    """Return one numbering of all classes of the data owners.
 
     Parameters
     ----------
     lists : collection of tuple of str
-        Each owner's class names in its own order, by ascending partition-id.
+        Each data owner's class names in its own order, by ascending partition-id.
 
     Returns
     -------
     tuple of str
-        Length C: the order of the first owner that names all classes; if nobody does,
-        sorted, as numbers where all are whole numbers.
+        C class names, in the order of the first data owner that has all classes. If none
+        has, they are sorted, as numbers if all names are whole numbers.
     """
     union = {name for names in lists for name in names}
     for names in lists:
@@ -94,20 +85,20 @@ def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 def in_agreed_order(
     description: Description, class_names: tuple[str, ...]
 ) -> Description:
-    """Rewrite a description in the agreed numbering.
+    """Rewrite a description in the agreed class numbering.
 
     Parameters
     ----------
     description : Description
-        In its owner's own order.
+        Description in the data owner's own class order.
     class_names : tuple of str
-        Length C: what was agreed, all of the owner's classes among it.
+        The C agreed class names, which include all classes of the data owner.
 
     Returns
     -------
     Description
-        With C class counts, 0 for classes that the owner does not have; none if the
-        owner shares none.
+        Description with C class counts, 0 for classes that the data owner does not have.
+        If the data owner shares no counts, they stay empty.
     """
     own = dict(zip(description.class_names, description.class_counts, strict=False))
     counts = tuple(own.get(name, 0) for name in class_names) if own else ()

@@ -1,4 +1,4 @@
-"""The server's exchanges of secure aggregation around the training exchange."""
+"""The server's exchanges of secure aggregation before and after the training exchange."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class SecureExchanges:
     ------
     RunError
         If the method's upload is not an :class:`AdditivePayload`, its ``aggregate_sums``
-        does not belong to its ``aggregate``, a client sent no key, or fewer than three
-        clients would train in a round.
+        does not belong to its ``aggregate``, a client sent no key, or a round would sample
+        fewer than three clients.
     """
 
     def __init__(self, messenger: Messenger, strategy: type, up: type[Payload]) -> None:
@@ -58,25 +58,25 @@ class SecureExchanges:
         clients = messenger.loop.federation.clients
         able = messenger.loop.federation.trainable
         self._keys = {pid: clients[pid].public_key for pid in able}
-        self._keys |= self._ask_owners([pid for pid in able if clients[pid].is_owned])
+        self._keys |= self._request_keys([p for p in able if clients[p].is_owned])
         without = [pid for pid, key in self._keys.items() if not key]
         if without or not issubclass(up, AdditivePayload):
             raise RunError(
                 f"Clients {without} sent no key for secure aggregation: all must run "
                 "with secure-aggregation = true and a method that can sum."
             )
-        asked = num_sampled(messenger.config, len(able))
-        if asked < MIN_SECURE_CLIENTS:
+        sampled = num_sampled(messenger.config, len(able))
+        if sampled < MIN_SECURE_CLIENTS:
             raise RunError(
-                f"Secure aggregation needs {MIN_SECURE_CLIENTS} clients that train in a "
-                f"round, got {asked} of {len(able)} with training nodes."
+                f"Secure aggregation needs {MIN_SECURE_CLIENTS} sampled clients per "
+                f"round, got {sampled} of {len(able)} with training nodes."
             )
         self._round: SecureRound | None = None
         self._peers: dict[int, Peers] = {}
         self._shapes: Shapes = {}
 
-    def _ask_owners(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
-        """Ask data owners for their key: they had no number in the describe exchange."""
+    def _request_keys(self, partition_ids: Sequence[int]) -> dict[int, bytes]:
+        """Request the keys of data owners, which had no partition-id when described."""
         keys = {}
         requests: dict[int, Payload] = dict.fromkeys(partition_ids, Empty())
         for pid, content in self._messenger.ask(0, KEYS, requests).items():
@@ -87,14 +87,14 @@ class SecureExchanges:
         return keys
 
     def renew(self, partition_id: int, public_key: bytes) -> None:
-        """Store the new key of a client that reconnected; ask a data owner for it."""
+        """Store the new key of a reconnected client; request it from a data owner."""
         if not public_key:
-            public_key = self._ask_owners([partition_id]).get(partition_id, b"")
+            public_key = self._request_keys([partition_id]).get(partition_id, b"")
         if public_key:
             self._keys[partition_id] = public_key
 
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
-        """Collect shares of the sampled clients; return the clients that sent them.
+        """Collect key shares of the sampled clients; return the clients that sent them.
 
         Raises
         ------
@@ -123,12 +123,12 @@ class SecureExchanges:
             content[name] = record
 
     def unpack(self, server_round: int, content: RecordDict, spec: Any) -> Payload:
-        """Read a masked upload; outside a secure round there is none.
+        """Read a masked upload; outside a secure round return an empty payload.
 
         Raises
         ------
         PayloadError
-            If it is missing, or its length or type is wrong.
+            If the upload is missing, or its length or type is wrong.
         """
         if self._round is None or self._round.number != server_round:
             return Empty()
@@ -146,7 +146,7 @@ class SecureExchanges:
         Returns
         -------
         dict of str to Tensor, float64
-            Sums of the summands.
+            Sum over the clients of each summand.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class SecureExchanges:
         return current.total(vectors, self._shapes, fraction_bits=bits)
 
     def _require(self, current: SecureRound, found: int, what: str) -> None:
-        """Fail the round if fewer clients remain than the threshold."""
+        """Raise an error if fewer clients remain than the threshold."""
         if found < current.threshold:
             raise PayloadError(
                 f"Secure aggregation: {found} of {len(current.asked)} clients {what}, "
@@ -194,7 +194,7 @@ def _reject_inherited_sums(strategy: type) -> None:
     ):
         raise RunError(
             f"{owner['aggregate'].__name__} defines aggregate but inherits "
-            f"aggregate_sums of {owner['aggregate_sums'].__name__}: secure sums would be "
-            "aggregated by another rule. Define aggregate_sums too, or set additive to "
+            f"aggregate_sums of {owner['aggregate_sums'].__name__}, so secure sums would "
+            "be aggregated by another rule. Define aggregate_sums too, or set additive to "
             "False."
         )

@@ -47,19 +47,19 @@ def client_of(toy: NodeDataset, *, has_val: bool = True, **values: object) -> Cl
         ({"partition-id": 0, "num-partitions": 0}, "below"),
     ],
 )
-def test_a_node_config_that_names_no_partition_is_refused(
+def test_a_node_config_without_a_valid_partition_is_rejected(
     node: dict[str, object], words: str
 ) -> None:
     with pytest.raises(RunError, match=words):
         node_place(node)
 
 
-def test_a_device_that_is_not_here_is_named() -> None:
+def test_an_unavailable_device_is_rejected() -> None:
     with pytest.raises(RunError, match="cuda:99"):
         choose_device("cuda:99")
 
 
-def test_the_processor_is_always_here() -> None:
+def test_the_cpu_is_always_available() -> None:
     assert choose_device("cpu") == torch.device("cpu")
     assert choose_device("auto").type in ("cpu", "cuda")
 
@@ -82,10 +82,15 @@ def test_the_cache_keeps_the_newest_within_its_limit(toy: NodeDataset) -> None:
 
     for name in ("a", "b", "a", "c", "a", "b"):
         cache.get((name,), lambda name=name: build(name))
-    assert built == ["a", "b", "c", "b"]  # b was the least recently used when c came
+    assert built == [
+        "a",
+        "b",
+        "c",
+        "b",
+    ]  # b was the least recently used when c was added
 
 
-def test_what_a_method_computes_for_a_graph_counts_in_the_cache(
+def test_memoized_results_count_toward_the_cache_size(
     toy: NodeDataset,
 ) -> None:
     plain = data_bytes(data_of(toy))
@@ -96,7 +101,7 @@ def test_what_a_method_computes_for_a_graph_counts_in_the_cache(
     floats = torch.zeros(plain // 4)
     first.memo["rings",] = [Pairs(floats, floats)]
     assert data_bytes(first) == plain + 2 * floats.nbytes
-    cache.get(("b",), lambda: data_of(toy))  # a, now of 3 parts, has to go for b
+    cache.get(("b",), lambda: data_of(toy))  # a now has 3 parts and is dropped for b
     assert cache.get(("a",), lambda: data_of(toy)) is not first
 
 
@@ -114,21 +119,21 @@ def test_the_validation_score_is_the_accuracy_of_the_column(
     assert client.validate(model) == client.evaluate(model)["val"].accuracy
 
 
-def test_a_model_is_asked_for_the_scored_nodes_only(
+def test_a_model_predicts_only_the_scored_nodes(
     toy: NodeDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(toy)
     model = client.build_model(initialise=True)
     expected = client.evaluate(model)
-    asked = []
+    predicted = []
 
     def predict(graph: GraphInput, wanted: Tensor) -> Tensor:
-        asked.append(wanted.tolist())
+        predicted.append(wanted.tolist())
         return model(graph).masked_fill(~wanted[:, None], math.nan)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(model, "predict", predict)
     assert client.evaluate(model)["val"] == expected["val"]
-    assert asked == [[False] * 3 + [True] * 3]  # the column val; test has no node
+    assert predicted == [[False] * 3 + [True] * 3]  # the column val; test has no node
 
 
 def test_without_validation_nodes_the_validation_score_is_undefined(
@@ -138,10 +143,10 @@ def test_without_validation_nodes_the_validation_score_is_undefined(
     assert math.isnan(client.validate(client.build_model(initialise=True)))
 
 
-def test_absent_classes_count_as_zero_where_it_is_asked_for(toy: NodeDataset) -> None:
-    """Two of three classes are predicted or true: the third is left out, or a zero."""
+def test_absent_classes_count_as_zero_with_that_setting(toy: NodeDataset) -> None:
+    """Two of three classes are predicted or true: the third is ignored, or counts as 0."""
     three = replace(toy, class_names=("left", "right", "none"))
-    kept, zero = (client_of(three, absent_classes=how) for how in ("ignore", "zero"))
+    kept, zero = (client_of(three, absent_classes=c) for c in ("ignore", "zero"))
     model = kept.build_model(initialise=True).eval()
     with torch.no_grad():
         model.classifier.bias.copy_(torch.tensor([0.0, 0.0, -99.0]))
@@ -151,7 +156,7 @@ def test_absent_classes_count_as_zero_where_it_is_asked_for(toy: NodeDataset) ->
     assert second == pytest.approx(first * len(present) / 3)
 
 
-def test_checking_keeps_the_best_of_local_training(toy: NodeDataset) -> None:
+def test_check_every_keeps_the_best_weights_of_local_training(toy: NodeDataset) -> None:
     client = client_of(toy, check_every=1, local_epochs=5, dropout=0.0)
     model = client.build_model(initialise=True)
     client.train(model, 1)
@@ -166,7 +171,7 @@ def test_checking_keeps_the_best_of_local_training(toy: NodeDataset) -> None:
 
 
 @pytest.mark.parametrize("setting", ["transductive", "few-shot"])
-def test_with_few_shots_test_nodes_are_scored_among_own_classes_too(
+def test_few_shot_runs_also_score_test_nodes_over_own_classes(
     toy: NodeDataset, setting: str
 ) -> None:
     nodes = torch.arange(6)
@@ -181,7 +186,7 @@ def test_with_few_shots_test_nodes_are_scored_among_own_classes_too(
     model = client.build_model()
     model.forward = lambda inputs: torch.tensor([[0.0, 1.0]]).repeat(6, 1)  # type: ignore[method-assign,assignment]
     scores = client.evaluate(model)
-    # nodes 1, 2 and 3 are of classes 0, 0 and 1; the model says 1, or 0 if it must
+    # nodes 1, 2, 3 have classes 0, 0, 1; the model predicts 1, or 0 where 1 is masked
     assert scores["test"].accuracy == pytest.approx(1 / 3)
     assert ("test_masked" in scores) == (setting == "few-shot")
     if setting == "few-shot":
@@ -190,7 +195,7 @@ def test_with_few_shots_test_nodes_are_scored_among_own_classes_too(
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_weights_of_sparse_features_lie_by_columns(
+def test_input_weights_of_sparse_features_are_column_major(
     toy: NodeDataset, is_sparse: bool
 ) -> None:
     x = SparseOperator.from_entries(*entries_of(toy.x), (6, toy.x.shape[1])).matrix
@@ -199,7 +204,7 @@ def test_weights_of_sparse_features_lie_by_columns(
     weight = dict(model.named_parameters())["encoder.0.lin.weight"]
     assert weight.t().is_contiguous() == is_sparse
     assert weight.is_contiguous() != is_sparse
-    # fused steps would copy such weights, which SGD need not have
+    # a fused step would copy such weights; SGD is as fast without it
     sgd = parse_config({"optimizer": "sgd"})
     assert make_optimizer(model, sgd).defaults["fused"] != is_sparse
     assert make_optimizer(model, client.config).defaults["fused"]
@@ -210,13 +215,13 @@ def entries_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return row, column, x[row, column]
 
 
-def test_rounds_on_sparse_features_are_those_on_dense_ones(toy: NodeDataset) -> None:
+def test_sparse_and_dense_features_give_the_same_rounds(toy: NodeDataset) -> None:
     x = SparseOperator.from_entries(*entries_of(toy.x), (6, toy.x.shape[1])).matrix
     found = []
     for dataset in (toy, replace(toy, x=x)):
         client = client_of(dataset, dropout=0.0)
         model = client.build_model(initialise=True)
-        for number in (1, 2, 3):  # moments are kept, as a file or a message has them
+        for number in (1, 2, 3):  # moments persist, contiguous as in a file or message
             client.train(model, number)
             group = client.state.group("optimizer")
             kept = {name: tensor.contiguous() for name, tensor in group.items()}
@@ -225,7 +230,7 @@ def test_rounds_on_sparse_features_are_those_on_dense_ones(toy: NodeDataset) -> 
     torch.testing.assert_close(*found)
 
 
-def test_the_part_that_few_training_nodes_need_counts_in_the_cache() -> None:
+def test_a_cached_receptive_field_counts_toward_the_cache_size() -> None:
     path = torch.arange(39)
     edges = torch.stack([path, path + 1])
     edges = torch.cat([edges, edges.flip(0)], dim=1)
@@ -242,7 +247,7 @@ def test_the_part_that_few_training_nodes_need_counts_in_the_cache() -> None:
     )
     data.training.logits(model, data.training.index)
     assert data_bytes(data) > before
-    # a mini-batch passes over the whole graph
+    # a mini-batch uses the whole graph
     data.training.fields.clear()
     data.training.logits(model, data.training.index.clone())
     assert not data.training.fields

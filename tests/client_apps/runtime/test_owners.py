@@ -1,4 +1,4 @@
-"""Owners who bring their own graphs: numbers, classes by name, and who does not fit."""
+"""Data owners with their own graphs: partition-ids, class agreement and rejections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NAMES = ("ash", "birch", "cedar")
 
 
 def saved(folder: Path, graphs: list[ClientGraph]) -> list[dict[str, Any]]:
-    """Write graph files and return the node configs of their owners."""
+    """Write graph files and return the node configs of the data owners."""
     folder.mkdir()
     nodes = []
     for name, graph in zip(NAMES, graphs, strict=True):
@@ -57,12 +57,12 @@ def without_names(run: Any) -> str:
 
 
 def replace_clients(run: Any) -> Any:
-    """Leave away what each owner calls its classes and itself."""
+    """Remove the descriptions, which hold each data owner's name and class names."""
     return replace(run, clients=[row for row in run.clients if row["round"] > 0])
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_owners_who_number_classes_differently_get_the_same_run(
+def test_the_class_order_of_data_owners_does_not_change_the_run(
     method: str, tmp_path: Path
 ) -> None:
     graphs = owner_graphs()
@@ -82,7 +82,7 @@ def test_owners_who_number_classes_differently_get_the_same_run(
     assert counts == {c["name"]: c["class_counts"] for c in same.clients[:3]}
 
 
-def test_owners_give_the_numbers_of_the_partitions_they_rehearse(
+def test_numbered_and_unnumbered_data_owners_give_the_same_run(
     tmp_path: Path,
 ) -> None:
     graphs = owner_graphs()
@@ -90,20 +90,20 @@ def test_owners_give_the_numbers_of_the_partitions_they_rehearse(
         {**node, "partition-id": i, "num-partitions": 3}
         for i, node in enumerate(saved(tmp_path / "graphs", graphs))
     ]
-    told = run_owners(numbered, tmp_path / "a", clients=0)
+    given = run_owners(numbered, tmp_path / "a", clients=0)
     unnumbered = [{"graph": node["graph"]} for node in reversed(numbered)]
-    settled = run_owners(unnumbered, tmp_path / "b")
-    assert comparable(settled) == comparable(told)
+    assigned = run_owners(unnumbered, tmp_path / "b")
+    assert comparable(assigned) == comparable(given)
 
 
 @pytest.mark.parametrize("setting", ["closed-set", "open-set", "few-shot"])
-def test_owners_of_exported_graphs_give_the_numbers_of_the_partitions(
+def test_exported_graphs_give_the_same_scores_as_the_partitions(
     setting: str, small: dict[str, Any], tmp_path: Path
 ) -> None:
     synthetic = {"nodes": 400, "classes": 3, "features": 8, "block_skew": 0.3}
     settings = {**small, "synthetic": synthetic, "setting": setting}
     del settings["clients"]
-    cut = simulate("fedavg", clients=3, **settings)
+    partitioned = simulate("fedavg", clients=3, **settings)
     data = {"synthetic.nodes": 400, "synthetic.classes": 3, "synthetic.features": 8}
     values = {**data, "synthetic.block-skew": 0.3, "setting": setting, "clients": 3}
     paths = export_clients(parse_config(values), tmp_path / "graphs")
@@ -113,10 +113,12 @@ def test_owners_of_exported_graphs_give_the_numbers_of_the_partitions(
         synthetic=synthetic,
         setting=setting,
     )
-    assert owned.best == cut.best
+    assert owned.best == partitioned.best
 
 
-def test_owners_may_sum_in_secret(nodes: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_data_owners_can_use_secure_aggregation(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
     plain = run_owners(nodes, tmp_path / "plain")
     secure = run_owners(nodes, tmp_path / "secure", secure_aggregation=True)
     for one, other in zip(plain.rounds, secure.rounds, strict=True):
@@ -124,18 +126,18 @@ def test_owners_may_sum_in_secret(nodes: list[dict[str, Any]], tmp_path: Path) -
         assert other["failures"] == []
 
 
-def test_numbers_of_owners_that_are_refused_stay_free(tmp_path: Path) -> None:
+def test_partition_ids_of_rejected_data_owners_stay_free(tmp_path: Path) -> None:
     nodes = [
         {**node, "partition-id": i, "num-partitions": 3}
         for i, node in enumerate(saved(tmp_path / "graphs", owner_graphs()))
     ]
     Path(nodes[1]["graph"]).write_bytes(b"PK")
-    # its downloads have a place for every number
+    # FGGP's downloads have an entry for every partition-id
     run = run_owners(nodes, tmp_path / "run", method="fggp")
     assert [row["replies"] for row in run.rounds] == [2, 2]
 
 
-def test_an_owner_that_does_not_fit_is_refused_by_name(
+def test_data_owners_that_do_not_fit_are_rejected_by_name(
     nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     graphs = owner_graphs()
@@ -150,13 +152,13 @@ def test_an_owner_that_does_not_fit_is_refused_by_name(
     assert run.summary["dataset"] == "own graphs"
     assert [c["name"] for c in run.clients if c["round"] == 0] == ["ash", "cedar"]
     refused = {one["name"]: one["reason"] for one in run.summary["refused"]}
-    assert "16 features, the others' have 8" in refused["birch"]
+    assert "16 features, the graphs of the other clients have 8" in refused["birch"]
     assert "check-graph" in refused["oak"]
     assert str(damaged) not in str(refused)
     assert "damaged.npz is not an .npz file" in caplog.text
 
 
-def test_a_node_that_fails_without_a_word_is_waited_for_then_left(
+def test_a_node_that_fails_without_a_reason_is_rejected_after_join_timeout(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Dispatcher.__call__
@@ -174,7 +176,7 @@ def test_a_node_that_fails_without_a_word_is_waited_for_then_left(
     assert "MemoryError" in run.summary["refused"][0]["reason"]
 
 
-def test_what_is_wrong_in_a_file_is_not_told_to_the_server(
+def test_errors_in_a_graph_file_are_not_sent_to_the_server(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "secret"
@@ -187,34 +189,36 @@ def test_what_is_wrong_in_a_file_is_not_told_to_the_server(
     assert "John" not in refused["reason"]
 
 
-def test_too_few_owners_that_fit_end_the_run(
+def test_too_few_data_owners_that_fit_end_the_run(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     for node in nodes[:2]:
         Path(node["graph"]).write_bytes(b"")
-    with pytest.raises(RunError, match="1 owners can take part, but min-replies = 2"):
+    with pytest.raises(
+        RunError, match="1 data owners can take part, but min-replies = 2"
+    ):
         run_owners(nodes, tmp_path / "run", min_replies=2)
     Path(nodes[2]["graph"]).write_bytes(b"")
     with pytest.raises(RunError, match=r"No client can take part.*ash.*cedar"):
         run_owners(nodes, tmp_path / "again")
 
 
-def test_owners_and_partitions_do_not_mix(
+def test_data_owners_and_partitions_cannot_be_mixed(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     partition = {"partition-id": 2, "num-partitions": 3}
-    with pytest.raises(RunError, match="2 nodes bring their own graphs and 1"):
+    with pytest.raises(RunError, match="2 nodes hold their own graphs and 1"):
         run_owners([*nodes[:2], partition], tmp_path / "run")
 
 
-def test_the_number_of_owners_must_be_told(
+def test_the_number_of_data_owners_must_be_set(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    with pytest.raises(RunError, match="set clients"):
+    with pytest.raises(RunError, match="Set clients to the number of SuperNodes"):
         run_owners(nodes, tmp_path / "run", clients=0)
 
 
-def test_owners_may_have_different_backbones(
+def test_data_owners_may_have_different_backbones(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     run = run_owners(nodes, tmp_path / "run", method="fedproto", model="gcn,gin,mlp")
@@ -222,7 +226,7 @@ def test_owners_may_have_different_backbones(
     assert run.status == "completed"
 
 
-def test_a_graph_that_is_replaced_is_read_again(
+def test_a_replaced_graph_file_is_read_again(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     values = run_config_of(
@@ -247,7 +251,7 @@ def test_a_graph_that_is_replaced_is_read_again(
     assert stamp[:2] == ("a.csv", 1)
 
 
-def test_the_split_of_a_file_without_one_ignores_who_else_takes_part(
+def test_the_split_of_a_file_does_not_depend_on_other_clients(
     tmp_path: Path,
 ) -> None:
     graphs = [replace(g, graph=replace(g.graph, masks={})) for g in owner_graphs()]
@@ -271,7 +275,7 @@ def description(name: str, **changes: Any) -> Description:
     return Description(**{**values, **changes})
 
 
-def test_numbers_follow_the_names_and_fill_what_is_free() -> None:
+def test_free_partition_ids_are_assigned_in_order_of_names() -> None:
     described = {
         90: description("oak"),
         7: description("ash"),
@@ -281,7 +285,7 @@ def test_numbers_follow_the_names_and_fill_what_is_free() -> None:
     assert number_owners(described) == {55: 1, 7: 0, 8: 2, 90: 3}
 
 
-def test_the_width_of_most_owners_counts() -> None:
+def test_the_majority_decides_the_feature_width() -> None:
     assert agree_width({"a": 5, "b": 7, "c": 5}) == 5
     with pytest.raises(RunError, match="a: 5, b: 7"):
         agree_width({"a": 5, "b": 7})
@@ -302,21 +306,21 @@ def test_classes_are_agreed_by_name(
     assert agree_classes(lists) == agreed
 
 
-def test_counts_move_with_their_classes() -> None:
-    told = in_agreed_order(description("ash"), ("c", "b", "a"))
-    assert told.class_names == ("c", "b", "a")
-    assert told.class_counts == (0, 1, 3)
+def test_class_counts_are_reordered_with_their_classes() -> None:
+    agreed = in_agreed_order(description("ash"), ("c", "b", "a"))
+    assert agreed.class_names == ("c", "b", "a")
+    assert agreed.class_counts == (0, 1, 3)
     hidden = in_agreed_order(description("ash", class_counts=()), ("c", "b", "a"))
     assert hidden.class_counts == ()
 
 
 def test_labels_are_renumbered_by_name() -> None:
     graph = in_own_order(owner_graphs()[2], ("well", "flu", "cold"))
-    told = graph.renumbered(5, CLASSES)
+    agreed = graph.renumbered(5, CLASSES)
     names = ["?" if k < 0 else graph.class_names[k] for k in graph.graph.y.tolist()]
     assert [CLASSES.index(n) if n != "?" else -1 for n in names] == (
-        told.graph.y.tolist()
+        agreed.graph.y.tolist()
     )
-    assert told.partition_id == 5
+    assert agreed.partition_id == 5
     with pytest.raises(DataError, match="federation does not know: well"):
         graph.renumbered(5, ("flu", "cold"))

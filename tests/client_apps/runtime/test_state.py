@@ -34,7 +34,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StateStore:
     }[request.param]
 
 
-def test_a_state_comes_back_whole(place: StateStore, context: Context) -> None:
+def test_a_saved_state_is_loaded_unchanged(place: StateStore, context: Context) -> None:
     assert place.load(context, 0) == ClientState()
     sent = ClientState(
         {"model/w": torch.randn(3, 2), "optimizer/step/w": torch.tensor(4.0)},
@@ -48,7 +48,7 @@ def test_a_state_comes_back_whole(place: StateStore, context: Context) -> None:
         assert torch.equal(back.tensors[name], tensor)
 
 
-def test_changing_what_was_loaded_changes_nothing_until_it_is_saved(
+def test_changes_to_a_loaded_state_take_effect_when_saved(
     place: StateStore, context: Context
 ) -> None:
     place.save(context, 0, ClientState({"model/w": torch.zeros(2)}))
@@ -56,19 +56,19 @@ def test_changing_what_was_loaded_changes_nothing_until_it_is_saved(
     assert torch.equal(place.load(context, 0).tensors["model/w"], torch.zeros(2))
 
 
-def test_groups_are_replaced_whole() -> None:
+def test_set_group_replaces_all_tensors_of_the_group() -> None:
     state = ClientState({"a/x": torch.zeros(1), "ab/x": torch.ones(1)})
     state.set_group("a", {"y": torch.ones(2)})
     assert set(state.tensors) == {"a/y", "ab/x"}
     assert set(state.group("a")) == {"y"}
 
 
-def test_a_group_is_a_copy_in_order_of_names_wherever_it_is_kept(
+def test_a_group_is_a_copy_sorted_by_name_in_every_store(
     place: StateStore, context: Context
 ) -> None:
     layer = torch.nn.Linear(2, 2)
     state = ClientState()
-    # two groups of one model's weights, which training goes on changing
+    # two groups hold the weights of one model, which training then changes
     for name in ("model", "last"):
         state.set_group(name, {n: p.detach() for n, p in layer.named_parameters()})
     before = layer.weight.detach().clone()
@@ -82,13 +82,13 @@ def test_a_group_is_a_copy_in_order_of_names_wherever_it_is_kept(
 
 
 @pytest.mark.parametrize("value", [0.5, np.ones(2), torch.eye(2).to_sparse()])
-def test_what_is_no_dense_tensor_is_refused_by_name(value: Any) -> None:
+def test_entries_that_are_not_dense_tensors_are_rejected_by_name(value: Any) -> None:
     with pytest.raises(TypeError, match="client state mine/x must be a dense tensor"):
         ClientState().set_group("mine", {"x": value})
 
 
 @pytest.mark.parametrize("value", [[1, 2], torch.ones(1), np.float32(1), None])
-def test_values_that_not_every_place_keeps_are_refused_by_name(
+def test_values_that_some_store_cannot_keep_are_rejected_by_name(
     place: StateStore, context: Context, value: Any
 ) -> None:
     with pytest.raises(TypeError, match="client state value seen must be a bool"):
@@ -96,7 +96,7 @@ def test_values_that_not_every_place_keeps_are_refused_by_name(
     assert place.load(context, 0) == ClientState()
 
 
-def test_states_in_files_are_kept_apart_by_run_and_client(
+def test_each_run_and_client_has_its_own_state_file(
     tmp_path: Path, context: Context
 ) -> None:
     place = FileStates(tmp_path)
@@ -110,7 +110,7 @@ def test_states_in_files_are_kept_apart_by_run_and_client(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_damaged_file_is_named(tmp_path: Path, context: Context) -> None:
+def test_the_error_names_a_damaged_file(tmp_path: Path, context: Context) -> None:
     place = FileStates(tmp_path)
     place.save(context, 0, ClientState({"w": torch.zeros(9)}))
     (path,) = tmp_path.glob("*.safetensors")
@@ -119,7 +119,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, context: Context) -> None:
         place.load(context, 0)
 
 
-def test_a_folder_that_cannot_be_made_is_named(
+def test_the_error_names_the_setting_of_an_unusable_folder(
     tmp_path: Path, context: Context
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -138,9 +138,7 @@ def test_a_late_worker_does_not_overwrite_newer_state(
     assert torch.equal(place.load(context, 0).tensors["w"], torch.zeros(1))
 
 
-def test_a_state_may_hold_what_no_payload_may(
-    place: StateStore, context: Context
-) -> None:
+def test_a_state_may_hold_nan_and_integers(place: StateStore, context: Context) -> None:
     sent = {"nan": torch.tensor([float("nan")]), "count": torch.tensor([1, 2])}
     place.save(context, 0, ClientState(dict(sent)))
     back = place.load(context, 0).tensors
@@ -164,16 +162,16 @@ def next_run(run_id: int) -> Context:
     ("rounds", "point", "expected"),
     [
         ((1, 2, 3, 4, 5), 4, 4),
-        ((1, 2, 3, 4, 5), 2, 2),  # the checkpoint before, if the newest is damaged
+        ((1, 2, 3, 4, 5), 2, 2),  # the previous checkpoint, if the newest is damaged
         ((1, 2, 3, 4), 4, 4),  # killed before the client trained again
-        ((1, 7), 6, 1),  # it sat out for long
+        ((1, 7), 6, 1),  # not sampled for several rounds
         ((1, 7), 4, 1),
         ((1, 2, 5, 6, 7), 4, 2),
-        ((5,), 4, 0),  # it had not trained by then
+        ((5,), 4, 0),  # not trained before the checkpoint
         ((), 4, 0),
     ],
 )
-def test_a_client_goes_back_to_the_state_it_had_at_a_checkpoint(
+def test_a_client_rewinds_to_its_state_at_a_checkpoint(
     context: Context, tmp_path: Path, rounds: tuple[int, ...], point: int, expected: int
 ) -> None:
     place = FileStates(tmp_path, keep_every=2)
@@ -184,11 +182,11 @@ def test_a_client_goes_back_to_the_state_it_had_at_a_checkpoint(
     assert state.values.get("round", 0) == expected
     if expected:
         assert torch.equal(state.tensors["model/w"], torch.full((2,), expected))
-    place.rewind(resumed, 0, context.run_id, point)  # asked twice
+    place.rewind(resumed, 0, context.run_id, point)  # a repeated query
     assert place.load(resumed, 0).values.get("round", 0) == expected
 
 
-def test_states_of_two_checkpoints_are_kept_and_no_more(
+def test_states_of_the_last_two_checkpoints_are_kept(
     context: Context, tmp_path: Path
 ) -> None:
     place = FileStates(tmp_path, keep_every=2)
@@ -201,7 +199,7 @@ def test_states_of_two_checkpoints_are_kept_and_no_more(
     ]
 
 
-def test_a_state_saved_twice_in_a_round_is_that_of_its_end(
+def test_of_two_saves_in_a_round_the_last_one_is_kept(
     context: Context, tmp_path: Path
 ) -> None:
     place = FileStates(tmp_path, keep_every=2)
@@ -212,7 +210,7 @@ def test_a_state_saved_twice_in_a_round_is_that_of_its_end(
     assert torch.equal(place.load(next_run(8), 0).tensors["model/w"], torch.ones(1))
 
 
-def test_states_in_memory_go_through_files_bit_for_bit(
+def test_memory_states_are_saved_and_loaded_bit_for_bit(
     context: Context, tmp_path: Path
 ) -> None:
     place = MemoryStates()

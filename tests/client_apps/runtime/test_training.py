@@ -71,7 +71,7 @@ def test_the_loss_is_that_of_the_last_epoch(
     assert loss == pytest.approx(first)
 
 
-def test_another_loss_takes_the_place_of_the_cross_entropy(
+def test_data_loss_replaces_the_cross_entropy(
     data: TrainingSet, config: RunConfig
 ) -> None:
     seen = []
@@ -89,7 +89,7 @@ def test_another_loss_takes_the_place_of_the_cross_entropy(
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
-def test_restored_moments_continue_as_if_nothing_had_happened(
+def test_training_with_restored_moments_equals_uninterrupted_training(
     data: TrainingSet, config: RunConfig, name: str
 ) -> None:
     config = dataclasses.replace(config, optimizer=name)
@@ -108,7 +108,7 @@ def test_restored_moments_continue_as_if_nothing_had_happened(
         assert torch.equal(a, b)
 
 
-def test_moments_of_another_architecture_are_left_out(config: RunConfig) -> None:
+def test_moments_of_another_architecture_are_ignored(config: RunConfig) -> None:
     model = model_of()
     optimizer = make_optimizer(model, config)
     name = next(name for name, p in model.named_parameters() if p.dim() == 2)
@@ -188,14 +188,14 @@ def checked(
     return model.weight.item(), trained, loss
 
 
-def test_the_best_check_is_kept_the_earliest_of_equals() -> None:
+def test_the_earliest_of_equally_good_checks_is_kept() -> None:
     weight, trained, loss = checked([0.5, 0.7, 0.7, 0.6], epochs=7)
     assert weight == 4
     assert trained == [2, 2, 2, 1]
     assert loss == 1 / 7
 
 
-def test_training_ends_after_patience_checks_without_a_better_one() -> None:
+def test_training_stops_after_patience_checks_without_improvement() -> None:
     weight, trained, _ = checked([0.5, 0.4, 0.6, 0.6, 0.5, 0.9], epochs=12, patience=2)
     assert weight == 6
     assert len(trained) == 5
@@ -205,7 +205,7 @@ def test_without_a_check_above_zero_the_last_weights_are_kept() -> None:
     assert checked([0.0, 0.0], epochs=4)[0] == 4
 
 
-def test_without_validation_nodes_training_goes_on_to_the_end() -> None:
+def test_without_validation_nodes_training_never_stops_early() -> None:
     weight, trained, _ = checked([math.nan] * 4, epochs=8, patience=1)
     assert weight == 8
     assert len(trained) == 4

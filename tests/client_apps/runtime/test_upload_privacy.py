@@ -1,4 +1,4 @@
-"""What a client keeps to itself, clips and blurs before it uploads."""
+"""Withheld classes, clipping and noise of a client's uploads."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def uploads_of(
 
 
 @pytest.mark.parametrize("method", OF_CLASSES)
-def test_a_class_of_few_training_nodes_is_told_to_nobody(
+def test_classes_below_min_class_count_are_withheld(
     method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full, _ = uploads_of(monkeypatch, method, small)
     counts = {c["partition_id"]: c["class_counts"] for c in full.clients[:3]}
     least = sorted(n for row in counts.values() for n in row)[4]
     run, seen = uploads_of(monkeypatch, method, {**small, "min_class_count": least})
-    told = {c["partition_id"]: c["class_counts"] for c in run.clients[:3]}
+    reported = {c["partition_id"]: c["class_counts"] for c in run.clients[:3]}
     hidden = 0
     for pid, row in counts.items():
-        assert told[pid] == [n if n >= least else 0 for n in row]
+        assert reported[pid] == [n if n >= least else 0 for n in row]
         for label, count in enumerate(row):
             entries = seen[pid][label]
             if count < least:
@@ -65,13 +65,13 @@ def test_a_class_of_few_training_nodes_is_told_to_nobody(
     assert 0 < hidden < 9
 
 
-def test_opfgl_says_so_when_every_class_is_withheld(small: dict[str, Any]) -> None:
+def test_opfgl_fails_if_every_class_is_withheld(small: dict[str, Any]) -> None:
     with pytest.raises(RunError, match="statistics of any class"):
         simulate("opfgl", **shortened("opfgl", {**small, "min_class_count": 10**6}))
 
 
 @pytest.mark.parametrize("method", ["fedpg", "fedproto", "fedtgp"])
-def test_clients_that_withhold_every_class_train_alone(
+def test_clients_that_withhold_every_class_still_train(
     method: str, small: dict[str, Any]
 ) -> None:
     run = simulate(method, **small, min_class_count=10**6)
@@ -79,7 +79,7 @@ def test_clients_that_withhold_every_class_train_alone(
     assert all(row["bytes"]["up"]["prototypes"] < 1500 for row in run.rounds)
 
 
-def test_check_graph_shows_the_counts_that_are_told(tmp_path: Path) -> None:
+def test_check_graph_shows_the_reported_class_counts(tmp_path: Path) -> None:
     graph = owner_graphs()[0]
     save_client_graph(tmp_path / "ash.npz", graph)
     counts = graph.class_counts("train").tolist()
@@ -94,30 +94,30 @@ def test_noise_needs_a_clipping_norm(small: dict[str, Any]) -> None:
         simulate("fedavg", **small, upload_noise=1.0)
 
 
-def test_a_method_without_upload_cannot_blur_it(small: dict[str, Any]) -> None:
+def test_a_method_without_uploads_rejects_upload_clip(small: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="local has no uploads"):
         simulate("local", **small, upload_clip=1.0)
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))
-def test_every_upload_is_blurred_and_the_summary_says_what_that_gives(
+def test_every_upload_is_noised_and_the_summary_reports_epsilon(
     method: str, small: dict[str, Any]
 ) -> None:
     small = shortened(method, small)
     privacy = {"upload_clip": 0.5, "upload_noise": 2.0, "upload_delta": 1e-4}
     first, second = (simulate(method, **small, **privacy) for _ in range(2))
-    told = first.summary["upload_privacy"]
-    # before round 1 FedLoG uploads prompt generators; FedSage+ shows and judges generators
+    reported = first.summary["upload_privacy"]
+    # before round 1, FedLoG uploads prompt generators, FedSage+ generators and gradients
     uploads = small["rounds"] + {"fedlog": 1, "fedsage+": 2}.get(method, 0)
-    assert told["uploads"] == uploads
-    assert told["epsilon"] == epsilon(2.0, uploads, 1e-4)
-    assert (told["clip"], told["noise"], told["delta"]) == (0.5, 2.0, 1e-4)
-    # nobody can draw the noise again, knowing the seed of the run
+    assert reported["uploads"] == uploads
+    assert reported["epsilon"] == epsilon(2.0, uploads, 1e-4)
+    assert (reported["clip"], reported["noise"], reported["delta"]) == (0.5, 2.0, 1e-4)
+    # the noise does not depend on the seed of the run
     assert comparable(first) != comparable(second)
     assert sum(first.summary["failures"].values()) == 0
 
 
-def test_generators_and_their_gradients_are_clipped_too(
+def test_fedsageplus_generators_and_gradients_are_clipped(
     small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[str, list[float]] = {}
@@ -139,7 +139,7 @@ def test_generators_and_their_gradients_are_clipped_too(
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))
-def test_no_upload_is_longer_than_the_clipping_norm(
+def test_no_upload_exceeds_the_clipping_norm(
     method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[float] = []
@@ -162,7 +162,7 @@ def test_no_upload_is_longer_than_the_clipping_norm(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "opfgl"])
-def test_blurred_uploads_are_summed_in_secret(
+def test_noised_uploads_work_with_secure_aggregation(
     method: str, small: dict[str, Any]
 ) -> None:
     settings = shortened(method, {**small, "secure_aggregation": True})
@@ -171,7 +171,7 @@ def test_blurred_uploads_are_summed_in_secret(
     assert run.summary["upload_privacy"]["uploads"] == settings["rounds"]
 
 
-def test_uploads_that_a_resumed_run_repeats_count_as_well(
+def test_epsilon_counts_the_uploads_that_a_resumed_run_repeats(
     small: dict[str, Any], tmp_path: Path
 ) -> None:
     def stop(row: Any) -> None:
@@ -185,7 +185,7 @@ def test_uploads_that_a_resumed_run_repeats_count_as_well(
     assert resume(folder).summary["upload_privacy"]["uploads"] == 5
 
 
-def test_weights_are_clipped_around_those_sent_and_tables_around_zero() -> None:
+def test_weights_are_clipped_around_the_download_and_tables_around_zero() -> None:
     ones = torch.ones
     sent = {"/tensors/w": ones(2), "/tensors/b": ones(1), "/values": ones(3)}
     known = {"/tensors/w": 5 * ones(2), "/tensors/b": ones(4), "/values": ones(3)}
@@ -193,12 +193,12 @@ def test_weights_are_clipped_around_those_sent_and_tables_around_zero() -> None:
     assert start == [[5, 5], [0], [0, 0, 0]]
 
 
-def test_payloads_inside_a_payload_withhold_their_classes() -> None:
+def test_nested_payloads_withhold_rare_classes() -> None:
     @dataclass(frozen=True)
     class Pair(Weights):
         prototypes: Prototypes
 
     table = Prototypes(torch.ones(3, 1, 2), torch.ones(3, 1, dtype=torch.bool))
-    told = Pair({}, table).withhold(torch.tensor([True, False, True]), 5)
-    assert told.prototypes.present[:, 0].tolist() == [True, False, True]
-    assert told.prototypes.values[1].tolist() == [[0, 0]]
+    rest = Pair({}, table).withhold(torch.tensor([True, False, True]), 5)
+    assert rest.prototypes.present[:, 0].tolist() == [True, False, True]
+    assert rest.prototypes.values[1].tolist() == [[0, 0]]

@@ -1,4 +1,4 @@
-"""A SuperNode that is none, and a short folder for sockets."""
+"""A process that stands in for a SuperNode, and a short folder for sockets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.flower_deployment import wait_until, workers_of
 
 
 class Home:
-    """Where one test's workers are, and the process that they must not outlive."""
+    """The folder of one test's workers, and the process that they must not outlive."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,14 +27,14 @@ class Home:
             [sys.executable, "-c", "import time; time.sleep(600)"]
         )
         started = psutil.Process(self.process.pid).create_time()
-        self.master = ParentProcess(self.process.pid, started)
+        self.parent = ParentProcess(self.process.pid, started)
 
     def workers(self) -> list[psutil.Process]:
-        """Return the living workers of this test."""
-        return workers_of(self.master.pid)
+        """Return the running workers of this test."""
+        return workers_of(self.parent.pid)
 
-    def end_master(self) -> None:
-        """End the SuperNode, as a power cut would."""
+    def end_parent(self) -> None:
+        """Kill the process that stands in for the SuperNode."""
         self.process.kill()
         self.process.wait(timeout=20)
 
@@ -44,11 +44,11 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
     folder = Path(tempfile.mkdtemp(prefix="fgl", dir="/tmp"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     made = Home(folder)
-    monkeypatch.setattr(worker_client, "find_parent_process", lambda: made.master)
+    monkeypatch.setattr(worker_client, "find_parent_process", lambda: made.parent)
     try:
         yield made
     finally:
-        made.end_master()
+        made.end_parent()
         with contextlib.suppress(AssertionError):
             wait_until(lambda: not made.workers(), 10)
         for process in made.workers():

@@ -1,4 +1,4 @@
-"""Whose worker it is, and where."""
+"""The path of a worker's socket, and the SuperNode it belongs to."""
 
 from __future__ import annotations
 
@@ -48,20 +48,23 @@ def test_a_socket_is_in_state_dir_unless_its_path_is_too_long(
     far = worker_socket({"state-dir": str(short / ("x" * 90))}, HERE)
     assert far.parent == short / f"flower-fgl-{os.getuid()}"
     monkeypatch.setattr(tempfile, "tempdir", str(short / ("y" * 90)))
-    with pytest.raises(OSError, match="too long a path for a socket: set TMPDIR"):
+    with pytest.raises(OSError, match=r"is too long for a socket\. Set TMPDIR"):
         worker_socket({}, HERE)
 
 
-def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_may_enter_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o755)
     (tmp_path / "elsewhere").symlink_to(private_folder(tmp_path / "own"))
     for name in ("open", "elsewhere"):
-        with pytest.raises(PermissionError, match="mode 0700: remove it"):
+        with pytest.raises(PermissionError, match=r"mode 0700\. Remove it"):
             private_folder(tmp_path / name)
 
 
-def test_the_supernode_is_found_above_what_it_started(tmp_path: Path) -> None:
-    code = "from flower_fgl.client_apps.worker.socket_path import find_parent_process; print(find_parent_process().pid)"
+def test_the_supernode_is_found_among_the_ancestors(tmp_path: Path) -> None:
+    code = (
+        "from flower_fgl.client_apps.worker.socket_path import find_parent_process\n"
+        "print(find_parent_process().pid)"
+    )
     between = (
         f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
     )
@@ -79,13 +82,13 @@ def test_the_supernode_is_found_above_what_it_started(tmp_path: Path) -> None:
     assert find_parent_process().pid == os.getppid()
 
 
-def test_a_number_that_is_used_again_and_an_unburied_process_are_not_alive() -> None:
+def test_reused_process_ids_and_zombies_are_not_alive() -> None:
     assert HERE.is_alive()
     assert not ParentProcess(HERE.pid, HERE.started - 60).is_alive()
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    master = ParentProcess(ended.pid, psutil.Process(ended.pid).create_time())
+    parent = ParentProcess(ended.pid, psutil.Process(ended.pid).create_time())
     while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
         pass
-    assert not master.is_alive()
+    assert not parent.is_alive()
     ended.wait()
-    assert not master.is_alive()
+    assert not parent.is_alive()

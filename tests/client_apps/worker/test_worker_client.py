@@ -1,4 +1,4 @@
-"""A message's process, and the worker that it asks."""
+"""A message process and the worker to which it sends its message."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_process_of_a_message_imports_no_torch() -> None:
 
 
 @pytest.mark.parametrize("idle", [-1, math.nan, "600", True])
-def test_a_worker_idle_that_is_no_time_is_an_error(idle: Any) -> None:
+def test_an_invalid_worker_idle_is_rejected(idle: Any) -> None:
     context = Context(1, 1, {"worker-idle": idle}, RecordDict(), {})
     with task_identity(1):
         message = Message(RecordDict(), 1, "train")
@@ -74,7 +74,7 @@ def test_without_worker_idle_there_is_no_worker(home: Home) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(200)
-def test_workers_give_the_numbers_of_one_process_though_they_are_killed(
+def test_killed_workers_do_not_change_the_numbers_of_a_run(
     home: Home, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {**SMALL, "evaluate": "both", "rounds": 3}
@@ -106,13 +106,13 @@ def test_workers_give_the_numbers_of_one_process_though_they_are_killed(
     assert seen[1] == seen[-1]
 
 
-def asked(
+def answer_of(
     kind: str,
     node: dict[str, Any],
     values: dict[str, Any],
     app: DispatchingClientApp | None = None,
 ) -> Any:
-    """Return a reply's description, or the error."""
+    """Return the description of a reply, or the error."""
     context = Context(1, 1, node, RecordDict(), values)
     with task_identity(1):
         message = Message(RecordDict(), 1, kind)
@@ -123,18 +123,18 @@ def asked(
     return dict(reply.content.config_records[INFO])
 
 
-def test_replies_and_errors_are_those_of_a_message_handled_here(home: Home) -> None:
+def test_a_worker_gives_the_same_replies_and_errors_as_this_process(home: Home) -> None:
     values = run_config_of(
         method="fedavg", dataset="synthetic", clients=2, seed=0, settings=SMALL
     )
     node = {"partition-id": 0, "num-partitions": 2}
     by_worker = {**node, "worker-idle": 60}
-    assert asked("query.describe", node, values) == asked(
+    assert answer_of("query.describe", node, values) == answer_of(
         "query.describe", by_worker, values
     )
     (worker,) = home.workers()
     for kind, run in (("train", values), ("query.describe", {"method": "fedagv"})):
-        here, there = (asked(kind, config, run) for config in (node, by_worker))
+        here, there = (answer_of(kind, config, run) for config in (node, by_worker))
         assert str(type(here)) == str(type(there))
         assert str(here) == str(there)
         assert not hasattr(here, "__notes__")
@@ -147,7 +147,7 @@ def test_replies_and_errors_are_those_of_a_message_handled_here(home: Home) -> N
             reply.content[INFO] = ConfigRecord({"changed": os.getpid()})
             return reply
 
-    changed = asked("query.describe", by_worker, values, Changing())
+    changed = answer_of("query.describe", by_worker, values, Changing())
     assert changed == {"changed": os.getpid()}
     assert home.workers() == [worker]
 
@@ -157,7 +157,7 @@ Behaviour = Callable[[Connection], object]
 
 @contextmanager
 def pretend_worker(address: Path, behave: Behaviour) -> Iterator[None]:
-    """Have a thread behave like a worker, or not quite."""
+    """Run a thread that behaves like a worker, or misbehaves."""
 
     def work() -> None:
         with listener.accept() as connection:
@@ -178,7 +178,7 @@ class Case:
         self.context = Context(3, 1, node, RecordDict(), {})
         with task_identity(3):
             self.message = Message(RecordDict(), 1, "train")
-        self.address = worker_socket(node, home.master)
+        self.address = worker_socket(node, home.parent)
         self.here = 0
 
     def ask(self, behave: Behaviour) -> Message:
@@ -204,22 +204,24 @@ def dies(connection: Connection) -> None:
     receive_request(connection)
 
 
-def babbles(connection: Connection) -> None:
+def sends_garbage(connection: Connection) -> None:
     dies(connection)
     connection.send_bytes(b"\x80\x04K\x01.")
 
 
-def is_none(connection: Connection) -> None:
+def is_not_a_worker(connection: Connection) -> None:
     connection.send_bytes(b"good day")
     connection.poll(20)
 
 
-def keeps_silent(connection: Connection) -> None:
+def never_answers(connection: Connection) -> None:
     connection.poll(20)
 
 
-@pytest.mark.parametrize("behave", [dies, babbles, is_none, keeps_silent])
-def test_what_a_worker_fails_to_answer_is_handled_here_and_said(
+@pytest.mark.parametrize(
+    "behave", [dies, sends_garbage, is_not_a_worker, never_answers]
+)
+def test_a_message_is_handled_here_with_a_warning_if_the_worker_fails(
     case: Case,
     behave: Behaviour,
     caplog: pytest.LogCaptureFixture,
@@ -234,7 +236,7 @@ def test_what_a_worker_fails_to_answer_is_handled_here_and_said(
 
 
 @pytest.mark.parametrize("changed", [3, 4])
-def test_a_message_whose_state_was_kept_is_not_handled_again(
+def test_a_message_is_not_handled_twice_after_its_state_was_stored(
     case: Case, tmp_path: Path, changed: int
 ) -> None:
     path = tmp_path / "state" / f"{changed}-000000.safetensors"
@@ -245,16 +247,16 @@ def test_a_message_whose_state_was_kept_is_not_handled_again(
         scratch.write_bytes(b"after")
         os.replace(scratch, path)
 
-    if changed == 4:  # of another run
+    if changed == 4:  # the state file of another run
         case.ask(saves_and_dies)
         assert case.here == 1
         return
-    with pytest.raises(RunError, match="after it had kept the client's state"):
+    with pytest.raises(RunError, match="after it had stored the client's state"):
         case.ask(saves_and_dies)
     assert case.here == 0
 
 
-def test_the_state_that_a_worker_leaves_is_that_of_the_context(case: Case) -> None:
+def test_the_context_gets_the_state_from_the_worker(case: Case) -> None:
     def answers(connection: Connection) -> None:
         connection.send_bytes(TAKEN)
         message, context = receive_request(connection)
@@ -268,7 +270,7 @@ def test_the_state_that_a_worker_leaves_is_that_of_the_context(case: Case) -> No
     assert case.context.state["more"] == ConfigRecord({"a": 1})
 
 
-def test_packages_that_are_installed_anew_leave_no_place_for_a_worker(
+def test_no_worker_is_used_if_flower_installs_packages_per_message(
     case: Case, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["flwr-clientapp", worker_client.INSTALLING])

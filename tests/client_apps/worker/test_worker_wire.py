@@ -1,4 +1,4 @@
-"""What passes through the socket."""
+"""The bytes sent through the socket."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def send(connection: Connection, frames: list[bytes]) -> None:
         connection.send_bytes(frame)
 
 
-def test_requests_and_replies_arrive_as_they_were(ends: Ends) -> None:
+def test_requests_and_replies_arrive_unchanged(ends: Ends) -> None:
     send_request(ends[0], a_message(), a_context())
     message, context = receive_request(ends[1])
     sent = a_message().metadata
@@ -92,16 +92,16 @@ def test_requests_and_replies_arrive_as_they_were(ends: Ends) -> None:
         assert getattr(context, name) == getattr(a_context(), name)
     context.state["settings"] = ConfigRecord({"new": 1})
     send(ends[1], pack_reply(Message(records(2.5), reply_to=message), context))
-    asked = a_context()
-    reply = read_answer(ends[0], asked)
+    requested = a_context()
+    reply = read_answer(ends[0], requested)
     assert isinstance(reply, Message)
     assert same(reply.content, records(2.5))
     assert reply.metadata.reply_to_message_id == "abc"
-    assert asked.state["settings"] == ConfigRecord({"new": 1})
+    assert requested.state["settings"] == ConfigRecord({"new": 1})
 
 
 class OddError(Exception):
-    """An error of which the other side knows nothing."""
+    """An error class that the reading side cannot import."""
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,14 @@ class OddError(Exception):
         OddError("a", 2),
     ],
 )
-def test_an_error_has_the_class_and_text_that_it_had(
-    ends: Ends, error: Exception
-) -> None:
+def test_an_error_keeps_its_class_and_text(ends: Ends, error: Exception) -> None:
     try:
         raise error
     except Exception as caught:
         send(ends[1], pack_error(caught))
     answer = read_answer(ends[0], a_context())
     assert isinstance(answer, Exception)
-    assert str(type(answer)) == str(type(error))  # what Flower tells the server
+    assert str(type(answer)) == str(type(error))  # Flower sends the type to the server
     assert str(answer) == str(error)
     assert "raise error" in answer.__notes__[0]
     known = isinstance(error, PayloadError)
@@ -139,19 +137,19 @@ def test_an_error_has_the_class_and_text_that_it_had(
         [b"error", b"\xff"],
     ],
 )
-def test_an_answer_that_is_none_changes_nothing(
+def test_a_malformed_answer_leaves_the_context_unchanged(
     ends: Ends, frames: list[bytes]
 ) -> None:
     send(ends[1], frames)
     context = a_context()
-    with pytest.raises(UnreadableError, match="answer"):
+    with pytest.raises(UnreadableError, match="the worker's answer"):
         read_answer(ends[0], context)
     assert same(context.state, records(1 / 3))
 
 
-def test_a_request_that_is_none_is_refused(ends: Ends) -> None:
+def test_a_malformed_request_is_rejected(ends: Ends) -> None:
     send(ends[0], [b"garbage", b"garbage"])
-    with pytest.raises(UnreadableError, match="no message"):
+    with pytest.raises(UnreadableError, match="is not a message"):
         receive_request(ends[1])
 
 
@@ -163,4 +161,4 @@ def test_only_bytes_pass_through_connections() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 calls.add(node.func.attr)
     assert {"send_bytes", "recv_bytes"} <= calls
-    assert not {"send", "recv"} & calls  # those pickle
+    assert not {"send", "recv"} & calls  # these methods pickle

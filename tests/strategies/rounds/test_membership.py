@@ -1,4 +1,4 @@
-"""Clients that join while a run is under way: ``min-clients``."""
+"""Clients that join during a run (``min-clients``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.clients import federation_of
 from tests.support.owners import in_own_order, owner_graphs
 
 LATE: dict[str, Any] = {"min_clients": 2, "join_timeout": 0.2}
-"""Begin with two clients of three."""
+"""Start with two clients of three."""
 After = Callable[[Nodes, int], None]
 takes_late = [name for name, row in METHODS.items() if row.takes_late_clients]
 
@@ -33,7 +33,7 @@ def nothing(grid: Nodes, number: int) -> None:
 
 
 def starts(after_round: int, **node_config: Any) -> After:
-    """Start a node behind a round."""
+    """Start a node after a round."""
 
     def after(grid: Nodes, number: int) -> None:
         if number == after_round:
@@ -47,7 +47,7 @@ def third(**more: Any) -> dict[str, Any]:
 
 
 def owners(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return two owners and one who comes late, first by name, its classes in its order."""
+    """Return two data owners and a late one, first by name, with its own class order."""
     graphs = owner_graphs()
     graphs[2] = in_own_order(graphs[2], ("well", "flu", "cold"))
     *early, late = saved(folder, graphs)
@@ -56,12 +56,12 @@ def owners(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 
 
 def joined(run: Run) -> list[dict[str, Any]]:
-    """Return what clients that joined late said of themselves."""
+    """Return the descriptions of clients that joined late."""
     return [row for row in run.clients if row["round"] and "num_train" in row]
 
 
 def scored(run: Run, number: int) -> list[int]:
-    """Return the clients that were scored in a round."""
+    """Return the clients scored in a round."""
     rows = [row for row in run.clients if row["round"] == number]
     return [row["partition_id"] for row in rows if "metrics" in row]
 
@@ -84,37 +84,41 @@ def test_a_client_that_joins_in_round_2_trains_and_is_scored(
     assert not any(row["failures"] for row in run.rounds)
     assert [scored(run, number) for number in (1, 2, 3)] == [[0, 1], *[[0, 1, 2]] * 2]
     assert [(row["round"], row["partition_id"]) for row in joined(run)] == [(2, 2)]
-    assert "2 of 3 clients are there" in caplog.text
+    assert "The run starts with 2 of 3 clients" in caplog.text
     assert "Client 2 joins in round 2." in caplog.text
     assert run.summary["clients"] == 3
 
 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - set(takes_late)))
-def test_a_method_that_needs_all_clients_first_says_so(method: str) -> None:
+def test_methods_that_need_all_clients_at_the_start_reject_min_clients(
+    method: str,
+) -> None:
     with pytest.raises(ConfigError, match=r"before round 1.*join later: .*fedavg"):
         parse_config({"method": method, "min-clients": 2})
 
 
-def test_min_clients_changes_nothing_where_all_are_there(tmp_path: Path) -> None:
+def test_min_clients_changes_nothing_if_all_clients_are_connected(
+    tmp_path: Path,
+) -> None:
     plain = run_with(tmp_path / "plain", nothing)
     run = run_with(tmp_path / "run", nothing, **LATE)
     assert comparable(run) == comparable(plain)
 
 
-def test_too_few_are_too_few(tmp_path: Path) -> None:
+def test_fewer_clients_than_min_clients_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"Only 1 of 3 clients .* but min-clients = 2"):
         run_with(tmp_path / "run", nothing, present=1, **LATE)
 
 
-def test_the_partitions_tell_how_many_may_come(tmp_path: Path) -> None:
+def test_num_partitions_limits_the_number_of_clients(tmp_path: Path) -> None:
     run = run_with(tmp_path / "run", starts(1, **third()), present=2, clients=0, **LATE)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
     assert run.config["clients"] == 3
-    with pytest.raises(RunError, match="min-clients = 4, but by their own word"):
+    with pytest.raises(RunError, match="min-clients = 4, but the run has 3 clients"):
         run_with(tmp_path / "more", nothing, clients=0, **{**LATE, "min_clients": 4})
 
 
-def test_an_owner_joins_under_the_number_that_is_free(
+def test_a_late_data_owner_gets_the_free_partition_id(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes, late = owners(tmp_path / "graphs")
@@ -131,7 +135,7 @@ def test_an_owner_joins_under_the_number_that_is_free(
     assert scored(run, 3) == [0, 1, 2]
 
 
-def test_owners_that_join_get_the_backbones_dealt_to_their_numbers(
+def test_late_data_owners_get_the_backbone_of_their_partition_id(
     tmp_path: Path,
 ) -> None:
     nodes, late = owners(tmp_path / "graphs")
@@ -142,7 +146,7 @@ def test_owners_that_join_get_the_backbones_dealt_to_their_numbers(
     assert run.rounds[-1]["replies"] == 3
 
 
-def test_an_owner_that_mended_its_file_joins(tmp_path: Path) -> None:
+def test_a_data_owner_that_fixed_its_file_joins(tmp_path: Path) -> None:
     nodes, late = owners(tmp_path / "graphs")
     broken = {**late, "graph": str(tmp_path / "graphs" / "broken.npz")}
     Path(broken["graph"]).write_bytes(b"PK")
@@ -157,7 +161,7 @@ def test_an_owner_that_mended_its_file_joins(tmp_path: Path) -> None:
     assert [one["name"] for one in run.summary["refused"]] == ["a-hospital"]
 
 
-def test_a_refused_owner_with_a_key_is_asked_again_when_it_was_away(
+def test_a_rejected_data_owner_with_a_key_is_queried_again_after_a_restart(
     tmp_path: Path,
 ) -> None:
     nodes, late = owners(tmp_path / "graphs")
@@ -178,7 +182,7 @@ def test_a_refused_owner_with_a_key_is_asked_again_when_it_was_away(
     assert [row["replies"] for row in run.rounds] == [2, 2, 3, 3]
 
 
-def test_a_client_that_joined_late_is_taken_back_as_well(
+def test_a_client_that_joined_late_can_reconnect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes, late = owners(tmp_path / "graphs")
@@ -198,13 +202,13 @@ def test_a_client_that_joined_late_is_taken_back_as_well(
     assert len(joined(run)) == 1
 
 
-def test_who_is_back_is_not_taken_for_a_new_client(tmp_path: Path) -> None:
+def test_a_reconnected_client_does_not_count_as_new(tmp_path: Path) -> None:
     run = run_with(tmp_path / "run", comes_back, present=2, **LATE)
     assert [row["replies"] for row in run.rounds] == [2, 1, 2, 2]
     assert not joined(run)
 
 
-def test_nobody_joins_without_a_place(
+def test_no_client_joins_without_a_free_partition_id(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes, late = owners(tmp_path / "graphs")
@@ -216,7 +220,7 @@ def test_nobody_joins_without_a_place(
     run = run_with(tmp_path / "run", after, nodes, present=2, **LATE)
     assert [row["replies"] for row in run.rounds] == [2, 3, 3, 3]
     assert "late-2 was not among the clients" in caplog.text
-    assert "its 3 places are taken" in caplog.text
+    assert "all 3 partition-ids are taken" in caplog.text
 
 
 FEDERATION = federation_of([4, 5])
@@ -235,12 +239,12 @@ def config(**values: Any) -> RunConfig:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"num_features": 4}, "4 features, the others' have 3"),
-        ({"class_names": ("b", "flu")}, r"nobody had .* \(flu\), .* cannot change"),
+        ({"num_features": 4}, "4 features, the graphs of the other clients have 3"),
+        ({"class_names": ("b", "flu")}, r"no client had .* \(flu\)\. .* cannot change"),
         ({"partition_sha256": "5e"}, "clients of this run hold graphs of their own"),
     ],
 )
-def test_an_owner_that_does_not_fit_does_not_join(
+def test_a_data_owner_that_does_not_fit_cannot_join(
     changes: dict[str, Any], words: str
 ) -> None:
     answer = admit_new_client(OWNERS, replace(BOB, **changes), config())
@@ -249,9 +253,9 @@ def test_an_owner_that_does_not_fit_does_not_join(
     assert re.search(words, answer)
 
 
-def test_an_owner_keeps_its_own_number_where_it_is_free() -> None:
-    for told, given in ((-1, 1), (0, 1), (2, 2), (7, 1)):
-        found = admit_new_client(OWNERS, replace(BOB, partition_id=told), config())
+def test_a_late_data_owner_keeps_its_partition_id_if_it_is_free() -> None:
+    for own, given in ((-1, 1), (0, 1), (2, 2), (7, 1)):
+        found = admit_new_client(OWNERS, replace(BOB, partition_id=own), config())
         assert not isinstance(found, str)
         assert (found.partition_id, found.num_partitions) == (given, 3)
         assert found.model == "gcn"
@@ -264,10 +268,10 @@ def test_an_owner_keeps_its_own_number_where_it_is_free() -> None:
         ({"num_partitions": 4}, "another number of partitions"),
         ({"num_features": 4}, "another feature width"),
         ({"class_names": ("a", "c")}, "another list of class names"),
-        ({"partition_sha256": ""}, "clients of this run hold partitions of a data set"),
+        ({"partition_sha256": ""}, "clients of this run hold partitions of a dataset"),
     ],
 )
-def test_a_partition_of_another_cut_does_not_join(
+def test_a_node_of_another_partition_cannot_join(
     changes: dict[str, Any], words: str
 ) -> None:
     held = replace(ALICE, name="", partition_sha256="5e")
@@ -279,9 +283,9 @@ def test_a_partition_of_another_cut_does_not_join(
     assert words in answer
 
 
-def test_owners_of_one_name_are_told_apart_by_number_and_graph() -> None:
-    twin = replace(ALICE, partition_id=1)
-    both = {0: ALICE, 1: twin}
+def test_data_owners_of_the_same_name_are_matched_by_number_and_graph() -> None:
+    same_name = replace(ALICE, partition_id=1)
+    both = {0: ALICE, 1: same_name}
     known = match_known_client(both, replace(ALICE, partition_id=1))
     assert isinstance(known, tuple)
     assert known[0] == 1
@@ -293,7 +297,7 @@ def test_owners_of_one_name_are_told_apart_by_number_and_graph() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpg", "fggp", "fedsem"])
-def test_a_run_with_a_late_client_goes_on_with_the_same_numbers(
+def test_a_resumed_run_with_a_late_client_gives_the_same_numbers(
     method: str, tmp_path: Path
 ) -> None:
     early, late = owners(tmp_path / "graphs")
@@ -326,12 +330,12 @@ def test_a_run_with_a_late_client_goes_on_with_the_same_numbers(
 
     with pytest.raises(KeyboardInterrupt):
         run("killed", after, two)
-    # whoever comes first: the late owner's name would make it client 0 now
+    # connected from the start, the late data owner would be client 0 by its name
     resumed = run("killed", nothing, [one, *two], resume=True)
     assert comparable(resumed) == comparable(whole)
 
 
-def test_a_run_may_go_on_without_who_joined_after_the_checkpoint(
+def test_a_run_can_resume_without_clients_that_joined_after_the_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes, late = owners(tmp_path / "graphs")
@@ -352,7 +356,7 @@ def test_a_run_may_go_on_without_who_joined_after_the_checkpoint(
     assert run.config["clients"] == 3
 
 
-def test_a_run_that_refused_an_owner_can_go_on(tmp_path: Path) -> None:
+def test_a_run_that_rejected_a_data_owner_can_resume(tmp_path: Path) -> None:
     nodes, late = owners(tmp_path / "graphs")
     late["graph"] = str(tmp_path / "graphs" / "broken.npz")
     Path(late["graph"]).write_bytes(b"PK")
@@ -368,7 +372,7 @@ def test_a_run_that_refused_an_owner_can_go_on(tmp_path: Path) -> None:
     assert [row["replies"] for row in run.rounds] == [2, 2, 2, 2]
 
 
-def test_a_resumed_run_names_who_is_missing(tmp_path: Path) -> None:
+def test_a_resumed_run_names_missing_clients(tmp_path: Path) -> None:
     nodes, _ = owners(tmp_path / "graphs")
 
     def after(grid: Nodes, number: int) -> None:

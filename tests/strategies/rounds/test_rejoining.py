@@ -21,7 +21,7 @@ from tests.support.owners import in_own_order, owner_graphs
 
 
 class Nodes(LocalGrid):
-    """SuperNodes that can be killed and started anew."""
+    """SuperNodes that can be killed and restarted."""
 
     def _handle(self, message_id: str, sent: Message, content: RecordDict) -> Message:
         if sent.metadata.dst_node_id in self.contexts:
@@ -34,7 +34,7 @@ class Nodes(LocalGrid):
         return self.contexts.pop(node)
 
     def start(self, **node_config: Any) -> int:
-        """Start a node without any memory."""
+        """Start a node without a state."""
         former = next(iter(self.contexts.values()))
         node = secrets.randbits(62) + 2
         self.contexts[node] = Context(
@@ -56,9 +56,9 @@ def run_with(
     engine: str = "local",
     **settings: Any,
 ) -> Run:
-    """Run three clients, memory in Flower's contexts; call ``after`` behind each round.
+    """Run three clients with states in Flower's contexts; call ``after`` each round.
 
-    Only the first ``present`` of them are there from the start.
+    Only the first ``present`` of them are connected from the start.
     """
     settings = {**SMALL, "rounds": 4, "run_dir": str(folder), **settings}
     method = settings.pop("method", "fedproto")
@@ -82,7 +82,7 @@ def run_with(
 
 
 def node_of(grid: Nodes, partition_id: int) -> int:
-    """Return the node that holds a partition, or the nth owner."""
+    """Return the node that holds a partition, or the nth data owner."""
     owned = [n for n, c in grid.contexts.items() if "graph" in c.node_config]
     if owned:
         return owned[partition_id]
@@ -103,7 +103,7 @@ def comes_back(grid: Nodes, number: int) -> None:
 @pytest.mark.parametrize(
     "method", sorted(n for n, m in METHODS.items() if not m.is_one_shot)
 )
-def test_a_node_that_was_killed_is_taken_back_with_its_next_answer(
+def test_a_killed_node_reconnects_and_trains_again(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -117,7 +117,7 @@ def test_a_node_that_was_killed_is_taken_back_with_its_next_answer(
 
 
 def forgets(grid: Nodes, number: int) -> None:
-    """A SuperNode with a key comes back without its memory, under the same id."""
+    """A SuperNode with a key loses its state but keeps its node id."""
     if number == 2:
         grid.contexts[node_of(grid, 1)].state = RecordDict()
 
@@ -125,7 +125,7 @@ def forgets(grid: Nodes, number: int) -> None:
 @pytest.mark.parametrize(
     "method", sorted(n for n, m in METHODS.items() if not m.is_one_shot)
 )
-def test_a_node_that_forgot_all_under_its_id_fails_once_at_most(
+def test_a_node_that_lost_its_state_fails_at_most_once(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {**shortened(method, {}), "participation": 1.0}
@@ -136,7 +136,7 @@ def test_a_node_that_forgot_all_under_its_id_fails_once_at_most(
     assert ("mended graphs" in caplog.text) == (method == "fedsage+")
 
 
-def test_a_client_that_is_back_has_the_state_of_its_own_disk(tmp_path: Path) -> None:
+def test_a_reconnected_client_continues_from_its_state_dir(tmp_path: Path) -> None:
     def nothing(grid: Nodes, number: int) -> None:
         return
 
@@ -154,7 +154,7 @@ def test_a_client_that_is_back_has_the_state_of_its_own_disk(tmp_path: Path) -> 
     ]
 
 
-def test_clients_that_sum_in_secret_are_taken_back_with_a_new_key(
+def test_clients_of_secure_aggregation_reconnect_with_a_new_key(
     tmp_path: Path,
 ) -> None:
     run = run_with(
@@ -169,7 +169,7 @@ def test_clients_that_sum_in_secret_are_taken_back_with_a_new_key(
     assert run.rounds[-1]["status"] == "ok"
 
 
-def test_an_owner_that_was_killed_is_known_by_its_name_and_graph(
+def test_a_killed_data_owner_is_matched_by_name_and_graph(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     graphs = owner_graphs()
@@ -187,7 +187,7 @@ def test_an_owner_that_was_killed_is_known_by_its_name_and_graph(
     assert "Client 1 reconnected" in caplog.text
 
 
-def test_an_owner_that_is_back_with_another_graph_is_refused(
+def test_a_data_owner_that_returns_with_another_graph_is_rejected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = saved(tmp_path / "graphs", owner_graphs())
@@ -202,7 +202,7 @@ def test_an_owner_that_is_back_with_another_graph_is_refused(
     assert "birch has another graph than the client of that name" in caplog.text
 
 
-def test_a_late_joiner_is_refused_once_and_the_run_goes_on(
+def test_without_min_clients_a_late_node_is_rejected_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = saved(tmp_path / "graphs", owner_graphs())
@@ -218,7 +218,7 @@ def test_a_late_joiner_is_refused_once_and_the_run_goes_on(
     assert caplog.text.count("late was not among the clients when the run began") == 1
 
 
-def test_a_twin_waits_until_the_client_it_says_to_be_fails(
+def test_a_duplicate_node_waits_until_the_former_node_fails(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     former: list[int] = []
