@@ -14,10 +14,24 @@ import flower_fgl
 from flower_fgl import METHODS
 
 ROOT = Path(flower_fgl.__file__).parent
-ENTRIES = (
-    "__init__.py __main__.py algorithms cli client_app.py client_apps core datasets "
-    "methods nn protocols py.typed runs server_app.py simulation strategies"
-).split()
+ENTRIES = [
+    "__init__.py",
+    "__main__.py",
+    "algorithms",
+    "cli",
+    "client_app.py",
+    "client_apps",
+    "core",
+    "datasets",
+    "methods",
+    "nn",
+    "protocols",
+    "py.typed",
+    "runs",
+    "server_app.py",
+    "simulation",
+    "strategies",
+]
 CLIENT_MODULES = {row.client_app.partition(":")[0] for row in METHODS.values()}
 SERVER_MODULES = {row.strategy.partition(":")[0] for row in METHODS.values()}
 

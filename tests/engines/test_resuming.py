@@ -381,10 +381,13 @@ def test_a_client_whose_state_is_of_another_round_is_named_and_goes_on(
     with deployment(again, folders) as grid, caplog.at_level(logging.WARNING):
         run_server(grid, again, engine="deployment")
     warned = [
-        r.getMessage() for r in caplog.records if "not be those" in r.getMessage()
+        r.getMessage() for r in caplog.records if "will differ from" in r.getMessage()
     ]
     assert [text[:8] for text in warned] == ["Client 1", "Client 2"]
-    assert "has no state, but the checkpoint of round 2 expects that of round 2" in warned[0]
+    assert (
+        "has no state, but the checkpoint of round 2 expects that of round 2"
+        in warned[0]
+    )
     run = Run.load(tmp_path / "run")
     assert run.status == "completed"
     assert not any(row["failures"] for row in run.rounds)

@@ -141,7 +141,7 @@ def test_weights_that_are_not_those_described_fail_the_round() -> None:
 
     sums = {"weight": torch.tensor(5.0), "weights/w": torch.zeros(2)}
     with pytest.raises(
-        PayloadError, match="add up to 4, the total of .* descriptions, got 5"
+        PayloadError, match=r"add up to 4, the total of .* descriptions, got 5"
     ):
         mean_of_sums(sums, 4.0, ["w"])
 
