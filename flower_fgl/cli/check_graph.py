@@ -56,10 +56,6 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         Run config of the planned run. ``split``, ``setting``, ``shots``,
         ``share-class-counts`` and ``min-class-count`` matter.
 
-    Returns
-    -------
-    GraphReport
-
     Raises
     ------
     ConfigError

@@ -92,10 +92,6 @@ def embedding_figure(
     limit : int, positive
         Maximum number of nodes per kind and client; the first ones are drawn.
 
-    Returns
-    -------
-    matplotlib.figure.Figure
-
     Raises
     ------
     RunError

@@ -80,10 +80,6 @@ def describe_clients(config: RunConfig) -> PartitionReport:
     config : RunConfig
         Data settings and ``clients``.
 
-    Returns
-    -------
-    PartitionReport
-
     Raises
     ------
     DataError

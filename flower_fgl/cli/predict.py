@@ -53,10 +53,6 @@ def predict_graph(model: Path, graph: Path) -> Prediction:
     graph : Path
         An ``.npz`` file or a CSV folder; labels are optional and not used.
 
-    Returns
-    -------
-    Prediction
-
     Raises
     ------
     RunError

@@ -78,10 +78,6 @@ def draw_episodes(
         Maximum numbers of classes per episode, and of support and query nodes per class.
     generator : torch.Generator
         On the CPU.
-
-    Returns
-    -------
-    Episodes
     """
     device, size = labels.device, len(labels)
     own = torch.unique(labels)

@@ -214,10 +214,6 @@ def train_generator(
         Round of generator training, from 1.
     gradient : mapping of str to Tensor
         Mean gradient of fGen from the other clients; empty if there is none.
-
-    Returns
-    -------
-    NeighbourGenerator
     """
     method_config, data = client.config.method_config, client.data.training
     network, impaired = open_generator(client), impaired_of(client)

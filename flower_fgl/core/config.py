@@ -104,10 +104,6 @@ class RunConfig(GeneralSettings):
         datasets : iterable of str
             Names of the known datasets.
 
-        Returns
-        -------
-        RunConfig
-
         Raises
         ------
         ConfigError

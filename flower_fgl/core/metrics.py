@@ -85,10 +85,6 @@ def score(
         Contribution to the macro means of a class that occurs neither in the labels nor
         in the predictions: none, as in torchmetrics, or a score of 0.
 
-    Returns
-    -------
-    Scores
-
     Notes
     -----
     1. A class that is predicted but has no node scores 0 in both macro means, as in

@@ -95,10 +95,6 @@ def read_model(text: str) -> ModelName:
     text : str
         E.g. ``"gcn:3x512"``.
 
-    Returns
-    -------
-    ModelName
-
     Raises
     ------
     ConfigError

@@ -50,10 +50,6 @@ def option(
         Space-separated values that a string may take; empty: any.
     auto : bool
         Whether a method may have its own default (the value ``"auto"``).
-
-    Returns
-    -------
-    dataclasses.Field
     """
     metadata = {
         "text": text,
@@ -191,10 +187,6 @@ def parse_settings(
         is accepted with its fixed value, see :func:`drop_removed`.
     prefix : str
         Table name for messages, e.g. ``"fedprox"``.
-
-    Returns
-    -------
-    cls
 
     Raises
     ------

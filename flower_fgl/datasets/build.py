@@ -300,10 +300,6 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
         Client with all of its nodes and masks.
     config : RunConfig
         ``setting``.
-
-    Returns
-    -------
-    ClientGraph
     """
     if config.setting == "few-shot":
         graph = client.graph

@@ -65,10 +65,6 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     config : RunConfig
         ``split``, ``setting``, ``shots``, ``feature-norm`` and ``partition-seed``.
 
-    Returns
-    -------
-    ClientGraph
-
     Raises
     ------
     ConfigError

@@ -101,10 +101,6 @@ class ClientStore:
         partition_id : int
             Number of the client, 0..K-1.
 
-        Returns
-        -------
-        ClientGraph
-
         Raises
         ------
         DataError
@@ -169,10 +165,6 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
         Dataset settings: dataset, data folder, partition, split, setting.
     num_clients : int
         Number of clients K.
-
-    Returns
-    -------
-    ClientStore
 
     Raises
     ------

@@ -39,10 +39,6 @@ def parse_config(values: Mapping[str, Scalar]) -> RunConfig:
     values : mapping of str to bool, int, float or str
         Flat keys, see :meth:`~flower_fgl.core.config.RunConfig.parse`.
 
-    Returns
-    -------
-    RunConfig
-
     Raises
     ------
     ConfigError

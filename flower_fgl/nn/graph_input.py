@@ -221,10 +221,6 @@ class GraphInput:
         x : Tensor of shape (N, d'), float
             As in the constructor; of the same dtype.
 
-        Returns
-        -------
-        GraphInput
-
         Raises
         ------
         DataError
@@ -251,10 +247,6 @@ class GraphInput:
             As in the constructor.
         edge_weight : Tensor of shape (E',), float, optional
             As in the constructor.
-
-        Returns
-        -------
-        GraphInput
 
         Raises
         ------

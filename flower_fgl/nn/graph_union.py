@@ -72,10 +72,6 @@ class GraphBatch:
         ----------
         edge_index, batch, num_graphs
             As in the constructor.
-
-        Returns
-        -------
-        GraphBatch
         """
         out = object.__new__(cls)
         out.edge_index, out.batch, out.num_graphs = edge_index, batch, num_graphs
@@ -106,10 +102,6 @@ class GraphBatch:
         ----------
         graphs : Tensor of shape (g,), int64
             Indices of the graphs, in the desired order.
-
-        Returns
-        -------
-        SubBatch
         """
         sizes = self.num_nodes[graphs]
         nodes = concatenated_ranges(self._first_node[graphs], sizes)

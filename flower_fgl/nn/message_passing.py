@@ -45,10 +45,6 @@ class LayeredNet(Backbone):
             Input and output channels.
         is_last : bool
             Whether it is the head.
-
-        Returns
-        -------
-        torch.nn.Module
         """
         raise NotImplementedError
 

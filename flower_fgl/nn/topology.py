@@ -55,10 +55,6 @@ class Topology:
         kind : {"normalised", "mean", "sum"}
             ``normalised`` adds a self-loop of weight 1 where a node has none. ``mean``
             and ``sum`` add none, and an isolated node gets 0.
-
-        Returns
-        -------
-        Operator
         """
         if not self.is_constant:
             row, column, value = self._entries(kind)

@@ -158,10 +158,6 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     tensors : mapping of str to Tensor
         Tensors on any device; bfloat16 is not supported.
 
-    Returns
-    -------
-    ArrayRecord
-
     Notes
     -----
     1. ``Array(ndarray)`` calls ``np.save`` on a BytesIO, which copies in pieces. Joining

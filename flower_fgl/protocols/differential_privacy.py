@@ -102,10 +102,6 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
         T, number of releases.
     delta : float in (0, 1)
         δ.
-
-    Returns
-    -------
-    float
     """
     if not releases:
         return 0.0

@@ -138,10 +138,6 @@ class Checkpoint:
         folder : Path
             ``…/checkpoint/round-000010``.
 
-        Returns
-        -------
-        Checkpoint
-
         Raises
         ------
         RunError

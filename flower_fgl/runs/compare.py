@@ -275,10 +275,6 @@ def compare_runs(
     column, metric : str
         Node set and score, see :func:`pair_scores`.
 
-    Returns
-    -------
-    Comparison
-
     Raises
     ------
     ConfigError

@@ -47,10 +47,6 @@ def cost_until(run: Run, accuracy: float, *, column: str = "test") -> Cost:
     column : str
         Node set: ``val``, ``test`` or one that only some settings score.
 
-    Returns
-    -------
-    Cost
-
     Raises
     ------
     ConfigError

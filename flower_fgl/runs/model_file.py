@@ -96,10 +96,6 @@ class ModelCard:
         text : str
             JSON object.
 
-        Returns
-        -------
-        ModelCard
-
         Raises
         ------
         ValueError, TypeError
@@ -212,10 +208,6 @@ def load_model(folder: Path) -> SavedModel:
     ----------
     folder : Path
         Folder with ``model.safetensors``, or the path of that file.
-
-    Returns
-    -------
-    SavedModel
 
     Raises
     ------

@@ -61,10 +61,6 @@ class Run:
         path : Path or str
             Run folder.
 
-        Returns
-        -------
-        Run
-
         Raises
         ------
         RunError

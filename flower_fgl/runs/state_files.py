@@ -44,10 +44,6 @@ def state_file(folder: Path, run_id: int, partition_id: int) -> Path:
         The setting ``state-dir``.
     run_id, partition_id : int
         Flower's run ID, and the partition ID of the client.
-
-    Returns
-    -------
-    Path
     """
     return folder / f"{run_id}-{partition_id:06d}.safetensors"
 

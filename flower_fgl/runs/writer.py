@@ -168,10 +168,6 @@ class RunWriter:
         on_round : callable, optional
             Called with the row of each round.
 
-        Returns
-        -------
-        RunWriter
-
         Raises
         ------
         RunError

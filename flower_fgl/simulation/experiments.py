@@ -217,10 +217,6 @@ def read_experiment(path: Path) -> Experiment:
     path : Path
         A TOML file with ``[config]``, or the ``config.toml`` of a run folder.
 
-    Returns
-    -------
-    Experiment
-
     Raises
     ------
     ConfigError

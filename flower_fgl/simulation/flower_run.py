@@ -99,10 +99,6 @@ class FlowerRun:
         pending_timeout : float
             Seconds within which Flower must start the run.
 
-        Returns
-        -------
-        LaunchResult
-
         Raises
         ------
         RunError

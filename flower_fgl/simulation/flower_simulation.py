@@ -80,10 +80,6 @@ def launch(
     environment : mapping of str to str, optional
         Variables for Flower's processes, which override those of this process.
 
-    Returns
-    -------
-    LaunchResult
-
     Raises
     ------
     ConfigError

@@ -71,10 +71,6 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     values : mapping of str to bool, int, float or str
         Flat run config; ``clients`` must be at least 1.
 
-    Returns
-    -------
-    RunConfig
-
     Raises
     ------
     ConfigError
@@ -145,10 +141,6 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
         Flat run config; ``clients`` must be at least 1.
     on_round : callable, optional
         Called with the row of each round.
-
-    Returns
-    -------
-    Run
 
     Raises
     ------

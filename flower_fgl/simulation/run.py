@@ -56,10 +56,6 @@ def run_one(
     on_round : callable, optional
         Called with the row of each round when the round ends.
 
-    Returns
-    -------
-    Run
-
     Raises
     ------
     ConfigError, DataError

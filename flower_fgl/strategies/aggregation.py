@@ -88,10 +88,6 @@ def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
     states : sequence of mapping of str to Tensor, float32
         At least two, one per client, with equal names and shapes.
 
-    Returns
-    -------
-    float
-
     Notes
     -----
     1. Distances are computed from inner products of the differences to the mean, n²

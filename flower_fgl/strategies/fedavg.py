@@ -41,10 +41,6 @@ def common_model(config: RunConfig, federation: Federation) -> str:
     federation : Federation
         The clients.
 
-    Returns
-    -------
-    str
-
     Raises
     ------
     RunError
@@ -79,10 +75,6 @@ def draw_model(
         Backbone.
     num_outputs : int, optional
         Width of the output instead of the number of classes.
-
-    Returns
-    -------
-    Backbone
     """
     return build_model(
         model,

@@ -131,10 +131,6 @@ def client_lines(
         The clients.
     server_round : int
         First round of clients that joined late, else 0.
-
-    Returns
-    -------
-    list of dict
     """
     lines = []
     for client in clients:

@@ -134,10 +134,6 @@ class OPFGL(FglStrategy):
         statistics : ClassStatistics
             μ, s² and N, merged from uploads or recovered from their sums.
 
-        Returns
-        -------
-        PseudoGraph
-
         Raises
         ------
         RunError

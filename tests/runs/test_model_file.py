@@ -200,6 +200,8 @@ def test_a_card_with_removed_settings_is_read(tmp_path: Path) -> None:
         config.method_config, model="graphsage", num_features=8, num_classes=3, width=8,
         num_layers=2, dropout=0.0,
     )  # fmt: skip
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
     written = {**config.method_settings(), "agent-width": 128, "lambda-rl": 1.0}
     card = replace(CARD, method="adpfedgnn", model="graphsage", settings=written)
     save_model(tmp_path, model.state_dict(), card)

@@ -276,7 +276,7 @@ def test_a_client_with_another_depth_is_dropped_and_the_run_continues(
     monkeypatch.setattr(app, "local_statistics", deeper)
     run = simulate("opfgl", **quick)
     (failure,) = run.rounds[0]["failures"]
-    assert "16 wide, got 24: do all clients have the same features" in failure["reason"]
+    assert "16 wide, got 24. Check that all clients" in failure["reason"]
 
 
 def test_clients_may_have_backbones_of_any_width(quick: dict[str, Any]) -> None:

@@ -63,10 +63,6 @@ def hide_nodes(graph: GraphInput, is_hidden: Tensor) -> HiddenNodes:
         Undirected, with N nodes.
     is_hidden : Tensor of shape (N,), bool
         Nodes to hide; at least one must remain.
-
-    Returns
-    -------
-    HiddenNodes
     """
     kept = (~is_hidden).nonzero().squeeze(1)
     number = torch.full_like(is_hidden, -1, dtype=torch.int64)

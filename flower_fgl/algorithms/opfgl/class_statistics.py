@@ -103,10 +103,6 @@ def class_statistics(
     is_labelled : Tensor of shape (N,), bool, optional
         Whether the class is the node's own label; by default for all nodes.
 
-    Returns
-    -------
-    ClassStatistics
-
     Raises
     ------
     ValueError

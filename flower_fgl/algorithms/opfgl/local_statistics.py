@@ -86,10 +86,6 @@ def study_labels(
         C.
     steps, share : int, at least 0, and float in [0, 1]
         n_lp and a.
-
-    Returns
-    -------
-    LocalKnowledge
     """
     size = inputs.num_nodes
     known = torch.full((size,), -1, dtype=torch.int64, device=index.device)

@@ -96,10 +96,6 @@ class Client:
             Otherwise the caller must overwrite the weights.
         num_outputs : int, optional
             Width of the output; by default the number of classes.
-
-        Returns
-        -------
-        Backbone
         """
         config, name = self.config, self.model_name
         sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)

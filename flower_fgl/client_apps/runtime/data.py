@@ -144,10 +144,6 @@ def open_client_data(
         Number and class names agreed with a data owner. Without it the graph keeps its own
         class order.
 
-    Returns
-    -------
-    ClientData
-
     Raises
     ------
     DataError

@@ -87,10 +87,6 @@ def describe(
         Classes with fewer training nodes are reported as 0.
     public_key : bytes
         Public key of secure aggregation, with which peers encrypt shares for this client.
-
-    Returns
-    -------
-    Description
     """
     graph = data.graph
     counts = tuple(graph.class_counts("train").tolist()) if share_class_counts else ()

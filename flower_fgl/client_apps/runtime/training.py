@@ -119,10 +119,6 @@ def make_optimizer(
     lr : float, optional
         Learning rate; by default the setting ``lr``.
 
-    Returns
-    -------
-    torch.optim.Optimizer
-
     Notes
     -----
     1. Parameters listed in the model's attribute ``undecayed`` have no weight decay.

@@ -99,10 +99,6 @@ class LocalGraphFile:
         masks : mapping of str to Tensor of shape (N,), bool, optional
             Split of the graph; by default the one in the file.
 
-        Returns
-        -------
-        ClientGraph
-
         Raises
         ------
         DataError

@@ -83,10 +83,6 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
     is_known : callable from str to bool
         Returns whether an array name is allowed.
 
-    Returns
-    -------
-    dict of str to array
-
     Raises
     ------
     DataError
@@ -137,10 +133,6 @@ def node_dataset(
     ----------
     arrays, where, class_names
         As in :func:`try_node_dataset`.
-
-    Returns
-    -------
-    NodeDataset
 
     Raises
     ------

@@ -217,10 +217,6 @@ def merge_communities(
         δ. Every client stays below ⌊N/K⌋ + δ nodes unless a chunk fits no client. If
         ⌊N/K⌋ - δ is below 1, δ is reduced to half of ⌊N/K⌋.
 
-    Returns
-    -------
-    MergedCommunities
-
     Notes
     -----
     1. The published code searches up to 1000 times for a client with room, and then uses

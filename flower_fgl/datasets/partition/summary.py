@@ -74,10 +74,6 @@ def describe_partition(
     parts : sequence of K ndarray of shape (n_i,), int64
         Disjoint members of each client; they need not cover the dataset.
 
-    Returns
-    -------
-    PartitionSummary
-
     Raises
     ------
     ValueError

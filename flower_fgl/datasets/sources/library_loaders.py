@@ -41,10 +41,6 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str) -> RawNodes:
         Name of the class, e.g. ``"Planetoid"``.
     **settings : str
         Further arguments of the class, e.g. ``name="Cora"``.
-
-    Returns
-    -------
-    RawNodes
     """
     make = getattr(_import_quietly("torch_geometric.datasets"), loader)
     with quiet_csr():  # also removes a warning filter that Planetoid leaves behind
@@ -119,10 +115,6 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
         Root folder of the loader.
     name : str
         Its name at OGB, e.g. ``"ogbn-arxiv"``.
-
-    Returns
-    -------
-    RawNodes
 
     Raises
     ------

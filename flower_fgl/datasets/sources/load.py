@@ -54,10 +54,6 @@ def find_source(name: str) -> Source:
     name : str
         A key of ``SOURCES``, or ``tu:NAME`` for any TU Dortmund dataset.
 
-    Returns
-    -------
-    Source
-
     Raises
     ------
     ConfigError

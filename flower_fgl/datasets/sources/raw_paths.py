@@ -109,10 +109,6 @@ def ogb(
     is_large : bool
         Whether it is above 1 GB. OGB then prompts on the terminal before it downloads,
         which would block a worker, so such a dataset must be downloaded by hand.
-
-    Returns
-    -------
-    tuple of Layout
     """
     raw = ["data.npz", "node-label.npz"]
     if not is_binary:
@@ -158,10 +154,6 @@ def few_shot_tables(prefix: str) -> tuple[Layout, ...]:
     ----------
     prefix : str
         ``Amazon_clothing`` or ``dblp``.
-
-    Returns
-    -------
-    tuple of Layout
     """
     network, train, test = (
         f"{prefix}_{part}" for part in ("network", "train.mat", "test.mat")

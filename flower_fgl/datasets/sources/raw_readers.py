@@ -276,10 +276,6 @@ def collab_npz(folder: Path) -> RawGraphs:
         Folder with ``COLLAB.npz``: ``num_nodes`` (G,), ``y`` (G,), ``edge_ptr`` (G+1,)
         and ``edge_u``, ``edge_v`` (E,), the ends of each edge, numbered within its graph.
 
-    Returns
-    -------
-    RawGraphs
-
     Raises
     ------
     DataError

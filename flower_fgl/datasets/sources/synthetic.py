@@ -43,10 +43,6 @@ def synthetic_dataset(settings: SyntheticSettings, seed: int = 0) -> NodeDataset
     seed : int
         Seed of the graph; must be equal on every machine of a federation.
 
-    Returns
-    -------
-    NodeDataset
-
     Raises
     ------
     ConfigError

@@ -120,10 +120,6 @@ def expansion_hops(dataset: str, hops: int) -> int:
         Name of the dataset.
     hops : int
         Setting ``expansion-hops``; 0 selects the default of the dataset.
-
-    Returns
-    -------
-    int
     """
     return hops or EXPANSION_HOPS.get(dataset, 1)
 
@@ -217,10 +213,6 @@ def partition_unseen(
         Radius h.
     seed : int
         Partition seed.
-
-    Returns
-    -------
-    UnseenPartition
 
     Raises
     ------

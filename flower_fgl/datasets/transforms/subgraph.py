@@ -156,10 +156,6 @@ def inductive_graphs(graph: Graph) -> InductiveGraphs:
     graph : Graph
         The client's graph with disjoint masks ``train``, ``val`` and ``test``. Nodes in
         no mask are dropped.
-
-    Returns
-    -------
-    InductiveGraphs
     """
     train_nodes = torch.nonzero(graph.masks["train"]).flatten()
     train = _induced_graph(graph, train_nodes)

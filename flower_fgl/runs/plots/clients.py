@@ -46,10 +46,6 @@ def client_bars(
         Accuracy over the items of all clients, drawn as a line.
     items : {"nodes", "graphs"}
         What is classified.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
     """
     figure = new_figure(2.7)
     panel = figure.subplots()
@@ -92,10 +88,6 @@ def client_spread(
         One value per client; NaN is not drawn.
     pooled : sequence of float in [0, 1] or None
         Length R: accuracy over the nodes of all clients, drawn as a bar.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
     """
     figure = new_figure(1.0 + 0.34 * len(labels))
     panel = figure.subplots()
@@ -134,10 +126,6 @@ def label_heat_map(
         Length K; 0..K-1 by default.
     items : {"nodes", "graphs"}
         What is counted.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
 
     Raises
     ------

@@ -60,10 +60,6 @@ def node_clouds(
     class_names : sequence of str, optional
         Length C; by default class numbers.
 
-    Returns
-    -------
-    matplotlib.figure.Figure
-
     Notes
     -----
     1. More than eight classes reuse the eight colours of the palette.

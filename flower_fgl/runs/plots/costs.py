@@ -32,10 +32,6 @@ def stacked_bars(
         R values per part.
     unit : str
         Unit of the values, for the axis and the totals.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
     """
     columns = min(5, max(1, len(parts)))
     legend_rows = -(-len(parts) // columns)

@@ -69,10 +69,6 @@ def convergence(curves: Sequence[Curve]) -> Figure:
     curves : sequence of Curve
         Of one run, validation and test accuracy share a panel. For several runs, each
         score has its own panel.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
     """
     is_single = len(curves) == 1
     columns = 3 if is_single else min(3, len(curves))
@@ -149,10 +145,6 @@ def by_round(
         Name, rounds and values of each run.
     ylabel : str
         Name of the value.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
     """
     columns = min(3, len(curves))
     legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0

@@ -32,10 +32,6 @@ def by_value(
         [0, 1]; NaN if missing. All panels have the same names.
     xlabel : str
         Name of the setting.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
     """
     names = [name for name, _, _ in next(iter(panels.values()))]
     columns = min(3, len(names))

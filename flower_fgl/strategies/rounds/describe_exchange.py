@@ -46,10 +46,6 @@ def discover(
         The clients of an interrupted run, by partition-id. The function waits for these
         clients, and they keep their partition-ids.
 
-    Returns
-    -------
-    Federation
-
     Raises
     ------
     RunError

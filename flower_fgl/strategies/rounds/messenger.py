@@ -115,10 +115,6 @@ class Messenger:
             Record ``config``, one for all messages or one per partition-id.
         server_round : int
             Round, for Flower's logs.
-
-        Returns
-        -------
-        list of Message
         """
         federation = self.loop.federation
         messages = []
@@ -309,10 +305,6 @@ def send_receive(
         Seconds after which a missing reply counts as a failure.
     max_mb : float
         ``max-message-mb``: a larger reply counts as a failure.
-
-    Returns
-    -------
-    Exchange
 
     Raises
     ------
