@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on as if nothing had happened."""
+"""An interrupted run resumes with the numbers of an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_rounds_that_failed_before_the_checkpoint_count(
         resume(folder)
     assert Run.load(folder).status == "failed"
     monkeypatch.undo()
-    assert resume(folder).status == "completed"  # once what was wrong is mended
+    assert resume(folder).status == "completed"  # once the fault is repaired
 
 
 def test_rounds_that_were_scored_before_the_checkpoint_count(

@@ -17,7 +17,7 @@ NEXT_RUN = "It can take part in the next run."
 
 
 def match_known_client(
-    clients: Mapping[int, Description], newcomer: Description
+    clients: Mapping[int, Description], candidate: Description
 ) -> tuple[int, Description] | str | None:
     """Find the client of the run that a connecting node is.
 
@@ -25,7 +25,7 @@ def match_known_client(
     ----------
     clients : mapping of int to Description
         The run's clients, by partition-id.
-    newcomer : Description
+    candidate : Description
         Description of the connecting node.
 
     Returns
@@ -43,15 +43,15 @@ def match_known_client(
     same = [
         pid
         for pid, client in clients.items()
-        if client.is_owned == newcomer.is_owned and client.name == newcomer.name
+        if client.is_owned == candidate.is_owned and client.name == candidate.name
     ]
-    claimed = [pid for pid in same if newcomer.partition_id in (UNNUMBERED, pid)]
-    others = [pid for pid in same if newcomer.is_owned and pid not in claimed]
+    claimed = [pid for pid in same if candidate.partition_id in (UNNUMBERED, pid)]
+    others = [pid for pid in same if candidate.is_owned and pid not in claimed]
     for pid in [*claimed, *others]:
-        client, description = clients[pid], newcomer
-        if client.is_owned and set(newcomer.class_names) <= set(client.class_names):
+        client, description = clients[pid], candidate
+        if client.is_owned and set(candidate.class_names) <= set(client.class_names):
             description = replace(
-                in_agreed_order(newcomer, client.class_names),
+                in_agreed_order(candidate, client.class_names),
                 partition_id=pid,
                 num_partitions=client.num_partitions,
                 model=client.model,
@@ -60,14 +60,14 @@ def match_known_client(
             return pid, description
     if claimed:
         return (
-            f"{_label(newcomer)} has another graph than the client of that name had when "
+            f"{_label(candidate)} has another graph than the client of that name had when "
             "the run began. Restore that graph, or start a new run."
         )
     return None
 
 
 def admit_new_client(
-    federation: Federation, newcomer: Description, config: RunConfig
+    federation: Federation, candidate: Description, config: RunConfig
 ) -> Description | str:
     """Admit an unknown node as a client if it fits and a partition-id is free.
 
@@ -75,7 +75,7 @@ def admit_new_client(
     ----------
     federation : Federation
         The clients so far.
-    newcomer : Description
+    candidate : Description
         Description of the connecting node.
     config : RunConfig
         Settings ``clients``, ``min_clients`` and ``model``.
@@ -86,18 +86,20 @@ def admit_new_client(
         Description in the agreed class order with its partition-id, or the reason for a
         rejection.
     """
-    label = _label(newcomer)
+    label = _label(candidate)
     late = f"{label} was not among the clients when the run began"
     capacity = federation.capacity(config)
     if not config.min_clients:
         return f"{late}. {NEXT_RUN}"
     if len(federation.clients) >= capacity:
         return f"{late}, and all {capacity} partition-ids are taken. {NEXT_RUN}"
-    if newcomer.is_owned != federation.is_owned:
-        what = "partitions of a dataset" if newcomer.is_owned else "graphs of their own"
+    if candidate.is_owned != federation.is_owned:
+        what = (
+            "partitions of a dataset" if candidate.is_owned else "graphs of their own"
+        )
         return f"{label} does not fit: the clients of this run hold {what}."
-    check = _check_owner if newcomer.is_owned else _check_partition
-    client = check(federation, newcomer)
+    check = _check_owner if candidate.is_owned else _check_partition
+    client = check(federation, candidate)
     if isinstance(client, str):
         return client
     models = assign_models(config.model, client.num_partitions)
@@ -105,7 +107,7 @@ def admit_new_client(
 
 
 def _check_partition(
-    federation: Federation, newcomer: Description
+    federation: Federation, candidate: Description
 ) -> Description | str:
     """Compare a node that holds a partition with the clients; it keeps its number."""
     first = next(iter(federation.clients.values()))
@@ -115,23 +117,23 @@ def _check_partition(
         ("feature width", "num_features"),
         ("list of class names", "class_names"),
     ):
-        if getattr(newcomer, key) != getattr(first, key):
+        if getattr(candidate, key) != getattr(first, key):
             return (
-                f"{_label(newcomer)} has another {what} than the clients of this run. "
+                f"{_label(candidate)} has another {what} than the clients of this run. "
                 "Start its SuperNode with the same data and num-partitions as the others."
             )
-    return newcomer
+    return candidate
 
 
-def _check_owner(federation: Federation, newcomer: Description) -> Description | str:
+def _check_owner(federation: Federation, candidate: Description) -> Description | str:
     """Compare a data owner's features and classes with the agreed ones; number it."""
-    label, names = _label(newcomer), federation.class_names
-    if newcomer.num_features != federation.num_features:
+    label, names = _label(candidate), federation.class_names
+    if candidate.num_features != federation.num_features:
         return (
-            f"the graph of {label} has {newcomer.num_features} features, the graphs of "
+            f"the graph of {label} has {candidate.num_features} features, the graphs of "
             f"the other clients have {federation.num_features}."
         )
-    unknown = [name for name in newcomer.class_names if name not in names]
+    unknown = [name for name in candidate.class_names if name not in names]
     if unknown:
         return (
             f"{label} has classes that no client had when the run began "
@@ -140,14 +142,14 @@ def _check_owner(federation: Federation, newcomer: Description) -> Description |
         )
     total = federation.num_partitions
     free = [pid for pid in range(total) if pid not in federation.clients]
-    number = newcomer.partition_id if newcomer.partition_id in free else free[0]
+    number = candidate.partition_id if candidate.partition_id in free else free[0]
     return replace(
-        in_agreed_order(newcomer, names),
+        in_agreed_order(candidate, names),
         partition_id=number,
         num_partitions=total,
     )
 
 
-def _label(newcomer: Description) -> str:
+def _label(candidate: Description) -> str:
     """Return a data owner's name, or the partition-id."""
-    return newcomer.name or f"partition-id {newcomer.partition_id}"
+    return candidate.name or f"partition-id {candidate.partition_id}"

@@ -69,9 +69,9 @@ def pictures(graph: Graph | GraphDataset) -> list[str]:
 
 def test_every_graph_is_in_one_split_of_one_client_unchanged(tiny: Path) -> None:
     clients, _, num_edges = build_clients(config("tu:TINY", tiny), 3)
-    dealt = [p for c in clients for g in graphs_of(c).values() for p in pictures(g)]
+    assigned = [p for c in clients for g in graphs_of(c).values() for p in pictures(g)]
     whole = load_set("tu:TINY", tiny)
-    assert sorted(dealt) == sorted(pictures(whole))
+    assert sorted(assigned) == sorted(pictures(whole))
     assert sum(client.num_items for client in clients) == 30
     assert sum(client.num_edges for client in clients) == num_edges
     first = clients[0]

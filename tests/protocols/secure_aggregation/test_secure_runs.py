@@ -451,7 +451,7 @@ def test_fewer_than_three_clients_that_can_train_are_refused(
     with task_identity(9):
         session = Session(memory=MemoryStates())
         grid = LocalGrid(DispatchingClientApp(session), 2, values, run_id=9)
-        with pytest.raises(RunError, match="3 clients that train"):
+        with pytest.raises(RunError, match="3 sampled clients per round"):
             run_server(grid, values, engine="local")
 
 

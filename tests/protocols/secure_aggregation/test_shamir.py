@@ -17,7 +17,7 @@ from flower_fgl.protocols.secure_aggregation.shamir import (
 SECRET = bytes(range(32))
 
 
-def dealt(secret: bytes, threshold: int, points: list[int]) -> dict[int, bytes]:
+def shares_of(secret: bytes, threshold: int, points: list[int]) -> dict[int, bytes]:
     shares = split(secret, threshold=threshold, points=points)
     return dict(zip(points, shares, strict=True))
 
@@ -28,7 +28,7 @@ def test_the_modulus_is_prime() -> None:
 
 
 def test_any_threshold_of_the_shares_gives_the_secret_back() -> None:
-    shares = dealt(SECRET, 3, [1, 2, 5, 9, 10])
+    shares = shares_of(SECRET, 3, [1, 2, 5, 9, 10])
     for points in itertools.combinations(shares, 3):
         assert combine({x: shares[x] for x in points}) == SECRET
 
@@ -42,26 +42,26 @@ def test_any_threshold_of_the_shares_gives_the_secret_back() -> None:
 @settings(max_examples=30)
 def test_every_secret_survives(secret: bytes, counts: tuple[int, int]) -> None:
     threshold, number = counts
-    shares = dealt(secret, threshold, list(range(1, number + 1)))
+    shares = shares_of(secret, threshold, list(range(1, number + 1)))
     some = dict(list(shares.items())[-threshold:])
     assert combine(some) == secret
 
 
 @pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32])
 def test_the_extreme_secrets_survive(secret: bytes) -> None:
-    shares = dealt(secret, 2, [1, 2, 3])
+    shares = shares_of(secret, 2, [1, 2, 3])
     assert combine({1: shares[1], 3: shares[3]}) == secret
 
 
 def test_one_share_too_few_gives_another_secret() -> None:
-    shares = dealt(SECRET, 3, [1, 2, 3, 4])
+    shares = shares_of(SECRET, 3, [1, 2, 3, 4])
     assert combine({1: shares[1], 2: shares[2]}) != SECRET
 
 
 def test_a_share_too_few_fits_every_secret() -> None:
     # with t - 1 shares there is, for each candidate secret, a share that leads to it:
     # a line through (1, y) and (0, s) exists for every s
-    y = int.from_bytes(dealt(SECRET, 2, [1, 2])[1], "big")
+    y = int.from_bytes(shares_of(SECRET, 2, [1, 2])[1], "big")
     for candidate in (0, 1, int.from_bytes(os.urandom(32), "big")):
         at_two = (2 * y - candidate) % PRIME
         fake = {
@@ -72,7 +72,7 @@ def test_a_share_too_few_fits_every_secret() -> None:
 
 
 def test_a_tampered_share_gives_another_secret() -> None:
-    shares = dealt(SECRET, 2, [1, 2, 3])
+    shares = shares_of(SECRET, 2, [1, 2, 3])
     bad = bytes([shares[1][0], shares[1][1] ^ 1]) + shares[1][2:]
     assert combine({1: bad, 2: shares[2]}) != SECRET
 

@@ -276,9 +276,9 @@ def test_a_node_of_another_partition_cannot_join(
 ) -> None:
     held = replace(ALICE, name="", partition_sha256="5e")
     federation = Federation({0: held}, {0: 10})
-    newcomer = replace(held, partition_id=2)
-    assert admit_new_client(federation, newcomer, config()) == newcomer
-    answer = admit_new_client(federation, replace(newcomer, **changes), config())
+    candidate = replace(held, partition_id=2)
+    assert admit_new_client(federation, candidate, config()) == candidate
+    answer = admit_new_client(federation, replace(candidate, **changes), config())
     assert isinstance(answer, str)
     assert words in answer
 
