@@ -27,38 +27,11 @@ from flower_fgl.strategies.base import FglStrategy
 from flower_fgl.strategies.rounds.describe_exchange import discover
 from flower_fgl.strategies.rounds.messenger import Failure, send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
-from tests.conftest import SMALL
+from tests.support.short_runs import SMALL, comparable, shortened, timeless
 from tests.support.tiny_graphs import write_tiny
 
 HEADER_BYTES = 300
 """Largest overhead per array of Flower and the .npy format: header and name."""
-
-SHORT: dict[str, dict[str, Any]] = {
-    "fedpano": {"participants": 0},
-    "fedlog": {
-        "fedlog": {
-            "nodes_per_class": 2,
-            "encoder_channels": 8,
-            "prompt_epochs": 2,
-            "prompt_networks": 2,
-        }
-    },
-    "opfgl": {
-        "rounds": 1,
-        "local_epochs": 20,
-        "check_every": 10,
-        "opfgl": {"server_steps": 60},
-    },
-    "fedsage+": {
-        "fedsage+": {"gen_rounds": 2, "gen_channels": 8, "gen_wide_channels": 16}
-    },
-}
-"""Settings that make a method's runs short."""
-
-
-def shortened(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    return {**settings, **SHORT.get(method, {})}
-
 
 every_method = pytest.mark.parametrize("method", sorted(METHODS))
 several_rounds = [name for name, row in METHODS.items() if not row.is_one_shot]
@@ -124,12 +97,11 @@ def stage(method: str, settings: dict[str, Any]) -> Iterator[Stage]:
 
 
 @every_method
-def test_rounds_run_and_give_scores(method: str, small: dict[str, Any]) -> None:
-    small = shortened(method, small)
-    run = simulate(method, **small)
+def test_rounds_run_and_give_scores(method: str, reference_run: Any) -> None:
+    run = reference_run(method)
     assert run.status == "completed"
     trained = [row["round"] for row in run.rounds if row["phase"] == "train"]
-    assert trained == [1, 2][: small["rounds"]]
+    assert trained == [1, 2][: run.config["rounds"]]
     assert 0 <= run.best["test"]["accuracy"] <= 1
     assert run.summary["partition_sha256"]
 
@@ -158,18 +130,12 @@ def test_a_method_classifies_graphs_or_rejects_them(
     assert comparable(first) == comparable(second)
 
 
-def comparable(run: Any) -> str:
-    """Return all numbers of a run except times."""
-    keep = [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
-    clients = [{k: v for k, v in row.items() if k != "seconds"} for row in run.clients]
-    return json.dumps([keep, clients], sort_keys=True)
-
-
 @every_method
-def test_the_same_seed_gives_the_same_run(method: str, small: dict[str, Any]) -> None:
+def test_the_same_seed_gives_the_same_run(
+    method: str, small: dict[str, Any], reference_run: Any
+) -> None:
     small = shortened(method, small)
-    torch.manual_seed(1)
-    first = simulate(method, **small, seed=4)
+    first = reference_run(method)
     torch.manual_seed(2)
     second = simulate(method, **small, seed=4)
     assert comparable(first) == comparable(second)
@@ -209,11 +175,6 @@ def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
     one, other = ([path.read_bytes() for path in paths] for paths in models)
     assert one == other
     assert not (folder / "checkpoint").exists()
-
-
-def timeless(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary without times."""
-    return {key: value for key, value in summary.items() if key != "seconds"}
 
 
 @every_method

@@ -13,7 +13,7 @@ from flower_fgl import Run, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.methods import METHODS as ALL
-from tests.contract.test_methods import shortened
+from tests.support.short_runs import shortened
 
 UNSEEN = ("unseen", "missing", "new_client")
 METHODS = ("local", "fedavg", "fedprox")

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from flower_fgl import Run, simulate
-from tests.conftest import SMALL
 from tests.engines.test_run import environment, flower_fgl, numbers, run_folder
 from tests.support.flower_deployment import family_of, free_port
+from tests.support.short_runs import SMALL
 
 pytestmark = pytest.mark.xdist_group("processes")
 

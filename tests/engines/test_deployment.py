@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import (
 from flower_fgl import Run, simulate
 from flower_fgl.runs.model_file import read_card
 from tests.client_apps.runtime.test_owners import NAMES, saved
-from tests.conftest import SMALL
 from tests.engines.test_run import numbers
 from tests.support.flower_deployment import deployment, wait_until, workers_of
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
+from tests.support.short_runs import SMALL
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -12,10 +12,10 @@ import pytest
 from flower_fgl import Run, simulate
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.simulation.local import run_config_of
-from tests.conftest import SMALL
 from tests.engines.test_run import numbers
 from tests.support.flower_deployment import deployment
 from tests.support.owners import owner_graphs
+from tests.support.short_runs import SMALL
 
 pytestmark = pytest.mark.xdist_group("processes")
 

@@ -31,8 +31,7 @@ from flower_fgl.runs.model_file import read_card
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
-from tests.conftest import SMALL
-from tests.contract.test_methods import comparable, timeless
+from tests.support.short_runs import SMALL, comparable, timeless
 
 Settings = dict[str, Any]
 

@@ -23,6 +23,7 @@ from flower_fgl.cli.run import RunOptions, run_all
 from flower_fgl.core.config import DATASET_DEFAULTS
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.locks import hold
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.writer import RunWriter
 from flower_fgl.simulation.local import run_local
 from flower_fgl.simulation.run import run_one
@@ -80,21 +81,30 @@ def run_folder(output: str) -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "method", ["fedavg", pytest.param("local", marks=pytest.mark.slow)]
+    ("method", "settings"),
+    [
+        ("fedavg", []),  # weights
+        ("fedpg", []),  # prototypes
+        ("opfgl", ["rounds=1", "local-epochs=5", "opfgl.server-steps=20"]),  # one round
+        pytest.param("local", [], marks=pytest.mark.slow),
+    ],
 )
-def test_ray_gives_the_numbers_of_the_local_engine(method: str, tmp_path: Path) -> None:
-    runs = {}
-    for engine in ("local", "ray"):
-        done = flower_fgl(
-            "run", "--engine", engine, "--method", method, *QUICK,
-            "--set", f"output-dir={tmp_path}/{engine}",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        runs[engine] = Run.load(run_folder(done.stdout))
-    assert runs["ray"].summary["engine"] == "ray"
-    assert numbers(runs["ray"]) == numbers(runs["local"])
+def test_ray_gives_the_numbers_of_the_local_engine(
+    method: str, settings: list[str], tmp_path: Path
+) -> None:
+    pairs = [word for setting in settings for word in ("--set", setting)]
+    options = [*QUICK[:2], *QUICK[4:]] if settings else QUICK  # without its rounds
+    done = flower_fgl(
+        "run", "--engine", "ray", "--method", method, *options, *pairs,
+        "--set", f"output-dir={tmp_path}/ray",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    ray = Run.load(run_folder(done.stdout))
+    assert ray.summary["engine"] == "ray"
+    again = {k: v for k, v in flatten_config(ray.config) if k != "run-dir"}
+    assert numbers(run_local(again)) == numbers(ray)
     kept = {"config.toml", "rounds.jsonl", "clients.jsonl", "summary.json"}
-    assert kept <= {path.name for path in runs["ray"].path.iterdir()}
+    assert kept <= {path.name for path in ray.path.iterdir()}
 
 
 #: What a user's code can do wrong inside the app, and what the command must say.
@@ -152,7 +162,7 @@ def break_app(folder: Path, code: str) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.slow] if "server half r" in name else [])
+        pytest.param(name, marks=[pytest.mark.slow] if "server half" in name else [])
         for name in sorted(BREAKAGES)
     ],
 )

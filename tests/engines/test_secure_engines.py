@@ -9,9 +9,9 @@ import pytest
 
 from flower_fgl import Run, simulate
 from flower_fgl.simulation.run import run_one
-from tests.conftest import SMALL
 from tests.engines.test_run import numbers
 from tests.support.flower_deployment import deployment
+from tests.support.short_runs import SMALL
 
 
 @pytest.fixture

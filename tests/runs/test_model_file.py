@@ -30,9 +30,9 @@ from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput, build_model
 from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
 from tests.client_apps.runtime.test_owners import NAMES, saved
-from tests.contract.test_methods import shortened
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 from tests.support.random_clients import FEATURES, random_client
+from tests.support.short_runs import shortened
 
 CARD = ModelCard(
     method="fedavg", model="gcn", num_features=8, hidden_channels=8, num_layers=2,

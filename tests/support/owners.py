@@ -21,7 +21,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
-from tests.conftest import SMALL
+from tests.support.short_runs import SMALL
 
 CLASSES = ("flu", "cold", "well")
 

@@ -30,9 +30,8 @@ from flower_fgl.strategies.rounds.schema_agreement import (
     in_agreed_order,
     number_owners,
 )
-from tests.conftest import SMALL
-from tests.contract.test_methods import comparable, shortened
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
+from tests.support.short_runs import SMALL, comparable, shortened
 
 NAMES = ("ash", "birch", "cedar")
 

@@ -17,8 +17,8 @@ from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.protocols.differential_privacy import epsilon, numbers_of
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import Prototypes
-from tests.contract.test_methods import comparable, shortened
 from tests.support.owners import owner_graphs
+from tests.support.short_runs import comparable, shortened
 
 OF_CLASSES = ("fedpg", "fedproto", "fedtgp", "opfgl")
 

@@ -31,9 +31,9 @@ from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from tests.client_apps.worker.conftest import Home
-from tests.conftest import SMALL
 from tests.engines.test_run import numbers
 from tests.support.flower_deployment import wait_until
+from tests.support.short_runs import SMALL
 
 
 def test_the_process_of_a_message_imports_no_torch() -> None:

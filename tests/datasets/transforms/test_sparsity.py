@@ -27,8 +27,8 @@ from flower_fgl.datasets.transforms.sparsity import (
     sparsify,
 )
 from flower_fgl.methods import parse_config
-from tests.contract.test_methods import shortened
 from tests.support.owners import owner_graphs
+from tests.support.short_runs import shortened
 
 SHARES = (0.0, 0.2, 0.5, 0.8, 0.999)
 ALL_THREE = {"feature-sparsity": 0.5, "edge-sparsity": 0.5, "label-sparsity": 0.5}

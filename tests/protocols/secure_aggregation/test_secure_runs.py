@@ -29,7 +29,7 @@ from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from flower_fgl.strategies.aggregation import mean_of_sums
 from flower_fgl.strategies.base import FglStrategy
 from flower_fgl.strategies.fedavg import FedAvg
-from tests.conftest import SMALL
+from tests.support.short_runs import SMALL
 
 SECURE = {"secure_aggregation": True, "clients": 5}
 EXCHANGES = ["query.secure_shares", "train", "query.secure_unmask"]

@@ -17,10 +17,10 @@ from flower_fgl.methods import parse_config
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
 from tests.client_apps.runtime.test_owners import saved
-from tests.contract.test_methods import comparable, shortened
 from tests.strategies.rounds.test_rejoining import Nodes, comes_back, node_of, run_with
 from tests.support.clients import federation_of
 from tests.support.owners import in_own_order, owner_graphs
+from tests.support.short_runs import comparable, shortened
 
 LATE: dict[str, Any] = {"min_clients": 2, "join_timeout": 0.2}
 """Start with two clients of three."""

@@ -15,9 +15,8 @@ from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from tests.client_apps.runtime.test_owners import saved
-from tests.conftest import SMALL
-from tests.contract.test_methods import shortened
 from tests.support.owners import in_own_order, owner_graphs
+from tests.support.short_runs import SMALL, shortened
 
 
 class Nodes(LocalGrid):
