@@ -25,9 +25,9 @@ __all__ = [
     "adapt",
     "attend",
     "contrast",
-    "distillation",
     "episode_losses",
     "masked_cross_entropy",
+    "teacher_divergence",
 ]
 
 Parameters = Mapping[str, Tensor]
@@ -143,7 +143,7 @@ def contrast(one: Tensor, other: Tensor, rows: Tensor, *, tau: float) -> Tensor:
     return -_mean(scores.diagonal(dim1=-2, dim2=-1), rows)
 
 
-def distillation(
+def teacher_divergence(
     teacher: Tensor, student: Tensor, rows: Tensor, classes: Tensor
 ) -> Tensor:
     """Average KL(teacher ‖ student) of selected rows over selected classes.
@@ -294,7 +294,7 @@ def episode_losses(
     representation, logits = attend(adapted, h, h, is_support)
     loss = masked_cross_entropy(logits, labels, is_query, classes)
     contrastive = contrast(representation, h, is_support, tau=weights.tau)
-    divergence = distillation(teacher, logits, is_query, classes)
+    divergence = teacher_divergence(teacher, logits, is_query, classes)
     return loss + weights.contrast * contrastive + weights.distillation * divergence
 
 

@@ -128,7 +128,7 @@ def run(
     Each run writes a folder with its settings, the results of every round, and the
     aggregated model. Runs of an experiment file that are complete are skipped.
     """
-    from flower_fgl.cli.run import RunOptions, resume_run, run_all
+    from flower_fgl.cli.run import RunOptions, resume_folder, run_all
 
     options = given(
         method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
@@ -146,7 +146,7 @@ def run(
                 "folder, only --workers, --client-gpus and --quiet are allowed."
             )
         with report_how_to_resume():
-            resume_run(resume, RunOptions("", workers, client_gpus, quiet), console)
+            resume_folder(resume, RunOptions("", workers, client_gpus, quiet), console)
         return
     engine = engine or "ray"
     if engine not in ("local", "ray"):

@@ -13,7 +13,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.runs.compare import (
     common_metric,
     compare_runs,
-    describe,
+    describe_scores,
     select_runs,
     verdict,
 )
@@ -119,7 +119,7 @@ def compare(
     ):
         pending = [run.path.name for run in runs if run.status != "completed"]
         method = str(runs[0].summary["method"])
-        table.add_row(side, method, describe(scores), ", ".join(pending))
+        table.add_row(side, method, describe_scores(scores), ", ".join(pending))
     console.print(table)
     show(
         f"A - B = {100 * result.difference:+.2f}, n = {len(result.one)} pairs, "

@@ -35,7 +35,7 @@ from flower_fgl.simulation.experiments import (
     results_table,
 )
 
-__all__ = ["RunOptions", "resume_run", "run_all"]
+__all__ = ["RunOptions", "resume_folder", "run_all"]
 
 DEFAULT_CLIENTS = 10
 
@@ -168,7 +168,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None
         )
 
 
-def resume_run(folder: Path, run_options: RunOptions, console: Console) -> Run:
+def resume_folder(folder: Path, run_options: RunOptions, console: Console) -> Run:
     """Resume an interrupted run; only print the results if it is complete.
 
     Parameters

@@ -81,7 +81,7 @@ class F2LClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train by all losses, then adapt for prediction."""
-        network = assemble(client, download)
+        network = assemble_model(client, download)
         penalty = self.penalty(client, server_round, network)
         loss = client.train(network, server_round, penalty=penalty)
         module = adaptation_of(network)
@@ -147,7 +147,7 @@ class F2LClientApp(FglClientApp):
             return model.to(client.device)
         if download is None:
             return None
-        network = assemble(client, download)
+        network = assemble_model(client, download)
         module = adaptation_of(network)
         return adapt_for_prediction(client, network.backbone, module)
 
@@ -158,7 +158,7 @@ def build_module(client: Client, backbone: Backbone) -> Adaptation:
     return Adaptation.blank(backbone.hidden_channels, classes, client.device)
 
 
-def assemble(client: Client, download: Weights) -> F2LNetwork:
+def assemble_model(client: Client, download: Weights) -> F2LNetwork:
     """Build the client model and the module from the received weights."""
     backbone = client.build_model()
     module = build_module(client, backbone)

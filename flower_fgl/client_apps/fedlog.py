@@ -16,7 +16,7 @@ X^g, x̂                 ``download.nodes``, ``scale_nodes(...)``
 ===============================================  ===========================
 algorithm, client                                function
 ===============================================  ===========================
-prompt generator, Eqs. (11)-(13)                 ``train_generator``
+prompt generator, Eqs. (11)-(13)                 ``train_prompt_generator``
 pretraining of the published code                ``pretrain_encoder``
 local fitting, L_cls and L_norm                  ``LocalLearner.fitting_loss``
 local generalisation, Eq. (5) and L_g            ``LocalLearner.general_loss``
@@ -32,7 +32,7 @@ from flwr.app import Context, Message
 
 from flower_fgl.algorithms.fedlog.matching import PromptTask
 from flower_fgl.algorithms.fedlog.network import FedLogBranchNet, LinearTop, start_nodes
-from flower_fgl.algorithms.fedlog.prompts import make_generator, train_generator
+from flower_fgl.algorithms.fedlog.prompts import make_generator, train_prompt_generator
 from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.fedlog_training import LocalLearner
@@ -114,7 +114,7 @@ class FedLogClientApp(FglClientApp):
             generator.to(client.device)
             task = PromptTask(data.inputs, data.index, data.labels, classes)
             with seeded(client.seed(0, "prompts"), client.device):
-                loss = train_generator(
+                loss = train_prompt_generator(
                     generator,
                     task,
                     epochs=method_config.prompt_epochs,

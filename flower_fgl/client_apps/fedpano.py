@@ -42,7 +42,7 @@ from flower_fgl.algorithms.fedpano.generator import (
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.fedpano_modules import (
     Parts,
-    assemble,
+    assemble_modules,
     build_parts,
     training_part,
 )
@@ -96,7 +96,7 @@ class FedPANOClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Run steps 5 to 7 of Algorithm 1 ``local-epochs`` times."""
-        parts = assemble(client, download)
+        parts = assemble_modules(client, download)
         trainer = Trainer(client, parts, server_round)
         with seeded(client.seed(server_round, "training"), client.device):
             terms = trainer.run(client.config.local_epochs)
@@ -115,7 +115,7 @@ class FedPANOClientApp(FglClientApp):
             model = build_parts(client).personal
             load_state(model, saved)
             return model
-        return None if download is None else assemble(client, download).personal
+        return None if download is None else assemble_modules(client, download).personal
 
     @torch.no_grad()
     def embed_kinds(
@@ -124,7 +124,7 @@ class FedPANOClientApp(FglClientApp):
         """Embed with θ_*^g and generate nodes with φ_*, Fig. 5; ``None`` in variant nN."""
         if not client.config.method_config.use_generator:
             return None
-        parts = assemble(client, Weights(weights))
+        parts = assemble_modules(client, Weights(weights))
         trainer = Trainer(client, parts, server_round=0)
         parts.personal.eval()
         data = client.data

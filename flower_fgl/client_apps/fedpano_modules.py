@@ -24,7 +24,7 @@ from flower_fgl.nn.computation_graph import receptive_field
 from flower_fgl.nn.normalize import RepNorm
 from flower_fgl.protocols.fedavg import Weights
 
-__all__ = ["Parts", "TrainingPart", "assemble", "build_parts", "training_part"]
+__all__ = ["Parts", "TrainingPart", "assemble_modules", "build_parts", "training_part"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def _own_classifier(client: Client, width: int, classes: Tensor) -> nn.Linear:
     return own
 
 
-def assemble(client: Client, download: Weights) -> Parts:
+def assemble_modules(client: Client, download: Weights) -> Parts:
     """Combine the received modules with those that the client keeps."""
     parts = build_parts(client)
     load_state(parts.shared, download.tensors)

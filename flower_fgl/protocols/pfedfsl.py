@@ -17,7 +17,7 @@ from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tenso
 
 __all__ = ["CandidateModels", "ScoredModel"]
 
-MODELS, WEIGHTS, LOSSES = "models", "weights", "losses"
+MODELS_RECORD, WEIGHTS, LOSSES = "models", "weights", "losses"
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class CandidateModels(Payload):
     """
 
     tensors: Mapping[str, Tensor]
-    records = (MODELS,)
+    records = (MODELS_RECORD,)
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``models``."""
-        return RecordDict({MODELS: write_tensors(self.tensors)})
+        return RecordDict({MODELS_RECORD: write_tensors(self.tensors)})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: tuple[Shapes, int]) -> Self:
@@ -48,23 +48,23 @@ class CandidateModels(Payload):
             there is no initial model, or more than q candidates.
         """
         shapes, limit = spec
-        tensors = read_tensors(content, MODELS)
+        tensors = read_tensors(content, MODELS_RECORD)
         if set(tensors) != set(shapes):
             odd = sorted(set(tensors) ^ set(shapes))
             raise PayloadError(
-                f'Record "{MODELS}": missing or unexpected entries {odd}.'
+                f'Record "{MODELS_RECORD}": missing or unexpected entries {odd}.'
             )
         counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors.values()}
         number = counts.pop()
         if counts or not 1 <= number <= 1 + limit:
             raise PayloadError(
-                f'Record "{MODELS}" must hold 1 to {1 + limit} models, the same number '
-                f"of each tensor, got {sorted({number, *counts})}."
+                f'Record "{MODELS_RECORD}" must hold 1 to {1 + limit} models, the same '
+                f"number of each tensor, got {sorted({number, *counts})}."
             )
         for name, shape in shapes.items():
             if tuple(tensors[name].shape) != (number, *shape):
                 raise PayloadError(
-                    f'"{MODELS}/{name}" must have shape {(number, *shape)}, got '
+                    f'"{MODELS_RECORD}/{name}" must have shape {(number, *shape)}, got '
                     f"{tuple(tensors[name].shape)}."
                 )
         return cls({name: tensors[name] for name in shapes})

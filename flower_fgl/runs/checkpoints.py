@@ -41,7 +41,7 @@ __all__ = ["UNCOMPARED", "Checkpoint", "Checkpoints", "Snapshot", "newest_checkp
 
 log = logging.getLogger(__name__)
 FOLDER, MANIFEST = "checkpoint", "checkpoint.json"
-SERVER, CLIENTS = "server.safetensors", "clients"
+SERVER_FILE, CLIENT_STATES = "server.safetensors", "clients"
 KEPT = 2
 """Checkpoints to keep: the newest, and the previous one in case that is damaged."""
 UNCOMPARED = (
@@ -154,7 +154,9 @@ class Checkpoint:
             # copies, so that tensors are laid out in memory as in the original run
             tensors = {
                 name: tensor.clone()
-                for name, tensor in safetensors.torch.load_file(folder / SERVER).items()
+                for name, tensor in safetensors.torch.load_file(
+                    folder / SERVER_FILE
+                ).items()
             }
             return cls(
                 folder,
@@ -172,7 +174,7 @@ class Checkpoint:
     @property
     def client_folder(self) -> Path:
         """Folder of the client states; missing if the engine does not save them."""
-        return self.folder / CLIENTS
+        return self.folder / CLIENT_STATES
 
     def check(self, config: RunConfig) -> None:
         """Reject settings and versions that differ from those of the run.
@@ -325,9 +327,9 @@ class Checkpoints:
             name: tensor.detach().cpu().clone().contiguous()
             for name, tensor in snapshot.tensors.items()
         }
-        (folder / SERVER).write_bytes(safetensors.torch.save(tensors))
+        (folder / SERVER_FILE).write_bytes(safetensors.torch.save(tensors))
         if self.states is not None:
-            self.states.save_states(self.run_id, folder / CLIENTS)
+            self.states.save_states(self.run_id, folder / CLIENT_STATES)
         number = self.config.clients or clients[0]["num_partitions"]
         content = {
             "round": server_round,

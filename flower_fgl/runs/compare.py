@@ -23,9 +23,9 @@ __all__ = [
     "Comparison",
     "common_metric",
     "compare_runs",
-    "is_better",
+    "is_significantly_better",
     "main_metric",
-    "pair_scores",
+    "match_scores",
     "paired_t_test",
     "select_runs",
     "without_seed",
@@ -194,7 +194,7 @@ def _config_files(folder: Path) -> list[Path]:
     return [file] if file.exists() else sorted(folder.glob("*/config.toml"))
 
 
-def pair_scores(
+def match_scores(
     one: Sequence[Run], other: Sequence[Run], *, column: str, metric: str
 ) -> list[tuple[float, float]]:
     """Pair the scores of runs with the same dataset, partition, clients and seed.
@@ -273,7 +273,7 @@ def compare_runs(
     one, other : sequence of Run
         Runs of A and B; those that did not complete are ignored.
     column, metric : str
-        Node set and score, see :func:`pair_scores`.
+        Node set and score, see :func:`match_scores`.
 
     Raises
     ------
@@ -281,7 +281,7 @@ def compare_runs(
         If one side holds runs of several methods, or with different settings.
     RunError
         If a run is on both sides, if there are fewer than two pairs, or in the cases of
-        :func:`pair_scores`.
+        :func:`match_scores`.
     """
     sides = {"A": one, "B": other}
     both = {run.path.resolve() for run in one} & {run.path.resolve() for run in other}
@@ -298,7 +298,7 @@ def compare_runs(
             )
         _reject_mixed_settings(side, runs)
     done = [[r for r in runs if r.status == "completed"] for runs in sides.values()]
-    pairs = pair_scores(done[0], done[1], column=column, metric=metric)
+    pairs = match_scores(done[0], done[1], column=column, metric=metric)
     if len(pairs) < 2:
         left_out = [
             f"{run.path} ({run.status})"
@@ -344,7 +344,7 @@ def _pattern(run: Run) -> str:
     return f', e.g. with a pattern: "{place}"' if name != run.path.name else ""
 
 
-def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
+def is_significantly_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
     """Return whether A is significantly better than B in test accuracy.
 
     Few-shot runs are compared by the mean of the clients' accuracies, which papers on that
@@ -363,10 +363,10 @@ def is_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
     Raises
     ------
     RunError
-        In the cases of :func:`pair_scores`.
+        In the cases of :func:`match_scores`.
     """
     metric = common_metric([*one, *other])
-    pairs = pair_scores(one, other, column="test", metric=metric)
+    pairs = match_scores(one, other, column="test", metric=metric)
     if len(pairs) < 2:
         return False
     first, second = zip(*pairs, strict=True)
@@ -386,7 +386,7 @@ def common_metric(runs: Sequence[Run]) -> str:
     return metrics.pop() if len(metrics) == 1 else "accuracy"
 
 
-def describe(scores: Sequence[float]) -> str:
+def describe_scores(scores: Sequence[float]) -> str:
     """Format scores as mean ± standard deviation in percent."""
     return f"{100 * fmean(scores):.2f} ± {100 * stdev(scores):.2f}"
 

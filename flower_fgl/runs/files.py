@@ -29,8 +29,8 @@ import tomli_w
 from flower_fgl.core.errors import RunError
 
 __all__ = [
-    "CLIENTS",
-    "CONFIG",
+    "CLIENTS_FILE",
+    "CONFIG_FILE",
     "HEADER",
     "MODEL",
     "RELEASES",
@@ -46,9 +46,9 @@ __all__ = [
     "settings_toml",
 ]
 
-CONFIG, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
-ROUNDS, CLIENTS, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
-IN_RUN_FOLDER = {CONFIG, SUMMARY, MODEL, ROUNDS, CLIENTS, RELEASES}
+CONFIG_FILE, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
+ROUNDS, CLIENTS_FILE, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
+IN_RUN_FOLDER = {CONFIG_FILE, SUMMARY, MODEL, ROUNDS, CLIENTS_FILE, RELEASES}
 HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')

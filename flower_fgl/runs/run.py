@@ -10,8 +10,8 @@ from typing import Any
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.files import (
-    CLIENTS,
-    CONFIG,
+    CLIENTS_FILE,
+    CONFIG_FILE,
     HEADER,
     ROUNDS,
     SUMMARY,
@@ -68,21 +68,21 @@ class Run:
             line is skipped.
         """
         folder = Path(path)
-        if not (folder / CONFIG).is_file():
+        if not (folder / CONFIG_FILE).is_file():
             raise RunError(
-                f"{folder} is not a run folder: it has no {CONFIG}. Pass a folder that "
-                "`flower-fgl run` wrote."
+                f"{folder} is not a run folder: it has no {CONFIG_FILE}. Pass a folder "
+                "that `flower-fgl run` wrote."
             )
-        text = read_text(folder / CONFIG)
+        text = read_text(folder / CONFIG_FILE)
         try:
             config = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            raise RunError(f"{folder / CONFIG} is damaged: {error}.") from error
+            raise RunError(f"{folder / CONFIG_FILE} is damaged: {error}.") from error
         summary = parse_row(
             read_text(folder / SUMMARY), str(folder / SUMMARY), "status"
         )
         rounds = read_lines(folder / ROUNDS)
-        clients = read_lines(folder / CLIENTS)
+        clients = read_lines(folder / CLIENTS_FILE)
         if summary["status"] == "running":  # active or killed: the rows are newer
             header = {key: summary.get(key) for key in HEADER}
             summary |= summarise(rounds, status="running", **header)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs.files import (
-    CLIENTS,
-    CONFIG,
+    CLIENTS_FILE,
+    CONFIG_FILE,
     HEADER,
     IN_RUN_FOLDER,
     MODEL,
@@ -195,7 +195,7 @@ class RunWriter:
             writer.write_summary({**known, "rounds": 0, "status": "running"})
         except RunError:
             with contextlib.suppress(OSError):
-                (folder / CONFIG).unlink(missing_ok=True)
+                (folder / CONFIG_FILE).unlink(missing_ok=True)
                 for path in reversed(made):
                     path.rmdir()
             raise
@@ -227,7 +227,7 @@ class RunWriter:
             else value
             for key, value in config.items()
         }
-        replace_file(self.folder / CONFIG, settings_toml(kept, sources).encode())
+        replace_file(self.folder / CONFIG_FILE, settings_toml(kept, sources).encode())
 
     def append_round(self, row: Row) -> None:
         """Append one row to ``rounds.jsonl``.
@@ -258,7 +258,7 @@ class RunWriter:
 
     def append_clients(self, rows: Iterable[Row]) -> None:
         """Append rows to ``clients.jsonl``; otherwise like :meth:`append_round`."""
-        self._append(CLIENTS, rows)
+        self._append(CLIENTS_FILE, rows)
 
     def append_release(self, row: Row) -> None:
         """Append a row to ``releases.jsonl``; otherwise like :meth:`append_round`.

@@ -333,7 +333,7 @@ def results_table(
             values = [_lookup(run.summary, path) for run in members]
             present = [v for v in values if v is not None and not math.isnan(v)]
             if present:
-                row[title] = percent(present)
+                row[title] = percent_with_spread(present)
                 if len(present) < len(values):
                     row[title] += f" ({len(present)} of {len(values)})"
         published = {
@@ -391,7 +391,7 @@ def _lookup(table: Any, path: Sequence[str]) -> float | None:
     return None if table is None else float(table)
 
 
-def percent(values: Sequence[float]) -> str:
+def percent_with_spread(values: Sequence[float]) -> str:
     """Format fractions as ``mean ± standard deviation`` in percent."""
     mean = 100 * fmean(values)
     if len(values) < 2:

@@ -27,7 +27,7 @@ import torch
 
 from flower_fgl.algorithms.adpfedgnn.masks import masked_mean
 from flower_fgl.algorithms.adpfedgnn.network import (
-    BACKBONES,
+    MASKABLE_BACKBONES,
     build_backbone,
     build_networks,
 )
@@ -67,10 +67,10 @@ class ADPFedGNN(FglStrategy):
             If the clients' models differ or are not among ``BACKBONES``.
         """
         names = sorted({client.model for client in self.federation.clients.values()})
-        if len(names) > 1 or read_model(names[0]).name not in BACKBONES:
+        if len(names) > 1 or read_model(names[0]).name not in MASKABLE_BACKBONES:
             raise RunError(
                 f"{self.config.method} needs the same model on all clients, "
-                f"{' or '.join(BACKBONES)}, got {', '.join(names)}. Set model."
+                f"{' or '.join(MASKABLE_BACKBONES)}, got {', '.join(names)}. Set model."
             )
         federation = self.federation
         backbone = build_backbone(

@@ -27,7 +27,7 @@ from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.strategies.federation import Federation, client_lines
 from flower_fgl.strategies.hooks import Recorder, ServerHooks, Upload
 from flower_fgl.strategies.rounds.checkpointing import (
-    describe_clients,
+    client_descriptions,
     pack_run,
     read_clients,
     resume_run,
@@ -419,7 +419,7 @@ class FglStrategy(ServerHooks):
                 self.checkpoints.save(
                     server_round,
                     pack_run(self.loop, self.server_state(), result),
-                    describe_clients(self.federation),
+                    client_descriptions(self.federation),
                 )
         if not result.train_metrics_clientapp:
             raise RunError(f"No round succeeded. {self.loop.log.why_failed()}")

@@ -14,9 +14,9 @@ from flower_fgl.algorithms.f2l import (
     adapt,
     attend,
     contrast,
-    distillation,
     episode_losses,
     masked_cross_entropy,
+    teacher_divergence,
 )
 
 WIDTH, CLASSES, ROWS = 4, 3, 7
@@ -88,9 +88,9 @@ def test_distillation_is_the_divergence_over_the_classes_of_the_episode() -> Non
     rows = torch.tensor([True, False])
     # teacher (3/4, 1/4), student (1/2, 1/2)
     expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    value = distillation(teacher, student, rows, classes)
+    value = teacher_divergence(teacher, student, rows, classes)
     assert float(value) == pytest.approx(expected, rel=1e-5)
-    assert float(distillation(teacher, teacher, rows, classes)) == 0
+    assert float(teacher_divergence(teacher, teacher, rows, classes)) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,9 @@ def test_distillation_is_the_divergence_over_the_classes_of_the_episode() -> Non
             x, torch.zeros(3, dtype=torch.int64), rows, classes
         ),
         lambda x, rows, classes: contrast(x, x.flip(0), rows, tau=0.5),
-        lambda x, rows, classes: distillation(x.detach().flip(0), x, rows, classes),
+        lambda x, rows, classes: teacher_divergence(
+            x.detach().flip(0), x, rows, classes
+        ),
     ],
 )
 def test_losses_and_their_gradients_are_finite_with_and_without_rows(
@@ -197,7 +199,7 @@ def test_a_batch_of_episodes_gives_the_losses_of_single_episodes(
         slow.append(
             masked_cross_entropy(logits, one["labels"], asked, classes)
             + 0.1 * contrast(made, one["h"], one["is_support"], tau=0.5)
-            + 0.1 * distillation(one["teacher"], logits, asked, classes)
+            + 0.1 * teacher_divergence(one["teacher"], logits, asked, classes)
         )
     torch.testing.assert_close(together, torch.stack(slow))
 

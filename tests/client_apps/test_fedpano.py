@@ -9,7 +9,7 @@ from torch import Tensor
 from flower_fgl.algorithms.fedpano.shared import SharedParts
 from flower_fgl.client_apps import fedpano_modules
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp, Trainer
-from flower_fgl.client_apps.fedpano_modules import assemble, build_parts
+from flower_fgl.client_apps.fedpano_modules import assemble_modules, build_parts
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
@@ -83,7 +83,7 @@ def changed(before: dict[str, Tensor], module: Any) -> bool:
 
 
 def trainer_of(client: Client) -> Trainer:
-    return Trainer(client, assemble(client, download_of(client)), 1)
+    return Trainer(client, assemble_modules(client, download_of(client)), 1)
 
 
 def test_shapes_match_the_specification() -> None:
@@ -232,7 +232,9 @@ def test_a_refreshed_copy_of_a_variant_takes_all_its_steps(variant: str) -> None
     expected = app.fit(twin, 3, download_of(twin)).model
     assert refreshed is not None
     assert expected is not None
-    assert changed(values(assemble(client, download_of(client)).personal), refreshed)
+    assert changed(
+        values(assemble_modules(client, download_of(client)).personal), refreshed
+    )
     assert not changed(values(expected), refreshed)
 
 
@@ -291,7 +293,7 @@ def test_a_client_combines_its_classifier_with_the_received_network() -> None:
     first = app.fit(client, 1, download_of(client)).model
     assert first is not None
     client.state.set_group("model", values(first))
-    again = assemble(client, download_of(client, seed=2))
+    again = assemble_modules(client, download_of(client, seed=2))
     assert torch.equal(again.own.weight, first.classifier.weight)
     received = download_of(client, seed=2).tensors
     for name, tensor in again.shared.state_dict().items():
@@ -306,7 +308,7 @@ def test_a_generator_that_is_not_shared_is_restored_from_the_state() -> None:
     app, client = FedPANOClientApp(), make_client(aggregate_generator=False)
     app.fit(client, 1, download_of(client))
     trained = client.state.group("generator")
-    again = assemble(client, download_of(client)).generator
+    again = assemble_modules(client, download_of(client)).generator
     assert again is not None
     assert all(torch.equal(t, trained[n]) for n, t in again.state_dict().items())
 

@@ -839,13 +839,13 @@ def test_with_few_shots_methods_are_marked_by_the_mean_of_the_clients(
         for seed in (0, 1)
     ]
     asked = []
-    pair = comparing.pair_scores
+    pair = comparing.match_scores
 
     def watch(*args: Any, metric: str, **kwargs: Any) -> Any:
         asked.append(metric)
         return pair(*args, metric=metric, **kwargs)
 
-    monkeypatch.setattr(comparing, "pair_scores", watch)
+    monkeypatch.setattr(comparing, "match_scores", watch)
     words = Page(write_report(runs, tmp_path / "r.html", against="local")).words()
     assert set(asked) == {"mean_accuracy"}
     assert "mean of clients" in words

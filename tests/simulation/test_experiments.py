@@ -10,7 +10,11 @@ from typer.testing import CliRunner
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
-from flower_fgl.simulation.experiments import percent, read_experiment, results_table
+from flower_fgl.simulation.experiments import (
+    percent_with_spread,
+    read_experiment,
+    results_table,
+)
 from flower_fgl.simulation.local import run_local
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
@@ -61,8 +65,12 @@ def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -
     assert len({run.summary["partition_sha256"] for _, run in done}) == 2
     (row,) = results_table(experiment, done)
     best = [run.best["test_masked"] for _, run in done if run.best]
-    assert row["own classes"] == percent([entry["accuracy"] for entry in best])
-    assert row["mean, own classes"] == percent([e["mean_accuracy"] for e in best])
+    assert row["own classes"] == percent_with_spread(
+        [entry["accuracy"] for entry in best]
+    )
+    assert row["mean, own classes"] == percent_with_spread(
+        [e["mean_accuracy"] for e in best]
+    )
     assert row["published own classes"] == "61.2"
     for _, run in done:  # as if the runs had 20 of the dataset's classes
         part = {"dataset": "amazon-clothing", "class_names": ["x"] * 20}
@@ -170,4 +178,4 @@ def test_columns_of_the_aggregated_model_stand_in_the_table_too(tmp_path: Path) 
         ("unseen", "global unseen"),
         ("new_client", "global new client"),
     ):
-        assert row[title] == percent([both[column]["accuracy"]])
+        assert row[title] == percent_with_spread([both[column]["accuracy"]])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 
 __all__ = [
-    "BACKBONES",
+    "MASKABLE_BACKBONES",
     "MaskedBranch",
     "TwoBranchNet",
     "build_backbone",
@@ -39,7 +39,7 @@ __all__ = [
     "two_branches",
 ]
 
-BACKBONES = ("gat", "graphsage")
+MASKABLE_BACKBONES = ("gat", "graphsage")
 """Backbones of the paper."""
 AGENT_WIDTH = 128
 """Width of the two hidden layers of the agent's Q-network."""

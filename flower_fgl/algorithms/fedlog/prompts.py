@@ -18,7 +18,7 @@ __all__ = [
     "blend_generators",
     "make_generator",
     "prompt_pairs",
-    "train_generator",
+    "train_prompt_generator",
 ]
 
 WIDTHS = (256, 512)
@@ -111,7 +111,7 @@ def prompt_pairs(x: Tensor, prompts: Tensor) -> GraphInput:
     return GraphInput(torch.cat([x, prompts]), edges)
 
 
-def train_generator(
+def train_prompt_generator(
     generator: nn.Module,
     task: PromptTask,
     *,

@@ -9,7 +9,7 @@ from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
-from flower_fgl.runs.compare import PER_RUN, is_better
+from flower_fgl.runs.compare import PER_RUN, is_significantly_better
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
 from flower_fgl.runs.run import Run
@@ -67,7 +67,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
-    """Set ``is_better`` in rows that are significantly better than a method.
+    """Set ``is_significantly_better`` in rows that are significantly better than a method.
 
     Raises
     ------
@@ -91,7 +91,9 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
             "Pass only the group to compare with."
         )
     for group in groups:
-        group["is_better"] = any(is_better(group["runs"], g["runs"]) for g in bases)
+        group["is_better"] = any(
+            is_significantly_better(group["runs"], g["runs"]) for g in bases
+        )
 
 
 def _seeds(runs: Sequence[Run]) -> str:

@@ -19,7 +19,7 @@ from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
 
 __all__ = [
-    "describe_clients",
+    "client_descriptions",
     "pack_run",
     "read_clients",
     "resume_run",
@@ -28,7 +28,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 
-def describe_clients(federation: Federation) -> list[dict[str, Any]]:
+def client_descriptions(federation: Federation) -> list[dict[str, Any]]:
     """Return the clients' descriptions as JSON stores them, without their public keys.
 
     New keys of secure aggregation are drawn when a run resumes.
@@ -149,7 +149,7 @@ def resume_run(
 def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:
     """Reject clients whose descriptions have changed."""
     before = {client["partition_id"]: client for client in checkpoint.clients}
-    now = {client["partition_id"]: client for client in describe_clients(federation)}
+    now = {client["partition_id"]: client for client in client_descriptions(federation)}
     changed: list[str] = []
     if before.keys() != now.keys():
         changed.append(f"clients {sorted(now)} (were {sorted(before)})")

@@ -11,7 +11,7 @@ from flower_fgl.algorithms.fedlog.prompts import (
     blend_generators,
     make_generator,
     prompt_pairs,
-    train_generator,
+    train_prompt_generator,
 )
 from flower_fgl.nn import GraphInput
 from flower_fgl.nn.pyg import SAGEConv
@@ -109,11 +109,11 @@ def test_the_first_loss_is_equation_11_and_training_lowers_it() -> None:
             p.zero_()  # prompts are 0, whatever dropout does
     _, around, _ = task.features()
     start = around.square().sum(1).mean().item()
-    loss = train_generator(generator, task, epochs=1, networks=1, lr=1e-9)
+    loss = train_prompt_generator(generator, task, epochs=1, networks=1, lr=1e-9)
     assert loss == pytest.approx(start, abs=0.05)  # the gradients' part is small
     generator = make_generator(D)
-    first = train_generator(generator, task, epochs=1, networks=2, lr=0.01)
-    last = train_generator(generator, task, epochs=60, networks=2, lr=0.01)
+    first = train_prompt_generator(generator, task, epochs=1, networks=2, lr=0.01)
+    last = train_prompt_generator(generator, task, epochs=60, networks=2, lr=0.01)
     assert last < first / 2
     assert not generator.training
 
@@ -127,7 +127,9 @@ def test_networks_in_groups_give_the_same_training(
         monkeypatch.setattr(RandomNets, "draw", _constant_nets)
         torch.manual_seed(0)
         generator = make_generator(D)
-        out.append(train_generator(generator, task, epochs=3, networks=4, lr=0.01))
+        out.append(
+            train_prompt_generator(generator, task, epochs=3, networks=4, lr=0.01)
+        )
     assert out[0] == pytest.approx(out[1], rel=1e-5)
 
 
@@ -149,7 +151,7 @@ def test_without_a_node_that_has_neighbours_nothing_is_trained() -> None:
     task = PromptTask(graph, torch.tensor([0, 1]), torch.tensor([0, 1]), C)
     generator = make_generator(D)
     before = generator[0].weight.clone()
-    assert train_generator(generator, task, epochs=2, networks=1, lr=0.1) == 0
+    assert train_prompt_generator(generator, task, epochs=2, networks=1, lr=0.1) == 0
     assert torch.equal(generator[0].weight, before)
 
 
