@@ -42,6 +42,7 @@ def run_server(
     engine: str,
     states: StateKeeper | None = None,
     on_round: OnRound | None = None,
+    config: RunConfig | None = None,
 ) -> Path:
     """Run a method's server half and write its run folder.
 
@@ -58,6 +59,8 @@ def run_server(
         whose clients store their own.
     on_round : callable, optional
         Called with the row of each round.
+    config : RunConfig, optional
+        ``values``, if the caller has checked them already.
 
     Returns
     -------
@@ -73,7 +76,7 @@ def run_server(
         If ``resume`` is set and the run in ``run-dir`` cannot be resumed; its folder
         remains unchanged.
     """
-    config = parse_config(values)
+    config = config or parse_config(values)
     keeps = engine == "deployment" or states is not None
     if config.resume:
         if not (config.run_dir and keeps):

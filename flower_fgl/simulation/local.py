@@ -151,6 +151,7 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
     session = Session(memory=MemoryStates())
+    session.add_config(values, config)
     try:
         with task_identity(run_id):
             grid = LocalGrid(Dispatcher(session), config.clients, values, run_id=run_id)
@@ -160,6 +161,7 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
                 engine="local",
                 states=session.memory,
                 on_round=on_round,
+                config=config,
             )
     finally:
         torch.set_num_threads(threads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.options import Scalar
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.runs.state_files import state_folder
@@ -110,6 +111,10 @@ class Session:
     graphs: DataCache = field(default_factory=DataCache)
     memory: MemoryStates | None = None
     configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
+
+    def add_config(self, values: Mapping[str, Scalar], config: RunConfig) -> None:
+        """Store settings that the caller has checked already."""
+        self.configs[tuple(sorted(values.items()))] = config
 
     def config(self, context: Context) -> RunConfig:
         """Return the checked settings; each run config is parsed once per process."""

@@ -1,0 +1,25 @@
+"""The local engine beyond what the contract tests cover."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flower_fgl import simulate
+from flower_fgl.core.config import RunConfig
+
+
+def test_the_settings_of_a_run_are_parsed_once(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed = []
+    parse = RunConfig.parse.__func__  # type: ignore[attr-defined]
+
+    def counting(cls: type[RunConfig], *arguments: Any, **options: Any) -> RunConfig:
+        parsed.append(arguments)
+        return parse(cls, *arguments, **options)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(RunConfig, "parse", classmethod(counting))
+    simulate("fedavg", **small)
+    assert len(parsed) == 1
