@@ -25,7 +25,7 @@ from tests.support.flower_deployment import deployment, wait_until, workers_of
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 from tests.support.short_runs import SMALL
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("supernodes")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment"
 

@@ -203,7 +203,9 @@ def test_a_client_that_never_answers_is_left_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize(
+    "engine", ["local", pytest.param("ray", marks=pytest.mark.slow)]
+)
 def test_ctrl_c_ends_the_run_and_all_it_started(engine: str, tmp_path: Path) -> None:
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
     mark = f"FGL_TEST_{os.getpid()}_{engine}"
