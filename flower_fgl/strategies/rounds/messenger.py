@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -18,19 +18,13 @@ from flower_fgl.strategies.hooks import Recorder, Upload
 from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Failure
 
-__all__ = ["Exchange", "MaskedUploads", "Messenger", "send_receive"]
+__all__ = ["Exchange", "KeyStore", "Messenger", "send_receive"]
 
 POLL_SECONDS = 0.005
 
 
-class MaskedUploads(Protocol):
-    """The steps of secure aggregation inside the training exchange."""
-
-    def attach(self, partition_id: int, content: RecordDict) -> None:
-        """Add mask keys to a client's training message."""
-
-    def unpack(self, server_round: int, content: RecordDict, spec: Any) -> Payload:
-        """Read a masked upload."""
+class KeyStore(Protocol):
+    """Secure aggregation, as far as a reconnecting client needs it."""
 
     def renew(self, partition_id: int, public_key: bytes) -> None:
         """Store the new key of a client that reconnected."""
@@ -72,7 +66,7 @@ class Messenger:
     ----------
     grid : Grid
         Flower's grid; set when the run starts.
-    secure : MaskedUploads or None
+    secure : KeyStore or None
         Secure aggregation, ``None`` when it is off.
     """
 
@@ -84,7 +78,7 @@ class Messenger:
         self.config = config
         self.loop = loop
         self.recorder = recorder
-        self.secure: MaskedUploads | None = None
+        self.secure: KeyStore | None = None
 
     def pack(self, payloads: Mapping[int, Payload]) -> dict[int, RecordDict]:
         """Pack payloads by partition-id; a payload of several clients is packed once."""
