@@ -101,18 +101,20 @@ def run(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="local: in this process; ray: Flower's simulation (default)."
+            help="local: in this process, or in --workers; ray: Flower's simulation; "
+            "auto (default): the faster of the two."
         ),
     ] = None,
     settings: SettingPairs = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            help="Clients that train at once with Ray (default: one per core)."
+            help="Worker processes (default: none with local, one per core with ray)."
         ),
     ] = None,
     client_gpus: Annotated[
-        float, typer.Option(help="GPUs per client with Ray; 0.25 lets four share one.")
+        float,
+        typer.Option(help="GPUs per worker process; 0.25 lets four share one."),
     ] = 0.0,
     quiet: Annotated[bool, typer.Option(help="Hide the progress bar.")] = False,
     resume: Annotated[
@@ -148,14 +150,9 @@ def run(
         with report_how_to_resume():
             resume_folder(resume, RunOptions("", workers, client_gpus, quiet), console)
         return
-    engine = engine or "ray"
-    if engine not in ("local", "ray"):
-        raise ConfigError(f'--engine must be "local" or "ray", got "{engine}".')
-    if engine == "local" and (workers is not None or client_gpus):
-        raise ConfigError(
-            "--workers and --client-gpus apply to Ray only: leave them out with "
-            "--engine local, which runs one client after the other in this process."
-        )
+    engine = engine or "auto"
+    if engine not in ("auto", "local", "ray"):
+        raise ConfigError(f'--engine must be "auto", "local" or "ray", got "{engine}".')
     if case and experiment is None:
         raise ConfigError(
             "--case selects from an experiment file: name the file as well."

@@ -30,7 +30,13 @@ from flower_fgl.simulation.flower_run import (
 )
 from flower_fgl.simulation.superlink import FlowerHome, on_cluster, tail
 
-__all__ = ["LaunchResult", "launch", "write_app_folder"]
+__all__ = [
+    "LaunchResult",
+    "fitting_workers",
+    "launch",
+    "num_cpus",
+    "write_app_folder",
+]
 
 
 def launch(
@@ -202,7 +208,7 @@ def _federation_config(
     if not is_cluster:
         # Ray gets only the CPUs that the workers need: each idle worker process would
         # hold torch in memory.
-        fitting = _fitting_workers(client_cpus, client_gpus, workers)
+        fitting = fitting_workers(client_cpus, client_gpus, workers)
         sizes["init-args-num-cpus"] = str(client_cpus * min(fitting, num_clients))
     elif workers is not None:
         raise RunError(
@@ -212,9 +218,24 @@ def _federation_config(
     return " ".join(f"{key}={value}" for key, value in sizes.items())
 
 
-def _fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
-    """Return how many clients train at once; raise RunError if resources are short."""
-    cpus = _num_cpus()
+def fitting_workers(client_cpus: int, client_gpus: float, workers: int | None) -> int:
+    """Return how many worker processes the machine has resources for.
+
+    Parameters
+    ----------
+    client_cpus : int
+        CPUs of each worker process.
+    client_gpus : float
+        GPUs of each worker process.
+    workers : int or None
+        Wanted number; by default as many as fit.
+
+    Raises
+    ------
+    RunError
+        If the machine has too few CPUs or GPUs.
+    """
+    cpus = num_cpus()
     wanted = client_cpus * (workers or 1)
     if wanted > cpus:
         raise RunError(
@@ -242,7 +263,7 @@ def _gpu_slots(gpus: int, client_gpus: float) -> int:
     return gpus * int(1 / client_gpus + 1e-9)  # 1 / 0.1 may fall just below 10
 
 
-def _num_cpus() -> int:
+def num_cpus() -> int:
     """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

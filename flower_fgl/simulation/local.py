@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from flwr.serverapp import Grid
 
 from flower_fgl.client_apps.dispatch import Dispatcher
-from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.session import Session, choose_device
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
@@ -18,7 +20,9 @@ from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.server_app import run_server
+from flower_fgl.simulation.flower_simulation import num_cpus
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 
 __all__ = [
@@ -91,10 +95,11 @@ def simulate(
     *,
     clients: int = 10,
     seed: int = 0,
+    workers: int = 1,
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Run:
-    """Train a method over the clients of a partitioned dataset, in this process.
+    """Train a method over the clients of a partitioned dataset.
 
     Parameters
     ----------
@@ -106,6 +111,9 @@ def simulate(
         Number of clients K, at least 1.
     seed : int
         Seed of the run; the partition has its own seed (``partition_seed``).
+    workers : int
+        Processes that share the clients. 1 runs them in this process, more start as many
+        Ray actors. The numbers are the same.
     on_round : callable, optional
         Called with the row of each round, e.g. to show progress.
     **settings
@@ -129,16 +137,28 @@ def simulate(
     values = run_config_of(
         method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
     )
-    return run_local(values, on_round=on_round)
+    return run_local(values, workers=workers, on_round=on_round)
 
 
-def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) -> Run:
-    """Run a flat run config in this process; see :func:`simulate`.
+def run_local(
+    values: Mapping[str, Scalar],
+    *,
+    workers: int | None = None,
+    client_gpus: float = 0.0,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Run a flat run config with the local engine; see :func:`simulate`.
 
     Parameters
     ----------
     values : mapping of str to bool, int, float or str
         Flat run config; ``clients`` must be at least 1.
+    workers : int, optional
+        Processes that share the clients: 1 runs them in this process, more start as many
+        Ray actors. By default the run moves to one actor per core in round 3, if that
+        saves time. The numbers are the same.
+    client_gpus : float
+        GPUs of each actor.
     on_round : callable, optional
         Called with the row of each round.
 
@@ -150,19 +170,61 @@ def run_local(values: Mapping[str, Scalar], *, on_round: OnRound | None = None) 
     config = check_run(values)
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
-    session = Session(memory=MemoryStates())
-    session.add_config(values, config)
     try:
-        with task_identity(run_id):
-            grid = LocalGrid(Dispatcher(session), config.clients, values, run_id=run_id)
+        with (
+            task_identity(run_id),
+            _open_grid(values, config, run_id, workers, client_gpus) as (grid, states),
+        ):
             folder = run_server(
                 grid,
                 values,
                 engine="local",
-                states=session.memory,
+                states=states,
                 on_round=on_round,
                 config=config,
             )
     finally:
         torch.set_num_threads(threads)
     return Run.load(folder)
+
+
+@contextmanager
+def _open_grid(
+    values: Mapping[str, Scalar],
+    config: RunConfig,
+    run_id: int,
+    workers: int | None,
+    client_gpus: float,
+) -> Iterator[tuple[Grid, StateKeeper]]:
+    """Yield the grid of the clients and the keeper of their states."""
+    number = config.clients
+    if workers is not None and workers > 1:
+        from flower_fgl.simulation.workers import (
+            WorkerGrid,
+            WorkerStates,
+            start_workers,
+        )
+
+        nodes = {secrets.randbits(62) + 2: k for k in range(number)}
+        with start_workers(
+            values,
+            num_clients=number,
+            run_id=run_id,
+            workers=min(workers, number),
+            cpus=config.threads,
+            gpus=client_gpus,
+        ) as hosts:
+            yield WorkerGrid(hosts, nodes, run_id), WorkerStates(hosts)
+        return
+    memory = MemoryStates()
+    session = Session(memory=memory)
+    session.add_config(values, config)
+    grid = LocalGrid(Dispatcher(session), number, values, run_id=run_id)
+    most = min(number, num_cpus() // config.threads)
+    if workers is not None or most < 2 or choose_device(config.device).type != "cpu":
+        yield grid, memory
+        return
+    from flower_fgl.simulation.growing_grid import GrowingGrid
+
+    with GrowingGrid(grid, memory, config, dict(values), most) as growing:
+        yield growing, growing

@@ -65,6 +65,14 @@ class LocalGrid(Grid):
                 run_config=dict(run_config or {}),
             )
 
+    @property
+    def partitions(self) -> dict[int, int]:
+        """Partition-id of every node ID."""
+        return {
+            node_id: int(context.node_config["partition-id"])
+            for node_id, context in self.contexts.items()
+        }
+
     def set_run(self, run: FlowerRun) -> None:
         """Do nothing: the grid serves a single run."""
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.rewind import require_checkpoint
@@ -30,10 +30,8 @@ def resume(
     ----------
     folder : Path or str
         Run folder.
-    workers : int, optional
-        Clients that train at once with Ray; by default one per core.
-    client_gpus : float
-        GPUs per client with Ray.
+    workers, client_gpus
+        As for :func:`flower_fgl.simulation.run.run_one`.
     on_round : callable, optional
         Called with the row of each further round.
 
@@ -44,8 +42,6 @@ def resume(
 
     Raises
     ------
-    ConfigError
-        If ``workers`` or ``client_gpus`` is set for a run of the local engine.
     RunError
         If the run has no intact checkpoint, another process uses its folder, it was a
         deployment, the code, the settings or the data have changed, or it does not
@@ -62,10 +58,6 @@ def resume(
         raise RunError(
             f"The run in {path} was a deployment: repeat its `flwr run` command with "
             f'run-dir="{path}" resume=true added to --run-config.'
-        )
-    if engine == "local" and (workers is not None or client_gpus):
-        raise ConfigError(
-            "The run used the local engine: leave out --workers and --client-gpus."
         )
     values: dict[str, Scalar] = dict(flatten_config(run.config))
     return run_one(

@@ -47,12 +47,14 @@ def run_one(
     ----------
     values : mapping of str to bool, int, float or str
         Flat run config with ``clients``. With ``resume`` the run in ``run-dir`` resumes.
-    engine : {"local", "ray"}
-        Where the clients run.
+    engine : {"auto", "local", "ray"}
+        ``"ray"`` is Flower's simulation. ``"auto"`` is the local engine, and Flower's
+        simulation if ``RAY_ADDRESS`` names a cluster.
     workers : int, optional
-        Clients that train at once with Ray; by default one per core.
+        Worker processes. By default Flower's simulation starts one per core, the local
+        engine none. ``"auto"`` starts them in round 3 if that saves time.
     client_gpus : float
-        GPUs per client with Ray.
+        GPUs of each worker process.
     on_round : callable, optional
         Called with the row of each round when the round ends.
 
@@ -67,15 +69,29 @@ def run_one(
         After Ctrl-C; its argument is the run folder, if one was written.
     """
     from flower_fgl.client_apps.runtime.session import choose_device
+    from flower_fgl.simulation.flower_simulation import fitting_workers
     from flower_fgl.simulation.local import check_run, run_local
+    from flower_fgl.simulation.superlink import on_cluster
 
+    if workers is not None and workers < 1:
+        raise ConfigError(f"workers must be at least 1, got {workers}.")
     config = check_run(values)
-    if engine == "ray" and config.device.startswith("cuda") and not client_gpus:
+    has_cluster = on_cluster(os.environ)
+    is_auto = engine == "auto"
+    if is_auto:
+        engine = "ray" if has_cluster and workers is None else "local"
+    if engine == "local" and (workers or client_gpus):
+        if workers is None or not has_cluster:
+            workers = fitting_workers(config.threads, client_gpus, workers)
+    elif engine == "local" and not is_auto:
+        workers = 1
+    uses_ray = engine == "ray" or (workers or 1) > 1
+    if uses_ray and config.device.startswith("cuda") and not client_gpus:
         raise ConfigError(
-            f'device = "{config.device}" with Ray needs a GPU share for every client: '
-            "add --client-gpus 1, or 0.25 to let four clients share a GPU."
+            f'device = "{config.device}" with Ray needs a GPU share for every worker: '
+            "add --client-gpus 1, or 0.25 to let four workers share a GPU."
         )
-    if engine == "local":
+    if not uses_ray:
         choose_device(config.device)  # reports a missing device before a folder is made
     folder = (
         Path(config.run_dir).resolve() if config.resume else _create_run_folder(config)
@@ -91,7 +107,12 @@ def run_one(
                 rewind(folder, config)
         with _record_failures(folder):
             if engine == "local":
-                return run_local(values, on_round=on_round)
+                return run_local(
+                    values,
+                    workers=workers,
+                    client_gpus=client_gpus,
+                    on_round=on_round,
+                )
             return _run_ray(values, config, folder, workers, client_gpus, on_round)
 
 

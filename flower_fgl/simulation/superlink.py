@@ -80,7 +80,7 @@ class FlowerHome:
                 "Python. Install flower-fgl for it (pip install flower-fgl)."
             )
         self.folder = Path(tempfile.mkdtemp(prefix="flwr-", dir=parent.resolve()))
-        self.ray_folder = Path(tempfile.mkdtemp(prefix="fgl-", dir=_short_folder()))
+        self.ray_folder = Path(tempfile.mkdtemp(prefix="fgl-", dir=short_folder()))
         self.port = _free_port()
         self.superlink_log = self.folder / "superlink.log"
         self._environment = flower_environment(
@@ -250,7 +250,7 @@ def tail(path: Path, lines: int = 40) -> str:
     return "\n".join(_COLOUR.sub("", text).rstrip().splitlines()[-lines:])
 
 
-def _short_folder() -> str | None:
+def short_folder() -> str | None:
     """Return a short parent folder for Ray's sockets: paths are limited to 103 bytes."""
     wanted = os.environ.get("RAY_TMPDIR") or "/tmp"
     return wanted if os.access(wanted, os.W_OK | os.X_OK) else None

@@ -22,6 +22,8 @@ from tests.support.short_runs import SMALL
 
 pytestmark = pytest.mark.xdist_group("processes")
 
+RAY = ["--engine", "ray"]
+
 
 @contextlib.contextmanager
 def ray_head() -> Iterator[dict[str, str]]:
@@ -67,10 +69,10 @@ def test_a_run_joins_a_ray_cluster_and_leaves_it_alive(tmp_path: Path) -> None:
     expected = simulate("fedavg", clients=3, output_dir=str(tmp_path), **SMALL)
     config = str(expected.path / "config.toml")
     with ray_head() as cluster:
-        refused = flower_fgl("run", config, "--workers", "2", **cluster)
+        refused = flower_fgl("run", config, *RAY, "--workers", "2", **cluster)
         assert refused.returncode == 1
         assert "RAY_ADDRESS names a Ray cluster" in refused.stdout + refused.stderr
-        done = flower_fgl("run", config, timeout=300, **cluster)
+        done = flower_fgl("run", config, *RAY, timeout=300, **cluster)
         assert done.returncode == 0, done.stdout + done.stderr
         run = Run.load(run_folder(done.stdout))
         _, port = cluster["RAY_ADDRESS"].split(":")

@@ -194,6 +194,7 @@ def two_at_once(
     return results, folder
 
 
+@pytest.mark.slow
 def test_two_launches_at_once_keep_apart(two_at_once):
     results, folder = two_at_once
     assert results["raises"].run_id != results["leaves"].run_id
@@ -202,6 +203,7 @@ def test_two_launches_at_once_keep_apart(two_at_once):
     assert "all is lost" not in results["leaves"].log_tail
 
 
+@pytest.mark.slow
 def test_a_server_app_that_raises_is_a_failed_run(two_at_once):
     result = two_at_once[0]["raises"]
     assert result.flower_status == "finished:failed"
@@ -210,10 +212,12 @@ def test_a_server_app_that_raises_is_a_failed_run(two_at_once):
     assert reason == "Simulation failed with exception: all is lost"
 
 
+@pytest.mark.slow
 def test_the_log_of_a_failed_run_holds_what_workers_said(two_at_once):
     assert "a client in distress" in (two_at_once[1] / "raises" / "log").read_text()
 
 
+@pytest.mark.slow
 def test_flower_calls_a_server_app_that_left_by_sys_exit_completed(two_at_once):
     # Not our judgement: whoever calls must look at what the app wrote.
     assert two_at_once[0]["leaves"].flower_status == "finished:completed"

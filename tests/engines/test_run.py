@@ -30,6 +30,7 @@ from flower_fgl.simulation.run import run_one
 
 pytestmark = pytest.mark.xdist_group("processes")
 
+SLOW = pytest.mark.slow
 PROGRAM = [sys.executable, "-m", "flower_fgl"]
 QUICK = [
     "--clients", "3", "--rounds", "2", "--set", "synthetic.nodes=120",
@@ -160,17 +161,23 @@ def break_app(folder: Path, code: str) -> str:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "name",
+    ("name", "engine"),
     [
-        pytest.param(name, marks=[pytest.mark.slow] if "server half" in name else [])
-        for name in sorted(BREAKAGES)
+        ("a client dies every round", ["--engine", "local"]),
+        ("a worker process dies", ["--engine", "local", "--workers", "2"]),
+        *(
+            pytest.param(name, ["--engine", "ray", "--workers", "1"], marks=SLOW)
+            for name in sorted(BREAKAGES)
+        ),
     ],
 )
-def test_the_exit_status_is_true_when(name: str, tmp_path: Path) -> None:
+def test_the_exit_status_is_true_when(
+    name: str, engine: list[str], tmp_path: Path
+) -> None:
     code, words = BREAKAGES[name]
     site = break_app(tmp_path, code)
     done = flower_fgl(
-        "run", *QUICK, "--workers", "1", "--quiet",
+        "run", *QUICK, *engine, "--quiet",
         "--set", f"output-dir={tmp_path}/runs", PYTHONPATH=site,
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
@@ -192,7 +199,7 @@ def test_a_client_that_never_answers_is_left_behind(tmp_path: Path) -> None:
         "m.FedAvgClientApp.fit = fit\n"
     )
     done = flower_fgl(
-        "run", *QUICK, "--rounds", "3", "--quiet",
+        "run", *QUICK, "--engine", "ray", "--rounds", "3", "--quiet",
         "--set", f"output-dir={tmp_path}/runs", "--set", "round-timeout=10",
         PYTHONPATH=break_app(tmp_path, code),
     )  # fmt: skip
@@ -284,7 +291,7 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--set", "rounds=[1]"], "a single value"),
         (["--clients", "0"], "at least 1"),
         (["--engine", "rai"], "ray"),
-        (["--engine", "local", "--workers", "2"], "--workers"),
+        (["--engine", "local", "--workers", "0"], "workers must be at least 1"),
         (["--set", "device=cuda:0"], "--client-gpus"),
         (["--set", "device=gpu"], 'device must be "auto".*"gpu"'),
         (["--rounds", "3", "--set", "rounds=4"], "--rounds and --set rounds"),

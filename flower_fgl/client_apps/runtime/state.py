@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,12 +165,20 @@ class MemoryStates(StateStore):
     ) -> None:
         """Change nothing; the engine restores the states with :meth:`load_states`."""
 
+    def of_run(self, run_id: int) -> dict[int, ClientState]:
+        """Return the states of a run by partition-id."""
+        return {pid: s for (run, pid), s in self._states.items() if run == run_id}
+
+    def restore(self, run_id: int, states: Mapping[int, ClientState]) -> None:
+        """Replace the states of a run."""
+        self._states = {key: s for key, s in self._states.items() if key[0] != run_id}
+        self._states |= {(run_id, pid): state for pid, state in states.items()}
+
     def save_states(self, run_id: int, folder: Path) -> None:
         """Write every state of a run to a folder, one file per client."""
         folder.mkdir(parents=True, exist_ok=True)
-        for (run, partition_id), state in self._states.items():
-            if run == run_id:
-                write_state(folder / f"{partition_id:06d}.safetensors", state)
+        for partition_id, state in self.of_run(run_id).items():
+            write_state(folder / f"{partition_id:06d}.safetensors", state)
 
     def load_states(self, run_id: int, folder: Path) -> None:
         """Replace the states of a run by those of a folder.
@@ -179,9 +188,8 @@ class MemoryStates(StateStore):
         RunError
             If a file is damaged.
         """
-        self._states = {key: s for key, s in self._states.items() if key[0] != run_id}
-        for path in folder.glob("*.safetensors"):
-            self._states[run_id, int(path.stem)] = read_state(path)
+        paths = folder.glob("*.safetensors")
+        self.restore(run_id, {int(path.stem): read_state(path) for path in paths})
 
 
 class FileStates(StateStore):

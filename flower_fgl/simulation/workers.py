@@ -1,0 +1,406 @@
+"""Worker processes of the local engine: each holds a part of the clients.
+
+``--workers N`` starts N Ray actors. An exchange sends each of them one call with the
+messages of all its clients, and gets one answer with all their replies.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run as FlowerRun
+
+from flower_fgl.client_apps.dispatch import Dispatcher
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import (
+    ClientState,
+    MemoryStates,
+    read_state,
+    write_state,
+)
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.options import Scalar
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from flower_fgl.simulation.superlink import short_folder
+
+__all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"]
+
+PULL_SECONDS = 0.01
+"""Seconds for which a pull waits for the next worker."""
+
+Packed = bytes | tuple[tuple[str, str, tuple[int, ...], str, bytes], ...]
+"""A record: protobuf, or the fields of every array."""
+Letter = tuple[int, str, str, dict[str, int], tuple[int, str] | None]
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Messages or replies of several clients; a record that they share is held once.
+
+    Parameters
+    ----------
+    records : list of bytes or tuple
+        Records in the form that crosses the process boundary.
+    letters : list of tuple
+        For each message ``(partition-id, message type, group, names, error)``: ``names``
+        maps the names of its records to positions in ``records``; ``error`` is the code
+        and reason of a failed reply.
+    """
+
+    records: list[Packed]
+    letters: list[Letter]
+
+    @classmethod
+    def pack(cls, messages: Iterable[tuple[int, Message]]) -> Parcel:
+        """Pack messages by partition-id."""
+        records: list[Packed] = []
+        positions: dict[int, int] = {}
+        letters: list[Letter] = []
+        for partition_id, message in messages:
+            meta = message.metadata
+            if message.has_error():
+                error = (message.error.code, str(message.error.reason))
+                letters.append(
+                    (partition_id, meta.message_type, meta.group_id, {}, error)
+                )
+                continue
+            names: dict[str, int] = {}
+            for name, record in message.content.items():
+                if id(record) not in positions:
+                    positions[id(record)] = len(records)
+                    records.append(_pack_record(record))
+                names[name] = positions[id(record)]
+            letters.append(
+                (partition_id, meta.message_type, meta.group_id, names, None)
+            )
+        return cls(records, letters)
+
+    def contents(self) -> Iterator[RecordDict]:
+        """Unpack the content of every message; no two share a mutable object."""
+        for _, _, _, names, _ in self.letters:
+            content = RecordDict()
+            for name, position in names.items():
+                content[name] = _unpack_record(self.records[position])
+            yield content
+
+
+def _pack_record(record: Any) -> Packed:
+    """Pack one record."""
+    if isinstance(record, ArrayRecord):
+        return tuple(
+            (name, array.dtype, tuple(array.shape), array.stype, array.data)
+            for name, array in record.items()
+        )
+    packed: bytes = recorddict_to_proto(RecordDict({"": record})).SerializeToString()
+    return packed
+
+
+def _unpack_record(packed: Packed) -> Any:
+    """Unpack one record."""
+    if isinstance(packed, bytes):
+        return recorddict_from_proto(ProtoRecordDict.FromString(packed))[""]
+    return ArrayRecord.from_array_dict(
+        {
+            name: Array(dtype, shape, stype, data)
+            for name, dtype, shape, stype, data in packed
+        }
+    )
+
+
+class ClientHost:
+    """The clients of one worker process.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config.
+    num_clients : int
+        Number of clients of the run.
+    run_id : int
+        Run ID.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Scalar], num_clients: int, run_id: int
+    ) -> None:
+        self._run_id = run_id
+        self._states = MemoryStates()
+        app = Dispatcher(Session(memory=self._states))
+        self._grid = LocalGrid(app, num_clients, values, run_id=run_id)
+        self._nodes = {pid: node for node, pid in self._grid.partitions.items()}
+
+    def handle(self, parcel: Parcel) -> Parcel:
+        """Let the clients handle their messages; return the replies in the same order."""
+        with task_identity(self._run_id):
+            messages = [
+                Message(content, self._nodes[pid], kind, group_id=group)
+                for content, (pid, kind, group, _, _) in zip(
+                    parcel.contents(), parcel.letters, strict=True
+                )
+            ]
+            replies = self._grid.send_and_receive(messages)
+        return Parcel.pack(
+            zip((pid for pid, *_ in parcel.letters), replies, strict=True)
+        )
+
+    def states(self) -> dict[int, ClientState]:
+        """Return the states of all clients, with tensors on the CPU."""
+        return {
+            pid: ClientState({n: t.cpu() for n, t in s.tensors.items()}, s.values)
+            for pid, s in self._states.of_run(self._run_id).items()
+        }
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Replace the states of all clients."""
+        self._states.restore(self._run_id, states)
+
+
+class WorkerGrid(Grid):
+    """Grid whose clients are spread over worker processes.
+
+    Parameters
+    ----------
+    hosts : sequence of actor
+        Ray actors of :class:`ClientHost`. Client k belongs to host ``k % len(hosts)``.
+    partitions : mapping of int to int
+        Partition-id of every node ID.
+    run_id : int
+        Run ID.
+    """
+
+    def __init__(
+        self, hosts: Sequence[Any], partitions: Mapping[int, int], run_id: int
+    ) -> None:
+        self.hosts = hosts
+        self._run_id = run_id
+        self._partitions = partitions
+        self._calls: dict[Any, list[tuple[str, Message]]] = {}
+        self._ready: dict[str, Message] = {}
+
+    def set_run(self, run: FlowerRun) -> None:
+        """Do nothing: the grid serves a single run."""
+
+    @property
+    def run(self) -> FlowerRun:
+        """The run, with only its ID set."""
+        return FlowerRun.create_empty(run_id=self._run_id)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> list[int]:
+        """Return the node IDs in arbitrary order."""
+        return list(self._partitions)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Send each worker the messages of its clients in one call."""
+        batches: list[list[tuple[str, int, Message]]] = [[] for _ in self.hosts]
+        ids = []
+        for message in messages:
+            key = secrets.token_hex(8)
+            partition_id = self._partitions[message.metadata.dst_node_id]
+            batches[partition_id % len(self.hosts)].append((key, partition_id, message))
+            ids.append(key)
+        for host, batch in zip(self.hosts, batches, strict=True):
+            if batch:
+                call = host.handle.remote(Parcel.pack((pid, m) for _, pid, m in batch))
+                self._calls[call] = [(key, message) for key, _, message in batch]
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the replies that have arrived; wait a moment for the next worker."""
+        import ray
+
+        while self._calls:
+            done, _ = ray.wait(list(self._calls), num_returns=1, timeout=PULL_SECONDS)
+            if not done:
+                break
+            for call in done:
+                self._receive(self._calls.pop(call), call)
+        return [self._ready.pop(key) for key in message_ids if key in self._ready]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Push messages and wait for all replies."""
+        import ray
+
+        ids = self.push_messages(messages)
+        ray.wait(list(self._calls), num_returns=len(self._calls), timeout=timeout)
+        return self.pull_messages(ids)
+
+    def _receive(self, sent: list[tuple[str, Message]], call: Any) -> None:
+        """Store the replies of one call."""
+        import ray
+
+        try:
+            parcel: Parcel = ray.get(call)
+        except ray.exceptions.RayError as error:
+            # the wording that the messenger recognises as the end of a worker
+            text = f"the actor died: {str(error).splitlines()[0]}"
+            for key, message in sent:
+                self._ready[key] = _reply(key, message, Error(0, text))
+            return
+        pairs = zip(sent, parcel.contents(), parcel.letters, strict=True)
+        for (key, message), content, (*_, failure) in pairs:
+            answer = content if failure is None else Error(*failure)
+            self._ready[key] = _reply(key, message, answer)
+
+
+def _reply(key: str, sent: Message, answer: RecordDict | Error) -> Message:
+    """Build the reply to a message."""
+    sent.metadata.__dict__["_message_id"] = key
+    return Message(answer, reply_to=sent)
+
+
+class WorkerStates:
+    """The client states in the workers, for checkpoints.
+
+    Parameters
+    ----------
+    hosts : sequence of actor
+        The hosts of a :class:`WorkerGrid`.
+    """
+
+    def __init__(self, hosts: Sequence[Any]) -> None:
+        self._hosts = hosts
+
+    def save_states(self, run_id: int, folder: Path) -> None:
+        """Write every state of the run to a folder, one file per client."""
+        import ray
+
+        folder.mkdir(parents=True, exist_ok=True)
+        for states in ray.get([host.states.remote() for host in self._hosts]):
+            for partition_id, state in states.items():
+                write_state(folder / f"{partition_id:06d}.safetensors", state)
+
+    def load_states(self, run_id: int, folder: Path) -> None:
+        """Replace the states of the run by those of a folder.
+
+        Raises
+        ------
+        RunError
+            If a file is damaged.
+        """
+        paths = folder.glob("*.safetensors")
+        self.restore({int(path.stem): read_state(path) for path in paths})
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Replace the states of all clients."""
+        import ray
+
+        parts: list[dict[int, ClientState]] = [{} for _ in self._hosts]
+        for partition_id, state in states.items():
+            parts[partition_id % len(parts)][partition_id] = state
+        pairs = zip(self._hosts, parts, strict=True)
+        ray.get([host.restore.remote(part) for host, part in pairs])
+
+
+@contextmanager
+def start_workers(
+    values: Mapping[str, Scalar],
+    *,
+    num_clients: int,
+    run_id: int,
+    workers: int,
+    cpus: int = 1,
+    gpus: float = 0.0,
+) -> Iterator[list[Any]]:
+    """Start Ray actors with the clients; end them on leaving.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config.
+    num_clients, run_id : int
+        See :class:`ClientHost`.
+    workers : int
+        Number of actors.
+    cpus : int
+        CPUs of each actor.
+    gpus : float
+        GPUs of each actor.
+
+    Yields
+    ------
+    list of actor
+        Ray actors of :class:`ClientHost`.
+
+    Raises
+    ------
+    RunError
+        If Ray cannot start the actors.
+
+    Notes
+    -----
+    1. Ray runs in this machine unless ``RAY_ADDRESS`` names a cluster. If the calling
+       process has already initialised Ray, its workers are used and Ray is left running.
+    """
+    with _silent():
+        import ray
+
+        is_own = not ray.is_initialized()
+        scratch = ""
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        try:
+            if is_own and address == "local":
+                # Ray's sockets need a short path
+                scratch = tempfile.mkdtemp(prefix="fgl-ray-", dir=short_folder())
+                ray.init(
+                    "local",
+                    num_cpus=workers * cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=scratch,
+                )
+            elif is_own:
+                ray.init(address, log_to_driver=False, configure_logging=False)
+            start: Any = ray.remote(ClientHost).options(num_cpus=cpus, num_gpus=gpus)
+            hosts = [
+                start.remote(dict(values), num_clients, run_id) for _ in range(workers)
+            ]
+            try:
+                ray.get([host.states.remote() for host in hosts])
+            except ray.exceptions.RayError as error:
+                raise RunError(f"A worker process did not start: {error}") from error
+            try:
+                yield hosts
+            finally:
+                for host in hosts:
+                    ray.kill(host)
+        finally:
+            if is_own:
+                ray.shutdown()
+            if scratch:
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Hide Ray's notice on GPUs, and its usage report."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Ray will no longer override")
+        yield

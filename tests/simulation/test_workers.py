@@ -1,0 +1,119 @@
+"""Worker processes of the local engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from flower_fgl import Run, simulate
+from flower_fgl.protocols.base import write_tensors
+from flower_fgl.runs.files import flatten_config
+from flower_fgl.simulation.growing_grid import saves_time
+from flower_fgl.simulation.local_grid import task_identity
+from flower_fgl.simulation.workers import Parcel
+from tests.engines.test_run import environment, numbers
+from tests.support.short_runs import SMALL, shortened
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+def test_a_parcel_holds_a_shared_record_once() -> None:
+    weights = write_tensors({"w": torch.arange(6.0).reshape(2, 3)})
+    with task_identity(1):
+        messages = [
+            Message(
+                RecordDict({"weights": weights, "config": ConfigRecord({"n": k})}),
+                dst_node_id=k + 2,
+                message_type="train",
+                group_id="4",
+            )
+            for k in range(3)
+        ]
+        lost = Message(Error(2, "no data"), reply_to=messages[0])
+    parcel = Parcel.pack([*enumerate(messages), (3, lost)])
+    assert len(parcel.records) == 4
+    contents = list(parcel.contents())
+    for k, content in enumerate(contents[:3]):
+        assert content["config"]["n"] == k
+        array = content["weights"]["w"].numpy()
+        assert (array == weights["w"].numpy()).all()
+    assert contents[0]["weights"] is not contents[1]["weights"]
+    assert parcel.letters[0][:3] == (0, "train", "4")
+    assert parcel.letters[3][-1] == (2, "no data")
+
+
+def test_workers_start_only_if_they_save_more_than_their_start() -> None:
+    # 100 rounds of 1 s: 100 s alone, 50 s in two processes, minus 15 s of start
+    assert saves_time(1.0, 100, workers=2)
+    assert not saves_time(1.0, 50, workers=2)
+    assert not saves_time(10.0, 100, workers=1)
+
+
+#: Ray leaves its processes' handles open, so it runs in a process of its own.
+MOVES = """
+import json, logging, sys
+
+logging.basicConfig(level="INFO")
+growing_grid.START_SECONDS = -60.0
+local.num_cpus = lambda: 2
+values = json.loads(sys.argv[1])
+
+
+def stop(row):
+    if row["round"] == 4:
+        raise KeyboardInterrupt
+
+
+try:
+    local.run_local(values, on_round=stop)
+except KeyboardInterrupt:
+    local.run_local({**values, "resume": True}, workers=2)
+"""
+SHARES = """
+import json, sys
+
+run_local(json.loads(sys.argv[1]), workers=3)
+"""
+
+
+def run_apart(program: str, alone: Run, folder: Path) -> tuple[Run, str]:
+    """Repeat a run by a program in another process; return the run and the log."""
+    values = {k: v for k, v in flatten_config(alone.config) if k != "run-dir"}
+    text = json.dumps({**values, "run-dir": str(folder)})
+    done = subprocess.run(
+        [sys.executable, "-c", program, text],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    return Run.load(folder), done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_moves_to_workers_and_resumes_there_keeps_its_numbers(
+    tmp_path: Path,
+) -> None:
+    settings = {**SMALL, "rounds": 5, "checkpoint_every": 1}
+    alone = simulate("fedper", clients=3, output_dir=str(tmp_path), **settings)
+    moved, log = run_apart(MOVES, alone, tmp_path / "moves")
+    assert "the other 3 rounds run in 2 worker processes" in log
+    assert moved.status == "completed"
+    assert numbers(moved) == numbers(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("method", ["fedavg", "fedpg", "fedlog", "opfgl", "fedsage+"])
+def test_workers_give_the_numbers_of_one_process(method: str, tmp_path: Path) -> None:
+    settings = shortened(method, SMALL)
+    alone = simulate(method, clients=4, output_dir=str(tmp_path), **settings)
+    shared, _ = run_apart(SHARES, alone, tmp_path / "shared")
+    assert numbers(shared) == numbers(alone)
