@@ -58,6 +58,7 @@ def test_workers_start_only_if_they_save_more_than_their_start() -> None:
 #: Ray leaves its processes' handles open, so it runs in a process of its own.
 MOVES = """
 import json, logging, sys
+from flower_fgl.simulation import growing_grid, local
 
 logging.basicConfig(level="INFO")
 growing_grid.START_SECONDS = -60.0
