@@ -11,7 +11,14 @@ from flower_fgl.client_apps.runtime.data import ClientData, node_place
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement, Description
 
-__all__ = ["agreed_place", "describe", "enough", "owner_name", "read_agreement"]
+__all__ = [
+    "agreed_place",
+    "client_label",
+    "describe",
+    "enough",
+    "owner_name",
+    "read_agreement",
+]
 
 
 def read_agreement(message: Message) -> ClassAgreement | None:
@@ -41,7 +48,8 @@ def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[in
     RunError
         If the node config is malformed.
     """
-    if agreement is not None:
+    # a node with a partition of a dataset has its number from its own node config
+    if agreement is not None and "graph" in context.node_config:
         return agreement.partition_id, agreement.num_partitions
     return node_place(context.node_config)
 
@@ -52,6 +60,11 @@ def owner_name(node: Mapping[str, Scalar]) -> str:
     It is empty for a partition of a dataset.
     """
     return str(node.get("name", Path(str(node.get("graph", ""))).stem))
+
+
+def client_label(node: Mapping[str, Scalar]) -> str:
+    """Return a data owner's name, or the number of a partition, for messages."""
+    return owner_name(node) or f"client {node.get('partition-id', '(no number)')}"
 
 
 def enough(counts: tuple[int, ...], least: int) -> tuple[int, ...]:
