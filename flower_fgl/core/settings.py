@@ -281,6 +281,7 @@ class GeneralSettings:
         "smallest number of training nodes (or graphs) of a class for which a client "
         "uploads anything about the class (count, prototype or statistic)",
         ge=1,
+        auto=True,
     )
     upload_clip: float = option(
         0.0,

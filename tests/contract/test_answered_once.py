@@ -17,7 +17,7 @@ from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from tests.client_apps.runtime.test_owners import saved
 from tests.support.owners import owner_graphs
 from tests.support.recorded import Node, record
-from tests.support.short_runs import SMALL, comparable, shortened
+from tests.support.short_runs import comparable, shortened
 
 FREE = ("query.describe", "query.resume")
 """Exchanges that reveal no upload and no score; the describe query repeats itself."""
@@ -26,10 +26,10 @@ ONCE = "answers every round once"
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_message_of_a_run_is_answered_twice(
-    method: str, monkeypatch: pytest.MonkeyPatch
+    method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {
-        **shortened(method, {**SMALL, "clients": 3}),
+        **shortened(method, small),
         "participation": 0.6 if not METHODS[method].is_one_shot else 1.0,
     }
     plain = simulate(method, **settings)
