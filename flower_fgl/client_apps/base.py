@@ -189,6 +189,7 @@ class FglClientApp(ClientApp, ABC):
             model=client.model_name if client.num_partitions else "",
             name=name,
             share_class_counts=client.config.share_class_counts,
+            share_feature_names=client.config.share_feature_names,
             min_class_count=client.config.min_class_count,
             # a data owner sends its key once it has a number
             public_key=join(client, store, context)

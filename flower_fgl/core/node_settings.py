@@ -61,6 +61,9 @@ class NodeSettings:
     share_class_counts: bool = option(
         True, "false: refuse a run with share-class-counts = true"
     )
+    share_feature_names: bool = option(
+        True, "false: refuse a run with share-feature-names = true"
+    )
     secure_aggregation: bool = option(
         False, "true: refuse a run without secure aggregation"
     )
@@ -152,6 +155,8 @@ def broken_floors(
         refuse("min-class-count", f"at least {node.min_class_count}")
     if run["share-class-counts"] and not node.share_class_counts:
         refuse("share-class-counts", "false")
+    if run["share-feature-names"] and not node.share_feature_names:
+        refuse("share-feature-names", "false")
     if uploads:
         clip = float(run["upload-clip"])
         if not 0 < clip <= node.upload_clip and math.isfinite(node.upload_clip):

@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 
 from flower_fgl.client_apps.runtime.data import ClientData, node_place
+from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement, Description
 
@@ -79,6 +80,7 @@ def describe(
     model: str,
     name: str,
     share_class_counts: bool,
+    share_feature_names: bool = False,
     min_class_count: int = 1,
     public_key: bytes = b"",
 ) -> Description:
@@ -96,6 +98,8 @@ def describe(
         Name of the data owner.
     share_class_counts : bool
         Whether the training nodes per class are included.
+    share_feature_names : bool
+        Whether the names of the features are included; else only their hash.
     min_class_count : int
         Classes with fewer training nodes are reported as 0.
     public_key : bytes
@@ -120,4 +124,6 @@ def describe(
         public_key=public_key,
         name=name,
         scale=graph.scale,
+        feature_names=graph.feature_names if share_feature_names else (),
+        features_sha256=hash_names(graph.feature_names),
     )
