@@ -76,6 +76,7 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         model="",
         name=owner_name({"graph": str(path)}),
         share_class_counts=True,
+        share_feature_names=config.share_feature_names,
     )
     notes = _notes(graph, description, config)
     if not owned.dataset.masks and config.split == "default":

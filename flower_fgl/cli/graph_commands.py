@@ -125,6 +125,8 @@ def predict(
 
     prediction = predict_graph(model, graph)
     write_csv(prediction, output)
+    if prediction.note:
+        show(f"Note: {prediction.note}")
     card = prediction.card
     kind = f"of {card.owner}" if card.owner else "aggregated"
     show(

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.feature_names import column_order, differing_names, hash_names
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
+from flower_fgl.datasets.transforms.columns import select_columns
 from flower_fgl.datasets.transforms.normalize_features import (
     normalise_rows,
     scale_features,
@@ -36,11 +38,14 @@ class Prediction:
         Each row sums to 1.
     card : ModelCard
         Description of the model.
+    note : str
+        What was not checked, or was changed; empty if the columns fit as they are.
     """
 
     nodes: tuple[str, ...]
     probabilities: Tensor
     card: ModelCard
+    note: str = ""
 
 
 def predict_graph(model: Path, graph: Path) -> Prediction:
@@ -62,11 +67,12 @@ def predict_graph(model: Path, graph: Path) -> Prediction:
     """
     saved = load_model(model)
     owned = load_graph_file(graph.expanduser(), needs_labels=False)
-    dataset = _match_model(_undo_scaling(owned, saved, graph), saved, graph)
+    dataset, note = _match_columns(_undo_scaling(owned, saved, graph), saved, graph)
+    dataset = _match_model(dataset, saved, graph)
     with torch.inference_mode():
         logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
     nodes = owned.names or tuple(map(str, owned.node_ids.tolist()))
-    return Prediction(nodes, logits.softmax(dim=1), saved.card)
+    return Prediction(nodes, logits.softmax(dim=1), saved.card, note)
 
 
 def _undo_scaling(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeDataset:
@@ -82,6 +88,37 @@ def _undo_scaling(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeD
         )
     mean, std = scaling.statistics
     return replace(dataset, x=scale_features(dataset.x, -mean / std, 1 / std))
+
+
+def _match_columns(
+    dataset: NodeDataset, saved: SavedModel, path: Path
+) -> tuple[NodeDataset, str]:
+    """Put the columns into the model's order, by name; refuse other features."""
+    names, card = dataset.feature_names, saved.card
+    if not names or not card.features_sha256:
+        which = "the model" if names else path
+        return dataset, (
+            f"{which} has no names of the features: the order of the columns is not "
+            "checked."
+        )
+    if hash_names(names) == card.features_sha256:
+        return dataset, ""
+    if not card.feature_names:
+        raise DataError(
+            f"{path} does not fit the model: the names of its features, or their order, "
+            "differ from those in training. The model holds only their hash. Provide the "
+            "same columns in the same order, or train with share-feature-names = true."
+        )
+    order = column_order(names, card.feature_names)
+    if order is None:
+        raise DataError(
+            f"{path} does not fit the model: its features differ from those in training "
+            f"({differing_names(names, card.feature_names)})."
+        )
+    aligned = replace(
+        dataset, x=select_columns(dataset.x, order), feature_names=card.feature_names
+    )
+    return aligned, f"The columns of {path} were put into the model's order, by name."
 
 
 def _match_model(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -189,6 +189,7 @@ class FglClientApp(ClientApp, ABC):
             model=client.model_name if client.num_partitions else "",
             name=name,
             share_class_counts=client.config.share_class_counts,
+            share_feature_names=client.config.share_feature_names,
             min_class_count=client.config.min_class_count,
             # a data owner sends its key once it has a number
             public_key=join(client, store, context)
@@ -205,13 +206,88 @@ class FglClientApp(ClientApp, ABC):
         """Handle a round's training message."""
         return self.handle_fit(message, context, self.fit)
 
+    def open_once(
+        self,
+        message: Message,
+        context: Context,
+        *,
+        last: Callable[[Client], int] | None = None,
+    ) -> tuple[Client, StateStore, int]:
+        """Open a client for a message whose reply carries uploads or scores.
+
+        Each round of each exchange is answered once, however often the server sends it.
+        The method stores that with :meth:`keep`, before it returns the reply.
+
+        Parameters
+        ----------
+        message : Message
+            Its record ``config`` holds ``server-round``, the number of the message in its
+            exchange.
+        context : Context
+            Flower's context of this client.
+        last : callable, optional
+            Returns the largest number; by default ``rounds``, and one more for a named
+            action or an evaluation, which may follow the last round.
+
+        Returns
+        -------
+        client : Client
+        store : StateStore
+            Store of the client's state.
+        server_round : int
+            Number of the message.
+
+        Raises
+        ------
+        PayloadError
+            If the client has answered this or a later number, or it is too large.
+        RunError
+            If the node's ``max-releases`` are used.
+        """
+        client, store = self.open(message, context)
+        number = int(message.content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
+        # Flower hands "train" and "train.default" to the same function
+        exchange = message.metadata.message_type.removesuffix(".default")
+        most = client.config.rounds + (exchange != MessageType.TRAIN)
+        client.state.claim(exchange, number, last(client) if last else most)
+        ledger = self.session.releases(context)
+        if ledger is not None:
+            ledger.require()
+        return client, store, number
+
+    def keep(
+        self,
+        client: Client,
+        store: StateStore,
+        context: Context,
+        *,
+        is_state_new: bool = True,
+    ) -> None:
+        """Count the reply and store the client's state, before the reply is sent.
+
+        Parameters
+        ----------
+        client : Client
+            From :meth:`open_once`.
+        store : StateStore
+            Store of its state.
+        context : Context
+            Flower's context of this client.
+        is_state_new : bool
+            Whether to store the whole state; else only the answered round.
+        """
+        ledger = self.session.releases(context)
+        if ledger is not None:
+            ledger.add()
+        save = store.save if is_state_new else store.note
+        save(context, client.partition_id, client.state)
+
     def handle_fit(self, message: Message, context: Context, fit: Any) -> Message:
         """Unpack, run ``fit``, evaluate the model, store the state, pack the reply."""
         clock = time.perf_counter()
-        client, store = self.open(message, context)
+        client, store, server_round = self.open_once(message, context)
         seconds = {"load": time.perf_counter() - clock}
         settings = message.content.config_records[CONFIG]
-        server_round = int(settings["server-round"])  # type: ignore[arg-type]
         download = self.read_download(client, message.content)
         clock = time.perf_counter()
         result = fit(client, server_round, download)
@@ -239,7 +315,7 @@ class FglClientApp(ClientApp, ABC):
             content = pack_masked(client, server_round, message.content, upload)
         else:
             content = upload.to_record()
-        store.save(context, client.partition_id, client.state)
+        self.keep(client, store, context)
         content[METRICS] = pack_metrics(
             scores, seconds, loss=result.loss, terms=result.terms
         )
@@ -259,7 +335,7 @@ class FglClientApp(ClientApp, ABC):
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate the client's own model, the aggregated one, or both."""
-        client, _ = self.open(message, context)
+        client, store, number = self.open_once(message, context)
         clock = time.perf_counter()
         settings = message.content.config_records[CONFIG]
         scores = {}
@@ -275,8 +351,7 @@ class FglClientApp(ClientApp, ABC):
                     self.read_download(client, message.content) if is_sent else None
                 )
                 if settings["refresh"]:
-                    coming = int(settings["server-round"]) + 1  # type: ignore[arg-type]
-                    own = self.refreshed_model(client, coming, download)
+                    own = self.refreshed_model(client, number + 1, download)
                     if own is not None:
                         refuse_non_finite(own.state_dict())
                 else:
@@ -285,6 +360,7 @@ class FglClientApp(ClientApp, ABC):
                     raise PayloadError("the client has no model to score yet")
                 model = own
             scores[str(mode)] = client.evaluate(model)
+        self.keep(client, store, context, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
         return Message(
             RecordDict({METRICS: pack_metrics(scores, seconds)}), reply_to=message

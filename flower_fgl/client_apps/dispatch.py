@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 
 from flower_fgl.client_apps.base import FglClientApp
+from flower_fgl.client_apps.runtime.describe import client_label
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, RunError
+from flower_fgl.core.node_settings import parse_node_config
 from flower_fgl.methods import METHODS
-from flower_fgl.protocols.base import check_size
+from flower_fgl.protocols.base import DESCRIBE, check_size
+from flower_fgl.protocols.describe import Rejection
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +44,20 @@ class Dispatcher:
             If the settings are wrong or the message cannot be handled. For any other
             error the traceback is logged once.
         """
-        config = self._session.config(context)
+        is_describe = message.metadata.message_type == f"{MessageType.QUERY}.{DESCRIBE}"
+        try:
+            config = self._session.config(context)
+            ledger = self._session.releases(context) if is_describe else None
+            if ledger is not None:
+                ledger.require()
+        except (
+            RunError
+        ) as error:  # the data owner refuses; its log names the reason too
+            self._log_once(f"This node takes no part in the run: {error}")
+            if not is_describe:
+                raise
+            name = client_label(context.node_config)
+            return Message(Rejection(name, str(error)).to_record(), reply_to=message)
         check_size(message.content, largest_message(config, context))
         method = config.method
         if method not in self._apps:
@@ -57,6 +73,12 @@ class Dispatcher:
                 log.exception("The client half of %s raised:", method)
             raise RunError(text) from error
 
+    def _log_once(self, text: str) -> None:
+        """Log an error that every message repeats."""
+        if text not in self._logged:
+            self._logged.add(text)
+            log.error(text)
+
 
 def largest_message(config: RunConfig, context: Context) -> float:
     """Return ``max-message-mb``: the smaller of the run's and the data owner's.
@@ -64,12 +86,9 @@ def largest_message(config: RunConfig, context: Context) -> float:
     Raises
     ------
     RunError
-        If the data owner's value is not a positive number.
+        If the node config is wrong.
     """
-    own = context.node_config.get("max-message-mb", config.max_message_mb)
-    if isinstance(own, bool | str) or not isinstance(own, int | float) or not own > 0:
-        raise RunError(
-            f"The node config's max-message-mb must be a positive number, got {own!r}. "
-            "Start the SuperNode with --node-config 'max-message-mb=100 …'."
-        )
-    return min(float(own), config.max_message_mb)
+    if "max-message-mb" not in context.node_config:
+        return config.max_message_mb
+    own = parse_node_config(context.node_config).max_message_mb
+    return min(own, config.max_message_mb)

@@ -26,9 +26,12 @@ prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 
+import torch
 from flwr.app import Context, Message
+from torch import Tensor
 
 from flower_fgl.algorithms.fedlog.matching import PromptTask
 from flower_fgl.algorithms.fedlog.network import FedLogBranchNet, LinearTop, start_nodes
@@ -40,7 +43,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.protocols.fedlog import (
     PRETRAIN,
     FedLogDownload,
@@ -72,7 +75,10 @@ class FedLogClientApp(FglClientApp):
        prompt generator, which is weighted like the others.
     4. The batches of an epoch are parts of one permutation of the training nodes, so that
        no node is drawn twice. The remainder after the last whole batch is skipped.
-    5. Each round starts with a new Adam optimizer, as in the published code. Its first step
+    5. For a class with fewer training nodes than ``min-class-count`` a client uploads the
+       initial learnable nodes, which the server knows, as if it had no node of the class.
+    6. The noise of ``class-rate-noise`` comes from the operating system's entropy.
+    7. Each round starts with a new Adam optimizer, as in the published code. Its first step
        moves every entry by the learning rate, whatever the gradient. A client with one
        batch per round takes only such steps. ``optimizer-state = "keep"`` avoids this.
     """
@@ -127,7 +133,8 @@ class FedLogClientApp(FglClientApp):
             class_rates(data.labels.cpu(), classes),
             method_config.class_rate_noise,
             scale=method_config.noise_scale,
-            generator=torch_generator(config.seed, 0, client.partition_id, "rates"),
+            # the server knows the run's seed and could undo noise drawn from it
+            generator=torch.Generator().manual_seed(secrets.randbits(63)),
         )
         return Fit(None, PromptUpload(rates, prompts), loss)
 
@@ -150,6 +157,13 @@ class FedLogClientApp(FglClientApp):
         method_config = client.config.method_config
         branch = "tail" if method_config.synthetic_mode.endswith("T") else "head"
         nodes = network.nodes[branch].detach() if method_config.lg else None
+        if nodes is not None and client.config.min_class_count > 1:
+            counts = client.data.graph.class_counts("train")
+            is_rare = (counts < client.config.min_class_count).repeat_interleave(
+                method_config.nodes_per_class
+            )
+            start = initial_nodes(client, network)[branch].to(nodes)
+            nodes = torch.where(is_rare.to(nodes.device)[:, None], start, nodes)
         return FedLogUpload(network.shared_state(), nodes)
 
     def personal_model(
@@ -190,11 +204,16 @@ def open_network(client: Client) -> FedLogBranchNet:
 def new_network(client: Client) -> FedLogBranchNet:
     """Build a network with the initial learnable nodes, the same on all clients."""
     network = open_network(client)
-    size, width = network.nodes["head"].shape
-    with seeded(derive_seed(client.config.seed, 0, SERVER, "nodes")):
-        nodes = start_nodes(size, width)
+    nodes = initial_nodes(client, network)
     load_state(network, {f"nodes.{name}": x for name, x in nodes.items()})
     return network
+
+
+def initial_nodes(client: Client, network: FedLogBranchNet) -> dict[str, Tensor]:
+    """Return the initial learnable nodes (C·s, d) of each branch, the same everywhere."""
+    size, width = network.nodes["head"].shape
+    with seeded(derive_seed(client.config.seed, 0, SERVER, "nodes")):
+        return start_nodes(size, width)
 
 
 def load_weights(network: FedLogBranchNet, download: FedLogDownload) -> None:

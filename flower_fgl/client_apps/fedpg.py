@@ -41,6 +41,7 @@ from flower_fgl.algorithms.prototypes.hop_neighbors import (
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
     HopAverage,
     add_noise,
+    largest_shares,
     node_distance,
     prototype_distance,
 )
@@ -54,6 +55,9 @@ from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 
 __all__ = ["FedPGClientApp"]
+
+ROUNDING = 1e-4
+"""Relative error of a sum of weights in float32 that still counts as equal."""
 
 
 class FedPGClientApp(PrototypeClientApp):
@@ -78,6 +82,8 @@ class FedPGClientApp(PrototypeClientApp):
     6. With mini-batches of graphs, or graphs without label, prototypes combine the
        embeddings of the step with the last known ones of the other graphs. No gradient
        flows through the latter.
+    7. With ``min-class-count`` = m, a prototype is uploaded only if no single node has more
+       than 1/m of its weight. Then at least m distinct nodes stand behind it.
     """
 
     def num_hops(self, client: Client) -> int:
@@ -111,7 +117,12 @@ class FedPGClientApp(PrototypeClientApp):
             client.config.seed, server_round, client.partition_id, "noise"
         )
         values = add_noise(values, share=method_config.noise_dims, generator=generator)
-        upload = LocalPrototypes(values.cpu(), average.counts.cpu())
+        counts, least = average.counts, client.config.min_class_count
+        if least > 1:
+            share = largest_shares(average, embedding, annotation, scorer)
+            kept = share * least <= 1 + ROUNDING
+            values, counts = values * kept[..., None], counts * kept
+        upload = LocalPrototypes(values.cpu(), counts.cpu())
         return Fit(model.backbone, upload, loss)
 
     def annotation(self, client: Client, logits: Tensor | None) -> Tensor:

@@ -45,7 +45,7 @@ from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
-from flower_fgl.protocols.base import CONFIG, Empty, Payload
+from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedsageplus import (
     GENERATE,
@@ -112,8 +112,9 @@ class FedSagePlusClientApp(FedAvgClientApp):
 
     def _generate(self, message: Message, context: Context) -> Message:
         """Train the generator; return it or, after the last round, mend the graphs."""
-        client, store = self.open(message, context)
-        step = int(message.content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
+        client, store, step = self.open_once(
+            message, context, last=lambda c: c.config.method_config.gen_rounds
+        )
         gradient = FeatureGradient.from_record(message.content, shapes_of(client))
         network = train_generator(client, step, gradient.tensors)
         reply: Payload = Empty()
@@ -123,7 +124,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
         else:
             client.state.set_group("generator", network.state_dict())
             reply = privatize(client, self.show(client, step, network))
-        store.save(context, client.partition_id, client.state)
+        self.keep(client, store, context)
         return Message(reply.to_record(), reply_to=message)
 
     def show(
@@ -144,7 +145,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
 
     def _judge(self, message: Message, context: Context) -> Message:
         """Return the gradient of another client's generator."""
-        client, _ = self.open(message, context)
+        client, store, _ = self.open_once(message, context, last=num_judgements)
         method_config = client.config.method_config
         spec = (
             shapes_of(client),
@@ -153,7 +154,14 @@ class FedSagePlusClientApp(FedAvgClientApp):
         )
         shown = GeneratorState.from_record(message.content, spec)
         found = privatize(client, FeatureGradient(judge_generator(client, shown)))
+        self.keep(client, store, context, is_state_new=False)
         return Message(found.to_record(), reply_to=message)
+
+
+def num_judgements(client: Client) -> int:
+    """Return the largest number of generators that a client evaluates in a run."""
+    method_config, others = client.config.method_config, client.num_partitions - 1
+    return int(method_config.gen_rounds * min(method_config.peers or others, others))
 
 
 def shapes_of(client: Client) -> dict[str, tuple[int, ...]]:

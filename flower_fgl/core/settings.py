@@ -276,11 +276,18 @@ class GeneralSettings:
         True,
         "whether clients report their number of training nodes per class to the server",
     )
+    share_feature_names: bool = option(
+        False,
+        "whether clients report the names of their features, by which columns are put "
+        "into one order; false: only a hash of the names, and clients with another hash "
+        "are rejected",
+    )
     min_class_count: int = option(
         1,
         "smallest number of training nodes (or graphs) of a class for which a client "
         "uploads anything about the class (count, prototype or statistic)",
         ge=1,
+        auto=True,
     )
     upload_clip: float = option(
         0.0,

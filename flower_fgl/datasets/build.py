@@ -286,7 +286,13 @@ def _node_clients(
         graph = sparsify(
             graph, sparsity, seed=config.partition_seed, partition_id=partition_id
         )
-        client = ClientGraph(partition_id, graph, dataset.class_names, nodes)
+        client = ClientGraph(
+            partition_id,
+            graph,
+            dataset.class_names,
+            nodes,
+            feature_names=dataset.feature_names,
+        )
         clients.append(in_setting(client, config))
     return clients
 
@@ -313,4 +319,5 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
         client.class_names,
         client.node_ids[graphs.train_nodes],
         (graphs.val, graphs.test),
+        feature_names=client.feature_names,
     )

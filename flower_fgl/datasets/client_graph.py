@@ -34,6 +34,8 @@ class NodeDataset:
         Published split (``train``, ``val``, ``test``); empty if there is none.
     network : Tensor of shape (N,), int64, or None
         Network of each node, for datasets of several networks (Fold-PPI).
+    feature_names : tuple of str
+        Length d: names of the feature columns; empty if they have none.
     """
 
     name: str
@@ -43,6 +45,7 @@ class NodeDataset:
     class_names: tuple[str, ...]
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     network: Tensor | None = None
+    feature_names: tuple[str, ...] = ()
 
     @property
     def num_nodes(self) -> int:
@@ -189,6 +192,8 @@ class ClientGraph:
         dataset; ascending.
     scaling : Scaling or None
         Normalization of the features; ``None`` for raw features.
+    feature_names : tuple of str
+        Length d: names of the feature columns; empty if they have none.
     """
 
     partition_id: int
@@ -197,6 +202,7 @@ class ClientGraph:
     node_ids: Tensor
     evaluation: tuple[Graph, ...] = ()
     scaling: Scaling | None = None
+    feature_names: tuple[str, ...] = ()
 
     @property
     def num_features(self) -> int:

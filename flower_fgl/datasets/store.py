@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,15 @@ class StoreIndex:
         Length C.
     num_edges : int
         Undirected edges of the complete graph, including those between clients.
+    feature_names : list of str
+        Length d; empty if the dataset has no names.
     """
 
     partition_sha256: str
     files: list[str]
     class_names: list[str]
     num_edges: int
+    feature_names: list[str] = field(default_factory=list)
 
     @property
     def num_clients(self) -> int:
@@ -111,7 +114,7 @@ class ClientStore:
                 f"partition-id must be in 0..{self.index.num_clients - 1}, "
                 f"got {partition_id}."
             )
-        data, names = self._read(partition_id), self.index.class_names
+        data, index = self._read(partition_id), self.index
         if data is None:
             log.warning(
                 "The stored graph of client %s in %s is damaged or missing and will be "
@@ -121,12 +124,15 @@ class ClientStore:
             )
             with _locked(self.folder):
                 store = self._reread() or self._rebuild()
-            data, names = store._read(partition_id), store.index.class_names
+            data, index = store._read(partition_id), store.index
         if data is None:
             raise DataError(
                 f"Cannot read {self.folder} after writing it. Check the disk."
             )
-        client = _unpack(data, partition_id, tuple(names))
+        client = replace(
+            _unpack(data, partition_id, tuple(index.class_names)),
+            feature_names=tuple(index.feature_names),
+        )
         is_dense = client.graph.x.layout == torch.strided
         if self.config.scale_of_features(is_dense=is_dense) == "rows":
             return replace(client, scaling=Scaling("rows"))
@@ -248,6 +254,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     if is_file(config.dataset):
         key["dataset"] = path.name
         files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+        key["has_feature_names"] = True
         key["content"] = [hashlib.sha256(read_bytes(f)).hexdigest() for f in files]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     name = "".join(c if c.isalnum() or c in "-_" else "_" for c in path.stem)
@@ -300,7 +307,13 @@ def _fill(
         data = _pack(client)
         (folder / _file_name(client.partition_id)).write_bytes(data)
         hashes.append(hashlib.sha256(data).hexdigest())
-    index = StoreIndex(sha256, hashes, list(clients[0].class_names), num_edges)
+    index = StoreIndex(
+        sha256,
+        hashes,
+        list(clients[0].class_names),
+        num_edges,
+        list(clients[0].feature_names),
+    )
     text = json.dumps(asdict(index))
     digest = hashlib.sha256(text.encode()).hexdigest()
     (folder / INDEX).write_text(f"{digest}\n{text}", "utf-8")

@@ -158,6 +158,8 @@ METHOD = Method(
         "dropout": 0.0,
         "weight-decay": 0.0,
         "absent-classes": "zero",
+        # the statistics of two nodes are these two nodes
+        "min-class-count": 5,
     },
     has_global_model=False,
     mixes_models=True,

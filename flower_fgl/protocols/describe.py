@@ -14,6 +14,7 @@ from typing import Any, Self
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.feature_names import hash_names
 from flower_fgl.protocols.base import INFO, Payload
 
 __all__ = ["AGREEMENT", "UNNUMBERED", "ClassAgreement", "Description", "Rejection"]
@@ -70,6 +71,11 @@ class Description(Payload):
         Name of the data owner in logs; empty for a partition of a dataset.
     scale : {"none", "rows", "columns"}
         Scaling of the client's features.
+    feature_names : tuple of str
+        Length d, in the client's own order; empty without ``share-feature-names``, or if
+        the columns have no names.
+    features_sha256 : str
+        Hash of the names in their order; empty if the columns have no names.
     """
 
     partition_id: int
@@ -87,6 +93,8 @@ class Description(Payload):
     public_key: bytes = b""
     name: str = ""
     scale: str = "none"
+    feature_names: tuple[str, ...] = ()
+    features_sha256: str = ""
     records = (INFO,)
 
     @property
@@ -105,6 +113,8 @@ class Description(Payload):
         values["partition-sha256"] = self.partition_sha256
         values["public-key"] = self.public_key
         values["name"], values["scale"] = self.name, self.scale
+        values["feature-names"] = list(self.feature_names)
+        values["features-sha256"] = self.features_sha256
         return RecordDict({INFO: ConfigRecord(values)})
 
     @classmethod
@@ -140,7 +150,21 @@ class Description(Payload):
         scale = _read_text(info, "scale")
         if scale not in SCALES:
             raise PayloadError(f'"scale" must be one of {SCALES}, got {scale!r}.')
+        feature_names = _read_feature_names(info)
+        if len(feature_names) not in (0, values["num_features"]):
+            raise PayloadError(
+                f'"feature-names" must be {values["num_features"]} names or none, got '
+                f"{len(feature_names)}."
+            )
+        features_sha256 = _read_text(info, "features-sha256")
+        expected = hash_names(feature_names) if feature_names else features_sha256
+        if features_sha256 != expected or len(expected) not in (0, 64):
+            raise PayloadError(
+                '"features-sha256" must be the hash of the feature names, or empty.'
+            )
         return cls(
+            feature_names=feature_names,
+            features_sha256=features_sha256,
             class_names=names,
             class_counts=class_counts,
             model=model,
@@ -154,8 +178,11 @@ class Description(Payload):
     @property
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of all texts."""
-        names = sum(len(name.encode()) for name in self.class_names)
+        names = sum(
+            len(name.encode()) for name in (*self.class_names, *self.feature_names)
+        )
         texts = (self.model, self.partition_sha256, self.name, self.scale)
+        names += len(self.features_sha256)
         text = sum(len(value.encode()) for value in texts) + len(self.public_key)
         return 8 * (len(_INTEGERS) + len(self.class_counts)) + names + text
 
@@ -222,11 +249,15 @@ class ClassAgreement(Payload):
         The client's number and the number of clients.
     class_names : tuple of str
         Names of the C classes in the common order of all clients.
+    feature_names : tuple of str
+        Names of the d features in the common order; empty without
+        ``share-feature-names``.
     """
 
     partition_id: int
     num_partitions: int
     class_names: tuple[str, ...]
+    feature_names: tuple[str, ...] = ()
     records = (AGREEMENT,)
 
     def to_record(self) -> RecordDict:
@@ -236,6 +267,8 @@ class ClassAgreement(Payload):
             "num-partitions": self.num_partitions,
             "class-names": list(self.class_names),
         }
+        if self.feature_names:  # Flower cannot count the bytes of an empty list
+            values["feature-names"] = list(self.feature_names)
         return RecordDict({AGREEMENT: ConfigRecord(values)})
 
     @classmethod
@@ -252,12 +285,13 @@ class ClassAgreement(Payload):
         total = _read_integer(info, "num-partitions", lowest=1)
         if number >= total:
             raise PayloadError(f'"partition-id" must be below {total}, got {number}.')
-        return cls(number, total, _read_names(info))
+        return cls(number, total, _read_names(info), _read_feature_names(info))
 
     @property
     def num_bytes(self) -> int:
         """8 bytes per count, and the bytes of the names."""
-        return 16 + sum(len(name.encode()) for name in self.class_names)
+        names = (*self.class_names, *self.feature_names)
+        return 16 + sum(len(name.encode()) for name in names)
 
 
 def _record(content: RecordDict, name: str) -> ConfigRecord:
@@ -295,6 +329,20 @@ def _read_names(info: ConfigRecord) -> tuple[str, ...]:
     if len(set(names)) < len(names) or max(map(len, names)) > MAX_TEXT:
         raise PayloadError(
             f'"class-names" must differ and have at most {MAX_TEXT} characters.'
+        )
+    return tuple(names)
+
+
+def _read_feature_names(info: ConfigRecord) -> tuple[str, ...]:
+    """Read the feature names: none, or different lines of text."""
+    values = info.get("feature-names", [])
+    is_list = isinstance(values, list) and all(isinstance(v, str) for v in values)
+    names: list[str] = values if is_list else []  # type: ignore[assignment]
+    is_text = all(len(name) <= MAX_TEXT and name.isprintable() for name in names)
+    if not is_list or not is_text or len(set(names)) < len(names):
+        raise PayloadError(
+            '"feature-names" must be different lines of text of at most '
+            f"{MAX_TEXT} characters each."
         )
     return tuple(names)
 

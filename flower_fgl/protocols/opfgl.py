@@ -137,9 +137,10 @@ class LocalStatistics(AdditivePayload):
         return cls(ClassStatistics(out["mean"], out["variance"], count, labelled))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
-        """Remove classes that are not shared, and statistics of too few nodes."""
+        """Remove classes that are not shared, or have too few labelled nodes."""
         s = self.statistics
-        kept = shared & (s.count >= min_count)
+        # inferred nodes do not count: the labels that they follow are the owner's secret
+        kept = shared & (s.labelled_count >= min_count)
         return type(self)(
             ClassStatistics(
                 s.mean * kept[:, None],

@@ -67,6 +67,10 @@ class ModelCard:
         classifier for some of the classes; empty for a plain backbone.
     settings : mapping of str to bool, int, float or str
         The method's settings by kebab-case key, if they determine its own network.
+    feature_names : tuple of str
+        Length d: names of the input features, in order; empty if they are unknown.
+    features_sha256 : str
+        Hash of these names; empty if the features have none.
     """
 
     method: str
@@ -82,6 +86,8 @@ class ModelCard:
     validation: float | None = None
     rep_norm: str = ""
     settings: Mapping[str, Scalar] = field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
+    features_sha256: str = ""
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
@@ -103,12 +109,14 @@ class ModelCard:
         """
         values: dict[str, Any] = json.loads(text)
         read = {key.replace("-", "_"): value for key, value in values.items()}
-        later = {"rep_norm", "settings"}  # absent from files of earlier versions
+        # absent from files of earlier versions
+        later = {"rep_norm", "settings", "feature_names", "features_sha256"}
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:
             raise ValueError(f"{sorted(absent)} missing")
         read["class_names"] = tuple(read["class_names"])
+        read["feature_names"] = tuple(read.get("feature_names", ()))
         return cls(**read)
 
 

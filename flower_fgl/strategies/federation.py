@@ -51,7 +51,12 @@ class Federation:
             "partitions": {node: pid for pid, node in self.nodes.items()},
             "trainable": [pid for pid, c in self.clients.items() if c.num_train > 0],
             "agreements": {
-                pid: ClassAgreement(pid, client.num_partitions, client.class_names)
+                pid: ClassAgreement(
+                    pid,
+                    client.num_partitions,
+                    client.class_names,
+                    client.feature_names,
+                )
                 for pid, client in self.clients.items()
                 if client.is_owned
             },

@@ -109,14 +109,17 @@ class FedSagePlus(FedAvg):
         clients = self.federation.trainable
         number = len(clients)
         found: dict[int, list[Mapping[str, Any]]] = {}
-        for offset in turn_offsets(step, number, self.config.method_config.peers):
+        offsets = turn_offsets(step, number, self.config.method_config.peers)
+        # a client answers every number once, so each exchange has its own
+        first = 1 + (step - 1) * len(offsets)
+        for exchange, offset in enumerate(offsets, start=first):
             author = {
                 clients[(place + offset) % number]: pid
                 for place, pid in enumerate(clients)
                 if pid in states and len(states[pid].counts)
             }
             asked = {judge: states[pid] for judge, pid in sorted(author.items())}
-            answers = self.messenger.ask(step, JUDGE, asked, brings_upload=True)
+            answers = self.messenger.ask(exchange, JUDGE, asked, brings_upload=True)
             read = self._read(answers, FeatureGradient, self.generator_shapes)
             for judge, gradient in read.items():
                 if gradient.tensors:

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
 from flower_fgl.client_apps import fedlog
 from flower_fgl.client_apps.fedlog import (
     FedLogClientApp,
+    initial_nodes,
     new_network,
     pretrain_encoder,
 )
@@ -22,6 +24,7 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.core.errors import FglError, PayloadError, RunError
+from flower_fgl.core.seeds import torch_generator
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
@@ -338,6 +341,46 @@ def test_uploaded_class_rates_have_the_configured_noise(kind: str) -> None:
     assert torch.equal(found, rates) == (kind == "none")
     if kind == "permute":
         assert torch.equal(found.sort().values, rates.sort().values)
+
+
+@pytest.mark.parametrize("kind", ["gauss", "permute"])
+def test_the_noise_of_class_rates_does_not_come_from_the_seed(kind: str) -> None:
+    """A server that knows the seed drew the same noise and undid it exactly."""
+    y = torch.tensor([0] * 14 + [1] * 10 + [2] * 6)
+    app, client = FedLogClientApp(), make_client(y=y, class_rate_noise=kind)
+    client.config = replace(client.config, seed=3)
+    rates = class_rates(client.data.training.labels, C)
+    draws = [app.pretrain(client, 0, FedLogDownload()).upload.rates for _ in range(12)]
+    assert len({tuple(draw.tolist()) for draw in draws}) > 1
+    guess = disguise_rates(
+        rates,
+        client.config.method_config.class_rate_noise,
+        scale=client.config.method_config.noise_scale,
+        generator=torch_generator(3, 0, client.partition_id, "rates"),
+    )
+    assert any(not torch.equal(draw, guess) for draw in draws)
+
+
+def test_no_learnable_nodes_of_a_small_class_are_uploaded() -> None:
+    y = torch.tensor([0] * 14 + [1] * 13 + [2] * 3)
+    counts = make_client(y=y).data.graph.class_counts("train")
+    assert 0 < int(counts[2]) < 4 <= int(counts[:2].min())
+    fits = {}
+    for least in (1, 4):
+        client = make_client(y=y)
+        client.config = replace(client.config, min_class_count=least)
+        fits[least] = run_rounds(client)[-1]
+    client = make_client(y=y)
+    start = initial_nodes(client, new_network(client))["head"]
+    slots = client.config.method_config.nodes_per_class
+    open_, kept = (fits[least].upload.nodes.view(C, slots, -1) for least in (1, 4))
+    start = start.view(C, slots, -1)
+    assert not torch.equal(open_[2], start[2])  # they were trained, but stay here
+    assert torch.equal(kept[2], start[2])
+    assert torch.equal(kept[:2], open_[:2])
+    # the client itself predicts with the nodes that it trained
+    own = {least: fit.model.nodes["head"] for least, fit in fits.items()}
+    assert torch.equal(own[1], own[4])
 
 
 def test_generators_start_from_the_same_weights_on_all_clients() -> None:

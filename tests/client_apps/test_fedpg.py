@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.transforms.canonical import undirected_simple
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
 from flower_fgl.protocols.prototypes import (
@@ -260,3 +262,32 @@ def test_fedproto_uploads_the_means_of_the_training_nodes() -> None:
         mine = data.index[data.labels == c]
         assert int(fit.upload.counts[c, 0]) == len(mine)
         torch.testing.assert_close(fit.upload.values[c, 0], f[mine].mean(0))
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_no_prototype_is_nearly_one_hub(attention: bool) -> None:
+    """Every node of class 0 hangs on node 0; other classes have random neighbours."""
+    hub = torch.stack([torch.zeros(9, dtype=torch.int64), torch.arange(1, 10)])
+    draw = torch.Generator().manual_seed(1)
+    others = torch.randint(10, N, (2, 60), generator=draw)
+    edge_index = undirected_simple(torch.cat([hub, others], dim=1), N)
+    y = torch.tensor([0] * 10 + [1] * 10 + [2] * 10)
+    uploads = {}
+    for least in (1, 4):
+        client = make_client(
+            y=y,
+            edge_index=edge_index,
+            train=list(range(N)),
+            attention=attention,
+            annotation="train",
+        )
+        client.config = replace(client.config, min_class_count=least)
+        uploads[least] = two_rounds(client, FedPGClientApp())[0]
+    # ten centres, ten distinct neighbours, but one of them has the weight 9/10
+    assert uploads[1].counts[0].tolist() == [10, 10, 9]
+    assert uploads[4].counts[0, 1] == 0
+    assert not uploads[4].values[0, 1].any()
+    assert uploads[4].counts[0, 0] == 10  # the class mean
+    kept = uploads[4].counts > 0
+    assert int(kept.sum()) >= 5
+    assert torch.equal(uploads[4].values[kept], uploads[1].values[kept])

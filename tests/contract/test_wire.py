@@ -116,7 +116,9 @@ def test_a_pickled_download_is_rejected_unopened(
 ) -> None:
     Bomb.opened = False
     stage.strategy.aggregate_train(1, list(stage.replies(1).values()))
-    sent = stage.strategy.train_messages(2, [0])
+    # the only message of O-pFGL with arrays follows its single round
+    action = "personalise" if method == "opfgl" else ""
+    sent = stage.strategy.train_messages(2, [0], action=action)
     assert sent[0].content.array_records
     sent[0].content = replaced(sent[0].content, make)
     exchange = send_receive(stage.grid, {0: sent[0]}, timeout=60)
@@ -226,7 +228,7 @@ def test_a_data_owner_may_set_a_smaller_message_limit(tmp_path: Path) -> None:
     assert [row["replies"] for row in run.rounds] == [2, 2]
     assert "max-message-mb = 0.001" in run.rounds[0]["failures"][0]["reason"]
     nodes[1]["max-message-mb"] = "much"
-    with pytest.raises(RunError, match="positive number, got 'much'"):
+    with pytest.raises(RunError, match="max-message-mb must be of type float"):
         run_owners(nodes[1:2], tmp_path / "again", clients=1)
 
 

@@ -86,7 +86,15 @@ def run_folder(output: str) -> Path:
     [
         ("fedavg", []),  # weights
         ("fedpg", []),  # prototypes
-        ("opfgl", ["rounds=1", "local-epochs=5", "opfgl.server-steps=20"]),  # one round
+        (
+            "opfgl",  # one round
+            [
+                "rounds=1",
+                "local-epochs=5",
+                "opfgl.server-steps=20",
+                "min-class-count=2",
+            ],
+        ),
         pytest.param("local", [], marks=pytest.mark.slow),
     ],
 )
@@ -595,6 +603,7 @@ def test_the_steps_of_a_servers_training_are_shown_above_the_bar(
     done = flower_fgl(
         "run", "--engine", "local", *QUICK, "--method", "opfgl", "--rounds", "1",
         "--set", "opfgl.server-steps=60", "--set", "local-epochs=5",
+        "--set", "min-class-count=2",
         "--set", f"output-dir={tmp_path}",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

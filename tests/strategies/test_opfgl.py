@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import torch
 from flwr.app import Context, Message
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.opfgl.class_statistics import ClassStatistics
+from flower_fgl.algorithms.opfgl.class_statistics import (
+    ClassStatistics,
+    class_statistics,
+)
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.opfgl import OPFGLClientApp
@@ -37,6 +41,7 @@ MIXED = "gcn:2x16,gcn:3x8,sgc:2x4"
 def quick(small: dict[str, Any]) -> dict[str, Any]:
     """Return settings of a run that takes a second."""
     own = {"rounds": 1, "local_epochs": 20, "check_every": 10, "min_replies": 2}
+    own["min_class_count"] = 2  # the classes of this graph are small
     return {**small, **own, "opfgl": {"server_steps": 60}}
 
 
@@ -377,3 +382,43 @@ def test_the_generator_fits_the_statistics_of_cora(
     assert align[-1] < 0.1 * align[0]
     # 40,440 bytes and the headers of three arrays for each of ten clients
     assert 404_400 < run.rounds[0]["bytes"]["down"]["pseudo-graph"] < 413_400
+
+
+def test_two_nodes_are_not_reconstructed_from_their_statistics(
+    monkeypatch: pytest.MonkeyPatch, small: dict[str, Any]
+) -> None:
+    """The mean and variance of two rows are these rows: m ± √(s²/2), exactly."""
+    rows = torch.tensor([[1.0, -2.0], [3.0, 5.0]])
+    stats = class_statistics(rows, torch.tensor([0, 0]), 1, min_count=2)
+    half = (stats.variance[0] / 2).sqrt()
+    found = torch.stack([stats.mean[0] - half, stats.mean[0] + half])
+    torch.testing.assert_close(found, rows)
+    # so the method's own default withholds classes below five labelled nodes
+    assert parse_config({"method": "opfgl"}).min_class_count == 5
+    assert parse_config({"method": "fedavg"}).min_class_count == 1
+    seen: list[Any] = []
+    original = OPFGL.aggregate
+
+    def aggregate(self: OPFGL, server_round: int, uploads: Any) -> None:
+        seen.extend(upload.payload.statistics for upload in uploads.values())
+        original(self, server_round, uploads)
+
+    monkeypatch.setattr(OPFGL, "aggregate", aggregate)
+    synthetic = {**small["synthetic"], "nodes": 300}
+    settings = {**small, "rounds": 1, "local_epochs": 10, "check_every": 5}
+    own = {"server_steps": 20, "reliable_degree": 0, "reliable_confidence": 0.0}
+    run = simulate("opfgl", **{**settings, "synthetic": synthetic}, opfgl=own)
+    assert run.status == "completed"
+    # every node is inferred here, but only labelled ones count
+    assert any(int(s.count.sum()) > int(s.labelled_count.sum()) for s in seen)
+    labelled = torch.stack([s.labelled_count for s in seen])
+    assert int(labelled[labelled > 0].min()) >= 5
+
+
+def test_inferred_nodes_do_not_lift_a_class_above_min_class_count() -> None:
+    counts = torch.tensor([5, 4, 9])
+    stats = replace(upload([9, 9, 9]).payload.statistics, labelled_count=counts)
+    kept = LocalStatistics(stats).withhold(torch.ones(3, dtype=torch.bool), 5)
+    assert kept.statistics.count.tolist() == [9, 0, 9]
+    assert not kept.statistics.mean[1].any()
+    assert not kept.statistics.variance[1].any()

@@ -210,8 +210,8 @@ class PseudoGraphGenerator:
         if not int(number.sum()):
             raise PayloadError(
                 "No client uploaded statistics of any class: on every client, each class "
-                "has fewer labelled nodes than the minimum. Use more labelled nodes or "
-                "fewer clients."
+                "has fewer labelled nodes than min-class-count. Use more labelled nodes, "
+                "fewer clients, or a smaller min-class-count."
             )
         self.settings, self.depth = settings, depth
         held = (counts > 0)[:, None]

@@ -16,6 +16,7 @@ __all__ = [
     "HopAverage",
     "add_noise",
     "class_means",
+    "largest_shares",
     "node_distance",
     "prototype_distance",
 ]
@@ -123,6 +124,47 @@ class HopAverage:
             centres = self.counts[:, hop, None].clamp(min=1)
             out.append(table @ embedding / centres)
         return torch.stack(out, dim=1)
+
+
+@torch.no_grad()
+def largest_shares(
+    average: HopAverage,
+    embedding: Tensor,
+    annotation: Tensor,
+    scorer: NeighbourScorer | None = None,
+) -> Tensor:
+    """Return the largest weight of a single node in each prototype of Eq. (2★).
+
+    A prototype of many centres may still be the embedding of one hub: in a star of five
+    leaves the hub has the weight 5/6.
+
+    Parameters
+    ----------
+    average : HopAverage
+        The prototypes of C classes and H hops.
+    embedding : Tensor of shape (N, p), float32
+        f(x).
+    annotation : Tensor of shape (N,), int64
+        Class of each node, as given to ``average``.
+    scorer : NeighbourScorer, optional
+        By default all neighbours of a node have equal weights.
+
+    Returns
+    -------
+    Tensor of shape (C, H), float32
+        In [0, 1], 0 for a missing prototype. A value of at most 1/m means that at least
+        m distinct nodes stand behind the prototype, none of them with a larger weight.
+    """
+    size, classes = len(embedding), average.num_classes
+    shares = torch.zeros_like(average.counts, dtype=torch.float32)
+    for hop, pairs in enumerate(average.hops):
+        weight = average.weights(embedding, hop, scorer)
+        place = annotation[pairs.centre] * size + pairs.neighbour
+        table = embedding.new_zeros(classes * size).index_add(0, place, weight)
+        centres = average.counts[:, hop].clamp(min=1)
+        if size:
+            shares[:, hop] = table.view(classes, size).amax(dim=1) / centres
+    return shares
 
 
 def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:

@@ -18,6 +18,7 @@ from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
+from flower_fgl.datasets.transforms.columns import order_columns
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.describe import UNNUMBERED, ClassAgreement
 
@@ -165,6 +166,7 @@ def open_client_data(
         place = node_place(node)
         if agreement is not None:
             graph = graph.renumbered(agreement.partition_id, agreement.class_names)
+            graph = order_columns(graph, agreement.feature_names)
             place = agreement.partition_id, agreement.num_partitions
         return ClientData.build(graph, device, place=place)
     partition_id, num_partitions = node_place(node)

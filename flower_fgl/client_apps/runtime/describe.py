@@ -8,10 +8,18 @@ from pathlib import Path
 from flwr.app import Context, Message
 
 from flower_fgl.client_apps.runtime.data import ClientData, node_place
+from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement, Description
 
-__all__ = ["agreed_place", "describe", "enough", "owner_name", "read_agreement"]
+__all__ = [
+    "agreed_place",
+    "client_label",
+    "describe",
+    "enough",
+    "owner_name",
+    "read_agreement",
+]
 
 
 def read_agreement(message: Message) -> ClassAgreement | None:
@@ -41,7 +49,8 @@ def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[in
     RunError
         If the node config is malformed.
     """
-    if agreement is not None:
+    # a node with a partition of a dataset has its number from its own node config
+    if agreement is not None and "graph" in context.node_config:
         return agreement.partition_id, agreement.num_partitions
     return node_place(context.node_config)
 
@@ -52,6 +61,11 @@ def owner_name(node: Mapping[str, Scalar]) -> str:
     It is empty for a partition of a dataset.
     """
     return str(node.get("name", Path(str(node.get("graph", ""))).stem))
+
+
+def client_label(node: Mapping[str, Scalar]) -> str:
+    """Return a data owner's name, or the number of a partition, for messages."""
+    return owner_name(node) or f"client {node.get('partition-id', '(no number)')}"
 
 
 def enough(counts: tuple[int, ...], least: int) -> tuple[int, ...]:
@@ -66,6 +80,7 @@ def describe(
     model: str,
     name: str,
     share_class_counts: bool,
+    share_feature_names: bool = False,
     min_class_count: int = 1,
     public_key: bytes = b"",
 ) -> Description:
@@ -83,6 +98,8 @@ def describe(
         Name of the data owner.
     share_class_counts : bool
         Whether the training nodes per class are included.
+    share_feature_names : bool
+        Whether the names of the features are included; else only their hash.
     min_class_count : int
         Classes with fewer training nodes are reported as 0.
     public_key : bytes
@@ -107,4 +124,6 @@ def describe(
         public_key=public_key,
         name=name,
         scale=graph.scale,
+        feature_names=graph.feature_names if share_feature_names else (),
+        features_sha256=hash_names(graph.feature_names),
     )

@@ -23,6 +23,7 @@ from flwr.app import Context
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import owner_name
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.metrics import Scores
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS
@@ -195,4 +196,6 @@ def card_of(
         validation=validation,
         rep_norm=getattr(model, "rep_norm", ""),
         settings=config.method_settings() if METHODS[config.method].network else {},
+        feature_names=graph.feature_names,
+        features_sha256=hash_names(graph.feature_names),
     )

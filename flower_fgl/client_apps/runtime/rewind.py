@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
 from flower_fgl.client_apps.runtime.model_store import copy_model_of_run
 from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.base import CONFIG, INFO
 
 __all__ = ["rewind_client"]
@@ -16,13 +17,26 @@ def rewind_client(session: Session, message: Message, context: Context) -> Messa
     """Rewind a client to the run id and round of a message.
 
     The reply holds the round of the client's last training, 0 without a state.
+
+    A client rewinds at most once in a run, and before its first answer. Otherwise the
+    server could get a second answer to the same round.
+
+    Raises
+    ------
+    PayloadError
+        If the client has answered a message of this run.
     """
     point = message.content.config_records[CONFIG]
     partition_id, _ = agreed_place(read_agreement(message), context)
     store = session.states(session.config(context), context)
-    keys = store.load(context, partition_id).group("secure")
+    current = store.load(context, partition_id)
+    keys = current.group("secure")
     run_id, server_round = int(point["run-id"]), int(point["server-round"])  # type: ignore[arg-type]
     if not point["is-restored"]:
+        if current.has_answered:
+            raise PayloadError(
+                "the client has answered messages of this run and does not rewind"
+            )
         store.rewind(context, partition_id, run_id, server_round)
     copy_model_of_run(context, partition_id, run_id, server_round)
     state = store.load(context, partition_id)

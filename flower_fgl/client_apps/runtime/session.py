@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from flower_fgl.client_apps.runtime.data import (
     file_stamps,
     open_client_data,
 )
+from flower_fgl.client_apps.runtime.describe import client_label
+from flower_fgl.client_apps.runtime.releases import ReleaseLedger
 from flower_fgl.client_apps.runtime.state import (
     ContextStates,
     FileStates,
@@ -26,8 +29,9 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.node_settings import broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
-from flower_fgl.methods import parse_config
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.runs.state_files import state_folder
 
@@ -106,22 +110,50 @@ class Session:
         Client states of the local engine; ``None`` in the other engines.
     configs : dict
         Parsed run configs.
+    accepted : set
+        Pairs of a run config and a node config whose floors the run keeps.
     """
 
     graphs: DataCache = field(default_factory=DataCache)
     memory: MemoryStates | None = None
     configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
+    accepted: set[tuple[Any, ...]] = field(default_factory=set)
 
     def add_config(self, values: Mapping[str, Scalar], config: RunConfig) -> None:
         """Store settings that the caller has checked already."""
         self.configs[tuple(sorted(values.items()))] = config
 
     def config(self, context: Context) -> RunConfig:
-        """Return the checked settings; each run config is parsed once per process."""
+        """Return the checked settings; each run config is parsed once per process.
+
+        Every message passes here, so that a server cannot lower a setting below a data
+        owner's floor after it described the client.
+
+        Raises
+        ------
+        ConfigError
+            If the run config is wrong.
+        RunError
+            If the node config is wrong, or the run is weaker than its floors.
+        """
         key = tuple(sorted(context.run_config.items()))
         if key not in self.configs:
             self.configs[key] = parse_config(context.run_config)
-        return self.configs[key]
+        config = self.configs[key]
+        pair = (id(config), tuple(sorted(context.node_config.items())))
+        if pair not in self.accepted:
+            refuse_weaker_run(config, context)
+            self.accepted.add(pair)
+        return config
+
+    def releases(self, context: Context) -> ReleaseLedger | None:
+        """Return the counter of the node's ``max-releases``, ``None`` without it."""
+        if "max-releases" not in context.node_config:
+            return None
+        settings = parse_node_config(context.node_config)
+        return ReleaseLedger(
+            Path(settings.state_dir), owner_key(context), settings.max_releases
+        )
 
     def states(self, config: RunConfig, context: Context) -> StateStore:
         """Choose the store of client states.
@@ -145,7 +177,8 @@ class Session:
         folder = state_folder(context.node_config, config.state_dir)
         if not folder:
             return ContextStates()
-        return FileStates(Path(folder), keep_every=config.checkpoint_every)
+        owner = owner_key(context) if "graph" in context.node_config else ""
+        return FileStates(Path(folder), keep_every=config.checkpoint_every, owner=owner)
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Open a client's graph, settings and state.
@@ -192,6 +225,29 @@ class Session:
         store = self.states(config, context)
         state = store.load(context, partition_id)
         return Client(config, partition_id, num_partitions, data, state, device), store
+
+
+def refuse_weaker_run(config: RunConfig, context: Context) -> None:
+    """Raise an error if a node config is wrong, or a run is weaker than its floors."""
+    node = parse_node_config(context.node_config)
+    flat = config.flat()
+    broken = broken_floors(node, flat, uploads=METHODS[config.method].uploads)
+    if broken:
+        raise RunError(
+            f"{client_label(context.node_config)} refuses the run: the run has "
+            f"{'; it has '.join(broken)}."
+        )
+
+
+def owner_key(context: Context) -> str:
+    """Return a name for the files of a node that does not depend on the server."""
+    node = context.node_config
+    about = (
+        str(Path(str(node["graph"])).expanduser().resolve())
+        if "graph" in node
+        else f"partition {node.get('partition-id')} of {node.get('num-partitions')}"
+    )
+    return hashlib.sha256(about.encode()).hexdigest()[:16]
 
 
 def choose_device(name: str) -> torch.device:

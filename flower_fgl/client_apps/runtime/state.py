@@ -24,13 +24,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.runs.state_files import link_file, state_file
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
 __all__ += ["read_state", "write_state"]
+
+ANSWERED = "answered/"
+"""Prefix of the values that hold the last answered round of each exchange."""
 
 
 @dataclass
@@ -43,10 +46,54 @@ class ClientState:
         For example ``model/encoder.weight``, ``optimizer/exp_avg/encoder.weight``.
     values : dict of str to bool, int, float or str
         Scalars, for example the round of the last training.
+
+    Attributes
+    ----------
+    claimed : str
+        Exchange that the current message answers; not stored.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     values: dict[str, Scalar] = field(default_factory=dict)
+    claimed: str = field(default="", init=False, compare=False)
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the client has answered any round of any exchange."""
+        return any(key.startswith(ANSWERED) for key in self.values)
+
+    def claim(self, exchange: str, number: int, last: int) -> None:
+        """Note that a round of an exchange is answered; each is answered only once.
+
+        A second answer to the same round would let the server average the noise away.
+
+        Parameters
+        ----------
+        exchange : str
+            Exchange, for example ``train`` or ``query.judge``.
+        number : int
+            Round of the message.
+        last : int
+            Last round of this exchange.
+
+        Raises
+        ------
+        PayloadError
+            If the round, or a later one, was answered, or is none of the run.
+        """
+        kept = self.values.get(ANSWERED + exchange)
+        if kept is not None and number <= int(kept):
+            raise PayloadError(
+                f'round {number} of the exchange "{exchange}" is refused: the client has '
+                f"answered round {int(kept)}, and it answers every round once"
+            )
+        if not 0 <= number <= last:
+            raise PayloadError(
+                f'round {number} of the exchange "{exchange}" is refused: its rounds are '
+                f"0 to {last}"
+            )
+        self.values[ANSWERED + exchange] = number
+        self.claimed = exchange
 
     def group(self, prefix: str) -> dict[str, Tensor]:
         """Return copies of the tensors under ``prefix/`` by their names without it.
@@ -114,6 +161,14 @@ class StateStore(ABC):
                     f"{type(value).__name__}. Store tensors with set_group."
                 )
         self._store(context, partition_id, state)
+
+    def note(self, context: Context, partition_id: int, state: ClientState) -> None:
+        """Store only the round that ``state`` claims, and none of its other changes."""
+        key = ANSWERED + state.claimed
+        kept = self.load(context, partition_id)
+        kept.values[key] = state.values[key]
+        kept.claimed = state.claimed
+        self.save(context, partition_id, kept)
 
     @abstractmethod
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
@@ -203,14 +258,42 @@ class FileStates(StateStore):
         Rounds between the server's checkpoints. A client's states at the last two
         checkpoints are kept beside its current one, so that it can be rewound with the
         server. 0 keeps only the current state.
+    owner : str
+        Name of a data owner's files. Its partition-id comes from the server, and must
+        not change in a run: under another number it would have an empty state.
     """
 
-    def __init__(self, folder: Path, *, keep_every: int = 0) -> None:
+    def __init__(self, folder: Path, *, keep_every: int = 0, owner: str = "") -> None:
         self.folder = folder
         self.keep_every = keep_every
+        self.owner = owner
 
     def _path(self, context: Context, partition_id: int) -> Path:
+        """Return the file of a client, whose number in this run never changes."""
+        if self.owner and partition_id >= 0:
+            self._bind(context.run_id, partition_id)
         return state_file(self.folder, context.run_id, partition_id)
+
+    def _bind(self, run_id: int, partition_id: int) -> None:
+        """Keep the first partition-id that a data owner got in a run; refuse others."""
+        place = self.folder / f"{run_id}-owner-{self.owner}.txt"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{place}.lock"):
+                if not place.exists():
+                    scratch = place.with_suffix(f".{os.getpid()}.tmp")
+                    scratch.write_text(str(partition_id))
+                    os.replace(scratch, place)
+                bound = place.read_text()
+        except OSError as error:
+            raise RunError(
+                f"Cannot write client state {place}: {error}. Check state-dir."
+            ) from error
+        if bound != str(partition_id):
+            raise PayloadError(
+                f"the message gives this data owner the partition-id {partition_id}, but "
+                f"in this run it is {bound}"
+            )
 
     def load(self, context: Context, partition_id: int) -> ClientState:
         """Read the client's file."""
@@ -225,6 +308,8 @@ class FileStates(StateStore):
             self.folder.mkdir(parents=True, exist_ok=True)
             with FileLock(f"{path}.lock"):
                 kept, new = _round_of(path), int(state.values.get("round", 0))
+                if state.claimed:
+                    _refuse_second(path, state)
                 if kept is None or kept <= new:
                     self._keep(path, kept, new)
                     write_state(path, state)
@@ -314,6 +399,21 @@ def _kept_at(path: Path, server_round: int) -> Path:
     return path.with_name(f"{path.stem}.at-{server_round:06d}.safetensors")
 
 
+def _refuse_second(path: Path, state: ClientState) -> None:
+    """Raise an error if another process has answered the claimed round meanwhile."""
+    try:
+        with safe_open(path, "pt") as file:
+            stored = _values(file)
+    except (OSError, SafetensorError, ValueError):
+        return
+    key = ANSWERED + state.claimed
+    if int(stored.get(key, -1)) >= int(state.values[key]):
+        raise PayloadError(
+            f'the exchange "{state.claimed}" is refused: another process has answered '
+            "this round"
+        )
+
+
 def _round_of(path: Path) -> int | None:
     """Read the round of a state file, ``None`` if it is missing or unreadable."""
     if not path.exists():
@@ -348,6 +448,14 @@ class ContextStates(StateStore):
         """Pack the state into two records."""
         context.state["state-tensors"] = write_tensors(state.tensors)
         context.state["state-values"] = ConfigRecord(dict(state.values))
+
+    def note(self, context: Context, partition_id: int, state: ClientState) -> None:
+        """Store the claimed round without unpacking the tensors."""
+        if "state-values" not in context.state.config_records:
+            super().note(context, partition_id, state)
+            return
+        key = ANSWERED + state.claimed
+        context.state.config_records["state-values"][key] = state.values[key]
 
     def rewind(
         self, context: Context, partition_id: int, run_id: int, server_round: int

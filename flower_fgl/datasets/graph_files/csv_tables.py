@@ -31,6 +31,7 @@ __all__ = ["read_csv_folder"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SPLITS = ("train", "val", "test")
+NOT_FEATURES = ["id", "label", "split"]
 TEXT_COLUMNS = ("id", "label", "split", "source", "target", "name")
 
 
@@ -51,10 +52,10 @@ def read_csv_folder(
     Returns
     -------
     dict of str to array
-        ``x``, ``edges`` and ``names`` (the ids as text), with nodes in the order of the
-        table. Labels add ``y`` and ``class_names``, and a column ``split`` that is not all
-        empty adds ``train_mask``, ``val_mask`` and ``test_mask``. Arrays with a collected
-        error are missing.
+        ``x``, ``feature_names`` (its columns in the header), ``edges`` and ``names`` (the
+        ids as text), with nodes in the order of the table. Labels add ``y`` and
+        ``class_names``, and a column ``split`` that is not all empty adds ``train_mask``,
+        ``val_mask`` and ``test_mask``. Arrays with a collected error are missing.
 
     Raises
     ------
@@ -74,6 +75,8 @@ def read_csv_folder(
     if needs_labels:
         arrays |= attempt(_labels, nodes["label"], folder) or {}
     arrays["x"] = _features(nodes, path, attempt)
+    columns = [name for name in nodes.columns if name not in NOT_FEATURES]
+    arrays["feature_names"] = np.array(columns, dtype=np.str_)
     if ids is not None:
         arrays["edges"] = attempt(_edges, folder / "edges.csv", ids)
         arrays["names"] = np.array(ids.tolist(), dtype=np.str_)
@@ -206,7 +209,7 @@ def _class_names(label: Any, folder: Path) -> Any:
 
 def _features(nodes: Any, path: Path, attempt: ErrorCollector) -> Array | None:
     """Return the feature columns as float32, shape (N, d)."""
-    table = nodes.drop(columns=["id", "label", "split"], errors="ignore")
+    table = nodes.drop(columns=NOT_FEATURES, errors="ignore")
     if not table.shape[1]:
         return attempt(_no_features, path)
     columns = [

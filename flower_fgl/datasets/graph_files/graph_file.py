@@ -16,6 +16,9 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
     (N,) bool, optional: a split.
 ``node_ids``
     (N,) integers, ascending, optional.
+``feature_names``
+    (d,) text, optional: the name of each column of ``x``. With names, columns in another
+    order are found; without them they are not. A CSV folder has them in its header.
 ``feature_scale``
     Text, optional: normalization of the features, ``rows``, or ``columns`` with
     ``feature_mean`` and ``feature_std``, (d,) floats. ``flower-fgl export`` writes it.
@@ -30,7 +33,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +63,8 @@ __all__ = [
 
 EVALUATION = re.compile(r"evaluation_(\d+)_(\w+)")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
+MAX_NAME = 300
+"""Largest number of characters of a feature's name that a server accepts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +125,7 @@ class LocalGraphFile:
             node_ids=self.node_ids,
             evaluation=self.evaluation,
             scaling=self.scaling,
+            feature_names=self.dataset.feature_names,
         )
 
 
@@ -202,6 +208,8 @@ def _load(
         _evaluation_graphs, arrays, where, dataset.class_names, dataset.num_features
     )
     scaling = attempt(_scaling, arrays, dataset.num_features, where)
+    columns = attempt(_feature_names, arrays, dataset.num_features, where) or ()
+    dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
         return None
     names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
@@ -230,7 +238,7 @@ def _num_rows(arrays: Mapping[str, Array]) -> int:
 def _is_known(key: str) -> bool:
     """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
-    return key in ("class_names", "node_ids", *SCALING) or (
+    return key in ("class_names", "feature_names", "node_ids", *SCALING) or (
         (nested[2] if nested else key) in GRAPH_KEYS
     )
 
@@ -255,6 +263,33 @@ def _scaling(
             "arrays if the features are raw."
         )
     return Scaling(kind, *(torch.from_numpy(np.float64(a)) for a in statistics))
+
+
+def _feature_names(
+    arrays: Mapping[str, Array], num_features: int, where: str
+) -> tuple[str, ...]:
+    """Return the names of the feature columns; empty if the file has none."""
+    if "feature_names" not in arrays:
+        return ()
+    names = arrays["feature_names"]
+    if names.dtype.kind != "U" or names.shape != (num_features,):
+        raise DataError(
+            f"{where}: feature_names must be {num_features} texts, one for each column of "
+            f"x, got {names.dtype} of shape {names.shape}."
+        )
+    found: list[str] = names.tolist()
+    bad = [
+        name
+        for name in found
+        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME
+    ]
+    if bad or len(set(found)) < len(found):
+        what = f"got {bad[0][:50]!r}" if bad else "a name occurs twice"
+        raise DataError(
+            f"{where}: the features need different names, each one line of 1 to "
+            f"{MAX_NAME} characters; {what}."
+        )
+    return tuple(found)
 
 
 def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:

@@ -45,6 +45,8 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     arrays = _graph_arrays(client.graph, "")
     arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
     arrays["node_ids"] = client.node_ids.numpy()
+    if client.feature_names:
+        arrays["feature_names"] = np.array(client.feature_names, dtype=np.str_)
     if client.scaling is not None:
         arrays["feature_scale"] = np.array(client.scaling.kind)
         if client.scaling.statistics is not None:

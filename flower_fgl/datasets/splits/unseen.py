@@ -318,6 +318,7 @@ def cut_unseen_clients(
                 dataset.class_names,
                 node_ids[nodes],
                 (_expanded(dataset, part), *shared),
+                feature_names=dataset.feature_names,
             )
         )
     return clients

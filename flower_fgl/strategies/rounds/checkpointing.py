@@ -157,7 +157,8 @@ def _check_clients(federation: Federation, checkpoint: Checkpoint) -> None:
         changed += [
             f"client {pid}: {key} = {value!r} (was {before[pid].get(key)!r})"
             for key, value in now[pid].items()
-            if before[pid].get(key) != value
+            # checkpoints of earlier versions lack some keys
+            if key in before[pid] and before[pid][key] != value
         ]
     if changed:
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""

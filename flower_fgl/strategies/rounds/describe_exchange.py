@@ -21,7 +21,9 @@ from flower_fgl.strategies.rounds.discovery import (
 )
 from flower_fgl.strategies.rounds.schema_agreement import (
     agree_classes,
+    agree_features,
     agree_width,
+    differing_features,
     in_agreed_order,
     number_owners,
 )
@@ -110,6 +112,12 @@ def _agree_on_schema(
         for node, d in described.items()
         if node not in fit
     )
+    agreed_on = agree_features({names[n]: d for n, d in fit.items()})
+    if agreed_on is not None:
+        reasons = {n: differing_features(d, agreed_on) for n, d in fit.items()}
+        rejected += tuple(Rejection(fit[n].name, r) for n, r in reasons.items() if r)
+        fit = {n: d for n, d in fit.items() if not reasons[n]}
+        _warn_of_unnamed_features(fit)
     for one in rejected:
         log.warning("Data owner %s does not take part: %s", one.name, one.reason)
     least, key = max(
@@ -129,9 +137,11 @@ def _agree_on_schema(
     models = assign_models(config.model, total)
     ordered = sorted(fit, key=lambda node: (numbers[node], node))
     class_names = agree_classes([fit[node].class_names for node in ordered])
+    shared = (fit[node].feature_names for node in ordered)
+    feature_names: tuple[str, ...] = next(filter(None, shared), ())
     agreed = {
         node: replace(
-            in_agreed_order(fit[node], class_names),
+            in_agreed_order(fit[node], class_names, feature_names),
             partition_id=numbers[node],
             num_partitions=total,
             model=models[numbers[node]],
@@ -141,6 +151,17 @@ def _agree_on_schema(
     for node in ordered:
         log.info("Client %s is data owner %s.", numbers[node], names[node])
     return agreed, rejected
+
+
+def _warn_of_unnamed_features(described: Mapping[int, Description]) -> None:
+    """Warn once of graphs whose columns cannot be compared."""
+    unnamed = [d.name for d in described.values() if not d.features_sha256]
+    if unnamed:
+        log.warning(
+            "The graphs of %s have no names of their features: the order of their columns "
+            "is not checked.",
+            ", ".join(sorted(unnamed)),
+        )
 
 
 def _reject_duplicates(counts: Mapping[int, int]) -> None:

@@ -9,7 +9,10 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.nn import assign_models
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 from flower_fgl.strategies.federation import Federation
-from flower_fgl.strategies.rounds.schema_agreement import in_agreed_order
+from flower_fgl.strategies.rounds.schema_agreement import (
+    differing_features,
+    in_agreed_order,
+)
 
 __all__ = ["admit_new_client", "match_known_client"]
 
@@ -51,7 +54,7 @@ def match_known_client(
         client, description = clients[pid], candidate
         if client.is_owned and set(candidate.class_names) <= set(client.class_names):
             description = replace(
-                in_agreed_order(candidate, client.class_names),
+                in_agreed_order(candidate, client.class_names, client.feature_names),
                 partition_id=pid,
                 num_partitions=client.num_partitions,
                 model=client.model,
@@ -133,6 +136,10 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
             f"the graph of {label} has {candidate.num_features} features, the graphs of "
             f"the other clients have {federation.num_features}."
         )
+    named = [d for d in federation.clients.values() if d.features_sha256]
+    reason = differing_features(candidate, named[0]) if named else ""
+    if reason:
+        return f"{label} does not fit: {reason}"
     unknown = [name for name in candidate.class_names if name not in names]
     if unknown:
         return (
@@ -144,7 +151,7 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
     free = [pid for pid in range(total) if pid not in federation.clients]
     number = candidate.partition_id if candidate.partition_id in free else free[0]
     return replace(
-        in_agreed_order(candidate, names),
+        in_agreed_order(candidate, names, named[0].feature_names if named else ()),
         partition_id=number,
         num_partitions=total,
     )

@@ -15,6 +15,7 @@ def describe_model(
     """Return the description of an aggregated model after a round."""
     scales = {client.scale for client in federation.clients.values()}
     is_lost = "columns" in scales or len(scales) > 1  # scaling differs by client
+    named = [c for c in federation.clients.values() if c.features_sha256]
     return ModelCard(
         method=config.method,
         model=next(iter(federation.clients.values())).model,
@@ -25,4 +26,6 @@ def describe_model(
         classifies_graphs=config.classifies_graphs,
         scaling="lost" if is_lost else scales.pop(),
         round=server_round,
+        feature_names=named[0].feature_names if named else (),
+        features_sha256=named[0].features_sha256 if named else "",
     )

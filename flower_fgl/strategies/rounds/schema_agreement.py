@@ -11,9 +11,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.feature_names import differing_names, hash_names
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
-__all__ = ["agree_classes", "agree_width", "in_agreed_order", "number_owners"]
+__all__ = [
+    "agree_classes",
+    "agree_features",
+    "agree_width",
+    "differing_features",
+    "in_agreed_order",
+    "number_owners",
+]
 
 
 def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
@@ -59,6 +67,68 @@ def agree_width(widths: Mapping[str, int]) -> int:
     return width
 
 
+def agree_features(described: Mapping[str, Description]) -> Description | None:
+    """Return a data owner whose features most data owners have.
+
+    Features are compared by name, in any order, if the names are shared, and else by the
+    hash of the names in their order.
+
+    Parameters
+    ----------
+    described : mapping of str to Description
+        Descriptions by the label of the data owner, of equal feature width.
+
+    Returns
+    -------
+    Description or None
+        The first data owner of the majority, in the order of ``described``; ``None`` if
+        no graph has names of its features.
+
+    Raises
+    ------
+    RunError
+        If no majority decides between two lists of features.
+    """
+    named = {label: d for label, d in described.items() if d.features_sha256}
+    groups: dict[object, list[str]] = {}
+    for label, one in named.items():
+        key = frozenset(one.feature_names) or one.features_sha256
+        groups.setdefault(key, []).append(label)
+    if not groups:
+        return None
+    first, *others = sorted(groups.values(), key=len, reverse=True)
+    if others and len(others[0]) == len(first):
+        reason = differing_features(named[others[0][0]], named[first[0]])
+        raise RunError(
+            "The data owners' graphs have different features without a majority. "
+            f"{others[0][0]} against {first[0]}: {reason}"
+        )
+    return named[first[0]]
+
+
+def differing_features(candidate: Description, agreed: Description) -> str:
+    """Describe how a data owner's features differ from the agreed ones.
+
+    Returns
+    -------
+    str
+        Empty if they have the same names (in any order, if the names are shared), or if
+        one of the two has no names.
+    """
+    if not candidate.features_sha256 or not agreed.features_sha256:
+        return ""
+    if candidate.features_sha256 == agreed.features_sha256:
+        return ""
+    if candidate.feature_names and agreed.feature_names:
+        text = differing_names(candidate.feature_names, agreed.feature_names)
+        return text and f"its features differ from those of the other clients: {text}."
+    return (
+        "the names of its features, or their order, differ from those of the other "
+        "clients (another hash). Use the same columns in the same order, or set "
+        "share-feature-names = true to compare and order them by name."
+    )
+
+
 def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
     """Return one numbering of all classes of the data owners.
 
@@ -83,9 +153,11 @@ def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def in_agreed_order(
-    description: Description, class_names: tuple[str, ...]
+    description: Description,
+    class_names: tuple[str, ...],
+    feature_names: tuple[str, ...] = (),
 ) -> Description:
-    """Rewrite a description in the agreed class numbering.
+    """Rewrite a description in the agreed order of classes and features.
 
     Parameters
     ----------
@@ -93,6 +165,8 @@ def in_agreed_order(
         Description in the data owner's own class order.
     class_names : tuple of str
         The C agreed class names, which include all classes of the data owner.
+    feature_names : tuple of str
+        The d agreed feature names; empty if the names are not shared.
 
     Returns
     -------
@@ -102,4 +176,10 @@ def in_agreed_order(
     """
     own = dict(zip(description.class_names, description.class_counts, strict=False))
     counts = tuple(own.get(name, 0) for name in class_names) if own else ()
+    if feature_names and set(description.feature_names) == set(feature_names):
+        description = replace(
+            description,
+            feature_names=feature_names,
+            features_sha256=hash_names(feature_names),
+        )
     return replace(description, class_names=class_names, class_counts=counts)

@@ -18,6 +18,7 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import (
     HopAverage,
     add_noise,
     class_means,
+    largest_shares,
     node_distance,
     prototype_distance,
 )
@@ -299,3 +300,41 @@ def test_noise_has_the_standard_deviation_of_the_prototype(
     clean = 7 * torch.randn(1, 1, 20000, generator=generator)
     change = add_noise(clean, share=1.0, generator=generator) - clean
     assert math.isclose(float(change.std()), 7, rel_tol=0.05)
+
+
+def test_a_hub_has_five_sixths_of_a_star() -> None:
+    """Six nodes of one class: the leaves see only the hub, the hub sees the leaves."""
+    leaves = torch.arange(1, 6)
+    edges = torch.stack([torch.zeros(5, dtype=torch.int64), leaves])
+    star = torch.cat([edges, edges.flip(0)], dim=1)
+    annotation = torch.zeros(6, dtype=torch.int64)
+    average = HopAverage(chosen(star, annotation), annotation, 1)
+    shares = largest_shares(average, torch.eye(6), annotation)
+    # hop 1: five centres give the hub weight 1, the hub gives each leaf 1/5
+    assert average.counts.tolist() == [[6, 6, 5]]
+    torch.testing.assert_close(shares, torch.tensor([[1 / 6, 5 / 6, 1 / 5]]))
+    # the prototype of hop 1 is nearly the hub's embedding
+    assert float(average(torch.eye(6))[0, 1, 0]) == pytest.approx(5 / 6)
+
+
+def test_largest_shares_agree_with_a_loop(
+    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
+) -> None:
+    average = HopAverage(chosen(graph, annotation), annotation, C)
+    for attention_of in (None, scorer):
+        shares = largest_shares(average, embedding, annotation, attention_of)
+        for hop, pairs in enumerate(average.hops):
+            weights = average.weights(embedding, hop, attention_of).detach()
+            for c in range(C):
+                total: dict[int, float] = {}
+                for v, u, w in zip(
+                    pairs.centre.tolist(),
+                    pairs.neighbour.tolist(),
+                    weights.tolist(),
+                    strict=True,
+                ):
+                    if int(annotation[v]) == c:
+                        total[u] = total.get(u, 0.0) + w
+                most = max(total.values(), default=0.0)
+                expected = most / max(1, int(average.counts[c, hop]))
+                assert float(shares[c, hop]) == pytest.approx(expected, abs=1e-6)

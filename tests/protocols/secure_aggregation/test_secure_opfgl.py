@@ -18,6 +18,7 @@ from flower_fgl.strategies.opfgl import OPFGL
 @pytest.fixture
 def quick(small: dict[str, Any]) -> dict[str, Any]:
     own = {"rounds": 1, "clients": 5, "local_epochs": 20, "check_every": 10}
+    own["min_class_count"] = 2  # the classes of this graph are small
     return {**small, **own, "min_replies": 2, "opfgl": {"server_steps": 20}}
 
 

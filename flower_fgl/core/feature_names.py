@@ -1,0 +1,70 @@
+"""Names of feature columns: their hash, their order, and how two lists differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+__all__ = ["column_order", "differing_names", "hash_names"]
+
+SHOWN = 5
+"""Largest number of names of a kind in a message."""
+
+
+def hash_names(names: Sequence[str]) -> str:
+    """Return the SHA-256 of names in their order, as hexadecimal text.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Length d; empty if the columns have no names.
+
+    Returns
+    -------
+    str
+        64 characters; empty without names.
+    """
+    if not names:
+        return ""
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
+
+
+def column_order(names: Sequence[str], wanted: Sequence[str]) -> list[int] | None:
+    """Return the columns in which ``names`` become ``wanted``.
+
+    Parameters
+    ----------
+    names, wanted : sequence of str
+        Length d, distinct.
+
+    Returns
+    -------
+    list of int, or None
+        ``names[order[i]] == wanted[i]``; ``None`` if the two have other names.
+    """
+    place = {name: column for column, name in enumerate(names)}
+    if place.keys() != set(wanted) or len(names) != len(wanted):
+        return None
+    return [place[name] for name in wanted]
+
+
+def differing_names(names: Sequence[str], wanted: Sequence[str]) -> str:
+    """Describe how names differ from the wanted ones.
+
+    Returns
+    -------
+    str
+        For example ``missing: age; not expected: weight``; empty for equal sets.
+    """
+    parts = []
+    for text, here, there in (
+        ("missing", wanted, names),
+        ("not expected", names, wanted),
+    ):
+        known = set(there)
+        found = [name for name in here if name not in known]
+        if found:
+            more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+            parts.append(f"{text}: {', '.join(found[:SHOWN])}{more}")
+    return "; ".join(parts)

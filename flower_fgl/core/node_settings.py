@@ -1,0 +1,170 @@
+"""Node config of a SuperNode: the keys that a data owner may set, and their checks.
+
+A data owner starts its SuperNode with ``--node-config``. Some keys are floors: limits that
+a run cannot lower. The module loads no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import Scalar, kebab, option, parse_settings
+
+__all__ = ["NodeSettings", "broken_floors", "parse_node_config"]
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Keys of a SuperNode's ``--node-config``."""
+
+    graph: str = option("", "absolute path of the .npz file or the CSV folder")
+    name: str = option(
+        "",
+        "the owner's name in logs and in the run folder; by default the file's name "
+        "without its ending",
+    )
+    partition_id: int = option(
+        -1, "the owner's number, or that of its partition of `dataset`", ge=0
+    )
+    num_partitions: int = option(0, "number of owners or partitions", ge=1)
+    model_dir: str = option("", "folder for the owner's models")
+    state_dir: str = option(
+        "",
+        "folder for optimizer moments and other client state; by default the SuperNode "
+        "keeps it in memory",
+    )
+    worker_idle: float = option(
+        0.0, "seconds without a message after which the owner's worker stops", ge=0
+    )
+    peers: str = option(
+        "", "file with the keys of the other owners, for secure aggregation"
+    )
+    max_message_mb: float = option(
+        math.inf,
+        "message size in 10⁶ bytes above which this node refuses a message",
+        gt=0,
+    )
+    min_class_count: int = option(
+        1, "smallest min-class-count of a run that this node takes part in", ge=1
+    )
+    upload_clip: float = option(
+        math.inf,
+        "largest upload-clip of a run; a run without clipping is refused",
+        gt=0,
+    )
+    upload_noise: float = option(0.0, "smallest upload-noise of a run", ge=0)
+    share_class_counts: bool = option(
+        True, "false: refuse a run with share-class-counts = true"
+    )
+    share_feature_names: bool = option(
+        True, "false: refuse a run with share-feature-names = true"
+    )
+    secure_aggregation: bool = option(
+        False, "true: refuse a run without secure aggregation"
+    )
+    secure_threshold: float = option(
+        0.0, "smallest secure-threshold of a run with secure aggregation", gt=0.5, le=1
+    )
+    max_releases: int = option(
+        0,
+        "number of replies with uploads or scores that this node sends in all runs "
+        "together; needs state-dir, where they are counted",
+        ge=1,
+    )
+
+
+def parse_node_config(values: Mapping[str, Scalar]) -> NodeSettings:
+    """Parse and check a node config.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flower's ``context.node_config``.
+
+    Returns
+    -------
+    NodeSettings
+
+    Raises
+    ------
+    RunError
+        For an unknown key, with the nearest known one, a value of a wrong type or out of
+        range, or ``max-releases`` without ``state-dir``.
+    """
+    return _parse(tuple(sorted((k, type(v).__name__, v) for k, v in values.items())))
+
+
+@lru_cache(maxsize=1024)
+def _parse(items: tuple[tuple[str, str, Scalar], ...]) -> NodeSettings:
+    """Parse a node config once; the type tells ``True`` from ``1``."""
+    values = {key: value for key, _, value in items}
+    known = [kebab(f.name) for f in fields(NodeSettings)]
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            hint = f' Did you mean "{close[0]}"?' if close else ""
+            raise RunError(
+                f'Unknown key "{key[:50]}" in the node config.{hint} Correct '
+                f"--node-config and restart the SuperNode. Known: {', '.join(known)}."
+            )
+    try:
+        settings: NodeSettings = parse_settings(NodeSettings, values)
+    except ConfigError as error:
+        raise RunError(f"The node config is wrong: {error}") from error
+    if settings.max_releases and not settings.state_dir:
+        raise RunError(
+            "The node config is wrong: max-releases needs state-dir, the folder in which "
+            "the node counts its replies."
+        )
+    return settings
+
+
+def broken_floors(
+    node: NodeSettings, run: Mapping[str, Scalar], *, uploads: bool
+) -> list[str]:
+    """Compare the settings of a run with the floors of a data owner.
+
+    Parameters
+    ----------
+    node : NodeSettings
+        The owner's limits.
+    run : mapping of str to bool, int, float or str
+        The run's effective settings, by kebab-case key.
+    uploads : bool
+        Whether the method uploads anything. A method without uploads has none to
+        protect.
+
+    Returns
+    -------
+    list of str
+        One phrase for each setting that is weaker than its floor; empty if none is.
+    """
+    found = []
+
+    def refuse(key: str, demand: str) -> None:
+        value = run[key]
+        shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        found.append(f"{key} = {shown}, but its node config demands {demand}")
+
+    if run["min-class-count"] < node.min_class_count:  # type: ignore[operator]
+        refuse("min-class-count", f"at least {node.min_class_count}")
+    if run["share-class-counts"] and not node.share_class_counts:
+        refuse("share-class-counts", "false")
+    if run["share-feature-names"] and not node.share_feature_names:
+        refuse("share-feature-names", "false")
+    if uploads:
+        clip = float(run["upload-clip"])
+        if not 0 < clip <= node.upload_clip and math.isfinite(node.upload_clip):
+            refuse("upload-clip", f"at most {node.upload_clip:g}, and clipping")
+        if run["upload-noise"] < node.upload_noise:  # type: ignore[operator]
+            refuse("upload-noise", f"at least {node.upload_noise:g}")
+        if node.secure_aggregation and not run["secure-aggregation"]:
+            refuse("secure-aggregation", "true")
+    if run["secure-aggregation"] and run["secure-threshold"] < node.secure_threshold:  # type: ignore[operator]
+        refuse("secure-threshold", f"at least {node.secure_threshold:g}")
+    return found

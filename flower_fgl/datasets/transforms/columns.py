@@ -1,0 +1,82 @@
+"""Put feature columns into the order that data owners agreed on, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.core.feature_names import column_order, differing_names
+from flower_fgl.datasets.client_graph import ClientGraph, Scaling
+from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
+
+__all__ = ["order_columns", "select_columns"]
+
+
+def order_columns(client: ClientGraph, feature_names: tuple[str, ...]) -> ClientGraph:
+    """Return a client's graph with its feature columns in the agreed order.
+
+    Parameters
+    ----------
+    client : ClientGraph
+        The client.
+    feature_names : tuple of str
+        Length d: the agreed names; empty if none were agreed.
+
+    Returns
+    -------
+    ClientGraph
+        Unchanged if the graph or the agreement has no names.
+
+    Raises
+    ------
+    DataError
+        If the graph has other names.
+    """
+    own = client.feature_names
+    if not own or not feature_names or own == feature_names:
+        return client
+    order = column_order(own, feature_names)
+    if order is None:
+        raise DataError(
+            "The graph has other features than agreed "
+            f"({differing_names(own, feature_names)}). A graph file must not change "
+            "during a run; start the run again."
+        )
+    scaling = client.scaling
+    if scaling is not None and scaling.statistics is not None:
+        mean, std = scaling.statistics
+        scaling = Scaling(scaling.kind, mean[order], std[order])
+    graph, *others = (
+        replace(g, x=select_columns(g.x, order))
+        for g in (client.graph, *client.evaluation)
+    )
+    return replace(
+        client,
+        graph=graph,
+        evaluation=tuple(others),
+        scaling=scaling,
+        feature_names=feature_names,
+    )
+
+
+def select_columns(x: Tensor, order: list[int]) -> Tensor:
+    """Return features with their columns in another order.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Strided, or sparse CSR.
+    order : list of int
+        Length d, a permutation: the new column i is the old column ``order[i]``.
+
+    Returns
+    -------
+    Tensor of shape (N, d), float32
+        In the layout of ``x``.
+    """
+    if x.layout == torch.strided:
+        return x[:, order]
+    return csr_tensor(scipy_csr(x)[:, order])

@@ -1,0 +1,191 @@
+"""A client answers every round of every exchange once, whatever the server sends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_fgl import METHODS, simulate
+from flower_fgl.client_apps.dispatch import Dispatcher
+from flower_fgl.client_apps.runtime.releases import ReleaseLedger
+from flower_fgl.core.errors import FglError, RunError
+from flower_fgl.protocols.base import CONFIG, INFO
+from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
+from tests.client_apps.runtime.test_owners import saved
+from tests.support.owners import owner_graphs
+from tests.support.recorded import Node, record
+from tests.support.short_runs import comparable, shortened
+
+FREE = ("query.describe", "query.resume")
+"""Exchanges that reveal no upload and no score; the describe query repeats itself."""
+ONCE = "answers every round once"
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_no_message_of_a_run_is_answered_twice(
+    method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {
+        **shortened(method, small),
+        "participation": 0.6 if not METHODS[method].is_one_shot else 1.0,
+    }
+    plain = simulate(method, **settings)
+    original = Dispatcher.__call__
+    replayed: set[str] = set()
+
+    def call(app: Any, message: Message, context: Any) -> Message:
+        reply = original(app, message, context)
+        kind = message.metadata.message_type
+        if kind not in FREE:
+            replayed.add(kind)
+            for _ in range(2):
+                with pytest.raises(FglError, match=ONCE):
+                    original(app, message, context)
+        return reply
+
+    monkeypatch.setattr(Dispatcher, "__call__", call)
+    attacked = simulate(method, **settings)
+    assert "train" in replayed
+    assert sum(attacked.summary["failures"].values()) == 0
+    # the refused copies change nothing
+    assert comparable(attacked) == comparable(plain)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> list[dict[str, Any]]:
+    return saved(tmp_path / "graphs", owner_graphs())
+
+
+NOISY = {"upload_clip": 0.5, "upload_noise": 2.0}
+
+
+def test_150_requests_for_one_round_give_one_noised_answer(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", **NOISY)
+    victim = Node(nodes[0], values)
+    answers = 0
+    for turn in range(150):
+        if turn % 10 == 0:
+            victim.restart()  # each message may have its own process
+        kind = "train.default" if turn % 2 else "train"
+        try:
+            victim.ask(sent["train"][0], kind)
+            answers += 1
+        except FglError:
+            pass
+    assert answers == 1
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_rounds_only_go_forward(
+    has_folder: bool,
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", evaluate="both")
+    more = {"state-dir": str(tmp_path / "states")} if has_folder else {}
+    victim = Node({**nodes[0], **more}, values)
+    first, second = sent["train"]
+    victim.ask(second)
+    victim.refuses(first, ONCE)
+    victim.refuses(second, ONCE)
+    victim.refuses(second, "its rounds are 0 to 2", server_round=3)
+    victim.refuses(second, ONCE, server_round=-1)
+    # a describe query resets nothing
+    victim.ask(sent["query.describe"][0])
+    victim.refuses(second, ONCE)
+    # scores of a model that the server chose are answered once, too
+    victim.ask(sent["evaluate"][1])
+    victim.refuses(sent["evaluate"][1], ONCE)
+    victim.refuses(sent["evaluate"][0], ONCE, "evaluate.default")
+    victim.restart()
+    victim.refuses(second, ONCE)
+    if has_folder:
+        victim.lose_memory()
+        victim.refuses(second, ONCE)
+        victim.refuses(sent["evaluate"][1], ONCE)
+
+
+def test_another_partition_id_gives_a_data_owner_no_second_state(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run")
+    victim = Node({**nodes[0], "state-dir": str(tmp_path / "states")}, values)
+    victim.ask(sent["train"][0])
+    again = sent["train"][0]
+    agreed = ClassAgreement.from_record(again.content)
+    other = ClassAgreement(2, agreed.num_partitions, agreed.class_names)
+    again.content[AGREEMENT] = other.to_record()[AGREEMENT]
+    victim.refuses(again, "in this run it is 0")
+
+
+def test_a_client_rewinds_only_before_its_first_answer_of_a_run(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, values = record(
+        monkeypatch, nodes, tmp_path / "run", rounds=3, checkpoint_every=1
+    )
+    home = {**nodes[0], "state-dir": str(tmp_path / "states")}
+    victim = Node(home, values, run_id=7)
+    for message in sent["train"]:
+        victim.ask(message)
+    point: dict[str, Any] = {"run-id": "7", "server-round": 1, "is-restored": False}
+    resume = sent["train"][0].content
+    resume = RecordDict({CONFIG: ConfigRecord(point), AGREEMENT: resume[AGREEMENT]})
+    with pytest.raises(FglError, match="does not rewind"):
+        victim.send(resume, "query.resume")
+    victim.refuses(sent["train"][1], ONCE)
+    # a resumed run has its own id: the client goes back to the checkpoint, once
+    point["server-round"] = 2
+    resume[CONFIG] = ConfigRecord(point)
+    resumed = Node(home, values, run_id=8)
+    assert resumed.send(resume, "query.resume")[INFO]["round"] == 2
+    resumed.refuses(sent["train"][1], ONCE)
+    resumed.ask(sent["train"][2])
+    with pytest.raises(FglError, match="does not rewind"):
+        resumed.send(resume, "query.resume")
+
+
+def test_max_releases_counts_all_runs_and_survives_a_crash(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run")
+    home = {**nodes[0], "state-dir": str(tmp_path / "states"), "max-releases": 3}
+    first = Node(home, values, run_id=7)
+    for message in sent["train"]:
+        first.ask(message)
+    # a new run starts with an empty state, but not with an empty count
+    second = Node(home, values, run_id=8)
+    with monkeypatch.context() as patch:
+
+        def crash(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr("flower_fgl.client_apps.runtime.state.FileStates.save", crash)
+        with pytest.raises(KeyboardInterrupt):
+            second.ask(sent["train"][0])
+    # the reply was counted before the crash, so no free answer is left
+    second.lose_memory()
+    second.refuses(sent["train"][0], "max-releases = 3")
+    third = Node(home, values, run_id=9)
+    reply = third.ask(sent["query.describe"][0])
+    assert "max-releases = 3" in str(reply[INFO]["unfit"])
+    assert reply[INFO]["name"] == "ash"
+
+
+def test_a_damaged_count_is_no_count_of_zero(tmp_path: Path) -> None:
+    ledger = ReleaseLedger(tmp_path, "x", 5)
+    for text in ("", "{}", '{"releases": -1}', '{"releases": true}', "[]"):
+        ledger.path.write_text(text)
+        with pytest.raises(RunError, match=r"state-dir"):
+            ledger.add()
+    ledger.path.unlink()
+    for _ in range(5):
+        ledger.add()
+    with pytest.raises(RunError, match="max-releases = 5"):
+        ledger.add()
