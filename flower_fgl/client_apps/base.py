@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -383,7 +384,9 @@ def pack_metrics(
     )
     metrics: dict[str, int | float] = {**flat, "worker": os.getpid()}
     metrics |= {f"seconds/{name}": value for name, value in seconds.items()}
-    metrics |= {f"terms/{name}": value for name, value in (terms or {}).items()}
+    # the server refuses a reply with a number that is not finite
+    finite = {n: value for n, value in (terms or {}).items() if math.isfinite(value)}
+    metrics |= {f"terms/{name}": value for name, value in finite.items()}
     if loss is not None:
         metrics["loss"] = float(loss)
     return MetricRecord(dict(metrics))

@@ -46,6 +46,7 @@ from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
 from flower_fgl.protocols.base import Empty, Payload
+from flower_fgl.protocols.describe import MAX_ITEMS
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedsageplus import (
     GENERATE,
@@ -151,6 +152,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
             shapes_of(client),
             client.config.hidden_channels,
             method_config.max_neighbours,
+            MAX_ITEMS,
         )
         shown = GeneratorState.from_record(message.content, spec)
         found = privatize(client, FeatureGradient(judge_generator(client, shown)))

@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "DataError", "FglError", "PayloadError", "RunError"]
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "FglError",
+    "PayloadError",
+    "RunError",
+    "one_line",
+]
+
+MAX_REASON = 500
+"""Largest number of characters of a text that came from another party, in a log."""
+
+
+def one_line(text: object, most: int = MAX_REASON) -> str:
+    r"""Return foreign text for a log: one line, shortened, control characters escaped.
+
+    Parameters
+    ----------
+    text : object
+        Text, or an object whose text is shown.
+    most : int
+        Largest number of characters of the result.
+
+    Returns
+    -------
+    str
+        Printable characters only, e.g. ``\x1b`` for an escape character.
+    """
+    words = " ".join(str(text)[: 4 * most].split())
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
+    return shown if len(shown) <= most else f"{shown[: most - 2]} …"
 
 
 class FglError(ValueError):
@@ -18,7 +48,13 @@ class DataError(FglError):
 
 
 class PayloadError(FglError):
-    """A message violates its protocol."""
+    """A message violates its protocol.
+
+    The text may quote the message, so it is shortened to one line.
+    """
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(one_line(text))
 
 
 class RunError(FglError):

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import io
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, ClassVar, Self
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -28,13 +29,18 @@ __all__ = [
     "CONFIG",
     "DESCRIBE",
     "INFO",
+    "LARGEST",
+    "MAX_NAME",
     "METRICS",
     "RESUME",
     "Empty",
     "Payload",
+    "ReplyMetrics",
     "check_size",
     "check_tensor",
     "read_loss",
+    "read_metrics",
+    "read_payload",
     "read_scores",
     "read_tensors",
     "record_bytes",
@@ -52,8 +58,23 @@ DESCRIBE = "describe"
 """Action of the query message before round 1."""
 RESUME = "resume"
 """Action of the query message with which a run resumes from a checkpoint."""
+LARGEST = 1e15
+"""Largest accepted real number in a message. Sums, means and squared distances of smaller
+ones stay far below the largest float32, 3.4e38, so that no accepted upload makes the
+server's state infinite."""
 MEGABYTE = 1_000_000
 NUMPY = "numpy.ndarray"
+DTYPES = frozenset(
+    np.dtype(t).str for t in ("bool", "uint8", "int32", "int64", "float32", "float64")
+)
+"""Types of arrays that are written and read."""
+HEADER = re.compile(
+    rb"\{'descr': '([<>|][a-z]\d)', 'fortran_order': False, "
+    rb"'shape': \(([0-9, ]{0,100})\), \} *\n"
+)
+MAX_HEADER, MAX_DIMENSIONS = 256, 8
+MAX_METRICS, MAX_NAME = 256, 64
+"""Largest number of metrics in a reply, and of characters in a part of their names."""
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """Metrics sent for every score column."""
 EXTRA_SCORES = ("auroc",)
@@ -179,6 +200,11 @@ def write_tensors(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 @functools.lru_cache(maxsize=1024)
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """Return the .npy header of a C-ordered array."""
+    if dtype not in DTYPES or len(shape) > MAX_DIMENSIONS:
+        raise PayloadError(
+            f"Arrays in messages have the types {', '.join(sorted(DTYPES))} and at most "
+            f"{MAX_DIMENSIONS} dimensions, got {dtype} of shape {shape}."
+        )
     stream = io.BytesIO()
     header = {"descr": dtype, "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(stream, header)
@@ -187,17 +213,15 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 @functools.lru_cache(maxsize=1024)
 def _parse_npy_header(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Parse a .npy header; cached, since parsing takes 50 µs and few headers differ."""
-    stream = io.BytesIO(header)
-    if npy.read_magic(stream) != (1, 0):
-        raise ValueError("expected version 1.0 of the .npy format")
-    shape, is_fortran, dtype = npy.read_array_header_1_0(stream)
-    if dtype.hasobject or is_fortran:
-        raise ValueError(
-            "expected plain numbers in C order, got "
-            f"dtype {dtype}, Fortran order {is_fortran}"
-        )
-    return shape, dtype
+    """Read type and shape; a header that ``_npy_header`` would not write is refused."""
+    found = HEADER.fullmatch(header[10:])
+    if found is None:
+        raise PayloadError("its header is not the one that this library writes")
+    shape = tuple(int(part) for part in found[2].split(b",") if part.strip())
+    dtype = found[1].decode()
+    if _npy_header(dtype, shape) != header:
+        raise PayloadError("its header is not the one that this library writes")
+    return shape, np.dtype(dtype)
 
 
 def _read_array(name: str, array: Array) -> Tensor:
@@ -207,10 +231,20 @@ def _read_array(name: str, array: Array) -> Tensor:
     try:
         # layout: magic string and version (8 bytes), header length (2), header, data
         start = 10 + int.from_bytes(array.data[8:10], "little")
+        if start > MAX_HEADER:
+            raise PayloadError(f"its header has {start} bytes, at most {MAX_HEADER}")
         shape, dtype = _parse_npy_header(array.data[:start])
+        size, expected = len(array.data) - start, dtype.itemsize * math.prod(shape)
+        if size != expected:
+            raise PayloadError(f"{size} bytes for {dtype} of shape {shape}")
+        if array.dtype != str(dtype) or tuple(array.shape) != shape:
+            raise PayloadError(
+                f"declared as {array.dtype} of shape {array.shape}, holds {dtype} of "
+                f"shape {shape}"
+            )
         flat = np.frombuffer(array.data, dtype=dtype, offset=start)
         return torch.from_numpy(flat.reshape(shape).copy())
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise PayloadError(f'"{name}" holds no plain array: {error}.') from error
 
 
@@ -232,12 +266,13 @@ def check_tensor(
     shape : tuple of int, optional
         Expected shape.
     dtype : torch.dtype
-        Expected type; floating-point numbers must also be finite.
+        Expected type; floating-point numbers must also be finite, and at most
+        ``LARGEST`` in absolute value.
 
     Raises
     ------
     PayloadError
-        If shape or type differ, or a number is not finite.
+        If shape or type differ, or a number is not finite or too large.
     """
     if shape is not None and tuple(tensor.shape) != tuple(shape):
         raise PayloadError(
@@ -245,11 +280,16 @@ def check_tensor(
         )
     if tensor.dtype != dtype:
         raise PayloadError(f'"{name}" must be {dtype}, got {tensor.dtype}.')
-    # cheap test first: a non-finite sum needs a non-finite entry, or an overflow
-    if tensor.is_floating_point() and not math.isfinite(float(tensor.sum())):
-        bad = int((~tensor.isfinite()).sum())
-        if bad:
-            raise PayloadError(f'"{name}" has {bad} non-finite numbers.')
+    if tensor.is_floating_point() and tensor.numel():
+        low, high = (float(end) for end in tensor.aminmax())  # NaN if any number is
+        if not (low >= -LARGEST and high <= LARGEST):
+            bad = int((~tensor.isfinite()).sum())
+            raise PayloadError(
+                f'"{name}" has {bad} non-finite numbers.'
+                if bad
+                else f'"{name}" has a number of size {max(-low, high):.2g}, expected at '
+                f"most {LARGEST:.0e}. Training diverged: use a smaller learning rate."
+            )
     return tensor
 
 
@@ -319,7 +359,7 @@ def _count_bytes(name: str, record: Any) -> int:
     """Count a record's bytes; Flower's own count fails for empty texts or lists."""
     try:
         return int(record.count_bytes())
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, TypeError):
         return int(recorddict_to_proto(RecordDict({name: record})).ByteSize())
 
 
@@ -338,8 +378,76 @@ def write_scores(
     }
 
 
+@dataclass(frozen=True)
+class ReplyMetrics:
+    """The checked metrics of a reply.
+
+    Parameters
+    ----------
+    scores : dict
+        Scores by mode, column and metric, as in :func:`write_scores`.
+    seconds, terms : dict of str to float
+        Parts of the training time; terms of the loss and other numbers of the training.
+    worker : int
+        Process that handled the message.
+    """
+
+    scores: dict[str, dict[str, dict[str, float]]]
+    seconds: dict[str, float]
+    terms: dict[str, float]
+    worker: int
+
+
+def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
+    """Read the metrics of a reply except its loss, see :func:`read_loss`.
+
+    Raises
+    ------
+    PayloadError
+        If there are too many metrics, or one has an unknown or long name, is no number,
+        or is out of range. Only the scores of a set without nodes may be NaN.
+    """
+    if len(metrics) > MAX_METRICS:
+        raise PayloadError(f"{len(metrics)} metrics, expected at most {MAX_METRICS}")
+    found = ReplyMetrics({}, {}, {}, _read_worker(metrics.get("worker", 0)))
+    for key, value in metrics.items():
+        parts = key.split("/")
+        if not all(0 < len(p) <= MAX_NAME and p.isprintable() for p in parts):
+            raise PayloadError(f'"{key}" is no name of a metric')
+        if isinstance(value, list):
+            raise PayloadError(f'"{key}" must be a number, got a list')
+        if parts[0] in ("seconds", "terms") and len(parts) == 2:
+            getattr(found, parts[0])[parts[1]] = _read_number(key, value)
+        elif len(parts) == 3:
+            mode, column, metric = parts
+            columns = found.scores.setdefault(mode, {})
+            columns.setdefault(column, {})[metric] = float(value)
+        elif key not in ("worker", "loss"):
+            raise PayloadError(f'unexpected metric "{key}"')
+    if min(found.seconds.values(), default=0.0) < 0:
+        raise PayloadError('"seconds" must not be negative')
+    for mode, columns in found.scores.items():
+        for column, values in columns.items():
+            _check_scores(f"{mode}/{column}", values)
+    return found
+
+
+def _read_worker(value: object) -> int:
+    """Read the number of the process that handled a message."""
+    if not isinstance(value, int) or value < 0:
+        raise PayloadError(f'"worker" must be the number of a process, got {value!r}.')
+    return value
+
+
+def _read_number(key: str, value: object) -> float:
+    """Read a number that is finite and of a plausible size."""
+    if not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise PayloadError(f'"{key}" must be a finite number, got {value!r}.')
+    return float(value)
+
+
 def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]:
-    """Invert :func:`write_scores`; other entries are ignored.
+    """Invert :func:`write_scores`; other metrics are checked and left out.
 
     Raises
     ------
@@ -347,15 +455,7 @@ def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]
         If a metric is missing or unexpected, the number of nodes is no count, or a
         score lies outside [0, 1]. A score must be NaN exactly if there is no node.
     """
-    out: dict[str, dict[str, dict[str, float]]] = {}
-    for key, value in metrics.items():
-        if key.count("/") == 2 and isinstance(value, int | float):
-            mode, column, metric = key.split("/")
-            out.setdefault(mode, {}).setdefault(column, {})[metric] = float(value)
-    for mode, columns in out.items():
-        for column, values in columns.items():
-            _check_scores(f"{mode}/{column}", values)
-    return out
+    return read_metrics(metrics).scores
 
 
 def _check_scores(where: str, values: Mapping[str, float]) -> None:
@@ -365,7 +465,7 @@ def _check_scores(where: str, values: Mapping[str, float]) -> None:
     if odd:
         raise PayloadError(f'"{where}": missing or unexpected scores {odd}.')
     count = values["num_nodes"]
-    if not (count >= 0 and count == int(count)):
+    if not (0 <= count <= LARGEST and count == int(count)):
         raise PayloadError(f'"{where}/num_nodes" must be a count, got {count}.')
     for name in (*SCORES[1:], *extra):
         value = values[name]
@@ -381,12 +481,43 @@ def read_loss(metrics: MetricRecord) -> float:
     Raises
     ------
     PayloadError
-        If it is missing or not finite.
+        If it is missing, not finite, or above ``LARGEST``.
     """
-    loss = metrics.get("loss")
-    if not isinstance(loss, int | float) or not math.isfinite(loss):
-        raise PayloadError(f'"loss" must be a finite number, got {loss!r}.')
-    return float(loss)
+    return _read_number("loss", metrics.get("loss"))
+
+
+Kind = TypeVar("Kind", bound="Payload")
+
+
+def read_payload(
+    kind: type[Kind],
+    content: RecordDict,
+    spec: Any = None,
+    *,
+    beside: Collection[str] = (),
+) -> Kind:
+    """Read a reply's payload; a reply with further records is refused.
+
+    Parameters
+    ----------
+    kind : type of Payload
+        Expected payload.
+    content : RecordDict
+        Content of the message.
+    spec : object
+        See :meth:`Payload.from_record`.
+    beside : collection of str
+        Names of the records that the message has besides those of the payload.
+
+    Raises
+    ------
+    PayloadError
+        If there are unexpected records, or the payload is malformed.
+    """
+    odd = sorted(set(content) - {*kind.records, *beside})
+    if odd:
+        raise PayloadError(f"The message has unexpected records {odd}.")
+    return kind.from_record(content, spec)
 
 
 def check_size(content: RecordDict, max_mb: float) -> None:

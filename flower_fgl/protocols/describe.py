@@ -17,7 +17,16 @@ from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.protocols.base import INFO, Payload
 
-__all__ = ["AGREEMENT", "UNNUMBERED", "ClassAgreement", "Description", "Rejection"]
+__all__ = [
+    "AGREEMENT",
+    "MAX_CLASSES",
+    "MAX_ITEMS",
+    "MAX_PARTITIONS",
+    "UNNUMBERED",
+    "ClassAgreement",
+    "Description",
+    "Rejection",
+]
 
 AGREEMENT = "agreement"
 """ConfigRecord with the class order and partition-id that the server assigned."""
@@ -25,19 +34,26 @@ UNNUMBERED = -1
 """Partition-id of a data owner that the server has yet to number."""
 MAX_TEXT = 300
 """Largest number of characters of an owner's name, a class name or a reason."""
-
+MAX_PARTITIONS = 100_000
+"""Largest number of clients: lists of this length are built on both sides."""
+MAX_ITEMS = 1_000_000_000
+"""Largest number of nodes or graphs of a client; it bounds the client's weight."""
+MAX_EDGES = 1_000_000_000_000
+MAX_FEATURES = 10_000_000
+MAX_CLASSES = 10_000
 KEY_BYTES = 32
 SCALES = ("none", "rows", "columns")
-_INTEGERS = (
-    "partition-id",
-    "num-partitions",
-    "num-nodes",
-    "num-edges",
-    "num-train",
-    "num-val",
-    "num-test",
-    "num-features",
-)
+_INTEGERS = {
+    "partition-id": MAX_PARTITIONS - 1,
+    "num-partitions": MAX_PARTITIONS,
+    "num-nodes": MAX_ITEMS,
+    "num-edges": MAX_EDGES,
+    "num-train": MAX_ITEMS,
+    "num-val": MAX_ITEMS,
+    "num-test": MAX_ITEMS,
+    "num-features": MAX_FEATURES,
+}
+"""Largest value of each count."""
 
 
 @dataclass(frozen=True)
@@ -124,24 +140,33 @@ class Description(Payload):
         Raises
         ------
         PayloadError
-            If an entry is missing, of the wrong type, negative or inconsistent.
+            If an entry is missing, of the wrong type, negative, too large or too long,
+            or inconsistent with another: more training nodes than nodes, or more
+            training nodes of all classes than in all.
         """
         info = _record(content, INFO)
         values: dict[str, Any] = {}
         is_numbered = info.get("partition-id") != UNNUMBERED
-        for key in _INTEGERS:
+        for key, most in _INTEGERS.items():
             lowest = UNNUMBERED if key == "partition-id" else 0
-            values[key.replace("-", "_")] = _read_integer(info, key, lowest=lowest)
+            number = _read_integer(info, key, lowest=lowest, most=most)
+            values[key.replace("-", "_")] = number
         names = _read_names(info)
         class_counts = _read_counts(info.get("class-counts"), len(names))
+        for what, found, whole in (
+            ("num-train", values["num_train"], "num_nodes"),
+            ("class-counts", sum(class_counts), "num_train"),
+        ):
+            if found > values[whole]:
+                raise PayloadError(
+                    f'"{what}" counts {found} nodes, but {whole} is {values[whole]}.'
+                )
         if is_numbered and values["partition_id"] >= values["num_partitions"]:
             raise PayloadError(
                 f'"partition-id" must be below {values["num_partitions"]}, got '
                 f"{values['partition_id']}."
             )
-        model, sha256 = info.get("model"), info.get("partition-sha256")
-        if not isinstance(model, str) or not isinstance(sha256, str):
-            raise PayloadError('"model" and "partition-sha256" must be strings.')
+        model, sha256 = _read_text(info, "model"), _read_text(info, "partition-sha256")
         public_key = info.get("public-key")
         if not isinstance(public_key, bytes) or len(public_key) not in (0, KEY_BYTES):
             raise PayloadError(
@@ -281,8 +306,9 @@ class ClassAgreement(Payload):
             If an entry is missing, of the wrong type, or a number out of range.
         """
         info = _record(content, AGREEMENT)
-        number = _read_integer(info, "partition-id", lowest=0)
-        total = _read_integer(info, "num-partitions", lowest=1)
+        most = MAX_PARTITIONS
+        number = _read_integer(info, "partition-id", lowest=0, most=most)
+        total = _read_integer(info, "num-partitions", lowest=1, most=most)
         if number >= total:
             raise PayloadError(f'"partition-id" must be below {total}, got {number}.')
         return cls(number, total, _read_names(info), _read_feature_names(info))
@@ -301,11 +327,14 @@ def _record(content: RecordDict, name: str) -> ConfigRecord:
     return info
 
 
-def _read_integer(info: ConfigRecord, key: str, *, lowest: int) -> int:
+def _read_integer(info: ConfigRecord, key: str, *, lowest: int, most: int) -> int:
     value: Any = info.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
-        raise PayloadError(f'"{key}" must be an integer >= {lowest}, got {value!r}.')
-    return value
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or not lowest <= value <= most:
+        raise PayloadError(
+            f'"{key}" must be an integer from {lowest} to {most}, got {value!r}.'
+        )
+    return int(value)
 
 
 def _read_text(info: ConfigRecord, key: str) -> str:
@@ -320,17 +349,21 @@ def _read_text(info: ConfigRecord, key: str) -> str:
 
 def _read_names(info: ConfigRecord) -> tuple[str, ...]:
     """Read the class names: at least one, all different."""
-    values = info.get("class-names")
-    names = (
-        [v for v in values if isinstance(v, str)] if isinstance(values, list) else []
-    )
-    if not names or len(names) != len(values):  # type: ignore[arg-type]
-        raise PayloadError(f'"class-names" must be strings, got {values!r}.')
-    if len(set(names)) < len(names) or max(map(len, names)) > MAX_TEXT:
+    values: Any = info.get("class-names")
+    if not isinstance(values, list) or not 0 < len(values) <= MAX_CLASSES:
         raise PayloadError(
-            f'"class-names" must differ and have at most {MAX_TEXT} characters.'
+            f'"class-names" must be a list of 1 to {MAX_CLASSES} names, got {values!r}.'
         )
-    return tuple(names)
+    for name in values:
+        is_text = isinstance(name, str) and name.isprintable()
+        if not is_text or len(name) > MAX_TEXT:
+            raise PayloadError(
+                '"class-names" must be strings, each one line of at most '
+                f"{MAX_TEXT} characters, got {name!r}."
+            )
+    if len(set(values)) < len(values):
+        raise PayloadError('"class-names" must differ.')
+    return tuple(values)
 
 
 def _read_feature_names(info: ConfigRecord) -> tuple[str, ...]:

@@ -23,17 +23,26 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 from torch import Tensor
 
+from flower_fgl.core.errors import PayloadError
+
 __all__ = [
     "SENSITIVITY",
+    "check_clipped",
     "clip_and_add_noise",
     "epsilon",
     "numbers_of",
+    "origin_of",
     "refuse_unbounded",
     "with_numbers",
 ]
 
 SENSITIVITY = 2.0
 """Largest distance between two clipped uploads, in multiples of the clipping norm."""
+TAIL = 8.0
+"""A standard normal vector of d numbers is longer than √d + 8 with probability below
+e^-32 = 1.3e-14 (concentration of a Lipschitz function of Gaussians)."""
+ROUNDING = 2e-7
+"""Relative error of a float32 number, with room for the sums."""
 
 
 def clip_and_add_noise(
@@ -85,6 +94,70 @@ def clip_and_add_noise(
             value += noise * clip * drawn
         out.append(value.to(u.dtype))
     return out
+
+
+def check_clipped(
+    upload: Any, download: Any, *, clip: float, noise: float = 0.0
+) -> None:
+    """Reject an upload that :func:`clip_and_add_noise` cannot have produced.
+
+    Parameters
+    ----------
+    upload, download : Payload
+        The upload, and the download that the client received.
+    clip : float, positive
+        S, the clipping norm.
+    noise : float, at least 0
+        z, standard deviation of the noise in units of S.
+
+    Raises
+    ------
+    PayloadError
+        If the upload is farther from its reference point than S, or with noise than
+        S + z·S·(√d + 8) for d numbers; plus the rounding of float32.
+
+    Notes
+    -----
+    1. With noise this bounds the length of the upload only. An honest upload exceeds
+       the bound with probability below 1.3e-14.
+    """
+    numbers = numbers_of(upload)
+    start = origin_of(numbers, numbers_of(download))
+    away = size = count = 0.0
+    for u, o in zip(numbers.values(), start, strict=True):
+        away += float((u.double() - o.double()).square().sum())
+        size += float(u.double().square().sum())
+        count += u.numel()
+    most = clip * (1 + noise * (math.sqrt(count) + TAIL)) if noise else clip
+    norm, tolerance = math.sqrt(away), ROUNDING * (math.sqrt(size) + clip)
+    if not norm <= most * (1 + ROUNDING) + tolerance:
+        raise PayloadError(
+            f"the upload has a norm of {norm:.6g}, at most {most:.6g} fits upload-clip = "
+            f"{clip:g} and upload-noise = {noise:g}"
+        )
+
+
+def origin_of(
+    numbers: Mapping[str, Tensor], known: Mapping[str, Tensor]
+) -> list[Tensor]:
+    """Return the reference point around which each tensor of an upload is clipped.
+
+    Weights by name (entries of a mapping) are clipped around the download's tensor of the
+    same path and shape, all other numbers around zero.
+
+    Parameters
+    ----------
+    numbers, known : mapping of str to Tensor
+        :func:`numbers_of` of the upload and of the download.
+    """
+    return [
+        known[place].detach().cpu()
+        if place.count("/") > 1
+        and place in known
+        and known[place].shape == tensor.shape
+        else torch.zeros_like(tensor, device="cpu")
+        for place, tensor in numbers.items()
+    ]
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:

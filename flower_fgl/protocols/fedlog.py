@@ -31,6 +31,10 @@ __all__ = [
 
 PRETRAIN = "pretrain"
 """Action of the message before round 1 that trains the prompt generators."""
+ROUNDING = 1e-4
+"""Rounding error of a sum of class rates."""
+TAIL = 10.0
+"""Standard deviations that noise on a class rate may reach; more has probability 1e-23."""
 WEIGHTS, NODES, PROMPTS, RATES = "weights", "nodes", "prompts", "class-rates"
 
 
@@ -97,12 +101,15 @@ class FedLogShapes:
         Shapes of one prompt generator; ``None`` without prompts.
     num_classes : int
         C.
+    most : float
+        Largest sum of a client's class rates: 1 without noise.
     """
 
     weights: Shapes
     nodes: tuple[int, int] | None
     prompts: Shapes | None
     num_classes: int
+    most: float = 1.0
 
     @classmethod
     def of(cls, network: FedLogBranchNet, method_config: FedLogSettings) -> Self:
@@ -116,6 +123,7 @@ class FedLogShapes:
             (size, width) if method_config.lg else None,
             None if generator is None else state_shapes(generator),
             network.num_classes,
+            _largest_sum(method_config),
         )
 
     @property
@@ -158,12 +166,17 @@ class PromptUpload(Payload):
         ------
         PayloadError
             If a tensor is missing, unexpected, of the wrong shape, or not finite, or a
-            rate is negative.
+            rate is negative, or the rates sum up to more than all nodes.
         """
         rates = read_tensors(content, RATES, {RATES: (spec.num_classes,)})[RATES]
         if float(rates.min()) < 0:
             raise PayloadError(
                 f"Class rates must not be negative, got {float(rates.min()):g}."
+            )
+        if float(rates.sum()) > spec.most + ROUNDING:
+            raise PayloadError(
+                f"Class rates must add up to at most {spec.most:g}, got "
+                f"{float(rates.sum()):g}."
             )
         return cls(rates, read_tensors(content, PROMPTS, spec.prompts or {}))
 
@@ -172,8 +185,8 @@ class PromptUpload(Payload):
         return replace(self, rates=self.rates.masked_fill(~shared, 0))
 
     def in_range(self) -> Self:
-        """Clamp negative rates to 0."""
-        return replace(self, rates=self.rates.clamp(min=0))
+        """Clamp rates to [0, 1]."""
+        return replace(self, rates=self.rates.clamp(0, 1))
 
     @property
     def num_bytes(self) -> int:
@@ -274,6 +287,12 @@ class FedLogDownload(Payload):
         return sum(
             _bytes_of(part) for part in (self.weights, _named(self.nodes), self.prompts)
         )
+
+
+def _largest_sum(method_config: FedLogSettings) -> float:
+    """Return the largest sum of one client's class rates r_k^c·(1 + a·N(0, 1))."""
+    is_noisy = method_config.class_rate_noise == "gauss"
+    return 1 + TAIL * method_config.noise_scale if is_noisy else 1.0
 
 
 def _named(nodes: Tensor | None) -> dict[str, Tensor]:

@@ -124,8 +124,12 @@ class GeneratorState(Payload):
         )
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: tuple[Shapes, int, int]) -> Self:
-        """Unpack; ``spec`` = (shapes of fGen, width p, largest number of neighbours).
+    def from_record(
+        cls, content: RecordDict, spec: tuple[Shapes, int, int, int]
+    ) -> Self:
+        """Unpack.
+
+        ``spec`` = (shapes of fGen, width p, largest number of neighbours, largest M).
 
         Raises
         ------
@@ -133,7 +137,7 @@ class GeneratorState(Payload):
             If a tensor is missing, unexpected, of the wrong shape, or not finite, or a
             count is out of range.
         """
-        shapes, width, most = spec
+        shapes, width, most, num_nodes = spec
         if not {"generator", "nodes"} & set(content):
             return cls({}, torch.zeros((0, width)), torch.zeros(0, dtype=torch.uint8))
         tensors = read_tensors(content, "generator", shapes)
@@ -144,6 +148,10 @@ class GeneratorState(Payload):
             )
         counts, inputs = nodes["counts"], nodes["inputs"]
         size = counts.numel()
+        if size > num_nodes:
+            raise PayloadError(
+                f"It shows {size} nodes, but the client described {num_nodes}."
+            )
         check_tensor("nodes/counts", counts, shape=(size,), dtype=torch.uint8)
         check_tensor("nodes/inputs", inputs, shape=(size, width))
         if not size or int(counts.min()) < 1 or int(counts.max()) > most:

@@ -7,7 +7,7 @@ Communication", arXiv 2411.11304.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 __all__ = [
     "GraphDownload",
     "LocalStatistics",
+    "StatisticsSpec",
     "no_pseudo_graph",
 ]
 
@@ -34,6 +35,24 @@ STATISTICS = "statistics"
 PSEUDO_GRAPH = "pseudo-graph"
 MIN_COUNT = 2
 """n_min, smallest number of nodes of a class whose statistics a client uploads."""
+
+
+class StatisticsSpec(NamedTuple):
+    """Expected content of :class:`LocalStatistics`.
+
+    Parameters
+    ----------
+    classes, width : int
+        Number of classes C, width D.
+    num_nodes, num_train : int
+        Nodes and training nodes that the client described; a node belongs to at most
+        one class, and only training nodes count as labelled.
+    """
+
+    classes: int
+    width: int
+    num_nodes: int
+    num_train: int
 
 
 @dataclass(frozen=True)
@@ -81,9 +100,9 @@ class LocalStatistics(AdditivePayload):
         }
 
     @classmethod
-    def summand_shapes(cls, spec: tuple[int, int]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of :meth:`summands` for ``spec`` = (C, D)."""
-        one, wide = spec[:1], spec
+    def summand_shapes(cls, spec: StatisticsSpec) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of :meth:`summands`."""
+        one, wide = (spec.classes,), (spec.classes, spec.width)
         return {
             "count": one,
             "sum": wide,
@@ -93,17 +112,18 @@ class LocalStatistics(AdditivePayload):
         }
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: tuple[int, int]) -> Self:
-        """Unpack; ``spec`` = (C, D).
+    def from_record(cls, content: RecordDict, spec: StatisticsSpec) -> Self:
+        """Unpack.
 
         Raises
         ------
         PayloadError
             If an array is missing or unexpected or has the wrong type or shape (another
             feature width or depth); if a mean or variance is not finite, a variance is
-            negative, or a count is below 2 or below the number of labelled nodes.
+            negative, or a count is below 2 or below the number of labelled nodes; if the
+            counts exceed the numbers that the client described.
         """
-        classes, width = spec
+        classes, width = spec.classes, spec.width
         tensors = read_tensors(content, STATISTICS, is_checked=False)
         if set(tensors) != {"mean", "variance", "counts", "present"}:
             raise PayloadError(
@@ -129,7 +149,7 @@ class LocalStatistics(AdditivePayload):
             shape=(number, 2),
             dtype=torch.int32,
         ).long()
-        _check_counts(counts)
+        _check_counts(counts, spec)
         both = torch.zeros((classes, 2), dtype=torch.int64)
         both[held] = counts
         count, labelled = both.unbind(dim=1)
@@ -257,7 +277,7 @@ def _read_present(bits: Tensor, classes: int) -> Tensor:
     return torch.from_numpy(flat[:classes])
 
 
-def _check_counts(counts: Tensor) -> None:
+def _check_counts(counts: Tensor, spec: StatisticsSpec) -> None:
     """Reject invalid counts (n, 2) of nodes and labelled nodes."""
     if not len(counts):
         return
@@ -271,3 +291,12 @@ def _check_counts(counts: Tensor) -> None:
         raise PayloadError(
             "Labelled nodes of a class must be between 0 and its number of nodes."
         )
+    for what, found, most in (
+        ("nodes", number, spec.num_nodes),
+        ("labelled nodes", labelled, spec.num_train),
+    ):
+        if int(found.sum()) > most:
+            raise PayloadError(
+                f"The statistics are of {int(found.sum())} {what}, but the client "
+                f"described {most}."
+            )

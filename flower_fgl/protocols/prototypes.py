@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
-from flower_fgl.protocols.base import Payload, check_tensor
+from flower_fgl.protocols.base import (
+    Payload,
+    check_tensor,
+    read_tensors,
+    write_tensors,
+)
 
-__all__ = ["LocalPrototypes", "Prototypes", "no_prototypes"]
+__all__ = ["CountedTable", "LocalPrototypes", "Prototypes", "no_prototypes"]
 
 RECORD = "prototypes"
 VALUES = "values"
 PRESENT = "present"
 COUNTS = "counts"
 
-LARGEST = 1e15
-"""Largest accepted number. Squares of larger ones can overflow float32, and a single one
-would make the server's prototypes, and then those of all clients, NaN permanently."""
-
 Table = tuple[int, int, int]
 """Expected number of classes C, hops H and width p of a payload."""
+
+
+class CountedTable(NamedTuple):
+    """Expected content of :class:`LocalPrototypes`.
+
+    Parameters
+    ----------
+    table : tuple of three int
+        Number of classes C, hops H and width p.
+    most : int
+        Nodes (or graphs) that the client described; each stands behind at most one
+        prototype of a hop.
+    """
+
+    table: Table
+    most: int
 
 
 @dataclass(frozen=True)
@@ -49,10 +67,7 @@ class Prototypes(Payload):
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``prototypes``."""
-        bits = np.packbits(self.present.cpu().numpy().reshape(-1))
-        kept = self.values.detach().cpu()[self.present.cpu()].numpy()
-        record = ArrayRecord({VALUES: Array(kept), PRESENT: Array(bits)})
-        return RecordDict({RECORD: record})
+        return RecordDict({RECORD: write_tensors(_packed(self.values, self.present))})
 
     @classmethod
     def from_record(cls, content: RecordDict, spec: Table) -> Self:
@@ -62,9 +77,9 @@ class Prototypes(Payload):
         ------
         PayloadError
             If an array is missing or unexpected, or has the wrong type or shape; if a
-            number is not finite or above ``LARGEST``.
+            number is not finite or too large.
         """
-        return cls(*_read(_record(content, [VALUES, PRESENT]), spec))
+        return cls(*_read(_arrays(content, [VALUES, PRESENT]), spec))
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
         """Remove classes that are not shared."""
@@ -96,36 +111,39 @@ class LocalPrototypes(Payload):
     def to_record(self) -> RecordDict:
         """Pack into the record ``prototypes``, counts as int32."""
         present = self.counts > 0
-        content = Prototypes(self.values, present).to_record()
-        kept = self.counts[present].to(torch.int32).cpu().numpy()
-        record = content.array_records[RECORD]
-        return RecordDict({RECORD: ArrayRecord({**record, COUNTS: Array(kept)})})
+        tensors = _packed(self.values, present)
+        tensors[COUNTS] = self.counts[present].to(torch.int32)
+        return RecordDict({RECORD: write_tensors(tensors)})
 
     @classmethod
-    def from_record(cls, content: RecordDict, spec: Table) -> Self:
-        """Unpack; ``spec`` = (C, H, p).
+    def from_record(cls, content: RecordDict, spec: CountedTable) -> Self:
+        """Unpack.
 
         Raises
         ------
         PayloadError
             If an array is missing or unexpected, or has the wrong type or shape; if a
-            number is not finite or above ``LARGEST``, or a count is not positive.
+            number is not finite or too large, a count is not positive, or the counts of
+            a hop exceed the client's nodes.
         """
-        record = _record(content, [VALUES, PRESENT, COUNTS])
-        values, present = _read(record, spec)
+        tensors = _arrays(content, [VALUES, PRESENT, COUNTS])
+        values, present = _read(tensors, spec.table)
         number = int(present.sum())
         kept = check_tensor(
-            f"{RECORD}/{COUNTS}",
-            _tensor(record, COUNTS),
-            shape=(number,),
-            dtype=torch.int32,
+            f"{RECORD}/{COUNTS}", tensors[COUNTS], shape=(number,), dtype=torch.int32
         )
         if number and int(kept.min()) < 1:
             raise PayloadError(
                 f'"{RECORD}/{COUNTS}" must be positive, got {int(kept.min())}.'
             )
-        counts = torch.zeros(spec[:2], dtype=torch.int64)
+        counts = torch.zeros(spec.table[:2], dtype=torch.int64)
         counts[present] = kept.long()
+        largest = int(counts.sum(dim=0).max())
+        if largest > spec.most:
+            raise PayloadError(
+                f'"{RECORD}/{COUNTS}" adds up to {largest} nodes in a hop, but the client '
+                f"described {spec.most}."
+            )
         return cls(values, counts)
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
@@ -146,38 +164,25 @@ def no_prototypes(table: Table) -> Prototypes:
     return Prototypes(torch.zeros(table), torch.zeros(table[:2], dtype=torch.bool))
 
 
-def _record(content: RecordDict, names: list[str]) -> ArrayRecord:
-    """Return the record ``prototypes``; it must have exactly the entries ``names``."""
-    record = content.array_records.get(RECORD)
-    if record is None:
-        raise PayloadError(
-            f'The message has no array record "{RECORD}", only {sorted(content)}.'
-        )
-    if set(record) != set(names):
-        raise PayloadError(
-            f'Record "{RECORD}" must have exactly the entries {sorted(names)}, '
-            f"got {sorted(record)}."
-        )
-    return record
+def _packed(values: Tensor, present: Tensor) -> dict[str, Tensor]:
+    """Return the prototypes that are present, and the bitmap that marks them."""
+    bits = np.packbits(present.cpu().numpy().reshape(-1))
+    kept = values.detach().cpu()[present.cpu()]
+    return {VALUES: kept, PRESENT: torch.from_numpy(bits)}
 
 
-def _tensor(record: ArrayRecord, name: str) -> Tensor:
-    """Read one array without pickle into a tensor that owns its memory."""
-    try:
-        return torch.from_numpy(record[name].numpy().copy())
-    except (ValueError, TypeError, OSError, EOFError, AttributeError) as error:
-        raise PayloadError(
-            f'"{RECORD}/{name}" holds no plain array: {error}.'
-        ) from error
+def _arrays(content: RecordDict, names: Collection[str]) -> dict[str, Tensor]:
+    """Read the record ``prototypes``; it must have exactly the entries ``names``."""
+    return read_tensors(content, RECORD, dict.fromkeys(names, ()), is_checked=False)
 
 
-def _read(record: ArrayRecord, table: Table) -> tuple[Tensor, Tensor]:
+def _read(tensors: Mapping[str, Tensor], table: Table) -> tuple[Tensor, Tensor]:
     """Read ``values`` (C, H, p) and ``present`` (C, H)."""
     classes, hops, width = table
     size = classes * hops
     bits = check_tensor(
         f"{RECORD}/{PRESENT}",
-        _tensor(record, PRESENT),
+        tensors[PRESENT],
         shape=(-(-size // 8),),
         dtype=torch.uint8,
     )
@@ -190,15 +195,9 @@ def _read(record: ArrayRecord, table: Table) -> tuple[Tensor, Tensor]:
     present = torch.from_numpy(flat[:size].astype(bool)).view(classes, hops)
     kept = check_tensor(
         f"{RECORD}/{VALUES}",
-        _tensor(record, VALUES),
+        tensors[VALUES],
         shape=(int(present.sum()), width),
     )
-    largest = float(kept.abs().max()) if kept.numel() else 0.0
-    if largest > LARGEST:
-        raise PayloadError(
-            f'"{RECORD}/{VALUES}" has a number of size {largest:.2g}, expected '
-            f"{LARGEST:.0e} at most. Training diverged: use a smaller learning rate."
-        )
     values = torch.zeros(table)
     values[present] = kept
     return values, present

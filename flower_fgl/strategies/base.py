@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 
 from flwr.app import (
     ArrayRecord,
@@ -20,8 +22,9 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import RunError
-from flower_fgl.protocols.base import Payload, write_tensors
+from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.protocols.base import METRICS, Payload, read_payload, write_tensors
+from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
 from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
 from flower_fgl.strategies.federation import Federation, client_lines
@@ -44,6 +47,8 @@ __all__ = ["FglStrategy", "Upload", "is_checkpoint_due"]
 
 log = logging.getLogger(__name__)
 MAX_FAILED_ROUNDS = 3
+FAR = 1000.0
+"""Ratio of the largest numbers of two uploads from which one is to blame for a failure."""
 
 
 class FglStrategy(ServerHooks):
@@ -79,6 +84,8 @@ class FglStrategy(ServerHooks):
         self.messenger = Messenger(config, self.loop, recorder)
         self.secure: SecureExchanges | None = None
         self._late_joiners = LateJoiners()
+        # attributes that a method adds later are its state
+        self._plain = frozenset({*vars(self), "_plain"})
 
     @property
     def federation(self) -> Federation:
@@ -164,6 +171,7 @@ class FglStrategy(ServerHooks):
         kind = MessageType.TRAIN + (f".{action}" if action else "")
         messages = self.messenger.address(downloads, kind, settings, server_round)
         self.loop.log.add_download(self.messenger.by_receiver(messages))
+        self.loop.log.expect(partition_ids, ["local"] if is_scored else [])
         if brings_upload:
             self.messenger.note_release(server_round, downloads)
         return messages
@@ -217,6 +225,7 @@ class FglStrategy(ServerHooks):
                 content["global"] = shared
             if modes:
                 contents[pid] = content
+                self.loop.log.expect([pid], modes)
                 settings[pid] = ConfigRecord(
                     {
                         "server-round": server_round,
@@ -242,10 +251,18 @@ class FglStrategy(ServerHooks):
         """
 
         def read(pid: int, content: RecordDict) -> Payload:
-            spec = self.upload_spec(pid)
-            if self.secure is None or up is not None:
-                return (up or self.up).from_record(content, spec)
-            return self.secure.unpack(self.loop.log.number, content, spec)
+            number, spec = self.loop.log.number, self.upload_spec(pid)
+            if self.secure is not None and up is None:
+                return self.secure.unpack(number, content, spec)
+            upload = read_payload(up or self.up, content, spec, beside=[METRICS])
+            if self.config.upload_clip:
+                check_clipped(
+                    upload,
+                    self.download(number, pid),
+                    clip=self.config.upload_clip,
+                    noise=self.config.upload_noise,
+                )
+            return upload
 
         return self.messenger.read_uploads(replies, read)
 
@@ -306,19 +323,80 @@ class FglStrategy(ServerHooks):
         if self.num_replies(uploads) < self.config.min_replies:
             return None, None
         clock = time.perf_counter()
-        if self.secure is None:
-            self.aggregate(server_round, uploads)
-        else:
-            with self.loop.log.failing():
+        with self.loop.log.failing():
+            if self.secure is None:
+                uploads = self._aggregate(server_round, uploads)
+            else:
                 masked = {pid: upload.payload for pid, upload in uploads.items()}
                 weights = {pid: upload.num_examples for pid, upload in uploads.items()}
-                self.aggregate_sums(server_round, self.secure.close(masked), weights)
+                sums = self.secure.close(masked)
+                self._keep_finite(
+                    lambda: self.aggregate_sums(server_round, sums, weights)
+                )
         if self.loop.log.reason:
             return None, None
         seconds["aggregate"] = time.perf_counter() - clock
         return None, MetricRecord(
             {"num-replies": len(uploads), "loss": self.loop.log.loss}
         )
+
+    def _aggregate(
+        self, server_round: int, uploads: dict[int, Upload]
+    ) -> dict[int, Upload]:
+        """Aggregate; if that fails and one upload stands out, name it and leave it out.
+
+        Returns the uploads that were aggregated.
+        """
+        try:
+            self._keep_finite(lambda: self.aggregate(server_round, uploads))
+        except PayloadError as error:
+            suspect = _largest_by_far(uploads)
+            rest = {pid: upload for pid, upload in uploads.items() if pid != suspect}
+            if suspect is None or self.num_replies(rest) < self.config.min_replies:
+                raise
+            self.messenger.drop(
+                suspect,
+                f"its upload holds by far the largest number, and with it: {error}",
+            )
+            self.loop.log.forget_reply(suspect)
+            self.loop.trained.pop(suspect, None)
+            self._keep_finite(lambda: self.aggregate(server_round, rest))
+            return rest
+        return uploads
+
+    def _keep_finite(self, aggregate: Callable[[], None]) -> None:
+        """Aggregate; restore the former state if that fails or gives non-finite numbers.
+
+        Raises
+        ------
+        PayloadError
+            If the aggregation raises an exception, or the result is not finite.
+        """
+        numbers = dict(self.loop.log.numbers)
+        before = {
+            name: value.copy() if hasattr(value, "copy") else value
+            for name, value in vars(self).items()
+            if name not in self._plain
+        }
+        try:
+            aggregate()
+            for name in vars(self).keys() - self._plain:
+                if not is_finite(getattr(self, name)):
+                    raise PayloadError(f'the aggregate ("{name}") is not finite')
+        except Exception as error:
+            for name in vars(self).keys() - self._plain - before.keys():
+                delattr(self, name)
+            vars(self).update(before)
+            self.loop.log.numbers = numbers
+            if isinstance(error, RunError):
+                raise
+            if not isinstance(error, PayloadError):
+                log.exception("The aggregation raised:")
+            raise PayloadError(
+                f"the aggregation failed, the previous state is kept: {error!r}"
+                if not isinstance(error, PayloadError)
+                else f"{error}; the previous state is kept"
+            ) from error
 
     def configure_evaluate(
         self,
@@ -347,8 +425,7 @@ class FglStrategy(ServerHooks):
         MetricRecord or None
             Pooled accuracy by ``<mode>/<column>``; ``None`` without any score.
         """
-        for pid, reply in self.messenger.by_sender(replies).items():
-            self.loop.log.add_evaluation(pid, reply)
+        self.messenger.read_evaluations(self.messenger.by_sender(replies))
         flat = {
             f"{mode}/{column}": values["accuracy"]
             for mode, columns in self.loop.log.pooled().items()
@@ -547,6 +624,36 @@ class FglStrategy(ServerHooks):
         is_last = self.loop.best_score is None
         number = self.loop.last_success if is_last else self.loop.best_round
         return describe_model(self.config, self.federation, number)
+
+
+def is_finite(value: object) -> bool:
+    """Return whether all numbers in tensors, containers and dataclasses are finite."""
+    if isinstance(value, Tensor):
+        # cheap test first: a non-finite sum needs a non-finite entry, or an overflow
+        is_real = value.is_floating_point()
+        is_sum_finite = not is_real or math.isfinite(float(value.sum()))
+        return is_sum_finite or bool(value.isfinite().all())
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_finite, value))
+    if is_dataclass(value):
+        return all(is_finite(getattr(value, f.name)) for f in fields(value))
+    return True
+
+
+def _largest_by_far(uploads: Mapping[int, Upload]) -> int | None:
+    """Return the client whose largest number is over ``FAR`` times any other's."""
+    largest = {
+        pid: max(
+            (float(t.abs().max()) for t in numbers_of(u.payload).values() if t.numel()),
+            default=0.0,
+        )
+        for pid, u in uploads.items()
+    }
+    suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
+    rest = largest[others[0]] if others else math.inf
+    return suspect if largest[suspect] > FAR * rest else None
 
 
 def is_checkpoint_due(config: RunConfig, server_round: int) -> bool:

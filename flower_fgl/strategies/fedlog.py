@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -86,6 +87,8 @@ class FedLog(FglStrategy):
                 dropout=config.dropout,
             )
         self.shapes = FedLogShapes.of(network, config.method_config)
+        if config.upload_noise:  # each noisy rate is clamped to [0, 1] at most
+            self.shapes = replace(self.shapes, most=self.shapes.num_classes)
         self.weights: Mapping[str, Tensor] = network.shared_state()
         self.nodes: Tensor | None = None
         self.last_nodes: dict[int, Tensor] = {}

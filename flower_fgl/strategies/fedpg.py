@@ -42,7 +42,12 @@ from flower_fgl.algorithms.prototypes.universal import (
     topology_loss,
 )
 from flower_fgl.core.seeds import SERVER, torch_generator
-from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
+from flower_fgl.protocols.prototypes import (
+    CountedTable,
+    LocalPrototypes,
+    Prototypes,
+    no_prototypes,
+)
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
 from flower_fgl.strategies.fedproto import stack_uploads
@@ -97,9 +102,9 @@ class FedPG(FglStrategy):
         """Return Ṗ of the client; no prototypes before its first upload."""
         return self.personal.get(partition_id, self.nothing)
 
-    def upload_spec(self, partition_id: int) -> tuple[int, int, int]:
+    def upload_spec(self, partition_id: int) -> CountedTable:
         """Return (C, L + 1, p): at most one prototype of each class and hop."""
-        return self.table
+        return CountedTable(self.table, self.federation.clients[partition_id].num_nodes)
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Train on the uploads of the round, then personalize for all clients."""

@@ -20,7 +20,12 @@ import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.universal import mean_prototypes
-from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes, no_prototypes
+from flower_fgl.protocols.prototypes import (
+    CountedTable,
+    LocalPrototypes,
+    Prototypes,
+    no_prototypes,
+)
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import FglStrategy, Upload
 
@@ -56,9 +61,9 @@ class FedProto(FglStrategy):
         """Return the mean prototypes, the same for all clients."""
         return self.prototypes
 
-    def upload_spec(self, partition_id: int) -> tuple[int, int, int]:
-        """Return (C, 1, p): at most one prototype of each class."""
-        return self.table
+    def upload_spec(self, partition_id: int) -> CountedTable:
+        """Return (C, 1, p): at most one prototype of each class, of training nodes."""
+        return CountedTable(self.table, self.federation.clients[partition_id].num_train)
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Combine the uploads; classes without an upload keep their prototype."""

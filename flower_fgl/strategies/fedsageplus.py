@@ -7,12 +7,14 @@ Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", Ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
+import torch
 from flwr.app import RecordDict
 
 from flower_fgl.core.errors import PayloadError, RunError
-from flower_fgl.protocols.base import Payload
+from flower_fgl.protocols.base import Empty, Payload, read_payload
+from flower_fgl.protocols.differential_privacy import check_clipped
 from flower_fgl.protocols.fedsageplus import (
     GENERATE,
     JUDGE,
@@ -24,8 +26,6 @@ from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.fedavg import FedAvg
 
 __all__ = ["FedSagePlus", "turn_offsets"]
-
-Read = TypeVar("Read", bound=Payload)
 
 
 class FedSagePlus(FedAvg):
@@ -64,30 +64,58 @@ class FedSagePlus(FedAvg):
         RunError
             If fewer than ``min-replies`` clients trained their generator.
         """
-        clients = self.federation.trainable
+        clients, settings = self.federation.trainable, self.config.method_config
         nothing = FeatureGradient({})
         feedback = dict.fromkeys(clients, nothing)
-        shapes = self.generator_shapes
-        spec = (
-            shapes,
-            self.config.hidden_channels,
-            self.config.method_config.max_neighbours,
-        )
-        for step in range(1, self.config.method_config.gen_rounds + 1):
-            is_shown = step < self.config.method_config.gen_rounds
+        for step in range(1, settings.gen_rounds + 1):
+            is_shown = step < settings.gen_rounds
             answers = self.messenger.ask(
                 step, GENERATE, feedback, brings_upload=is_shown
             )
-            if len(answers) < self.config.min_replies:
+            read = self.read_state if is_shown else self.read_nothing
+            states = self.messenger.read_each(answers, read)
+            answers.clear()  # frees the messages
+            if len(states) < self.config.min_replies:
                 reasons = sorted({failure.reason for failure in self.loop.log.failures})
                 raise RunError(
-                    f"{len(answers)} of {len(clients)} clients trained their generator "
-                    f"in round {step} of {self.config.method_config.gen_rounds}, "
+                    f"{len(states)} of {len(clients)} clients trained their generator "
+                    f"in round {step} of {settings.gen_rounds}, "
                     f"min-replies is {self.config.min_replies}. {'; '.join(reasons)}"
                 )
             if is_shown:
-                found = self.judge(step, self._read(answers, GeneratorState, spec))
+                found = self.judge(step, states)
                 feedback = {pid: found.get(pid, nothing) for pid in clients}
+
+    def read_state(self, partition_id: int, content: RecordDict) -> GeneratorState:
+        """Read the generator that a client shows."""
+        spec = (
+            self.generator_shapes,
+            self.config.hidden_channels,
+            self.config.method_config.max_neighbours,
+            self.federation.clients[partition_id].num_nodes,
+        )
+        state = read_payload(GeneratorState, content, spec)
+        self.check_norm(state)
+        return state
+
+    def read_nothing(self, partition_id: int, content: RecordDict) -> GeneratorState:
+        """Read the empty reply of a client that has mended its graphs."""
+        read_payload(Empty, content)
+        return GeneratorState({}, torch.empty(0), torch.empty(0, dtype=torch.uint8))
+
+    def read_gradient(self, partition_id: int, content: RecordDict) -> FeatureGradient:
+        """Read the gradient that a client computed for another client's generator."""
+        gradient = read_payload(FeatureGradient, content, self.generator_shapes)
+        if not gradient.tensors:
+            raise PayloadError("it sent no gradient")
+        self.check_norm(gradient)
+        return gradient
+
+    def check_norm(self, upload: Payload) -> None:
+        """Compare an upload's norm with ``upload-clip``, if that is set."""
+        clip, noise = self.config.upload_clip, self.config.upload_noise
+        if clip:
+            check_clipped(upload, Empty(), clip=clip, noise=noise)
 
     def judge(
         self, step: int, states: Mapping[int, GeneratorState]
@@ -120,12 +148,9 @@ class FedSagePlus(FedAvg):
             }
             asked = {judge: states[pid] for judge, pid in sorted(author.items())}
             answers = self.messenger.ask(exchange, JUDGE, asked, brings_upload=True)
-            read = self._read(answers, FeatureGradient, self.generator_shapes)
+            read = self.messenger.read_each(answers, self.read_gradient)
             for judge, gradient in read.items():
-                if gradient.tensors:
-                    found.setdefault(author[judge], []).append(gradient.tensors)
-                else:
-                    self.messenger.drop(judge, "it sent no gradient")
+                found.setdefault(author[judge], []).append(gradient.tensors)
         return {
             pid: FeatureGradient(weighted_mean(each, [1.0] * len(each)))
             for pid, each in found.items()
@@ -139,18 +164,6 @@ class FedSagePlus(FedAvg):
             in_channels=self.config.hidden_channels,
             num_features=self.federation.num_features,
         )
-
-    def _read(
-        self, answers: dict[int, RecordDict], kind: type[Read], spec: Any
-    ) -> dict[int, Read]:
-        """Read replies and free each at once; drop and name malformed ones."""
-        read = {}
-        for pid in list(answers):
-            try:
-                read[pid] = kind.from_record(answers.pop(pid), spec)
-            except PayloadError as error:
-                self.messenger.drop(pid, str(error))
-        return read
 
 
 def turn_offsets(step: int, num_clients: int, peers: int) -> Sequence[int]:

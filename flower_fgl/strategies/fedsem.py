@@ -87,7 +87,8 @@ def mean_of_members(
     share = torch.zeros(len(centers), len(models), device=models.device)
     share[members, torch.arange(len(models), device=models.device)] = weights
     total = share.sum(dim=1, keepdim=True)  # (Q, 1)
-    return torch.where(total > 0, share @ models / total.clamp(min=1e-12), centers)
+    share /= total.clamp(min=1e-12)  # before the sum, which could overflow
+    return torch.where(total > 0, share @ models, centers)
 
 
 class FedSEM(FedAvg):
@@ -163,7 +164,7 @@ class FedSEM(FedAvg):
         for pid, center in self.members.items():
             size[center] += self.messenger.weight_of(pid)
         self.weights = Weights(
-            vector_to_state(size @ centers / size.sum(), self.shapes)
+            vector_to_state((size / size.sum()) @ centers, self.shapes)
         )
 
     def global_state(self) -> None:

@@ -46,11 +46,16 @@ from flower_fgl.algorithms.opfgl.pseudo_graph import (
     generate,
     pseudo_counts,
 )
-from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, torch_generator
 from flower_fgl.methods.opfgl import OPFGLSettings
 from flower_fgl.protocols.base import Empty
-from flower_fgl.protocols.opfgl import GraphDownload, LocalStatistics, no_pseudo_graph
+from flower_fgl.protocols.opfgl import (
+    GraphDownload,
+    LocalStatistics,
+    StatisticsSpec,
+    no_pseudo_graph,
+)
 from flower_fgl.strategies.base import FglStrategy, Upload
 
 __all__ = ["OPFGL"]
@@ -84,10 +89,16 @@ class OPFGL(FglStrategy):
         """Send the pseudo-graph; an empty one before it is generated."""
         return self.pseudo
 
-    def upload_spec(self, partition_id: int) -> tuple[int, int]:
+    def upload_spec(self, partition_id: int) -> StatisticsSpec:
         """Expect at most the statistics of every class, (h + 1)·d wide."""
         hops = self.config.method_config.depth + 1
-        return self.federation.num_classes, hops * self.federation.num_features
+        client = self.federation.clients[partition_id]
+        return StatisticsSpec(
+            self.federation.num_classes,
+            hops * self.federation.num_features,
+            client.num_nodes,
+            client.num_train,
+        )
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Merge the clients' statistics, Eq. (9), and generate the pseudo-graph."""
@@ -136,7 +147,7 @@ class OPFGL(FglStrategy):
 
         Raises
         ------
-        RunError
+        PayloadError
             If no class was uploaded, or the statistics do not fit.
         """
         method_config = self.config.method_config
@@ -169,7 +180,9 @@ class OPFGL(FglStrategy):
                 progress=log_progress,
             )
         except PayloadError as error:
-            raise RunError(f"The pseudo-graph cannot be generated: {error}") from error
+            raise PayloadError(
+                f"The pseudo-graph cannot be generated: {error}"
+            ) from error
         return graph
 
     def complete_round(self, server_round: int) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.universal import PrototypeGenerator
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.runs.checkpoints import Snapshot
 
@@ -59,6 +62,11 @@ class PrototypeTrainer:
         -------
         Tensor of shape (C, H, p), float32
             Prototypes after the last step, without gradient.
+
+        Raises
+        ------
+        PayloadError
+            If a weight is no longer finite.
         """
         self.losses = []
         for _ in range(epochs):
@@ -67,9 +75,15 @@ class PrototypeTrainer:
             value.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             self.losses.append(float(value.detach()))
+        if not all(bool(w.isfinite().all()) for w in self.generator.parameters()):
+            raise PayloadError("the trained prototypes are not finite")
         with torch.no_grad():
             out: Tensor = self.generator()
         return out
+
+    def copy(self) -> Self:
+        """Return an independent copy."""
+        return deepcopy(self)
 
     def state(self) -> Snapshot:
         """Return the weights and Adam's moments.

@@ -89,8 +89,10 @@ def test_a_missing_or_unexpected_entry_is_named() -> None:
 
 
 def test_large_finite_numbers_are_not_taken_for_infinite() -> None:
-    tensor = torch.full((4,), 3e38)
+    tensor = torch.full((4,), 1e15)
     assert check_tensor("x", tensor) is tensor
+    with pytest.raises(PayloadError, match=r"size 3e\+38, expected at most 1e\+15"):
+        check_tensor("x", torch.full((4,), 3e38))
 
 
 def test_scores_come_back_and_other_metrics_stay_out() -> None:

@@ -18,10 +18,12 @@ from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.protocols.opfgl import (
     GraphDownload,
     LocalStatistics,
+    StatisticsSpec,
     no_pseudo_graph,
 )
 
 CLASSES, WIDTH = 10, 6
+SPEC = StatisticsSpec(CLASSES, WIDTH, num_nodes=11, num_train=7)
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def test_statistics_come_back_and_only_classes_present_are_sent(
     content = payload.to_record()
     sent = content.array_records["statistics"]
     assert sent["mean"].shape == (2, WIDTH)
-    back = LocalStatistics.from_record(content, (CLASSES, WIDTH)).statistics
+    back = LocalStatistics.from_record(content, SPEC).statistics
     for name in ("mean", "variance", "count", "labelled_count"):
         assert torch.equal(getattr(back, name), getattr(statistics, name)), name
     # mean and variance of two classes, two counts each
@@ -55,7 +57,7 @@ def test_a_client_with_no_class_to_upload_sends_nothing_but_that() -> None:
     empty = torch.zeros((CLASSES, WIDTH))
     payload = LocalStatistics(ClassStatistics(empty, empty, zero, zero))
     assert payload.num_bytes == 0
-    back = LocalStatistics.from_record(payload.to_record(), (CLASSES, WIDTH))
+    back = LocalStatistics.from_record(payload.to_record(), SPEC)
     assert not back.statistics.count.any()
 
 
@@ -76,6 +78,11 @@ def with_tensors(record: str, content: RecordDict, **changes: Tensor) -> RecordD
         ({"counts": torch.tensor([[1, 1], [9, 5]]).int()}, "from 2 nodes on, got 1"),
         ({"counts": torch.tensor([[2, 3], [9, 5]]).int()}, "Labelled nodes"),
         ({"counts": torch.tensor([[2, 2], [9, 5]])}, "int32"),
+        (
+            {"counts": torch.tensor([[2, 2], [10, 5]]).int()},
+            "12 nodes, .* described 11",
+        ),
+        ({"counts": torch.tensor([[2, 2], [9, 6]]).int()}, "8 labelled .* described 7"),
         ({"present": torch.tensor([255, 255]).byte()}, "beyond the 10 agreed on"),
         ({"present": torch.tensor([64]).byte()}, "shape"),
         ({"more": torch.ones(1)}, "must hold mean, variance"),
@@ -87,7 +94,7 @@ def test_statistics_that_cannot_be_are_refused(
     content = LocalStatistics(statistics).to_record()
     bad = with_tensors("statistics", content, **change)
     with pytest.raises(PayloadError, match=words):
-        LocalStatistics.from_record(bad, (CLASSES, WIDTH))
+        LocalStatistics.from_record(bad, SPEC)
 
 
 @pytest.fixture

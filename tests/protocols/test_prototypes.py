@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.prototypes import (
+    CountedTable,
     LocalPrototypes,
     Prototypes,
     no_prototypes,
 )
 
 TABLE = (4, 3, 5)
+COUNTED = CountedTable(TABLE, most=9)
 
 
 def upload(counts: torch.Tensor) -> LocalPrototypes:
@@ -41,7 +43,9 @@ def test_uploads_come_back_bit_for_bit_and_have_the_stated_size(
     )
     sent = upload(torch.from_numpy(counts))
     record = sent.to_record()
-    back = LocalPrototypes.from_record(record, (classes, hops, 5))
+    back = LocalPrototypes.from_record(
+        record, CountedTable((classes, hops, 5), int(counts.sum()))
+    )
     assert torch.equal(back.values, sent.values)
     assert torch.equal(back.counts, sent.counts)
     present = int((counts > 0).sum())
@@ -92,11 +96,13 @@ BEYOND = np.array([0b10000000, 0b00001000], dtype=np.uint8)  # bit 12 of bits 0 
     ("arrays", "message"),
     [
         ({"values": NAN}, "1 non-finite"),
-        ({"values": -3e38 * GOOD}, r"size 3e\+38, expected 1e\+15 at most"),
+        ({"values": -3e38 * GOOD}, r"size 3e\+38, expected at most 1e\+15"),
         ({"values": np.ones((2, 6), np.float32)}, r"shape \(2, 5\), got \(2, 6\)"),
         ({"values": np.ones((3, 5), np.float32)}, r"shape \(2, 5\), got \(3, 5\)"),
         ({"values": np.ones((2, 5))}, "float32"),
         ({"counts": np.array([3, 0], np.int32)}, "positive, got 0"),
+        ({"counts": np.array([2, 10], np.int32)}, "10 nodes in a hop, .* described 9"),
+        ({"counts": np.full(2, 2**31 - 1, np.int32)}, "described 9"),
         ({"counts": np.array([3, -1], np.int32)}, "positive, got -1"),
         ({"counts": np.array([3], np.int32)}, r"shape \(2,\)"),
         ({"counts": np.array([3.0, 1.0], np.float32)}, "int32"),
@@ -108,9 +114,9 @@ BEYOND = np.array([0b10000000, 0b00001000], dtype=np.uint8)  # bit 12 of bits 0 
 def test_malformed_uploads_are_refused(
     arrays: dict[str, np.ndarray], message: str
 ) -> None:
-    LocalPrototypes.from_record(broken(), TABLE)
+    LocalPrototypes.from_record(broken(), COUNTED)
     with pytest.raises(PayloadError, match=message):
-        LocalPrototypes.from_record(broken(**arrays), TABLE)
+        LocalPrototypes.from_record(broken(**arrays), COUNTED)
 
 
 def without(name: str) -> RecordDict:
@@ -138,7 +144,7 @@ def test_missing_and_damaged_records_are_refused(
     make: Callable[[], RecordDict], message: str
 ) -> None:
     with pytest.raises(PayloadError, match=message):
-        LocalPrototypes.from_record(make(), TABLE)
+        LocalPrototypes.from_record(make(), COUNTED)
 
 
 def test_prototypes_of_too_few_nodes_are_withheld() -> None:

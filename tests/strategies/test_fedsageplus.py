@@ -130,10 +130,10 @@ def test_a_generator_state_round_trips_with_the_stated_size() -> None:
     shapes = strategy.generator_shapes
     size = 3 * 2 + 2 + 2 * 2 + 2 + 2 * 10 + 10  # p = 3, widths 2 and 2, five of d = 2
     assert state.num_bytes == 4 * (size + 4 * 3) + 4
-    back = GeneratorState.from_record(state.to_record(), (shapes, 3, 5))
+    back = GeneratorState.from_record(state.to_record(), (shapes, 3, 5, 100))
     assert torch.equal(back.inputs, state.inputs)
     assert torch.equal(back.counts, state.counts)
-    empty = GeneratorState.from_record(RecordDict(), (shapes, 3, 5))
+    empty = GeneratorState.from_record(RecordDict(), (shapes, 3, 5, 100))
     assert empty.num_bytes == 0
 
 
@@ -154,7 +154,7 @@ def test_invalid_generator_states_are_rejected(
     strategy = server()
     record = GeneratorState(state_for(strategy).tensors, inputs, counts).to_record()
     with pytest.raises(PayloadError, match="nodes"):
-        GeneratorState.from_record(record, (strategy.generator_shapes, 3, 5))
+        GeneratorState.from_record(record, (strategy.generator_shapes, 3, 5, 100))
 
 
 def test_the_shapes_follow_the_settings() -> None:

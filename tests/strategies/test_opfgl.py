@@ -22,7 +22,7 @@ from flower_fgl.algorithms.opfgl.class_statistics import (
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.opfgl import OPFGLClientApp
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.datasets.sources import load
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_tensors, write_tensors
@@ -114,7 +114,7 @@ def test_a_single_class_gives_a_pseudo_graph_of_one_node() -> None:
 
 
 def test_the_run_fails_with_a_reason_if_no_class_was_uploaded() -> None:
-    with pytest.raises(RunError, match="No client uploaded statistics of any class"):
+    with pytest.raises(PayloadError, match="No client uploaded statistics of any"):
         server().aggregate(1, {0: upload([0, 0, 0])})
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.errors import PayloadError
@@ -15,6 +13,7 @@ from flower_fgl.protocols.base import Payload
 from flower_fgl.protocols.differential_privacy import (
     clip_and_add_noise,
     numbers_of,
+    origin_of,
     refuse_unbounded,
     with_numbers,
 )
@@ -75,19 +74,3 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
         raise PayloadError(f"{error}") from error
     changed: Payload = with_numbers(upload, dict(zip(numbers, noised, strict=True)))
     return changed.in_range()
-
-
-def origin_of(
-    numbers: Mapping[str, Tensor], known: Mapping[str, Tensor]
-) -> list[Tensor]:
-    """Return the reference point around which each tensor of an upload is clipped."""
-    # weights by name (entries of a mapping): the download's tensor of the same path and
-    # shape; all other fields: zeros
-    return [
-        known[place].detach().cpu()
-        if place.count("/") > 1
-        and place in known
-        and known[place].shape == tensor.shape
-        else torch.zeros_like(tensor, device="cpu")
-        for place, tensor in numbers.items()
-    ]

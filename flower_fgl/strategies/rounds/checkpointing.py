@@ -10,7 +10,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import RunError, one_line
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
 from flower_fgl.protocols.describe import Description
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+MAX_ROUND = 2**31
+"""Largest round that a client's reply may name."""
 
 
 def client_descriptions(federation: Federation) -> list[dict[str, Any]]:
@@ -202,7 +204,11 @@ def _resume_clients(
     found: dict[int, int | None] = dict.fromkeys(messages)
     for pid, reply in exchange.replies.items():
         number = reply.content.config_records.get(INFO, ConfigRecord()).get("round")
-        found[pid] = number if isinstance(number, int) else None
+        if isinstance(number, int) and 0 <= number <= MAX_ROUND:
+            found[pid] = int(number)
+        else:
+            text = one_line(f"expected the round of its state, got {number!r}")
+            log.warning("Client %s: %s", pid, text)
     return found
 
 

@@ -11,11 +11,12 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.errors import RunError
 from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import Description, Rejection
 from flower_fgl.strategies.rounds.membership import match_known_client
 from flower_fgl.strategies.rounds.messenger import send_receive
+from flower_fgl.strategies.rounds.round_log import Failure
 
 __all__ = ["describe_nodes", "wait_for_clients", "wait_for_known_clients"]
 
@@ -49,11 +50,12 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
         nodes[failure.partition_id]: failure.reason for failure in exchange.failures
     }
     for index, reply in exchange.replies.items():
-        kind = Rejection if Rejection.is_in(reply.content) else Description
         try:
+            kind = Rejection if Rejection.is_in(reply.content) else Description
             out[nodes[index]] = kind.from_record(reply.content)
-        except PayloadError as error:
-            out[nodes[index]] = f"A client's description is malformed: {error}"
+        except Exception as error:  # any failure concerns this reply only
+            reason = Failure.of(index, error).reason
+            out[nodes[index]] = f"A client's description is malformed: {reason}"
     return out
 
 

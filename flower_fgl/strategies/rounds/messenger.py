@@ -6,21 +6,41 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.errors import PayloadError, RunError, one_line
+from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 from flower_fgl.protocols.base import CONFIG, METRICS, Payload, check_size
 from flower_fgl.strategies.hooks import Recorder, Upload
 from flower_fgl.strategies.rounds.loop_state import LoopState
-from flower_fgl.strategies.rounds.round_log import Failure
+from flower_fgl.strategies.rounds.round_log import Client, Failure
 
 __all__ = ["Exchange", "KeyStore", "Messenger", "send_receive"]
 
 POLL_SECONDS = 0.005
+SIMULATION_GRID = "InMemoryGrid"
+"""Flower's grid of a simulation, whose clients run on this machine. Its module is not
+imported, since that takes a second."""
+UNDECODABLE = (
+    ArithmeticError,
+    AttributeError,
+    DecodeError,
+    LookupError,
+    MemoryError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What Flower raises for a reply that it cannot decode; errors of the connection to the
+SuperLink are of other types."""
+Content = TypeVar("Content")
+Read = TypeVar("Read")
 
 
 class KeyStore(Protocol):
@@ -198,11 +218,43 @@ class Messenger:
         if brings_upload:
             self.note_release(server_round, payloads)
         exchange = self.send(messages)
-        for pid, reply in exchange.replies.items():
-            self.loop.log.count_up(pid, reply.content)
-        for failure in exchange.failures:
-            self.drop(failure.partition_id, failure.reason)
-        return {pid: reply.content for pid, reply in exchange.replies.items()}
+        self.loop.log.failures += exchange.failures
+        contents = {pid: reply.content for pid, reply in exchange.replies.items()}
+
+        def count(pid: int, content: RecordDict) -> RecordDict:
+            self.loop.log.count_up(pid, content)
+            return content
+
+        return self.read_each(contents, count)
+
+    def read_each(
+        self,
+        contents: Mapping[int, Content],
+        read: Callable[[int, Content], Read],
+    ) -> dict[int, Read]:
+        """Read the replies one by one; drop, count and name a client that cannot be read.
+
+        No exception that one reply causes reaches the others.
+
+        Parameters
+        ----------
+        contents : mapping of int to object
+            Replies or their contents, by partition-id.
+        read : callable
+            Takes a partition-id and a reply; returns what the reply holds.
+
+        Returns
+        -------
+        dict of int to object
+            What ``read`` returned, for the replies without an exception.
+        """
+        out = {}
+        for pid, content in contents.items():
+            try:
+                out[pid] = read(pid, content)
+            except Exception as error:
+                self.loop.log.failures.append(Failure.of(pid, error))
+        return out
 
     def drop(self, partition_id: int, reason: str) -> None:
         """Log a failure of a client whose reply is malformed or missing."""
@@ -237,22 +289,40 @@ class Messenger:
             Valid uploads by partition-id.
         """
         log = self.loop.log
-        uploads = {}
-        for pid, reply in replies.items():
-            try:
-                metrics = reply.content.metric_records.get(METRICS)
-                log.count_up(pid, reply.content)
-                if metrics is None:
-                    raise PayloadError(f'the reply has no record "{METRICS}"')
-                payload = read(pid, reply.content)
-                num_examples = self.weight_of(pid)
-                log.add_reply(pid, metrics, num_examples)
-            except PayloadError as error:
-                self.drop(pid, str(error))
-                continue
-            uploads[pid] = Upload(payload, num_examples)
+
+        def read_one(pid: int, reply: Message) -> Upload:
+            log.count_up(pid, reply.content)
+            payload = read(pid, reply.content)
+            client = self._about(pid)
+            log.add_reply(pid, metrics_of(reply), client)
+            return Upload(payload, client.num_examples)
+
+        uploads = self.read_each(replies, read_one)
         self.loop.trained |= dict.fromkeys(uploads, log.number)
         return uploads
+
+    def read_evaluations(self, replies: Mapping[int, Message]) -> None:
+        """Check the scores of evaluation replies and store them in the round's log."""
+
+        def read_one(pid: int, reply: Message) -> None:
+            self.loop.log.count_up(pid, reply.content)
+            metrics = metrics_of(reply)
+            if len(reply.content) > 1:
+                raise PayloadError(f"unexpected records {sorted(reply.content)}")
+            self.loop.log.add_evaluation(pid, metrics, self._about(pid))
+
+        self.read_each(replies, read_one)
+
+    def _about(self, partition_id: int) -> Client:
+        """Return the numbers that a client's metrics are compared with."""
+        federation, setting = self.loop.federation, self.config.setting
+        about = federation.clients[partition_id]
+        columns: dict[str, int | None] = {"val": about.num_val, "test": about.num_test}
+        if setting == "few-shot":
+            columns["test_masked"] = about.num_test
+        if setting in UNSEEN_SETTINGS or partition_id in federation.agreements:
+            columns = dict.fromkeys(SETTING_COLUMNS) | columns
+        return Client(self.weight_of(partition_id), columns)
 
     def by_receiver(self, messages: Iterable[Message]) -> dict[int, Message]:
         """Return messages by the partition-id of their receiver."""
@@ -312,7 +382,10 @@ def send_receive(
        pulls. This loop pulls every 5 ms at first, and less often the longer it waits.
     2. Flower returns an empty id for a message it could not store, or no id at all.
     3. Error replies made by Flower itself carry no client's node id. So a reply is
-       matched to its client by the id of the message it answers.
+       matched to its client by the id of the message it answers. A reply with content
+       must also come from the node that the message went to.
+    4. Flower decodes a reply when it is pulled. ``max_mb`` is checked before any record
+       is read.
     """
     if not messages:
         return Exchange({})
@@ -329,18 +402,16 @@ def send_receive(
         if not key
     ]
     while waiting:
-        got = list(grid.pull_messages(list(waiting)))
+        got, broken = _pull(grid, list(waiting))
+        failures += [Failure(waiting.pop(key), text) for key, text in broken.items()]
         for reply in got:
             pid = waiting.pop(reply.metadata.reply_to_message_id, None)
             if pid is None:
                 continue
-            if reply.has_error():
-                failures.append(Failure(pid, _last_line(reply.error.reason)))
-                continue
             try:
-                check_size(reply.content, max_mb)
-            except PayloadError as error:
-                failures.append(Failure(pid, str(error)))
+                _check_reply(reply, messages[pid], max_mb)
+            except Exception as error:
+                failures.append(Failure.of(pid, error))
             else:
                 replies[pid] = reply
         elapsed = time.perf_counter() - sent
@@ -351,7 +422,7 @@ def send_receive(
     failures += [
         Failure(pid, f"no reply within {timeout:g} s") for pid in waiting.values()
     ]
-    _stop_on_dead_worker(failures)
+    _stop_on_dead_worker(grid, failures)
     return Exchange(
         {pid: replies[pid] for pid in sorted(replies)},
         sorted(failures, key=lambda failure: failure.partition_id),
@@ -360,14 +431,66 @@ def send_receive(
     )
 
 
+def metrics_of(reply: Message) -> MetricRecord:
+    """Return the metrics of a reply.
+
+    Raises
+    ------
+    PayloadError
+        If there are none.
+    """
+    metrics = reply.content.metric_records.get(METRICS)
+    if metrics is None:
+        raise PayloadError(f'the reply has no record "{METRICS}"')
+    return metrics
+
+
+def _pull(grid: Grid, ids: Sequence[str]) -> tuple[list[Message], dict[str, str]]:
+    """Pull replies; return them, and why others cannot be decoded, by message id.
+
+    Flower decodes all replies of a pull together and loses all of them if one is
+    malformed. Once that has happened, this grid's replies are pulled one by one.
+    """
+    marked: Any = grid
+    if not getattr(marked, "pulls_one_by_one", False):
+        try:
+            return list(grid.pull_messages(ids)), {}
+        except UNDECODABLE:
+            marked.pulls_one_by_one = True
+    got: list[Message] = []
+    broken = {}
+    for key in ids:
+        try:
+            got += grid.pull_messages([key])
+        except UNDECODABLE as error:
+            broken[key] = (
+                f"Flower cannot decode the reply: {one_line(repr(error), 200)}"
+            )
+    return got, broken
+
+
+def _check_reply(reply: Message, sent: Message, max_mb: float) -> None:
+    """Raise an error for an error reply, a foreign sender or a message too large."""
+    if reply.has_error():
+        raise PayloadError(_last_line(reply.error.reason))
+    if reply.metadata.src_node_id != sent.metadata.dst_node_id:
+        raise PayloadError(f"node {reply.metadata.src_node_id} sent the reply")
+    check_size(reply.content, max_mb)
+
+
 def _last_line(reason: str | None) -> str:
     """Return the last line of an error reply, shortened."""
     lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
     return lines[-1][:300] if lines else "unknown"
 
 
-def _stop_on_dead_worker(failures: Iterable[Failure]) -> None:
-    """Stop the run if a worker process of the simulation died."""
+def _stop_on_dead_worker(grid: Grid, failures: Iterable[Failure]) -> None:
+    """Stop the run if a worker process of the simulation died.
+
+    In a deployment a client may write any text into its error reply.
+    """
+    if type(grid).__name__ != SIMULATION_GRID:
+        return
     for failure in failures:
         text = failure.reason.lower()
         if "actordied" in text or "actor died" in text or "actor is dead" in text:

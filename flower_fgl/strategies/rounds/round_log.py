@@ -7,21 +7,31 @@ import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message, MetricRecord, RecordDict
 
-from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.errors import FglError, PayloadError, one_line
 from flower_fgl.core.metrics import Scores, pool
-from flower_fgl.protocols.base import METRICS, read_loss, read_scores, record_bytes
+from flower_fgl.protocols.base import (
+    MAX_NAME,
+    METRICS,
+    ReplyMetrics,
+    read_loss,
+    read_metrics,
+    record_bytes,
+)
 
-__all__ = ["Failure", "RoundLog"]
+__all__ = ["Client", "Failure", "RoundLog"]
 
 log = logging.getLogger(__name__)
 
 ModeScores = dict[str, dict[str, Any]]
+MAX_RECORDS = 16
+"""Names of received records in a round's counts of bytes; further ones are ``other``."""
+OTHER = "other"
 
 
 @dataclass(frozen=True)
@@ -33,11 +43,37 @@ class Failure:
     partition_id : int
         Client of the reply.
     reason : str
-        Reason, in one line.
+        Reason; shortened to one line, since a client may have written it.
     """
 
     partition_id: int
     reason: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", one_line(self.reason))
+
+    @classmethod
+    def of(cls, partition_id: int, error: Exception) -> Failure:
+        """Describe the exception that reading a client's reply raised."""
+        text = str(error) if isinstance(error, FglError) else repr(error)
+        return cls(partition_id, text)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the log compares a reply's metrics with.
+
+    Parameters
+    ----------
+    num_examples : float
+        The client's weight.
+    columns : mapping of str to int or None
+        Node sets that the client scores, with the number of nodes that it described;
+        ``None`` if descriptions do not contain the number.
+    """
+
+    num_examples: float
+    columns: Mapping[str, int | None]
 
 
 class RoundLog:
@@ -66,6 +102,7 @@ class RoundLog:
         self._started = time.perf_counter()
         self._clients: dict[int, dict[str, Any]] = {}
         self._scores: dict[int, dict[str, dict[str, Scores]]] = {}
+        self._modes: dict[int, frozenset[str]] = {}
         self._bytes: dict[str, Counter[str]] = {"up": Counter(), "down": Counter()}
         self._client_bytes: dict[int, dict[str, int]] = defaultdict(
             lambda: {"up": 0, "down": 0}
@@ -112,53 +149,92 @@ class RoundLog:
         """
         self._clients.clear()
 
-    def add_reply(self, pid: int, metrics: MetricRecord, num_examples: float) -> None:
+    def forget_reply(self, pid: int) -> None:
+        """Discard the reply of one client, but keep its bytes and scores."""
+        self._clients.pop(pid, None)
+
+    def expect(self, pids: Iterable[int], modes: Iterable[str]) -> None:
+        """Store which models clients were asked to evaluate; other scores are refused."""
+        self._modes |= dict.fromkeys(pids, frozenset(modes))
+
+    def add_reply(self, pid: int, metrics: MetricRecord, client: Client) -> None:
         """Store loss, scores and seconds of one training reply.
+
+        Parameters
+        ----------
+        pid : int
+            Client of the reply.
+        metrics : MetricRecord
+            Its metrics.
+        client : Client
+            What the client described; its counts are compared with the scores.
 
         Raises
         ------
         PayloadError
             If the metrics are malformed; then nothing is stored.
         """
-        loss = read_loss(metrics)
-        self.add_scores(pid, metrics)
+        loss, found = read_loss(metrics), read_metrics(metrics)
+        scores = self._check_scores(pid, found, client)
+        self._scores.setdefault(pid, {}).update(scores)
         self._clients[pid] = {
             "loss": loss,
-            "num_examples": num_examples,
-            "seconds": _entries(metrics, "seconds"),
+            "num_examples": client.num_examples,
+            "seconds": found.seconds,
         }
-        terms = _entries(metrics, "terms")
-        if terms:
-            self._clients[pid]["terms"] = terms
+        if found.terms:
+            self._clients[pid]["terms"] = found.terms
 
-    def add_evaluation(self, pid: int, reply: Message) -> None:
-        """Store the scores of an evaluation reply, or a failure if it is malformed."""
-        self.count_up(pid, reply.content)
-        metrics = reply.content.metric_records.get(METRICS)
-        try:
-            if metrics is None:
-                raise PayloadError("the evaluation reply has no metrics")
-            self.add_scores(pid, metrics)
-        except PayloadError as error:
-            self.failures.append(Failure(pid, str(error)))
+    def add_evaluation(self, pid: int, metrics: MetricRecord, client: Client) -> None:
+        """Store the scores of an evaluation reply.
 
-    def add_scores(self, pid: int, metrics: MetricRecord) -> None:
-        """Store the scores in a reply's metrics."""
-        for mode, columns in read_scores(metrics).items():
-            mine = self._scores.setdefault(pid, {}).setdefault(mode, {})
+        Raises
+        ------
+        PayloadError
+            If the metrics are malformed; then nothing is stored.
+        """
+        scores = self._check_scores(pid, read_metrics(metrics), client)
+        self._scores.setdefault(pid, {}).update(scores)
+
+    def _check_scores(
+        self, pid: int, found: ReplyMetrics, client: Client
+    ) -> dict[str, dict[str, Scores]]:
+        """Compare scores with what was asked for and with the client's description."""
+        asked = self._modes.get(pid)
+        if asked is not None and not asked.issuperset(found.scores):
+            raise PayloadError(
+                f"scores of {sorted(found.scores)}, asked for {sorted(asked) or 'none'}"
+            )
+        out: dict[str, dict[str, Scores]] = {}
+        for mode, columns in found.scores.items():
+            mine = out.setdefault(mode, {})
             for column, values in columns.items():
+                number = int(values["num_nodes"])
+                if column not in client.columns:
+                    raise PayloadError(f'"{mode}/{column}" was not asked for')
+                if client.columns[column] not in (None, number):
+                    raise PayloadError(
+                        f'"{mode}/{column}/num_nodes" is {number}, the client described '
+                        f"{client.columns[column]}"
+                    )
                 mine[column] = Scores(
-                    num_nodes=int(values["num_nodes"]),
+                    num_nodes=number,
                     accuracy=values["accuracy"],
                     macro_f1=values["macro_f1"],
                     macro_recall=values["macro_recall"],
                     auroc=values.get("auroc", math.nan),
                 )
+        return out
 
     def count_up(self, pid: int, content: RecordDict) -> None:
         """Count the bytes of a reply, valid or not."""
+        counts = self._bytes["up"]
         for name, size in record_bytes(content).items():
-            self._bytes["up"][name] += size
+            is_new = name not in counts
+            is_odd = len(name) > MAX_NAME or not name.isprintable()
+            if is_new and (is_odd or len(counts) >= MAX_RECORDS):
+                name = OTHER
+            counts[name] += size
             self._client_bytes[pid]["up"] += size
 
     @contextlib.contextmanager
@@ -167,8 +243,12 @@ class RoundLog:
         try:
             yield
         except PayloadError as error:
-            log.warning("Round %s: %s", self.number, error)
-            self.reason = str(error)
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Mark the round as failed."""
+        self.reason = one_line(error)
+        log.warning("Round %s: %s", self.number, self.reason)
 
     def has_scores(self, pid: int) -> bool:
         """Return whether the log has scores of a client's personalized model."""
@@ -277,26 +357,12 @@ class RoundLog:
         return rows
 
 
-def _number(value: Any) -> float:
-    """Return a metric as a float, NaN if it is not a number."""
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _entries(metrics: MetricRecord, prefix: str) -> dict[str, float]:
-    """Return the entries ``<prefix>/<name>`` of a reply."""
-    return {
-        key.partition("/")[2]: _number(value)
-        for key, value in metrics.items()
-        if key.startswith(f"{prefix}/")
-    }
-
-
 def _busiest_worker(replies: Mapping[int, Message]) -> float:
     """Sum the clients' compute seconds per worker process; return the largest sum."""
-    sums: dict[Any, float] = defaultdict(float)
+    sums: dict[int, float] = defaultdict(float)
     for reply in replies.values():
-        metrics = reply.content.metric_records.get(METRICS)
-        if metrics is not None:
-            worker = metrics.get("worker", 0)
-            sums[worker] += sum(_entries(metrics, "seconds").values())
+        # a reply that cannot be read is dropped, and named, when it is read
+        with contextlib.suppress(Exception):
+            found = read_metrics(reply.content.metric_records[METRICS])
+            sums[found.worker] += sum(found.seconds.values())
     return max(sums.values(), default=0.0)

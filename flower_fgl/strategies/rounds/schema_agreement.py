@@ -44,7 +44,8 @@ def number_owners(described: Mapping[int, Description]) -> dict[int, int]:
         if d.partition_id != UNNUMBERED
     }
     rest = sorted(described.keys() - numbers, key=lambda n: (described[n].name, n))
-    free = (k for k in range(len(described)) if k not in set(numbers.values()))
+    taken = set(numbers.values())
+    free = (k for k in range(len(described)) if k not in taken)
     return numbers | dict(zip(rest, free, strict=False))
 
 

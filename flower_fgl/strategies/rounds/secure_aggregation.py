@@ -82,7 +82,7 @@ class SecureExchanges:
         for pid, content in self._messenger.ask(0, KEYS, requests).items():
             try:
                 keys[pid] = PublicKey.from_record(content).key
-            except PayloadError as error:
+            except Exception as error:  # any failure drops this reply only
                 self._messenger.drop(pid, str(error))
         return keys
 
@@ -111,7 +111,7 @@ class SecureExchanges:
         for pid, content in self._messenger.ask(server_round, SHARES, requests).items():
             try:
                 current.add(pid, Offer.from_record(content, len(current.asked)))
-            except PayloadError as error:
+            except Exception as error:  # any failure drops this reply only
                 self._messenger.drop(pid, str(error))
         self._require(current, len(current.offers), "sent shares")
         self._peers = current.peers()
@@ -163,7 +163,7 @@ class SecureExchanges:
         for pid, content in answers.items():
             try:
                 current.take(pid, Reveal.from_record(content, len(current.offers)))
-            except PayloadError as error:
+            except Exception as error:  # any failure drops this reply only
                 self._messenger.drop(pid, str(error))
         vectors = {
             pid: upload.vector.numpy().view(np.uint64)

@@ -11,10 +11,13 @@ import torch
 
 from flower_fgl import METHODS, Run, resume, simulate
 from flower_fgl.cli.check_graph import inspect_graph
-from flower_fgl.client_apps.runtime.upload_privacy import origin_of
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
-from flower_fgl.protocols.differential_privacy import epsilon, numbers_of
+from flower_fgl.protocols.differential_privacy import (
+    epsilon,
+    numbers_of,
+    origin_of,
+)
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.prototypes import Prototypes
 from tests.support.owners import owner_graphs
