@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.settings import MIN_SECURE_CLIENTS
 from flower_fgl.protocols.base import Payload, write_tensors
 from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
@@ -28,8 +29,8 @@ from flower_fgl.strategies.federation import Federation, client_lines
 from flower_fgl.strategies.hooks import Recorder, ServerHooks, Upload
 from flower_fgl.strategies.rounds.checkpointing import (
     client_descriptions,
+    clients_to_await,
     pack_run,
-    read_clients,
     resume_run,
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
@@ -39,6 +40,7 @@ from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
+from flower_fgl.strategies.rounds.silence import without_paused
 
 __all__ = ["FglStrategy", "Upload", "is_checkpoint_due"]
 
@@ -186,14 +188,17 @@ class FglStrategy(ServerHooks):
 
         Notes
         -----
-        1. In the few-shot setting, clients without test nodes are not asked.
+        1. In the few-shot setting, clients without test nodes are not asked. Neither are
+           clients that were silent, until their pause is over.
         """
         state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)
+        silent = self.loop.silent
         clients = [
             pid
             for pid, client in self.federation.clients.items()
-            if client.num_test or self.config.setting != "few-shot"
+            if (client.num_test or self.config.setting != "few-shot")
+            and not (pid in silent and silent[pid].is_paused(server_round))
         ]
         owing = [p for p in clients if is_local and not self.loop.log.has_scores(p)]
         able = self.federation.trainable
@@ -248,6 +253,20 @@ class FglStrategy(ServerHooks):
             return self.secure.unpack(self.loop.log.number, content, spec)
 
         return self.messenger.read_uploads(replies, read)
+
+    def available(self, server_round: int) -> list[int]:
+        """Leave out clients that were silent, but keep enough for the round.
+
+        After its n-th missed round in a row a client is not asked for 2ⁿ⁻¹ rounds (at most
+        32). At least ``min-replies`` clients stay available, and three with secure
+        aggregation.
+        """
+        able, silent = self.federation.trainable, self.loop.silent
+        if not silent:
+            return able
+        is_secure = self.config.secure_aggregation
+        least = max(self.config.min_replies, MIN_SECURE_CLIENTS if is_secure else 1)
+        return without_paused(able, silent, server_round, least)
 
     # ------------------------------------------------------- Flower's interface
     def summary(self) -> None:
@@ -441,8 +460,8 @@ class FglStrategy(ServerHooks):
         before = None
         if self.checkpoints is not None:
             self.checkpoints.restore_states()  # before clients add new keys to them
-            if self.checkpoints.resumed and self.config.min_clients:
-                before = read_clients(self.checkpoints.resumed)
+            if self.checkpoints.resumed:
+                before = clients_to_await(self.checkpoints.resumed, self.config)
         self.federation = discover(grid, self.config, before)
         self._late_joiners.refused |= self.federation.turned_away
         if self.config.secure_aggregation:

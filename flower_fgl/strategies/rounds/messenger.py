@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from flower_fgl.core.config import RunConfig
@@ -17,10 +18,18 @@ from flower_fgl.protocols.base import CONFIG, METRICS, Payload, check_size
 from flower_fgl.strategies.hooks import Recorder, Upload
 from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Failure
+from flower_fgl.strategies.rounds.silence import note_replies
 
 __all__ = ["Exchange", "KeyStore", "Messenger", "send_receive"]
 
 POLL_SECONDS = 0.005
+SILENT = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
+"""Codes of the errors that Flower reports for a client that sent nothing."""
 
 
 class KeyStore(Protocol):
@@ -209,13 +218,18 @@ class Messenger:
         self.loop.log.failures.append(Failure(partition_id, reason))
 
     def send(self, messages: Mapping[int, Message]) -> Exchange:
-        """Send messages by partition-id and wait for the replies."""
-        return send_receive(
+        """Send messages by partition-id, wait for the replies, note silent clients."""
+        exchange = send_receive(
             self.grid,
             messages,
             timeout=self.config.round_timeout,
             max_mb=self.config.max_message_mb,
         )
+        loop = self.loop
+        lost = [one.partition_id for one in exchange.failures if one.is_silent]
+        if lost or loop.silent:
+            note_replies(loop.silent, loop.log.number, set(messages), lost)
+        return exchange
 
     def read_uploads(
         self,
@@ -324,7 +338,9 @@ def send_receive(
     sent = time.perf_counter()
     replies: dict[int, Message] = {}
     failures = [
-        Failure(pid, "the message could not be delivered: its node has disconnected")
+        Failure(
+            pid, "the message could not be delivered: its node has disconnected", True
+        )
         for key, pid in zip(ids, order, strict=True)
         if not key
     ]
@@ -335,7 +351,8 @@ def send_receive(
             if pid is None:
                 continue
             if reply.has_error():
-                failures.append(Failure(pid, _last_line(reply.error.reason)))
+                is_silent = reply.error.code in SILENT
+                failures.append(Failure(pid, _last_line(reply.error.reason), is_silent))
                 continue
             try:
                 check_size(reply.content, max_mb)
@@ -349,7 +366,7 @@ def send_receive(
         if not got:
             time.sleep(min(max(POLL_SECONDS, elapsed / 50), 0.25))
     failures += [
-        Failure(pid, f"no reply within {timeout:g} s") for pid in waiting.values()
+        Failure(pid, f"no reply within {timeout:g} s", True) for pid in waiting.values()
     ]
     _stop_on_dead_worker(failures)
     return Exchange(

@@ -34,10 +34,13 @@ class Failure:
         Client of the reply.
     reason : str
         Reason, in one line.
+    is_silent : bool
+        Whether the client sent nothing at all, as if it were switched off.
     """
 
     partition_id: int
     reason: str
+    is_silent: bool = False
 
 
 class RoundLog:
