@@ -22,6 +22,7 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
+from flower_fgl.core.settings_validation import least_uploads
 from flower_fgl.protocols.base import Payload, write_tensors
 from flower_fgl.runs.checkpoints import Checkpoints
 from flower_fgl.runs.model_file import ModelCard
@@ -66,6 +67,9 @@ class FglStrategy(ServerHooks):
         State of the loop that a checkpoint stores.
     messenger : Messenger
         Sends messages and reads replies.
+    least_replies : int
+        Usable replies below which a round fails: ``min-replies``, or more if the
+        ``aggregation`` needs more.
     secure : SecureExchanges or None
         The exchanges of secure aggregation, ``None`` when it is off.
     """
@@ -81,6 +85,7 @@ class FglStrategy(ServerHooks):
         self.messenger = Messenger(config, self.loop, recorder)
         self.secure: SecureExchanges | None = None
         self._late_joiners = LateJoiners()
+        self.least_replies = max(config.min_replies, least_uploads(config))
 
     @property
     def federation(self) -> Federation:
@@ -258,14 +263,14 @@ class FglStrategy(ServerHooks):
         """Leave out clients that were silent, but keep enough for the round.
 
         After its n-th missed round in a row a client is not asked for 2ⁿ⁻¹ rounds (at most
-        32). At least ``min-replies`` clients stay available, and three with secure
-        aggregation.
+        32). At least ``min-replies`` clients stay available, and as many as secure or
+        robust aggregation needs.
         """
         able, silent = self.federation.trainable, self.loop.silent
         if not silent:
             return able
         is_secure = self.config.secure_aggregation
-        least = max(self.config.min_replies, MIN_SECURE_CLIENTS if is_secure else 1)
+        least = max(self.least_replies, MIN_SECURE_CLIENTS if is_secure else 1)
         return without_paused(able, silent, server_round, least)
 
     # ------------------------------------------------------- Flower's interface
@@ -322,7 +327,7 @@ class FglStrategy(ServerHooks):
         clock = time.perf_counter()
         uploads = self.read_uploads(self.messenger.by_sender(replies))
         seconds["receive"] = time.perf_counter() - clock
-        if self.num_replies(uploads) < self.config.min_replies:
+        if self.num_replies(uploads) < self.least_replies:
             return None, None
         clock = time.perf_counter()
         if self.secure is None:
@@ -504,7 +509,7 @@ class FglStrategy(ServerHooks):
         if is_scored:
             self.evaluate_round(server_round)
         loop.owes_scores = is_scored and not is_ok
-        loop.log.close(is_ok=is_ok, min_replies=self.config.min_replies)
+        loop.log.close(is_ok=is_ok, min_replies=self.least_replies)
         self.record_round()
         if is_ok:
             loop.any_scored |= bool(loop.log.pooled())
