@@ -13,7 +13,7 @@ from flower_fgl import Run, simulate
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.simulation.local import run_config_of
 from tests.engines.test_run import numbers
-from tests.support.flower_deployment import deployment
+from tests.support.flower_deployment import deployment, family_of
 from tests.support.owners import owner_graphs
 from tests.support.short_runs import SMALL
 
@@ -148,6 +148,45 @@ def test_a_superlink_that_was_restarted_takes_the_run_up_from_its_checkpoint(
         status = stage.run({**values, "resume": True}, seconds=300)
         assert status == "finished:completed", stage.logs()
         assert stage.wait_for_end(run_id, 120) == "finished:failed"
+    assert numbers(Run.load(folder)) == numbers(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_a_run_whose_superlink_was_killed_says_so_and_resumes(
+    tmp_path: Path, is_reaped: bool
+) -> None:
+    """Only the SuperLink dies; Flower notices that only if its parent reaps it."""
+    settings: dict[str, Any] = {**SMALL, "rounds": 4, "checkpoint_every": 1}
+    calm = simulate("fedavg", clients=2, output_dir=str(tmp_path), **settings)
+    folder = tmp_path / "deployed"
+    values = {**flat(calm), "run-dir": str(folder)}
+    nodes = [
+        f'partition-id={i} num-partitions=2 state-dir="{tmp_path}/owner-{i}"'
+        for i in range(2)
+    ]
+    with deployment(tmp_path / "stage", nodes, keeps_state=True) as stage:
+        stage.submit(values)
+        stage.wait_for_round(folder, 2)
+        family = family_of(stage.superlink)
+        stage.superlink.kill()
+        clock = time.monotonic()
+        if is_reaped:
+            stage.superlink.wait(timeout=20)
+        while Run.load(folder).status == "running":
+            assert time.monotonic() - clock < 120, stage.logs()
+            time.sleep(0.5)
+        assert Run.load(folder).status in ("failed", "interrupted")
+        error = Run.load(folder).summary["error"]
+        assert re.search("SuperLink at .* could not be reached|SuperLink ended", error)
+        stage.superlink.wait(timeout=20)
+        for process in family:  # a SuperExec that noticed nothing
+            if process.is_running():
+                process.kill()
+        stage.start_superlink()
+        status = stage.run({**values, "resume": True}, seconds=300)
+        assert status == "finished:completed", stage.logs()
     assert numbers(Run.load(folder)) == numbers(calm)
 
 
