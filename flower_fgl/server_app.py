@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.exit import add_exit_handler
 
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.connection_watch import runtime_address, watch_connection
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
@@ -33,6 +37,10 @@ __all__ = ["app", "run_server"]
 
 log = logging.getLogger(__name__)
 app = ServerApp()
+STOPPED = (
+    "Flower stopped the ServerApp before the last round: by `flwr stop`, or because its "
+    "SuperLink ended. The run can resume from its last checkpoint."
+)
 
 
 def run_server(
@@ -130,6 +138,10 @@ def _run(
         )
     if resumed is not None:
         writer.rounds += Run.load(writer.folder).rounds
+    if engine != "local":
+        add_exit_handler(
+            partial(_record_stop, writer.folder), run_before_force_exit=True
+        )
     strategy: FglStrategy | None = None
     status, error = "failed", ""
     try:
@@ -145,6 +157,12 @@ def _run(
         raise
     except Exception as reason:
         error = str(reason) if isinstance(reason, FglError) else repr(reason)
+        raise
+    except (
+        BaseException
+    ) as reason:  # Flower ends a stopped run by exceptions like these
+        status = "interrupted"
+        error = f"{STOPPED} ({type(reason).__name__})"
         raise
     finally:
         federation = getattr(strategy, "federation", None)
@@ -173,6 +191,14 @@ def _run(
         checkpoints.remove()
 
 
+def _record_stop(folder: Path) -> None:
+    """Set the status of a run that Flower stops; it may end this process at any moment."""
+    summary = dict(Run.load(folder).summary)
+    if summary["status"] == "running":
+        summary |= {"status": "interrupted", "error": STOPPED}
+        RunWriter(folder).write_summary(summary)
+
+
 def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
     """Return how uploads were clipped and noised, with the largest ε of any client.
 
@@ -198,9 +224,11 @@ def main(grid: Grid, context: Context) -> None:
     """Run under Flower: in its simulation or on a SuperLink."""
     is_simulation = type(grid).__name__ == "InMemoryGrid"
     folder = str(context.run_config.get("state-dir", ""))
-    run_server(
-        grid,
-        context.run_config,
-        engine="ray" if is_simulation else "deployment",
-        states=LinkedStates(Path(folder)) if is_simulation and folder else None,
-    )
+    address = None if is_simulation else runtime_address(sys.argv)
+    with watch_connection(address):
+        run_server(
+            grid,
+            context.run_config,
+            engine="ray" if is_simulation else "deployment",
+            states=LinkedStates(Path(folder)) if is_simulation and folder else None,
+        )

@@ -217,6 +217,36 @@ class GeneralSettings:
         choices="train-nodes nodes equal",
         auto=True,
     )
+    aggregation: str = option(
+        "mean",
+        "how the server combines the clients' weights; all but mean limit what a few "
+        "malicious clients can do (docs/robust-aggregation.md)",
+        choices="mean median trimmed-mean krum norm-clip",
+    )
+    trimmed_share: float = option(
+        0.2,
+        "share of the largest, and of the smallest, values of each weight that "
+        "trimmed-mean drops, rounded up",
+        gt=0,
+        lt=0.5,
+    )
+    krum_attackers: int = option(
+        1,
+        "number f of malicious clients that krum assumes; a round needs 2·f + 3 uploads",
+        ge=1,
+    )
+    krum_keep: int = option(
+        0,
+        "number of uploads that krum averages, at most n − f − 2 of n; 1: Krum, 0: "
+        "n − f − 2 (Multi-Krum)",
+        ge=0,
+    )
+    norm_bound: float = option(
+        0.0,
+        "L2 norm to which norm-clip shortens each client's change of the weights; 0: the "
+        "median of the norms in the round",
+        ge=0,
+    )
     participation: float = option(
         1.0,
         "share of the trainable clients that a round samples, rounded up; 1: all",

@@ -24,6 +24,7 @@ __all__ = [
     "check_names",
     "check_settings",
     "describe_sampling",
+    "least_uploads",
     "num_sampled",
 ]
 
@@ -100,7 +101,8 @@ def check_settings(
         sparsity; with ``few-shot``, for too many shots, a split, or ``label-sparsity``;
         with ``secure-aggregation``, for fewer than three clients per round; with
         ``min-clients``, for more than ``clients``, fewer than ``min-replies``, or
-        ``secure-aggregation``.
+        ``secure-aggregation``; with a robust ``aggregation``, for a method that does not
+        average weights, ``secure-aggregation``, or too few clients per round.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", settings.device):
         raise ConfigError(
@@ -112,6 +114,7 @@ def check_settings(
     _check_few_shot(settings)
     _check_secure(settings, method, methods)
     _check_late(settings, method, methods)
+    _check_aggregation(settings, method, methods)
 
 
 def _check_method(settings: GeneralSettings, method: Any) -> None:
@@ -238,6 +241,42 @@ def _check_secure(
             f"secure-aggregation needs {MIN_SECURE_CLIENTS} clients per round: with one or "
             "two, the sum reveals individual updates. clients = "
             f"{settings.clients} and {describe_sampling(settings)} give {sampled}."
+        )
+
+
+def least_uploads(settings: GeneralSettings) -> int:
+    """Return the number of uploads that ``aggregation`` needs to outvote an attacker."""
+    if settings.aggregation == "krum":
+        return 2 * settings.krum_attackers + 3
+    return 1 if settings.aggregation == "mean" else 3
+
+
+def _check_aggregation(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject a robust aggregation that the method, masks or few clients rule out."""
+    rule = settings.aggregation
+    if rule == "mean":
+        return
+    if not method.robust:
+        able = ", ".join(sorted(name for name, row in methods.items() if row.robust))
+        raise ConfigError(
+            f"{settings.method} does more with its uploads than averaging weights: "
+            f'aggregation = "{rule}" is not possible. These methods support it: {able}.'
+        )
+    if settings.secure_aggregation:
+        raise ConfigError(
+            f'aggregation = "{rule}" compares single uploads, which secure-aggregation '
+            "hides from the server. Remove one of the two."
+        )
+    sampled = num_sampled(settings, settings.clients)
+    least = least_uploads(settings)
+    if settings.clients and sampled < least:
+        raise ConfigError(
+            f'aggregation = "{rule}" needs {least} uploads per round'
+            + (f" (2·{settings.krum_attackers} + 3)" if rule == "krum" else "")
+            + f", but clients = {settings.clients} and {describe_sampling(settings)} give "
+            f"{sampled}."
         )
 
 

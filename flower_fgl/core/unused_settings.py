@@ -18,6 +18,13 @@ _SECURE: Rule = (
     "secure-aggregation = true",
     lambda config: config.secure_aggregation,
 )
+
+
+def _aggregation(rule: str) -> Rule:
+    """Return the condition that ``aggregation`` is a rule."""
+    return f'aggregation = "{rule}"', lambda config: config.aggregation == rule
+
+
 NEEDED: Mapping[str, Rule] = {
     "dirichlet-alpha": (
         'partition = "dirichlet"',
@@ -33,6 +40,10 @@ NEEDED: Mapping[str, Rule] = {
         'eval-policy = "refresh"',
         lambda config: config.eval_policy == "refresh",
     ),
+    "trimmed-share": _aggregation("trimmed-mean"),
+    "krum-attackers": _aggregation("krum"),
+    "krum-keep": _aggregation("krum"),
+    "norm-bound": _aggregation("norm-clip"),
     "upload-delta": ("upload-noise above 0", lambda config: config.upload_noise),
     "secure-threshold": _SECURE,
     "secure-fraction-bits": _SECURE,

@@ -62,4 +62,5 @@ METHOD = Method(
     payload="4(P + 3p² + pC + C) up and down",
     defaults={"eval-policy": "refresh"},
     additive=True,
+    robust=True,
 )

@@ -45,4 +45,5 @@ METHOD = Method(
     settings=FedALASettings,
     payload="4P up, 4P down",
     additive=True,
+    robust=True,
 )

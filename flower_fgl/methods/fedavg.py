@@ -34,4 +34,5 @@ METHOD = Method(
     settings=FedAvgSettings,
     payload="4P up, 4P down",
     additive=True,
+    robust=True,
 )

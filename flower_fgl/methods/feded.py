@@ -40,4 +40,5 @@ METHOD = Method(
     settings=FedEDSettings,
     payload="4P up, 4P down",
     additive=True,
+    robust=True,
 )

@@ -41,4 +41,5 @@ METHOD = Method(
     settings=FedNTDSettings,
     payload="4P up, 4P down",
     additive=True,
+    robust=True,
 )

@@ -124,5 +124,6 @@ METHOD = Method(
     has_global_model=False,
     graphs=False,
     additive=True,
+    robust=True,
     takes_batches=False,
 )

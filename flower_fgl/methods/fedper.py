@@ -19,4 +19,5 @@ METHOD = Method(
     defaults={"eval-policy": "refresh"},
     has_global_model=False,
     additive=True,
+    robust=True,
 )

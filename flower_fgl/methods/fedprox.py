@@ -36,4 +36,5 @@ METHOD = Method(
     settings=FedProxSettings,
     payload="4P up, 4P down",
     additive=True,
+    robust=True,
 )

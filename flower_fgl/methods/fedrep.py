@@ -36,4 +36,5 @@ METHOD = Method(
     defaults={"local-epochs": 5, "eval-policy": "refresh"},
     has_global_model=False,
     additive=True,
+    robust=True,
 )

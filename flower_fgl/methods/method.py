@@ -55,6 +55,9 @@ class Method:
         Whether the method also classifies whole graphs (``setting = "graph"``).
     additive : bool
         Whether the server needs only the sum of the uploads (``secure-aggregation``).
+    robust : bool
+        Whether the server only averages uploads of weights, so that ``aggregation`` may
+        replace the mean.
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -77,6 +80,7 @@ class Method:
     is_one_shot: bool = False
     graphs: bool = True
     additive: bool = False
+    robust: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
 

@@ -38,4 +38,5 @@ METHOD = Method(
     settings=MoonSettings,
     payload="4P up, 4P down",
     additive=True,
+    robust=True,
 )

@@ -49,11 +49,14 @@ class LaunchResult:
     log_tail : str
         Last 40 lines of the run's log, without colours, and the reason of a failure if
         Flower or the launcher knows it.
+    reason : str
+        That reason alone, empty if none is known.
     """
 
     run_id: int | None
     flower_status: str
     log_tail: str
+    reason: str = ""
 
 
 class StuckError(Exception):
@@ -121,7 +124,7 @@ class FlowerRun:
         if status != "finished:completed":
             with self._log.open("a", encoding="utf-8") as log:
                 log.write(f"{details}\n{self._flower.crash_reports()}")
-        return LaunchResult(run_id, status, last_lines)
+        return LaunchResult(run_id, status, last_lines, details)
 
     def _submit(
         self, app_dir: Path, run_config: Mapping[str, Scalar], sizes: str

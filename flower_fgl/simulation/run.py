@@ -198,7 +198,7 @@ def _run_ray(
     values = {**values, "state-dir": str(Path(states or config.state_dir).resolve())}
     home = Path(tempfile.mkdtemp(prefix="flower-fgl-"))
     watch = _RunMonitor(folder, on_round)
-    flower_status, log_tail = "finished:completed", ""
+    flower_status, log_tail, reason = "finished:completed", "", ""
     try:
         app_dir = write_app_folder(home / "flower-fgl", config=pyproject_table(METHODS))
         result = launch(
@@ -214,6 +214,7 @@ def _run_ray(
             environment=_absolute_folders(),
         )
         flower_status, log_tail = result.flower_status, result.log_tail
+        reason = result.reason
         watch.read_rounds()
     except _OverdueError:
         log.warning(
@@ -225,7 +226,7 @@ def _run_ray(
         if (folder / "summary.json").exists() and (home / "flower.log").exists():
             shutil.copy(home / "flower.log", folder / "flower.log")
         shutil.rmtree(home, ignore_errors=True)
-    run = _verify_result(folder, flower_status, log_tail)
+    run = _verify_result(folder, flower_status, log_tail, reason)
     if states:
         shutil.rmtree(states, ignore_errors=True)
     return run
@@ -237,7 +238,9 @@ def _absolute_folders() -> dict[str, str]:
     return {n: str(Path(os.environ[n]).resolve()) for n in names if os.environ.get(n)}
 
 
-def _verify_result(folder: Path, flower_status: str, log_tail: str) -> Run:
+def _verify_result(
+    folder: Path, flower_status: str, log_tail: str, reason: str = ""
+) -> Run:
     """Return the run if its folder and Flower both report that it completed."""
     # Flower also reports ``completed`` if every client failed or the ServerApp called
     # ``sys.exit``
@@ -246,7 +249,10 @@ def _verify_result(folder: Path, flower_status: str, log_tail: str) -> Run:
             f"The run wrote nothing; Flower reports {flower_status}. End of its log:\n"
             f"{log_tail}"
         )
-    _correct_status(folder, "failed", error=f"Flower reports {flower_status}")
+    error = reason or f"Flower reports {flower_status}."
+    if (folder / "checkpoint").is_dir():
+        error += f" Resume it: flower-fgl run --resume {folder}"
+    _correct_status(folder, "failed", error=error)
     run = Run.load(folder)
     if run.status == "completed" and flower_status == "finished:completed":
         return run

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms import robust_means
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 
-__all__ = ["mean_of_sums", "mean_pairwise_distance", "weighted_mean"]
+__all__ = ["mean_of_sums", "mean_pairwise_distance", "robust_mean", "weighted_mean"]
 
 PIECE = 1 << 15
 """Entries of each state that are compared at a time: 128 KiB of float32."""
@@ -44,6 +47,49 @@ def weighted_mean(
         for name, tensor in state.items():
             mean[name].add_(tensor, alpha=weight / total)
     return mean
+
+
+def robust_mean(
+    config: RunConfig,
+    states: Sequence[Mapping[str, Tensor]],
+    weights: Sequence[float],
+    reference: Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Combine model states by the setting ``aggregation``, other than ``mean``.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Settings ``aggregation``, ``trimmed_share``, ``krum_attackers``, ``krum_keep`` and
+        ``norm_bound``.
+    states : sequence of mapping of str to Tensor, float32
+        One state per client, with equal names and shapes.
+    weights : sequence of float
+        n_i, which only ``norm-clip`` uses: the other rules give each client one vote.
+    reference : mapping of str to Tensor, float32
+        The weights that the clients started from.
+
+    Returns
+    -------
+    tuple of dict of str to Tensor, and dict of str to float
+        The combined state, and numbers for the log of the round.
+    """
+    if config.aggregation == "median":
+        return robust_means.median(states), {}
+    if config.aggregation == "trimmed-mean":
+        return robust_means.trimmed_mean(states, config.trimmed_share), {}
+    norms = robust_means.update_norms(states, reference)
+    if config.aggregation == "krum":
+        most = len(states) - config.krum_attackers - 2
+        keep = min(config.krum_keep or most, most)
+        chosen = robust_means.krum(states, config.krum_attackers, keep)
+        largest = max(norms[i] for i in chosen)
+        kept = [states[i] for i in chosen]
+        return weighted_mean(kept, [1.0] * keep), {"largest_update": largest}
+    bound = config.norm_bound or statistics.median(norms)
+    clipped = robust_means.clip_updates(states, reference, bound)
+    numbers = {"norm_bound": bound, "clipped": float(sum(n > bound for n in norms))}
+    return weighted_mean(clipped, weights), numbers
 
 
 def mean_of_sums(

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.settings import MIN_SECURE_CLIENTS
+from flower_fgl.core.settings_validation import least_uploads
 from flower_fgl.protocols.base import METRICS, Payload, read_payload, write_tensors
 from flower_fgl.protocols.differential_privacy import check_clipped, numbers_of
 from flower_fgl.runs.checkpoints import Checkpoints
@@ -31,8 +33,8 @@ from flower_fgl.strategies.federation import Federation, client_lines
 from flower_fgl.strategies.hooks import Recorder, ServerHooks, Upload
 from flower_fgl.strategies.rounds.checkpointing import (
     client_descriptions,
+    clients_to_await,
     pack_run,
-    read_clients,
     resume_run,
 )
 from flower_fgl.strategies.rounds.describe_exchange import discover
@@ -42,6 +44,7 @@ from flower_fgl.strategies.rounds.model_card import describe_model
 from flower_fgl.strategies.rounds.rejoining import LateJoiners
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from flower_fgl.strategies.rounds.secure_aggregation import SecureExchanges
+from flower_fgl.strategies.rounds.silence import without_paused
 
 __all__ = ["FglStrategy", "Upload", "is_checkpoint_due"]
 
@@ -69,6 +72,9 @@ class FglStrategy(ServerHooks):
         State of the loop that a checkpoint stores.
     messenger : Messenger
         Sends messages and reads replies.
+    least_replies : int
+        Usable replies below which a round fails: ``min-replies``, or more if the
+        ``aggregation`` needs more.
     secure : SecureExchanges or None
         The exchanges of secure aggregation, ``None`` when it is off.
     """
@@ -84,6 +90,7 @@ class FglStrategy(ServerHooks):
         self.messenger = Messenger(config, self.loop, recorder)
         self.secure: SecureExchanges | None = None
         self._late_joiners = LateJoiners()
+        self.least_replies = max(config.min_replies, least_uploads(config))
         # attributes that a method adds later are its state
         self._plain = frozenset({*vars(self), "_plain"})
 
@@ -194,14 +201,17 @@ class FglStrategy(ServerHooks):
 
         Notes
         -----
-        1. In the few-shot setting, clients without test nodes are not asked.
+        1. In the few-shot setting, clients without test nodes are not asked. Neither are
+           clients that were silent, until their pause is over.
         """
         state = self.global_state() if is_global else None
         shared = None if state is None else write_tensors(state)
+        silent = self.loop.silent
         clients = [
             pid
             for pid, client in self.federation.clients.items()
-            if client.num_test or self.config.setting != "few-shot"
+            if (client.num_test or self.config.setting != "few-shot")
+            and not (pid in silent and silent[pid].is_paused(server_round))
         ]
         owing = [p for p in clients if is_local and not self.loop.log.has_scores(p)]
         able = self.federation.trainable
@@ -266,6 +276,20 @@ class FglStrategy(ServerHooks):
 
         return self.messenger.read_uploads(replies, read)
 
+    def available(self, server_round: int) -> list[int]:
+        """Leave out clients that were silent, but keep enough for the round.
+
+        After its n-th missed round in a row a client is not asked for 2ⁿ⁻¹ rounds (at most
+        32). At least ``min-replies`` clients stay available, and as many as secure or
+        robust aggregation needs.
+        """
+        able, silent = self.federation.trainable, self.loop.silent
+        if not silent:
+            return able
+        is_secure = self.config.secure_aggregation
+        least = max(self.least_replies, MIN_SECURE_CLIENTS if is_secure else 1)
+        return without_paused(able, silent, server_round, least)
+
     # ------------------------------------------------------- Flower's interface
     def summary(self) -> None:
         """Log the method, the clients and the upload protection."""
@@ -320,7 +344,7 @@ class FglStrategy(ServerHooks):
         clock = time.perf_counter()
         uploads = self.read_uploads(self.messenger.by_sender(replies))
         seconds["receive"] = time.perf_counter() - clock
-        if self.num_replies(uploads) < self.config.min_replies:
+        if self.num_replies(uploads) < self.least_replies:
             return None, None
         clock = time.perf_counter()
         with self.loop.log.failing():
@@ -518,8 +542,8 @@ class FglStrategy(ServerHooks):
         before = None
         if self.checkpoints is not None:
             self.checkpoints.restore_states()  # before clients add new keys to them
-            if self.checkpoints.resumed and self.config.min_clients:
-                before = read_clients(self.checkpoints.resumed)
+            if self.checkpoints.resumed:
+                before = clients_to_await(self.checkpoints.resumed, self.config)
         self.federation = discover(grid, self.config, before)
         self._late_joiners.refused |= self.federation.turned_away
         if self.config.secure_aggregation:
@@ -562,7 +586,7 @@ class FglStrategy(ServerHooks):
         if is_scored:
             self.evaluate_round(server_round)
         loop.owes_scores = is_scored and not is_ok
-        loop.log.close(is_ok=is_ok, min_replies=self.config.min_replies)
+        loop.log.close(is_ok=is_ok, min_replies=self.least_replies)
         self.record_round()
         if is_ok:
             loop.any_scored |= bool(loop.log.pooled())

@@ -65,7 +65,7 @@ class ClusteredSampling(FedAvg):
 
     def sample(self, server_round: int) -> list[int]:
         """Draw m times and return the distinct clients, ascending."""
-        trainable = self.federation.trainable
+        trainable = self.available(server_round)
         number = len(super().sample(server_round))
         self.draws.clear()
         if number == len(trainable):

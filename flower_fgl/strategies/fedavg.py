@@ -23,6 +23,7 @@ from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import (
     mean_of_sums,
     mean_pairwise_distance,
+    robust_mean,
     weighted_mean,
 )
 from flower_fgl.strategies.base import FglStrategy, Upload
@@ -124,10 +125,17 @@ class FedAvg(FglStrategy):
         return self.shapes
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Replace the weights by the weighted mean of the uploads."""
+        """Replace the weights by the weighted mean of the uploads, or a robust one."""
         states = [upload.payload.tensors for upload in uploads.values()]
         weights = [upload.num_examples for upload in uploads.values()]
-        self.weights = Weights(weighted_mean(states, weights))
+        if self.config.aggregation == "mean":
+            mean = weighted_mean(states, weights)
+        else:
+            mean, numbers = robust_mean(
+                self.config, states, weights, self.weights.tensors
+            )
+            self.log(**numbers)
+        self.weights = Weights(mean)
         if len(states) > 1:
             names = [name for name in states[0] if name.startswith(BODY)]
             encoders = [{name: state[name] for name in names} for state in states]

@@ -170,15 +170,19 @@ class ServerHooks(Strategy):
         """
 
     def sample(self, server_round: int) -> list[int]:
-        """Sample the clients that train: all, unless the settings say fewer."""
-        able = self.federation.trainable
+        """Sample the clients that train: all available, unless the settings say fewer."""
+        able = self.available(server_round)
         if self.config.participation == 1 and not self.config.participants:
             return able
-        count = max(1, num_sampled(self.config, len(able)))
+        count = max(1, num_sampled(self.config, len(self.federation.trainable)))
         if count >= len(able):
             return able
         generator = numpy_generator(self.config.seed, server_round, SERVER, "sample")
         return sorted(int(p) for p in generator.choice(able, count, replace=False))
+
+    def available(self, server_round: int) -> list[int]:
+        """Return the trainable clients that a round may sample, by partition-id."""
+        return self.federation.trainable
 
     @property
     def is_resumed(self) -> bool:

@@ -16,6 +16,10 @@ WITH: dict[str, dict[str, Scalar]] = {
     "patience": {"check-every": 1},
     "final-local-epochs": {"eval-policy": "refresh"},
     "upload-delta": {"upload-clip": 1.0, "upload-noise": 1.0},
+    "trimmed-share": {"aggregation": "trimmed-mean"},
+    "krum-attackers": {"aggregation": "krum", "clients": 5},
+    "krum-keep": {"aggregation": "krum", "clients": 5},
+    "norm-bound": {"aggregation": "norm-clip"},
     "secure-threshold": {"secure-aggregation": True},
     "secure-fraction-bits": {"secure-aggregation": True},
 }

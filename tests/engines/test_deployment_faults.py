@@ -13,7 +13,7 @@ from flower_fgl import Run, simulate
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.simulation.local import run_config_of
 from tests.engines.test_run import numbers
-from tests.support.flower_deployment import deployment
+from tests.support.flower_deployment import deployment, family_of
 from tests.support.owners import owner_graphs
 from tests.support.short_runs import SMALL
 
@@ -77,7 +77,7 @@ def flat(run: Run) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_outlives_nodes_that_lie_die_and_say_nothing(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {**SMALL, "rounds": 5, "evaluate_every": 5}
+    settings: dict[str, Any] = {**SMALL, "rounds": 6, "evaluate_every": 6}
     calm = simulate("fedavg", clients=3, output_dir=str(tmp_path), **settings)
     folder = tmp_path / "deployed"
     values = {**flat(calm), "run-dir": str(folder)}
@@ -86,7 +86,7 @@ def test_a_run_outlives_nodes_that_lie_die_and_say_nothing(tmp_path: Path) -> No
         f'partition-id={i} num-partitions=3 state-dir="{tmp_path}/owner-{i}"'
         for i in range(3)
     ]
-    nodes[2] += ' faults="1:garbage 2:huge 3:silent 4:other"'
+    nodes[2] += ' faults="1:garbage 2:huge 3:silent 5:other"'
     with deployment(tmp_path / "stage", nodes, client_module=FAULTY) as stage:
         run_id = stage.submit(values)
         stage.wait_for_round(folder, 1)
@@ -113,12 +113,13 @@ def test_a_run_outlives_nodes_that_lie_die_and_say_nothing(tmp_path: Path) -> No
         ((2, 1), "no reply within 60 s|Node Unavailable"),  # whichever is first
         ((2, 2), "more than max-message-mb = 5"),
         ((3, 2), "no reply within 60 s"),
-        ((4, 2), 'no array record "weights"'),
+        ((5, 2), 'no array record "weights"'),
     ):
         assert re.search(reason, failures.pop(where))
     assert not failures
-    # client 1 is back in round 3; the late joiner never takes part
-    assert [row["replies"] for row in run.rounds] == [2, 1, 2, 2, 3]
+    # client 1 is back in round 3; client 2 is not asked in round 4, after its silence; the
+    # late joiner never takes part
+    assert [row["replies"] for row in run.rounds] == [2, 1, 2, 2, 2, 3]
     assert sum(run.summary["failures"].values()) == 5
     assert "same partition: [1]" in Run.load(twins).summary["error"]
 
@@ -147,6 +148,45 @@ def test_a_superlink_that_was_restarted_takes_the_run_up_from_its_checkpoint(
         status = stage.run({**values, "resume": True}, seconds=300)
         assert status == "finished:completed", stage.logs()
         assert stage.wait_for_end(run_id, 120) == "finished:failed"
+    assert numbers(Run.load(folder)) == numbers(calm)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_reaped", [True, False])
+def test_a_run_whose_superlink_was_killed_says_so_and_resumes(
+    tmp_path: Path, is_reaped: bool
+) -> None:
+    """Only the SuperLink dies; Flower notices that only if its parent reaps it."""
+    settings: dict[str, Any] = {**SMALL, "rounds": 4, "checkpoint_every": 1}
+    calm = simulate("fedavg", clients=2, output_dir=str(tmp_path), **settings)
+    folder = tmp_path / "deployed"
+    values = {**flat(calm), "run-dir": str(folder)}
+    nodes = [
+        f'partition-id={i} num-partitions=2 state-dir="{tmp_path}/owner-{i}"'
+        for i in range(2)
+    ]
+    with deployment(tmp_path / "stage", nodes, keeps_state=True) as stage:
+        stage.submit(values)
+        stage.wait_for_round(folder, 2)
+        family = family_of(stage.superlink)
+        stage.superlink.kill()
+        clock = time.monotonic()
+        if is_reaped:
+            stage.superlink.wait(timeout=20)
+        while Run.load(folder).status == "running":
+            assert time.monotonic() - clock < 120, stage.logs()
+            time.sleep(0.5)
+        assert Run.load(folder).status in ("failed", "interrupted")
+        error = Run.load(folder).summary["error"]
+        assert re.search("SuperLink at .* could not be reached|SuperLink ended", error)
+        stage.superlink.wait(timeout=20)
+        for process in family:  # a SuperExec that noticed nothing
+            if process.is_running():
+                process.kill()
+        stage.start_superlink()
+        status = stage.run({**values, "resume": True}, seconds=300)
+        assert status == "finished:completed", stage.logs()
     assert numbers(Run.load(folder)) == numbers(calm)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
 
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError, one_line
 from flower_fgl.protocols.base import CONFIG, INFO, RESUME
 from flower_fgl.protocols.describe import Description
@@ -17,11 +18,12 @@ from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.messenger import Messenger, send_receive
+from flower_fgl.strategies.rounds.silence import Silence
 
 __all__ = [
     "client_descriptions",
+    "clients_to_await",
     "pack_run",
-    "read_clients",
     "resume_run",
 ]
 
@@ -45,8 +47,16 @@ def client_descriptions(federation: Federation) -> list[dict[str, Any]]:
     ]
 
 
-def read_clients(checkpoint: Checkpoint) -> dict[int, Description]:
-    """Return the descriptions of a checkpoint's clients, by partition-id."""
+def clients_to_await(
+    checkpoint: Checkpoint, config: RunConfig
+) -> dict[int, Description] | None:
+    """Return the clients of a run that had fewer than all, by partition-id.
+
+    ``None`` if all of them took part: then the checks of a new run suffice.
+    """
+    most = config.clients or int(checkpoint.clients[0]["num_partitions"])
+    if not config.min_clients and len(checkpoint.clients) >= most:
+        return None
     clients = {}
     for about in checkpoint.clients:
         values: dict[str, Any] = {
@@ -79,6 +89,7 @@ def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
         "failed_in_a_row": loop.failed_in_a_row,
         "owes_scores": loop.owes_scores,
         "any_scored": loop.any_scored,
+        "silent": {str(pid): astuple(one) for pid, one in loop.silent.items()},
         "metrics": {
             str(number): dict(metrics)
             for number, metrics in result.train_metrics_clientapp.items()
@@ -126,6 +137,10 @@ def resume_run(
     loop.failed_in_a_row = values["failed_in_a_row"]
     loop.owes_scores = values["owes_scores"]
     loop.any_scored = values["any_scored"]
+    loop.silent = {
+        int(pid): Silence(*numbers)
+        for pid, numbers in values.get("silent", {}).items()  # newer than most files
+    }
     for number, metrics in values["metrics"].items():
         result.train_metrics_clientapp[int(number)] = MetricRecord(metrics)
     best = checkpoint.snapshot.part("best")

@@ -88,6 +88,9 @@ def _check_and_number(
         )
     if owned:
         described, refused = _agree_on_schema(described, refused, config)
+    else:
+        for one in refused:
+            log.warning("%s does not take part: %s", one.name, one.reason)
     counts = Counter(d.partition_id for d in described.values())
     if len(counts) < len(described):
         _reject_duplicates(counts)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -18,20 +19,38 @@ from flower_fgl.strategies.rounds.membership import match_known_client
 from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import Failure
 
-__all__ = ["describe_nodes", "wait_for_clients", "wait_for_known_clients"]
+__all__ = ["Lost", "describe_nodes", "wait_for_clients", "wait_for_known_clients"]
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
+AGAIN_SECONDS = 1.0
+"""Pause before a node that sent no answer is asked again."""
+SETTLE_SECONDS = 10.0
+"""With ``clients = 0``: a run that only unusable nodes joined fails after this time."""
 
-Answers = dict[int, Description | Rejection | str]
+
+@dataclass(frozen=True)
+class Lost:
+    """A node that sent no answer: switched off, restarted or cut off.
+
+    Parameters
+    ----------
+    reason : str
+        What is known of it, in one line.
+    """
+
+    reason: str
+
+
+Answers = dict[int, Description | Rejection | Lost]
 Gathered = tuple[dict[int, Description], tuple[Rejection, ...], Collection[int]]
 
 
 def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     """Request the descriptions of nodes, given and returned by Flower's node ids.
 
-    A str in place of a description is the reason why a node gave no usable answer. The
-    timeout is the larger of ``round_timeout`` and ``join_timeout``.
+    A node whose answer is an error or malformed gets a :class:`Rejection` with the reason.
+    The timeout is the larger of ``round_timeout`` and ``join_timeout``.
     """
     messages = {
         index: Message(
@@ -46,25 +65,109 @@ def describe_nodes(grid: Grid, nodes: list[int], config: RunConfig) -> Answers:
     exchange = send_receive(
         grid, messages, timeout=timeout, max_mb=config.max_message_mb
     )
-    out: Answers = {
-        nodes[failure.partition_id]: failure.reason for failure in exchange.failures
-    }
+    out: Answers = {}
+    for failure in exchange.failures:
+        node, why = nodes[failure.partition_id], failure.reason
+        out[node] = Lost(why) if failure.is_silent else Rejection(f"node {node}", why)
     for index, reply in exchange.replies.items():
         try:
             kind = Rejection if Rejection.is_in(reply.content) else Description
             out[nodes[index]] = kind.from_record(reply.content)
         except Exception as error:  # any failure concerns this reply only
-            reason = Failure.of(index, error).reason
-            out[nodes[index]] = f"A client's description is malformed: {reason}"
+            why = f"its description is malformed: {Failure.of(index, error).reason}"
+            out[nodes[index]] = Rejection(f"node {nodes[index]}", why)
     return out
+
+
+@dataclass
+class _Survey:
+    """The answers of all nodes that connected so far.
+
+    Parameters
+    ----------
+    grid : Grid
+        Flower's grid.
+    config : RunConfig
+        Time limits.
+    """
+
+    grid: Grid
+    config: RunConfig
+    answers: Answers = field(default_factory=dict)
+    _asked: dict[int, float] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+
+    def ask(self) -> Answers:
+        """Request the descriptions of new nodes, and again of lost ones."""
+        now = time.monotonic()
+        pause = min(AGAIN_SECONDS, self.config.join_timeout / 5)
+        due = [
+            node
+            for node in self.grid.get_node_ids()
+            if node not in self.answers
+            or (
+                isinstance(self.answers[node], Lost)
+                and now - self._asked[node] >= pause
+            )
+        ]
+        if not due:
+            return {}
+        found = describe_nodes(self.grid, due, self.config)
+        self._asked |= dict.fromkeys(found, time.monotonic())
+        for node, answer in found.items():
+            was_lost = isinstance(self.answers.get(node), Lost)
+            if isinstance(answer, Lost) and not was_lost:
+                log.warning(
+                    "Node %s has not described itself (%s). It is asked again for "
+                    "join-timeout = %g s.",
+                    node,
+                    answer.reason,
+                    self.config.join_timeout,
+                )
+            elif was_lost and not isinstance(answer, Lost):
+                log.info("Node %s answers again.", node)
+            self.answers[node] = answer
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._started
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``join-timeout`` is over."""
+        return self.seconds > self.config.join_timeout
+
+    @property
+    def described(self) -> dict[int, Description]:
+        """Descriptions by node id."""
+        return {n: d for n, d in self.answers.items() if isinstance(d, Description)}
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        """Nodes that cannot take part."""
+        return tuple(r for r in self.answers.values() if isinstance(r, Rejection))
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Reasons of the nodes that sent no answer, by node id."""
+        return {n: r.reason for n, r in self.answers.items() if isinstance(r, Lost)}
+
+    def why_missing(self) -> str:
+        """Name the nodes that sent no answer or an unusable one."""
+        parts = [f"{one.name}: {one.reason}" for one in self.rejected]
+        parts += [f"node {node}: {reason}" for node, reason in self.lost.items()]
+        return _count_equal(parts)
 
 
 def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
     """Wait until all expected clients are connected and have described themselves.
 
-    After ``join-timeout`` it suffices that ``min-clients`` nodes can take part. If
-    ``min-clients`` is unset, all expected nodes must have received the query; those that
-    failed are rejected.
+    A node that answers with an error or a malformed description is rejected; the run needs
+    as many others as ``min-replies`` and ``min-clients`` say. A node that sends no answer
+    is asked again. After ``join-timeout`` it suffices that ``min-clients`` nodes can take
+    part; if ``min-clients`` is unset, all expected nodes must have answered.
 
     Parameters
     ----------
@@ -80,46 +183,49 @@ def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
     rejected : tuple of Rejection
         Nodes that cannot take part, with the reason.
     queried : collection of int
-        Ids of all nodes that received the query.
+        Ids of the nodes that need not be asked again. With ``min-clients`` these are not
+        the lost ones, which may join later.
 
     Raises
     ------
     RunError
-        If too few or too many nodes connect, or a partition of a dataset cannot be read.
+        If too few or too many nodes connect, or none can take part.
 
     Notes
     -----
-    1. A data owner's node that fails without a reason may have been restarted: Flower
-       still lists its former node id. So such a failure is final only after
-       ``join-timeout``.
+    1. Flower lists the former node id of a restarted SuperNode for a minute. So a lost
+       node does not count as an expected one.
     """
-    end = time.monotonic() + config.join_timeout
-    answers: Answers = {}
+    survey = _Survey(grid, config)
     while True:
-        new = [node for node in grid.get_node_ids() if node not in answers]
-        answers |= describe_nodes(grid, new, config) if new else {}
-        described, rejected, failed = _split_answers(answers)
-        is_owned = bool(rejected) or any(d.is_owned for d in described.values())
-        if failed and not (is_owned or config.min_clients):
-            raise RunError(f"Clients cannot take part: {_reasons(failed)}")
+        survey.ask()
+        described, rejected = survey.described, survey.rejected
         answered = len(described) + len(rejected)
         expected = config.clients or _num_partitions(described)
-        _check_number(answered, expected, config)
+        _check_number(len(described), expected, config)
         is_enough = len(described) >= config.min_clients
-        if answered and answered == expected and is_enough:
+        if described and answered >= expected and is_enough:
             break
-        if time.monotonic() > end:
-            if described and (
-                is_enough if config.min_clients else len(answers) >= expected
-            ):
-                rejected += tuple(Rejection("a node", reason) for reason in failed)
+        if not described and _is_hopeless(survey):
+            break
+        if survey.is_over:
+            if described and config.min_clients and is_enough:
                 break
-            raise RunError(_too_few(len(described), answered, expected, failed, config))
+            raise RunError(_too_few(survey, expected))
         time.sleep(POLL_SECONDS)
     if not described:
-        text = "; ".join(f"{one.name}: {one.reason}" for one in rejected)
-        raise RunError(f"No client can take part. {text}")
-    return described, rejected, answers.keys()
+        raise RunError(f"No client can take part. {survey.why_missing()}")
+    lost = survey.lost.keys() if config.min_clients else set()
+    return described, rejected, survey.answers.keys() - lost
+
+
+def _is_hopeless(survey: _Survey) -> bool:
+    """Return whether all nodes that can be expected answered, and none can take part."""
+    if survey.lost or not survey.answers:
+        return False
+    if survey.config.clients:
+        return len(survey.rejected) >= survey.config.clients
+    return survey.seconds > min(SETTLE_SECONDS, survey.config.join_timeout)
 
 
 def wait_for_known_clients(
@@ -151,15 +257,11 @@ def wait_for_known_clients(
     RunError
         If a client is missing.
     """
-    end = time.monotonic() + config.join_timeout
-    answers: Answers = {}
+    survey = _Survey(grid, config)
     found: dict[int, tuple[int, Description]] = {}  # by partition-id
     changed: list[str] = []
     while len(found) < len(before):
-        new = [node for node in grid.get_node_ids() if node not in answers]
-        received = describe_nodes(grid, new, config) if new else {}
-        answers |= received
-        for node, answer in received.items():
+        for node, answer in survey.ask().items():
             known = isinstance(answer, Description) and match_known_client(
                 before, answer
             )
@@ -167,34 +269,26 @@ def wait_for_known_clients(
                 found.setdefault(known[0], (node, known[1]))
             elif isinstance(known, str):
                 changed.append(f" {known}")
-        if len(found) < len(before) and time.monotonic() > end:
+        if len(found) < len(before) and survey.is_over:
             missing = [_label(one) for pid, one in before.items() if pid not in found]
+            why = survey.why_missing()
             raise RunError(
                 f"The run had {len(before)} clients, {len(found)} of them connected "
                 f"within {config.join_timeout:g} s. Missing: {', '.join(missing)}. Start "
                 "their SuperNodes with the same graphs as before, then resume the run."
-                f"{''.join(changed)}"
+                f"{''.join(changed)}{why and f' Failed: {why}'}"
             )
         time.sleep(POLL_SECONDS)
-    described, rejected, _ = _split_answers(answers)
     clients = dict(found.values())
-    others = described.keys() - clients.keys()
-    return clients, rejected, answers.keys() - others
+    others = survey.described.keys() - clients.keys()
+    return clients, survey.rejected, survey.answers.keys() - others - survey.lost.keys()
 
 
-def _split_answers(
-    answers: Answers,
-) -> tuple[dict[int, Description], tuple[Rejection, ...], list[str]]:
-    """Split answers into descriptions, rejections and reasons of failures."""
-    described = {n: d for n, d in answers.items() if isinstance(d, Description)}
-    rejected = tuple(r for r in answers.values() if isinstance(r, Rejection))
-    failed = [reason for reason in answers.values() if isinstance(reason, str)]
-    return described, rejected, failed
-
-
-def _reasons(failed: Collection[str]) -> str:
-    """Format each reason with its number of clients."""
-    return "; ".join(f"{why} ({n} clients)" for why, n in Counter(failed).items())
+def _count_equal(reasons: Collection[str]) -> str:
+    """Join reasons; give equal ones once, with their number."""
+    return "; ".join(
+        why + (f" ({n} times)" if n > 1 else "") for why, n in Counter(reasons).items()
+    )
 
 
 def _num_partitions(described: Mapping[int, Description]) -> int:
@@ -208,12 +302,12 @@ def _num_partitions(described: Mapping[int, Description]) -> int:
     return number
 
 
-def _check_number(answered: int, expected: int, config: RunConfig) -> None:
+def _check_number(described: int, expected: int, config: RunConfig) -> None:
     """Reject more nodes than clients, and fewer clients than ``min-clients``."""
-    if answered > expected > 0:
+    if described > expected > 0:
         raise RunError(
-            f"{answered} nodes are connected, but clients = {expected}. Set "
-            f"clients to {answered}, or to 0."
+            f"{described} nodes are connected, but clients = {expected}. Set "
+            f"clients to {described}, or to 0."
         )
     if config.min_clients > expected > 0:
         raise RunError(
@@ -222,24 +316,24 @@ def _check_number(answered: int, expected: int, config: RunConfig) -> None:
         )
 
 
-def _too_few(
-    described: int,
-    answered: int,
-    expected: int,
-    failed: Collection[str],
-    config: RunConfig,
-) -> str:
+def _too_few(survey: _Survey, expected: int) -> str:
     """Describe how many clients are missing after ``join-timeout``."""
+    config, described = survey.config, len(survey.described)
+    of_all = f"{described} of {expected or 'any'} clients"
+    why = survey.why_missing()
     if config.min_clients:
-        why = f" {_reasons(failed)}" if failed else ""
         return (
-            f"Only {described} of {expected or 'any'} clients could take part within "
-            f"{config.join_timeout:g} s, but min-clients = {config.min_clients}.{why}"
+            f"Only {of_all} could take part within {config.join_timeout:g} s, but "
+            f"min-clients = {config.min_clients}. {why}".rstrip()
+        )
+    if why:
+        return (
+            f"Only {of_all} described themselves within {config.join_timeout:g} s: {why}. "
+            "Restart these SuperNodes, or set min-clients to start with fewer."
         )
     return (
-        f"Only {answered} of {expected or 'any'} clients connected within "
-        f"{config.join_timeout:g} s. In a simulation, set the number of "
-        'supernodes (--federation-config "num-supernodes='
+        f"Only {of_all} connected within {config.join_timeout:g} s. In a simulation, set "
+        'the number of supernodes (--federation-config "num-supernodes='
         f'{expected or 10}"). With clients = 0 the run takes all connected nodes.'
     )
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.rounds.round_log import RoundLog
+from flower_fgl.strategies.rounds.silence import Silence
 
 __all__ = ["LoopState"]
 
@@ -39,6 +40,8 @@ class LoopState:
         Aggregated model of that round.
     best_round : int
         That round.
+    silent : dict of int to Silence
+        Clients that did not reply when they were last asked, by partition-id.
     """
 
     federation: Federation = field(init=False)
@@ -51,3 +54,4 @@ class LoopState:
     best_score: tuple[int, float] | None = None
     best_state: dict[str, Tensor] = field(default_factory=dict)
     best_round: int = 0
+    silent: dict[int, Silence] = field(default_factory=dict)

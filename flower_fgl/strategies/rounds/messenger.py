@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -20,12 +21,13 @@ from flower_fgl.protocols.base import CONFIG, METRICS, Payload, check_size
 from flower_fgl.strategies.hooks import Recorder, Upload
 from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Client, Failure
+from flower_fgl.strategies.rounds.silence import note_replies
 
 __all__ = ["Exchange", "KeyStore", "Messenger", "send_receive"]
 
 POLL_SECONDS = 0.005
-SIMULATION_GRID = "InMemoryGrid"
-"""Flower's grid of a simulation, whose clients run on this machine. Its module is not
+SIMULATION_GRIDS = ("InMemoryGrid", "WorkerGrid", "GrowingGrid")
+"""Grids whose clients run in worker processes of this machine. Their modules are not
 imported, since that takes a second."""
 UNDECODABLE = (
     ArithmeticError,
@@ -39,6 +41,13 @@ UNDECODABLE = (
 )
 """What Flower raises for a reply that it cannot decode; errors of the connection to the
 SuperLink are of other types."""
+SILENT = (
+    ErrorCode.MESSAGE_UNAVAILABLE,
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+    ErrorCode.NODE_UNAVAILABLE,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
+"""Codes of the errors that Flower reports for a client that sent nothing."""
 Content = TypeVar("Content")
 Read = TypeVar("Read")
 
@@ -261,13 +270,18 @@ class Messenger:
         self.loop.log.failures.append(Failure(partition_id, reason))
 
     def send(self, messages: Mapping[int, Message]) -> Exchange:
-        """Send messages by partition-id and wait for the replies."""
-        return send_receive(
+        """Send messages by partition-id, wait for the replies, note silent clients."""
+        exchange = send_receive(
             self.grid,
             messages,
             timeout=self.config.round_timeout,
             max_mb=self.config.max_message_mb,
         )
+        loop = self.loop
+        lost = [one.partition_id for one in exchange.failures if one.is_silent]
+        if lost or loop.silent:
+            note_replies(loop.silent, loop.log.number, set(messages), lost)
+        return exchange
 
     def read_uploads(
         self,
@@ -397,7 +411,9 @@ def send_receive(
     sent = time.perf_counter()
     replies: dict[int, Message] = {}
     failures = [
-        Failure(pid, "the message could not be delivered: its node has disconnected")
+        Failure(
+            pid, "the message could not be delivered: its node has disconnected", True
+        )
         for key, pid in zip(ids, order, strict=True)
         if not key
     ]
@@ -409,6 +425,11 @@ def send_receive(
             if pid is None:
                 continue
             try:
+                if reply.has_error():
+                    error_code, reason = reply.error.code, reply.error.reason
+                    is_silent = error_code in SILENT
+                    failures.append(Failure(pid, _last_line(reason), is_silent))
+                    continue
                 _check_reply(reply, messages[pid], max_mb)
             except Exception as error:
                 failures.append(Failure.of(pid, error))
@@ -420,7 +441,7 @@ def send_receive(
         if not got:
             time.sleep(min(max(POLL_SECONDS, elapsed / 50), 0.25))
     failures += [
-        Failure(pid, f"no reply within {timeout:g} s") for pid in waiting.values()
+        Failure(pid, f"no reply within {timeout:g} s", True) for pid in waiting.values()
     ]
     _stop_on_dead_worker(grid, failures)
     return Exchange(
@@ -470,9 +491,7 @@ def _pull(grid: Grid, ids: Sequence[str]) -> tuple[list[Message], dict[str, str]
 
 
 def _check_reply(reply: Message, sent: Message, max_mb: float) -> None:
-    """Raise an error for an error reply, a foreign sender or a message too large."""
-    if reply.has_error():
-        raise PayloadError(_last_line(reply.error.reason))
+    """Raise an error for a foreign sender or a message too large."""
     if reply.metadata.src_node_id != sent.metadata.dst_node_id:
         raise PayloadError(f"node {reply.metadata.src_node_id} sent the reply")
     check_size(reply.content, max_mb)
@@ -489,7 +508,7 @@ def _stop_on_dead_worker(grid: Grid, failures: Iterable[Failure]) -> None:
 
     In a deployment a client may write any text into its error reply.
     """
-    if type(grid).__name__ != SIMULATION_GRID:
+    if type(grid).__name__ not in SIMULATION_GRIDS:
         return
     for failure in failures:
         text = failure.reason.lower()

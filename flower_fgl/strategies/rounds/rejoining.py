@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from flower_fgl.protocols.describe import UNNUMBERED, Description, Rejection
 from flower_fgl.strategies.federation import client_lines, node_label
-from flower_fgl.strategies.rounds.discovery import describe_nodes
+from flower_fgl.strategies.rounds.discovery import Lost, describe_nodes
 from flower_fgl.strategies.rounds.membership import (
     admit_new_client,
     match_known_client,
 )
 from flower_fgl.strategies.rounds.messenger import Messenger
+from flower_fgl.strategies.rounds.silence import Silence, note_replies
 
 __all__ = ["LateJoiners"]
 
@@ -37,10 +38,13 @@ class LateJoiners:
     waiting : dict of int to (int, Description)
         Nodes that match a client whose former node still replies: partition-id of the
         client and description of the node. They replace the former node when it fails.
+    silent : dict of int to Silence
+        New nodes that sent no description, by node id. They are asked less and less often.
     """
 
     refused: set[int] = field(default_factory=set)
     waiting: dict[int, tuple[int, Description]] = field(default_factory=dict)
+    silent: dict[int, Silence] = field(default_factory=dict)
 
     def poll(
         self, messenger: Messenger, present: Collection[int], server_round: int
@@ -60,10 +64,17 @@ class LateJoiners:
         loop = messenger.loop
         self.refused &= set(present)
         known = {*loop.federation.nodes.values(), *self.refused, *self.waiting}
-        new = sorted(set(present) - known)
+        new = sorted(
+            node
+            for node in set(present) - known
+            if not (node in self.silent and self.silent[node].is_paused(server_round))
+        )
         if new:
             config = replace(messenger.config, join_timeout=0.0)
             answers = describe_nodes(messenger.grid, new, config)
+            lost = [n for n, answer in answers.items() if isinstance(answer, Lost)]
+            note_replies(self.silent, server_round, new, lost, kind="Node")
+            answers = {n: a for n, a in answers.items() if n not in lost}
             for node in sorted(answers, key=lambda node: _order(node, answers[node])):
                 self._consider(messenger, server_round, node, answers[node])
         failed = {failure.partition_id for failure in loop.log.failures}
@@ -80,7 +91,7 @@ class LateJoiners:
         messenger: Messenger,
         server_round: int,
         node: int,
-        answer: Description | Rejection | str,
+        answer: Description | Rejection | Lost,
     ) -> None:
         """Put a new node on the waiting list, admit it, or reject it with a reason."""
         federation = messenger.loop.federation
@@ -90,7 +101,7 @@ class LateJoiners:
             if found is None:
                 found = admit_new_client(federation, answer, messenger.config)
         else:
-            found = answer.reason if isinstance(answer, Rejection) else answer
+            found = answer.reason
         if isinstance(found, str):
             self.refused.add(node)
             log.warning("Node %s does not take part in this run: %s", node, found)
@@ -101,7 +112,7 @@ class LateJoiners:
             log.info("Node %s identifies itself as client %s.", node, found[0])
 
 
-def _order(node: int, answer: Description | Rejection | str) -> tuple[bool, str, int]:
+def _order(node: int, answer: Description | Rejection | Lost) -> tuple[bool, str, int]:
     """Return the sort key of a new node: nodes with a partition-id first, then by name."""
     if not isinstance(answer, Description):
         return True, "", node
@@ -130,6 +141,7 @@ def _reconnect(
     nodes = {**loop.federation.nodes, partition_id: node}
     loop.federation = replace(loop.federation, nodes=nodes)
     loop.trained.pop(partition_id, None)  # its state may be lost
+    loop.silent.pop(partition_id, None)
     if messenger.secure is not None:
         messenger.secure.renew(partition_id, description.public_key)
     log.warning("Client %s reconnected as node %s.", partition_id, node)

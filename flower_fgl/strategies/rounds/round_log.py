@@ -44,10 +44,13 @@ class Failure:
         Client of the reply.
     reason : str
         Reason; shortened to one line, since a client may have written it.
+    is_silent : bool
+        Whether the client sent nothing at all, as if it were switched off.
     """
 
     partition_id: int
     reason: str
+    is_silent: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", one_line(self.reason))

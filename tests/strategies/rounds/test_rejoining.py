@@ -53,6 +53,7 @@ def run_with(
     *,
     present: int = 3,
     engine: str = "local",
+    grid_type: type[Nodes] = Nodes,
     **settings: Any,
 ) -> Run:
     """Run three clients with states in Flower's contexts; call ``after`` each round.
@@ -66,7 +67,7 @@ def run_with(
         method=method, dataset="synthetic", clients=clients, seed=0, settings=settings
     )
     with task_identity(9):
-        grid = Nodes(DispatchingClientApp(Session()), 3, values, 9)
+        grid = grid_type(DispatchingClientApp(Session()), 3, values, 9)
         for context, node in zip(grid.contexts.values(), nodes or [], strict=False):
             context.node_config = {"model-dir": str(folder.parent / "models"), **node}
         for late in list(grid.contexts)[present:]:

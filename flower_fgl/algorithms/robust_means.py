@@ -1,0 +1,176 @@
+"""Means of model states that a few arbitrary states cannot move far.
+
+=================  ===============================================================
+function           source
+=================  ===============================================================
+``median``         Yin et al., "Byzantine-Robust Distributed Learning: Towards
+                   Optimal Statistical Rates", ICML 2018, Definition 1
+``trimmed_mean``   the same, Definition 2
+``krum``           Blanchard et al., "Machine Learning with Adversaries: Byzantine
+                   Tolerant Gradient Descent", NeurIPS 2017, Section 4
+``clip_updates``   Sun et al., "Can You Really Backdoor Federated Learning?",
+                   arXiv 1911.07963, 2019, norm thresholding
+=================  ===============================================================
+
+Flower has the first three for NumPy arrays; the tests compare with them. These here trim at
+least one value of each side, do not overflow for values near the largest float32, and need
+no loop over pairs of clients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["clip_updates", "krum", "median", "trimmed_mean", "update_norms"]
+
+State = Mapping[str, Tensor]
+PIECE = 1 << 15
+"""Entries of each state whose distances are computed at a time."""
+
+
+def median(states: Sequence[State]) -> dict[str, Tensor]:
+    """Return the median of every weight, Yin et al. Definition 1.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        One state per client, with equal names and shapes.
+
+    Returns
+    -------
+    dict of str to Tensor, float32
+        For an even number of states, the mean of the two middle values.
+    """
+    return _mean_of_middle(states, (len(states) - 1) // 2)
+
+
+def trimmed_mean(states: Sequence[State], share: float) -> dict[str, Tensor]:
+    """Return the mean of every weight without its extremes, Yin et al. Definition 2.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        One state per client, with equal names and shapes.
+    share : float in (0, 0.5)
+        Share β of the values dropped at each end, rounded up; at least one value stays.
+
+    Returns
+    -------
+    dict of str to Tensor, float32
+    """
+    number = math.ceil(round(share * len(states), 9))  # 0.07 · 100 is above 7
+    return _mean_of_middle(states, min(number, (len(states) - 1) // 2))
+
+
+def _mean_of_middle(states: Sequence[State], number: int) -> dict[str, Tensor]:
+    """Drop the ``number`` largest and smallest values of each weight; average the rest."""
+    kept = slice(number, len(states) - number)
+    return {
+        name: torch.stack([state[name] for state in states])
+        .sort(dim=0)
+        .values[kept]
+        .mean(dim=0)
+        for name in states[0]
+    }
+
+
+def krum(states: Sequence[State], attackers: int, keep: int = 1) -> list[int]:
+    """Return the states closest to their n − f − 2 nearest states, Blanchard et al.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        n states, one per client, with equal names and shapes.
+    attackers : int
+        Assumed number f of attackers.
+    keep : int, at least 1
+        Number m of states to return: 1 is Krum, more is Multi-Krum.
+
+    Returns
+    -------
+    list of int
+        Indices of the m states with the smallest sums of squared distances, ascending;
+        of equal sums those with the smaller index.
+
+    Raises
+    ------
+    ValueError
+        With fewer than 2·f + 3 states, for which Krum promises nothing.
+    """
+    count = len(states)
+    if count < 2 * attackers + 3:
+        raise ValueError(
+            f"Krum with {attackers} attackers needs at least {2 * attackers + 3} states, "
+            f"got {count}."
+        )
+    squares = torch.zeros(count, count, dtype=torch.float64)
+    for name in states[0]:
+        pieces = (torch.split(state[name].flatten(), PIECE) for state in states)
+        for piece in zip(*pieces, strict=True):
+            rows = torch.stack(piece).double()
+            squares += torch.cdist(
+                rows, rows, compute_mode="donot_use_mm_for_euclid_dist"
+            ).square()
+    squares.fill_diagonal_(torch.inf)  # a state is not its own neighbour
+    nearest = squares.sort(dim=1).values[:, : count - attackers - 2]
+    best = nearest.sum(dim=1).argsort(stable=True)[:keep]
+    return sorted(best.tolist())
+
+
+def update_norms(states: Sequence[State], reference: State) -> list[float]:
+    """Return the L2 norm of each state's difference to the reference.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        One state per client.
+    reference : mapping of str to Tensor, float32
+        The state that the clients started from.
+    """
+    return [
+        math.sqrt(
+            math.fsum(
+                float((state[name].double() - start.double()).square().sum())
+                for name, start in reference.items()
+            )
+        )
+        for state in states
+    ]
+
+
+def clip_updates(
+    states: Sequence[State], reference: State, bound: float
+) -> list[dict[str, Tensor]]:
+    """Shorten differences to the reference to a norm, ``w + min(1, c/‖θ − w‖)(θ − w)``.
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        States θ, one per client, with equal names and shapes.
+    reference : mapping of str to Tensor, float32
+        The state w that the clients started from.
+    bound : float
+        Largest L2 norm c.
+
+    Returns
+    -------
+    list of dict of str to Tensor, float32
+        States within the bound are returned unchanged, to the bit.
+    """
+    clipped = []
+    for state, norm in zip(states, update_norms(states, reference), strict=True):
+        if norm <= bound:
+            clipped.append(dict(state))
+            continue
+        factor = bound / norm
+        clipped.append(
+            {
+                name: (start + factor * (state[name].double() - start.double())).float()
+                for name, start in reference.items()
+            }
+        )
+    return clipped

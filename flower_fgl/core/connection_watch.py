@@ -1,0 +1,119 @@
+"""End a ServerApp whose SuperLink no longer answers.
+
+Flower retries a call to the SuperLink for ever. A ServerApp whose SuperLink was killed
+would wait until someone kills it, and its run folder would say ``running``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from flower_fgl.core.errors import RunError
+
+__all__ = ["runtime_address", "watch_connection"]
+
+log = logging.getLogger(__name__)
+GIVE_UP_SECONDS = 60.0
+"""A SuperLink that was restarted with its database can be reached again by then."""
+PROBE_SECONDS = 5.0
+
+
+def runtime_address(arguments: Sequence[str]) -> tuple[str, int] | None:
+    """Return host and port of the SuperLink from the command line of a ServerApp.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        ``sys.argv`` of ``flwr-serverapp``, with ``--runtime-api-address HOST:PORT``.
+
+    Returns
+    -------
+    tuple of str and int, or None
+        ``None`` if the command line has no such address.
+    """
+    for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, rest = word.partition("=")
+        if name == "--runtime-api-address":
+            host, _, port = (rest if equals else value).rpartition(":")
+            host = host.rpartition("//")[2].strip("[]")
+            return (host, int(port)) if host and port.isdigit() else None
+    return None
+
+
+@contextlib.contextmanager
+def watch_connection(
+    address: tuple[str, int] | None,
+    *,
+    give_up: float = GIVE_UP_SECONDS,
+    every: float = PROBE_SECONDS,
+) -> Iterator[None]:
+    """Raise an error inside the block once the SuperLink cannot be reached any more.
+
+    A thread opens a TCP connection now and then. When that has failed for some time, it
+    interrupts the main thread, wherever that waits.
+
+    Parameters
+    ----------
+    address : tuple of str and int, or None
+        Host and port of the SuperLink; ``None`` does nothing.
+    give_up : float
+        Seconds without a connection after which the block ends.
+    every : float
+        Seconds between two attempts, and the longest duration of one.
+
+    Raises
+    ------
+    RunError
+        In the block, if the SuperLink cannot be reached.
+
+    Notes
+    -----
+    1. Only the main thread of a POSIX system can be interrupted. Elsewhere nothing is
+       watched.
+    """
+    main = threading.main_thread()
+    can_interrupt = hasattr(signal, "pthread_kill")
+    if address is None or not can_interrupt or threading.current_thread() is not main:
+        yield
+        return
+    done, where = threading.Event(), f"{address[0]}:{address[1]}"
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not done.is_set():
+            done.set()
+            raise RunError(
+                f"The SuperLink at {where} could not be reached for {give_up:g} s: it was "
+                "killed, or the network is down. Start it again, then resume the run "
+                "from its last checkpoint (docs/resume.md)."
+            )
+
+    def watch() -> None:
+        last = time.monotonic()
+        while not done.wait(every):
+            try:
+                socket.create_connection(address, timeout=every).close()
+            except OSError as error:
+                away = time.monotonic() - last
+                log.warning("The SuperLink at %s does not answer: %s", where, error)
+                if away >= give_up and not done.is_set():
+                    signal.pthread_kill(main.ident or 0, signal.SIGUSR1)
+                    return
+            else:
+                last = time.monotonic()
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    thread = threading.Thread(target=watch, name="superlink-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,112 @@
+"""Clients that do not reply are asked less and less often."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, MutableMapping
+from dataclasses import dataclass
+
+__all__ = ["MAX_PAUSE", "Silence", "note_replies", "without_paused"]
+
+log = logging.getLogger(__name__)
+MAX_PAUSE = 32
+"""Most rounds for which a silent client is not asked."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Rounds that a client missed without a reply in between.
+
+    Parameters
+    ----------
+    missed : int
+        Their number, at least 1.
+    last : int
+        The last of them.
+    """
+
+    missed: int
+    last: int
+
+    @property
+    def next_round(self) -> int:
+        """The round in which the client is asked again: after 1, 2, 4, 8 … rounds."""
+        return self.last + 1 + int(min(2 ** min(self.missed - 1, 30), MAX_PAUSE))
+
+    def is_paused(self, server_round: int) -> bool:
+        """Return whether a round does not ask the client."""
+        return server_round < self.next_round
+
+
+def note_replies(
+    silent: MutableMapping[int, Silence],
+    server_round: int,
+    asked: Collection[int],
+    lost: Collection[int],
+    *,
+    kind: str = "Client",
+) -> None:
+    """Note which clients were silent in an exchange; a reply ends the silence.
+
+    Parameters
+    ----------
+    silent : mutable mapping of int to Silence
+        The silent clients, by partition-id (or node id); changed in place.
+    server_round : int
+        Round of the exchange. Several exchanges of one round count once.
+    asked : collection of int
+        Clients that were sent a message.
+    lost : collection of int
+        Those of them that sent nothing.
+    kind : str
+        What the numbers identify, for the log.
+    """
+    for key in sorted(asked):
+        before = silent.get(key)
+        if key not in lost:
+            if silent.pop(key, None) is not None:
+                log.info("%s %s replies again.", kind, key)
+        elif before is None or before.last != server_round:
+            now = Silence(before.missed + 1 if before else 1, server_round)
+            silent[key] = now
+            log.warning(
+                "%s %s sent no reply in %s. It is asked again in round %s.",
+                kind,
+                key,
+                f"round {server_round}"
+                if now.missed == 1
+                else f"{now.missed} rounds in a row",
+                now.next_round,
+            )
+
+
+def without_paused(
+    able: Collection[int],
+    silent: Mapping[int, Silence],
+    server_round: int,
+    least: int,
+) -> list[int]:
+    """Return the clients that a round may ask.
+
+    Parameters
+    ----------
+    able : collection of int
+        Clients, by partition-id.
+    silent : mapping of int to Silence
+        Those of them that were silent.
+    server_round : int
+        The round.
+    least : int
+        Number of clients that must remain, if there are so many. Paused clients fill up,
+        first those whose pause ends first.
+
+    Returns
+    -------
+    list of int
+        Ascending.
+    """
+    paused = [p for p in able if p in silent and silent[p].is_paused(server_round)]
+    missing = max(0, least - (len(able) - len(paused)))
+    paused.sort(key=lambda pid: (silent[pid].next_round, pid))
+    rest = set(paused[missing:])
+    return sorted(pid for pid in able if pid not in rest)

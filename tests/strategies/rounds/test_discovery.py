@@ -1,0 +1,167 @@
+"""One node that answers badly, or not at all, before round 1."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flower_fgl import Run
+from flower_fgl.core.errors import RunError
+from tests.strategies.rounds.faulty_nodes import Plan, faulty
+from tests.strategies.rounds.test_rejoining import Nodes, run_with
+from tests.support.short_runs import comparable
+
+DESCRIBE = "query.describe"
+
+
+def nothing(grid: Nodes, number: int) -> None:
+    return
+
+
+def describing(pid: int, fault: str, times: int = 1000) -> Plan:
+    """Plan a fault of one node's first answers to the describe message."""
+
+    def plan(node: int, kind: str, number: int) -> str:
+        return fault if (node, kind) == (pid, DESCRIBE) and number <= times else ""
+
+    return plan
+
+
+def run(folder: Path, plan: Plan, **settings: Any) -> Run:
+    settings = {"method": "fedavg", "join_timeout": 60.0, "rounds": 2, **settings}
+    return run_with(folder, nothing, grid_type=faulty(plan), **settings)
+
+
+@pytest.mark.parametrize("fault", ["garbage", "raise"])
+def test_one_bad_description_does_not_end_a_run_of_partition_ids(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = time.monotonic()
+    done = run(tmp_path / "run", describing(1, fault), min_replies=2)
+    assert time.monotonic() - clock < 30  # less than join-timeout
+    assert done.status == "completed"
+    assert [row["replies"] for row in done.rounds] == [2, 2]
+    assert [c["partition_id"] for c in done.clients if "num_train" in c] == [0, 2]
+    (refused,) = done.summary["refused"]
+    assert refused["name"].startswith("node ")
+    assert ("malformed" if fault == "garbage" else "bug") in refused["reason"]
+    assert f"{refused['name']} does not take part" in caplog.text
+
+
+def test_a_bad_description_leaves_too_few_for_min_replies(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="min-replies is 3"):
+        run(tmp_path / "run", describing(1, "garbage"), min_replies=3)
+
+
+def test_a_bad_description_leaves_too_few_for_min_clients(tmp_path: Path) -> None:
+    plan = describing(1, "garbage")
+    with pytest.raises(
+        RunError, match=r"Only 2 of 3 .*min-clients = 3.*node \d+: .*malformed"
+    ):
+        run(tmp_path / "run", plan, min_clients=3, join_timeout=0.3)
+    done = run(tmp_path / "two", plan, min_clients=2, join_timeout=0.3)
+    assert [row["replies"] for row in done.rounds] == [2, 2]
+
+
+def test_if_no_description_can_be_used_the_run_fails_at_once(tmp_path: Path) -> None:
+    def plan(node: int, kind: str, number: int) -> str:
+        return "raise" if kind == DESCRIBE else ""
+
+    clock = time.monotonic()
+    with pytest.raises(RunError, match=r"No client can take part.*node \d+: .*bug"):
+        run(tmp_path / "run", plan)
+    assert time.monotonic() - clock < 30
+
+
+def test_a_lost_node_is_asked_again_until_it_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    calm = run(tmp_path / "calm", describing(1, ""))
+    done = run(tmp_path / "run", describing(1, "silent", times=2), join_timeout=20.0)
+    assert comparable(done) == comparable(calm)
+    assert "has not described itself (Node Unavailable)" in caplog.text
+    assert "It is asked again for join-timeout = 20 s" in caplog.text
+    assert caplog.text.count("has not described itself") == 1
+    assert "answers again" in caplog.text
+
+
+def test_a_node_that_stays_lost_ends_the_run_if_all_must_be_there(
+    tmp_path: Path,
+) -> None:
+    clock = time.monotonic()
+    with pytest.raises(
+        RunError,
+        match=r"Only 2 of 3 clients described .* 1 s: node \d+: Node Unavailable",
+    ):
+        run(tmp_path / "run", describing(1, "silent"), join_timeout=1.0)
+    assert 1 < time.monotonic() - clock < 30
+
+
+def test_a_lost_node_joins_a_run_that_may_start_without_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = describing(1, "silent", times=8)
+    grid = faulty(plan)
+    done = run_with(
+        tmp_path / "run", nothing, grid_type=grid, method="fedavg", rounds=12,
+        min_clients=2, join_timeout=0.2,
+    )  # fmt: skip
+    assert done.status == "completed"
+    replies = [row["replies"] for row in done.rounds]
+    assert replies[0] == 2
+    assert replies[-1] == 3
+    assert "sent no reply in round 1. It is asked again in round 3." in caplog.text
+
+
+def test_a_bad_node_too_many_does_not_end_the_run(tmp_path: Path) -> None:
+    def plan(node: int, kind: str, number: int) -> str:
+        return "garbage" if node == 7 else ""
+
+    grid_type = faulty(plan)
+    start = grid_type.__init__
+
+    def init(self: Nodes, *given: Any, **more: Any) -> None:
+        start(self, *given, **more)
+        self.start(**{"partition-id": 7, "num-partitions": 3})
+
+    grid_type.__init__ = init  # type: ignore[method-assign]
+    done = run_with(
+        tmp_path / "run", nothing, grid_type=grid_type, method="fedavg", rounds=2
+    )
+    assert [row["replies"] for row in done.rounds] == [3, 3]
+
+
+def test_a_run_that_left_a_node_out_resumes_without_it(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "method": "fedavg",
+        "rounds": 4,
+        "checkpoint_every": 1,
+        "engine": "deployment",
+    }
+
+    def places(name: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "partition-id": i,
+                "num-partitions": 3,
+                "state-dir": str(tmp_path / f"{name}-{i}"),
+            }
+            for i in range(3)
+        ]
+
+    def stop(grid: Nodes, number: int) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    bad = faulty(describing(1, "garbage"))
+    whole = run_with(
+        tmp_path / "whole", nothing, places("a"), grid_type=bad, **settings
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run_with(tmp_path / "run", stop, places("b"), grid_type=bad, **settings)
+    done = run_with(tmp_path / "run", nothing, places("b"), resume=True, **settings)
+    assert comparable(done) == comparable(whole)
