@@ -34,6 +34,7 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.eval_policy == "refresh",
     ),
     "upload-delta": ("upload-noise above 0", lambda config: config.upload_noise),
+    "upload-noise-model": ("upload-noise above 0", lambda config: config.upload_noise),
     "secure-threshold": _SECURE,
     "secure-fraction-bits": _SECURE,
 }

@@ -55,6 +55,9 @@ class Method:
         Whether the method also classifies whole graphs (``setting = "graph"``).
     additive : bool
         Whether the server needs only the sum of the uploads (``secure-aggregation``).
+    sums_scaled_uploads : bool
+        Whether that sum is the sum of the uploads times the clients' weights, so that
+        clipped uploads bound it (``upload-noise-model = "distributed"``).
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -77,6 +80,7 @@ class Method:
     is_one_shot: bool = False
     graphs: bool = True
     additive: bool = False
+    sums_scaled_uploads: bool = True
     takes_late_clients: bool = True
     takes_batches: bool = True
 

@@ -25,7 +25,8 @@ UNNUMBERED = -1
 MAX_TEXT = 300
 """Largest number of characters of an owner's name, a class name or a reason."""
 
-KEY_BYTES = 32
+KEY_SIZES = (0, 32, 128)
+"""Bytes of no key, of a key, and of a key with an owner's identity and signature."""
 SCALES = ("none", "rows", "columns")
 _INTEGERS = (
     "partition-id",
@@ -64,8 +65,8 @@ class Description(Payload):
     partition_sha256 : str
         Hash of the partition of its graph; empty for a data owner's own file.
     public_key : bytes
-        With secure aggregation, the key (32 bytes) that encrypts shares to this client;
-        else empty.
+        With secure aggregation, the key (32 bytes) that encrypts shares to this client,
+        with an identity and its signature if the owner has one (128 bytes); else empty.
     name : str
         Name of the data owner in logs; empty for a partition of a dataset.
     scale : {"none", "rows", "columns"}
@@ -133,9 +134,9 @@ class Description(Payload):
         if not isinstance(model, str) or not isinstance(sha256, str):
             raise PayloadError('"model" and "partition-sha256" must be strings.')
         public_key = info.get("public-key")
-        if not isinstance(public_key, bytes) or len(public_key) not in (0, KEY_BYTES):
+        if not isinstance(public_key, bytes) or len(public_key) not in KEY_SIZES:
             raise PayloadError(
-                f'"public-key" must be {KEY_BYTES} bytes or none, got {public_key!r}.'
+                f'"public-key" must have {KEY_SIZES} bytes, got {str(public_key)[:50]}.'
             )
         scale = _read_text(info, "scale")
         if scale not in SCALES:

@@ -19,11 +19,14 @@ from flower_fgl.protocols.differential_privacy import (
     with_numbers,
 )
 
-__all__ = ["privatize"]
+__all__ = ["origin_of", "privatize"]
 
 
 def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     """Withhold rare classes, clip the upload and add noise.
+
+    With ``upload-noise-model = "distributed"`` no noise is added here: the client adds its
+    share when the upload is encoded for the secure sum.
 
     Parameters
     ----------
@@ -60,6 +63,7 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
         refuse_unbounded(upload)
     except TypeError as error:
         raise PayloadError(f"upload-clip: {error}") from error
+    is_distributed = config.upload_noise_model == "distributed"
     numbers = numbers_of(upload)
     start = origin_of(numbers, numbers_of(download))
     generator = torch.Generator().manual_seed(secrets.randbits(63))
@@ -67,7 +71,7 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
         noised = clip_and_add_noise(
             [tensor.detach().cpu() for tensor in numbers.values()],
             clip=config.upload_clip,
-            noise=config.upload_noise,
+            noise=0.0 if is_distributed else config.upload_noise,
             origin=start,
             generator=generator,
         )
@@ -80,7 +84,20 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
 def origin_of(
     numbers: Mapping[str, Tensor], known: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Return the reference point around which each tensor of an upload is clipped."""
+    """Return the reference point around which each tensor of an upload is clipped.
+
+    Parameters
+    ----------
+    numbers : mapping of str to Tensor
+        Tensors of the upload by path.
+    known : mapping of str to Tensor
+        Tensors of the download by path.
+
+    Returns
+    -------
+    list of Tensor
+        On the CPU, shaped like ``numbers``.
+    """
     # weights by name (entries of a mapping): the download's tensor of the same path and
     # shape; all other fields: zeros
     return [
