@@ -38,7 +38,7 @@ from flower_fgl.protocols.secure_aggregation.messages import (
 )
 from flower_fgl.protocols.secure_aggregation.noise import NoiseShare
 
-__all__ = ["answer", "check_identity", "join", "pack_masked"]
+__all__ = ["answer", "check_identity", "download_digest", "join", "pack_masked"]
 
 SECURE = "secure-"
 """Start of the names of the records of secure aggregation."""
@@ -193,7 +193,7 @@ def pack_masked(
         Peers.from_record(content),
         upload.summands(client.weight),
         noise=noise,
-        download=_download_digest(content),
+        download=download_digest(content),
     )
     client.state.set_group("secure", member.memory)
     return masked.to_record()
@@ -220,8 +220,18 @@ def _noise_share(client: Client, upload: AdditivePayload, download: Any) -> Nois
     )
 
 
-def _download_digest(content: RecordDict) -> bytes:
-    """Hash all arrays that the server sent, except those of secure aggregation."""
+def download_digest(content: RecordDict) -> bytes:
+    """Hash all arrays that the server sent, except those of secure aggregation.
+
+    Parameters
+    ----------
+    content : RecordDict
+        Content of a training message.
+
+    Returns
+    -------
+    bytes of length 32
+    """
     out = hashlib.sha256()
     for name, record in sorted(content.array_records.items()):
         if not name.startswith(SECURE):

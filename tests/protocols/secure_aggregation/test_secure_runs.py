@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from flower_fgl import METHODS, Run, resume, simulate
@@ -23,6 +24,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
+from flower_fgl.runs.state_files import is_secret
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -179,6 +181,34 @@ def test_a_run_resumes_from_a_checkpoint_with_new_keys(
     for one, other in zip(whole.rounds, resumed.rounds, strict=True):
         assert one["metrics"] == other["metrics"]
         assert other["failures"] == []
+
+
+@pytest.mark.parametrize("state", ["file", "memory"])
+def test_no_checkpoint_and_no_kept_state_holds_a_secret(
+    small: dict[str, Any], tmp_path: Path, state: str
+) -> None:
+    settings = {k: v for k, v in small.items() if k != "clients"}
+    folder = tmp_path / "states"
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=4, seed=0,
+        settings={
+            **settings, "rounds": 3, "secure_aggregation": True, "checkpoint_every": 1,
+            "keep_checkpoint": True, "state_dir": str(folder) if state == "file" else "",
+        },
+    )  # fmt: skip
+    with task_identity(9):
+        session = Session(memory=None if state == "file" else MemoryStates())
+        grid = LocalGrid(DispatchingClientApp(session), 4, values, run_id=9)
+        run = Run.load(run_server(grid, values, engine="local", states=session.memory))
+    current = {folder / f"9-{pid:06d}.safetensors" for pid in range(4)}
+    files = [*tmp_path.rglob("*.safetensors")]
+    kept = [path for path in files if path not in current]
+    assert len(kept) > 4
+    for path in kept:
+        with safe_open(path, "pt") as file:
+            secrets = {name for name in file.keys() if is_secret(name)}  # noqa: SIM118
+        assert not secrets, path
+    assert run.summary["status"] == "completed"
 
 
 def test_it_goes_with_partial_participation_and_evaluation_of_the_rest(
