@@ -16,6 +16,7 @@ WITH: dict[str, dict[str, Scalar]] = {
     "patience": {"check-every": 1},
     "final-local-epochs": {"eval-policy": "refresh"},
     "upload-delta": {"upload-clip": 1.0, "upload-noise": 1.0},
+    "upload-noise-model": {"upload-clip": 1.0, "upload-noise": 1.0},
     "secure-threshold": {"secure-aggregation": True},
     "secure-fraction-bits": {"secure-aggregation": True},
 }
