@@ -20,7 +20,7 @@ from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.protocols.differential_privacy import epsilon
+from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.model_file import save_model
@@ -206,7 +206,7 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
     -------
     dict of str to object
         ``clip``, ``noise``; with noise also ``delta``, ``uploads`` (of that client) and
-        ``epsilon``.
+        ``epsilon``; with distributed noise also ``model`` and ``accountant``.
     """
     found: dict[str, Any] = {"clip": config.upload_clip, "noise": config.upload_noise}
     if config.upload_noise:
@@ -216,6 +216,15 @@ def upload_privacy(config: RunConfig, writer: RunWriter) -> dict[str, Any]:
             "uploads": uploads,
             "epsilon": epsilon(config.upload_noise, uploads, config.upload_delta),
         }
+        if config.upload_noise_model == "distributed":
+            bound, accountant = accounted_epsilon(
+                config.upload_noise, uploads, config.upload_delta
+            )
+            found |= {
+                "model": "distributed",
+                "epsilon": bound,
+                "accountant": accountant,
+            }
     return found
 
 

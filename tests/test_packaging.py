@@ -113,7 +113,10 @@ def test_every_third_party_import_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     declared = {
         re.split(r"[\[<>=~]", entry)[0].replace("-", "_").lower()
-        for entry in project["project"]["dependencies"]
+        for entry in [
+            *project["project"]["dependencies"],
+            *project["project"]["optional-dependencies"]["privacy"],
+        ]
     }
     other_names = {"community": "python_louvain", "sklearn": "scikit_learn"}
     found = set()

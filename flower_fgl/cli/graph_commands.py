@@ -17,7 +17,7 @@ from flower_fgl.cli.arguments import (
 from flower_fgl.cli.tables import make_table
 from flower_fgl.methods import parse_config
 
-__all__ = ["check_graph", "export", "partition", "predict"]
+__all__ = ["check_graph", "export", "identity", "partition", "predict"]
 
 
 def partition(
@@ -107,7 +107,25 @@ def check_graph(
             show(f"  {key} = {value}   (share-class-counts = true)")
             show(f"  {key} = {bare[key]}   (share-class-counts = false)")
     show("partition-id -1: the server assigns the number, which determines the model.")
-    show("public-key: 32 random bytes with secure-aggregation = true.")
+    show(
+        "public-key: with secure-aggregation = true a random key (32 bytes); with an "
+        "identity also the public identity and its signature (128 bytes)."
+    )
+
+
+def identity(
+    path: Annotated[
+        Path, typer.Argument(help="Private key; created if the file is missing.")
+    ],
+) -> None:
+    """Print the public key of a data owner's identity.
+
+    Other owners pin it: peers.toml of their node config holds one line
+    `name = "public key"` for each owner.
+    """
+    from flower_fgl.protocols.secure_aggregation.identities import load_identity
+
+    show(load_identity(path.absolute()).text)
 
 
 def predict(

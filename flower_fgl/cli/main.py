@@ -250,6 +250,7 @@ for command in (
     graph_commands.export,
     graph_commands.check_graph,
     graph_commands.predict,
+    graph_commands.identity,
     report_commands.report,
     report_commands.embeddings,
     report_commands.compare,

@@ -23,6 +23,7 @@ from flower_fgl.client_apps.runtime.model_store import (
 from flower_fgl.client_apps.runtime.rewind import rewind_client
 from flower_fgl.client_apps.runtime.secure_aggregation import (
     answer,
+    check_identity,
     join,
     pack_masked,
 )
@@ -43,7 +44,12 @@ from flower_fgl.protocols.base import (
     write_scores,
 )
 from flower_fgl.protocols.describe import Rejection
-from flower_fgl.protocols.secure_aggregation.messages import KEYS, SHARES, UNMASK
+from flower_fgl.protocols.secure_aggregation.messages import (
+    CHECK,
+    KEYS,
+    SHARES,
+    UNMASK,
+)
 
 __all__ = ["FglClientApp", "Fit"]
 
@@ -98,6 +104,7 @@ class FglClientApp(ClientApp, ABC):
         self.evaluate()(self._evaluate)
         self.query(KEYS)(self._secure)
         self.query(SHARES)(self._secure)
+        self.query(CHECK)(self._secure)
         self.query(UNMASK)(self._secure)
 
     # ------------------------------------------------------------------ hooks
@@ -180,6 +187,8 @@ class FglClientApp(ClientApp, ABC):
         try:
             client, store = self.open(message, context)
             check_model_folder(context.node_config)
+            if client.config.secure_aggregation:
+                check_identity(context.node_config)
         except FglError as error:
             if "graph" not in context.node_config:
                 raise
@@ -313,7 +322,9 @@ class FglClientApp(ClientApp, ABC):
         if config.upload_clip or config.min_class_count > 1:
             upload = privatize(client, upload, download)
         if config.secure_aggregation:
-            content = pack_masked(client, server_round, message.content, upload)
+            content = pack_masked(
+                client, context, server_round, message.content, upload, download
+            )
         else:
             content = upload.to_record()
         self.keep(client, store, context)

@@ -331,6 +331,13 @@ class GeneralSettings:
         "multiple of upload-clip; 0: no noise",
         ge=0,
     )
+    upload_noise_model: str = option(
+        "local",
+        "who adds the noise; local: each client all of it, so that no one needs to be "
+        "trusted, distributed: each client a share, so that the sum of secure "
+        "aggregation has it once",
+        choices="local distributed",
+    )
     upload_delta: float = option(
         1e-5, "δ of differential privacy for which ε is reported", gt=0, lt=1
     )
@@ -340,9 +347,9 @@ class GeneralSettings:
         "et al., CCS 2017)",
     )
     secure_threshold: float = option(
-        0.66,
+        0.67,
         "share of the sampled clients that must stay until the end of a round for its "
-        "sum to be unmasked",
+        "sum to be unmasked; above 2/3",
         gt=0.5,
         le=1,
     )

@@ -99,7 +99,9 @@ def check_settings(
         ``setting = "graph"``, for a partition of a single graph, or any sparsity; with
         ``closed-set`` or ``open-set``, for a partition other than METIS, or any
         sparsity; with ``few-shot``, for too many shots, a split, or ``label-sparsity``;
-        with ``secure-aggregation``, for fewer than three clients per round; with
+        with ``secure-aggregation``, for a threshold of 2/3 or less, or fewer than three
+        clients per round; with ``upload-noise-model = "distributed"``, without what it
+        needs; with
         ``min-clients``, for more than ``clients``, fewer than ``min-replies``, or
         ``secure-aggregation``; with a robust ``aggregation``, for a method that does not
         average weights, ``secure-aggregation``, or too few clients per round.
@@ -227,6 +229,8 @@ def _check_secure(
     settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
 ) -> None:
     """Reject secure aggregation for non-additive uploads or too few clients."""
+    if settings.upload_noise_model == "distributed":
+        _check_distributed(settings, method)
     if not settings.secure_aggregation:
         return
     if not method.additive:
@@ -234,6 +238,12 @@ def _check_secure(
         raise ConfigError(
             f"{settings.method} needs more than the sum of its uploads: "
             f"secure-aggregation = true is not possible. These methods support it: {able}."
+        )
+    if 3 * settings.secure_threshold <= 2:
+        raise ConfigError(
+            "secure-threshold must be above 2/3, so that a server cannot show two groups "
+            f"of clients different lists, got {settings.secure_threshold:g}. Remove it, "
+            "or set it to 0.67 or more."
         )
     sampled = num_sampled(settings, settings.clients)
     if settings.clients and sampled < MIN_SECURE_CLIENTS:
@@ -277,6 +287,28 @@ def _check_aggregation(
             + (f" (2·{settings.krum_attackers} + 3)" if rule == "krum" else "")
             + f", but clients = {settings.clients} and {describe_sampling(settings)} give "
             f"{sampled}."
+        )
+
+
+def _check_distributed(settings: GeneralSettings, method: Any) -> None:
+    """Reject distributed noise where it would protect nothing."""
+    needed = {
+        "secure-aggregation = true": settings.secure_aggregation,
+        "upload-clip above 0": settings.upload_clip,
+        "upload-noise above 0": settings.upload_noise,
+        'weight-by = "equal"': settings.weight_by == "equal",
+    }
+    missing = [text for text, is_set in needed.items() if not is_set]
+    if missing:
+        raise ConfigError(
+            'upload-noise-model = "distributed" adds shares of the noise that are only '
+            f"enough in a secure sum of equally weighted uploads: set {missing[0]}, or "
+            'use upload-noise-model = "local".'
+        )
+    if method.additive and not method.sums_scaled_uploads:
+        raise ConfigError(
+            f"{settings.method} sums other numbers than those that upload-clip bounds: "
+            'use upload-noise-model = "local".'
         )
 
 

@@ -45,6 +45,7 @@ NEEDED: Mapping[str, Rule] = {
     "krum-keep": _aggregation("krum"),
     "norm-bound": _aggregation("norm-clip"),
     "upload-delta": ("upload-noise above 0", lambda config: config.upload_noise),
+    "upload-noise-model": ("upload-noise above 0", lambda config: config.upload_noise),
     "secure-threshold": _SECURE,
     "secure-fraction-bits": _SECURE,
 }

@@ -58,6 +58,9 @@ class Method:
     robust : bool
         Whether the server only averages uploads of weights, so that ``aggregation`` may
         replace the mean.
+    sums_scaled_uploads : bool
+        Whether that sum is the sum of the uploads times the clients' weights, so that
+        clipped uploads bound it (``upload-noise-model = "distributed"``).
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -81,6 +84,7 @@ class Method:
     graphs: bool = True
     additive: bool = False
     robust: bool = False
+    sums_scaled_uploads: bool = True
     takes_late_clients: bool = True
     takes_batches: bool = True
 

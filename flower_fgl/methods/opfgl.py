@@ -166,5 +166,6 @@ METHOD = Method(
     is_one_shot=True,
     graphs=False,
     additive=True,
+    sums_scaled_uploads=False,
     takes_late_clients=False,
 )

@@ -41,7 +41,8 @@ MAX_ITEMS = 1_000_000_000
 MAX_EDGES = 1_000_000_000_000
 MAX_FEATURES = 10_000_000
 MAX_CLASSES = 10_000
-KEY_BYTES = 32
+KEY_SIZES = (0, 32, 128)
+"""Bytes of no key, of a key, and of a key with an owner's identity and signature."""
 SCALES = ("none", "rows", "columns")
 _INTEGERS = {
     "partition-id": MAX_PARTITIONS - 1,
@@ -81,8 +82,8 @@ class Description(Payload):
     partition_sha256 : str
         Hash of the partition of its graph; empty for a data owner's own file.
     public_key : bytes
-        With secure aggregation, the key (32 bytes) that encrypts shares to this client;
-        else empty.
+        With secure aggregation, the key (32 bytes) that encrypts shares to this client,
+        with an identity and its signature if the owner has one (128 bytes); else empty.
     name : str
         Name of the data owner in logs; empty for a partition of a dataset.
     scale : {"none", "rows", "columns"}
@@ -168,9 +169,9 @@ class Description(Payload):
             )
         model, sha256 = _read_text(info, "model"), _read_text(info, "partition-sha256")
         public_key = info.get("public-key")
-        if not isinstance(public_key, bytes) or len(public_key) not in (0, KEY_BYTES):
+        if not isinstance(public_key, bytes) or len(public_key) not in KEY_SIZES:
             raise PayloadError(
-                f'"public-key" must be {KEY_BYTES} bytes or none, got {public_key!r}.'
+                f'"public-key" must have {KEY_SIZES} bytes, got {str(public_key)[:50]}.'
             )
         scale = _read_text(info, "scale")
         if scale not in SCALES:

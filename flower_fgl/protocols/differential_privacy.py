@@ -27,11 +27,13 @@ from flower_fgl.core.errors import PayloadError
 
 __all__ = [
     "SENSITIVITY",
+    "accounted_epsilon",
     "check_clipped",
     "clip_and_add_noise",
     "epsilon",
     "numbers_of",
     "origin_of",
+    "pld_epsilon",
     "refuse_unbounded",
     "with_numbers",
 ]
@@ -192,6 +194,65 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     while excess(high) > 0:
         high *= 2
     return float(brentq(excess, 0.0, high, xtol=1e-9))
+
+
+def pld_epsilon(noise: float, releases: int, delta: float) -> float:
+    """Return an upper bound of the ε of T releases by privacy loss distributions.
+
+    The bound of ``dp-accounting``: the privacy loss of one release is rounded up to a grid
+    and composed numerically (Doroshenko et al., "Connect the Dots", PETS 2022). It needs
+    the package ``dp-accounting`` (``pip install 'flower-fgl[privacy]'``).
+
+    Parameters
+    ----------
+    noise : float, positive
+        z, standard deviation in units of the clipping norm.
+    releases : int, at least 0
+        T, number of releases.
+    delta : float in (0, 1)
+        δ.
+
+    Raises
+    ------
+    ImportError
+        If ``dp-accounting`` is not installed.
+    """
+    from dp_accounting.pld import privacy_loss_distribution
+
+    if not releases:
+        return 0.0
+    # the grid keeps its relative width, so that a tiny noise needs no more memory
+    exact = epsilon(noise, releases, delta)
+    one = privacy_loss_distribution.from_gaussian_mechanism(
+        noise / SENSITIVITY,
+        value_discretization_interval=max(1e-4, exact * 1e-4),
+    )
+    return float(one.self_compose(releases).get_epsilon_for_delta(delta))
+
+
+def accounted_epsilon(noise: float, releases: int, delta: float) -> tuple[float, str]:
+    """Return the ε of T releases, and the accountant that computed it.
+
+    Parameters
+    ----------
+    noise : float, positive
+        z, standard deviation in units of the clipping norm.
+    releases : int, at least 0
+        T, number of releases.
+    delta : float in (0, 1)
+        δ.
+
+    Returns
+    -------
+    float
+        ε.
+    str
+        ``pld``, or ``exact`` without the package ``dp-accounting``.
+    """
+    try:
+        return pld_epsilon(noise, releases, delta), "pld"
+    except ImportError:
+        return epsilon(noise, releases, delta), "exact"
 
 
 def numbers_of(value: Any, path: str = "") -> dict[str, Tensor]:

@@ -35,6 +35,7 @@ class Weights(AdditivePayload):
 
     tensors: Mapping[str, Tensor]
     records: ClassVar[tuple[str, ...]] = ("weights",)
+    public_summands = frozenset({"weight"})
 
     def to_record(self) -> RecordDict:
         """Pack into the record ``weights``."""

@@ -1,7 +1,8 @@
 """Files of client states: their names, and hard links that preserve their content.
 
 A client's state file is never modified, only replaced. A hard link to it therefore costs
-nothing and keeps the old content.
+nothing and keeps the old content. The secrets of secure aggregation are never kept: a file
+that holds some is copied without them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from flower_fgl.core.options import Scalar
 __all__ = [
     "LinkedStates",
     "StateKeeper",
+    "is_secret",
+    "keep_file",
     "kept_states",
     "link_file",
     "state_file",
@@ -120,7 +123,7 @@ class LinkedStates:
         folder.mkdir(parents=True, exist_ok=True)
         prefix = f"{run_id}-"
         for path in self.folder.glob(f"{prefix}{'[0-9]' * 6}.safetensors"):
-            link_file(path, folder / path.name.removeprefix(prefix))
+            keep_file(path, folder / path.name.removeprefix(prefix))
 
     def load_states(self, run_id: int, folder: Path) -> None:
         """Link the files of a folder back as state files of this run."""
@@ -129,6 +132,50 @@ class LinkedStates:
             path.unlink()
         for path in folder.glob("*.safetensors"):
             link_file(path, state_file(self.folder, run_id, int(path.stem)))
+
+
+def is_secret(name: str) -> bool:
+    """Return whether an entry of a client's state is a secret of secure aggregation.
+
+    All of its group are, except the number of the last round with a masked vector.
+    """
+    return name.startswith("secure/") and name != "secure/masked-round"
+
+
+def keep_file(source: Path, target: Path) -> None:
+    """Keep a client's state without its secrets: as a link if there are none.
+
+    Parameters
+    ----------
+    source : Path
+        Existing state file.
+    target : Path
+        Path of the kept file; it may be ``source`` itself.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be linked or written.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(source, "np") as file:
+            names = list(file.keys())
+            metadata = file.metadata()
+    except SafetensorError:  # damaged: the reader reports it
+        names, metadata = [], None
+    if not any(map(is_secret, names)):
+        if source != target:
+            link_file(source, target)
+        return
+    from safetensors.torch import save_file
+
+    with safe_open(source, "pt") as file:
+        tensors = {n: file.get_tensor(n) for n in names if not is_secret(n)}
+    scratch = target.with_suffix(f".{os.getpid()}.tmp")
+    save_file(tensors, scratch, metadata)
+    os.replace(scratch, target)
 
 
 def link_file(source: Path, target: Path) -> None:

@@ -20,6 +20,7 @@ WITH: dict[str, dict[str, Scalar]] = {
     "krum-attackers": {"aggregation": "krum", "clients": 5},
     "krum-keep": {"aggregation": "krum", "clients": 5},
     "norm-bound": {"aggregation": "norm-clip"},
+    "upload-noise-model": {"upload-clip": 1.0, "upload-noise": 1.0},
     "secure-threshold": {"secure-aggregation": True},
     "secure-fraction-bits": {"secure-aggregation": True},
 }

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.differential_privacy import (
+    accounted_epsilon,
     clip_and_add_noise,
     epsilon,
     numbers_of,
+    pld_epsilon,
     refuse_unbounded,
     with_numbers,
 )
@@ -162,3 +165,40 @@ def test_all_floating_tensors_of_a_payload_are_found_and_replaced() -> None:
     assert other.many[0].item() == 2
     assert other.name == "a"
     assert payload.inner.values.tolist() == [1, 1, 1]
+
+
+# ------------------------------------------------------------ privacy loss distributions
+@pytest.mark.parametrize("noise", [1.0, 5.0, 50.0])
+@pytest.mark.parametrize("releases", [1, 20, 100])
+@pytest.mark.parametrize("delta", [1e-5, 1e-3])
+def test_privacy_loss_distributions_bound_the_exact_epsilon(
+    noise: float, releases: int, delta: float
+) -> None:
+    exact = epsilon(noise, releases, delta)
+    bound = pld_epsilon(noise, releases, delta)
+    # rounded up to the grid, apart from the root finder's tolerance
+    assert exact * (1 - 1e-6) <= bound <= exact * 1.001 + 1e-4
+
+
+def test_a_wide_discrete_gaussian_has_the_epsilon_of_the_gaussian() -> None:
+    from dp_accounting.pld import privacy_loss_distribution
+
+    noise, width = 2.0, 200  # steps; the sensitivity is width · 2 / noise
+    one = privacy_loss_distribution.from_discrete_gaussian_mechanism(
+        width, sensitivity=int(2 * width / noise)
+    )
+    found = one.self_compose(10).get_epsilon_for_delta(1e-5)
+    assert found == pytest.approx(epsilon(noise, 10, 1e-5), rel=0.01)
+
+
+def test_no_release_and_tiny_noise_are_accounted() -> None:
+    assert pld_epsilon(1.0, 0, 1e-5) == 0
+    assert pld_epsilon(0.05, 3, 1e-5) >= epsilon(0.05, 3, 1e-5) * (1 - 1e-6)
+
+
+def test_without_the_package_the_exact_formula_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert accounted_epsilon(5.0, 20, 1e-5)[1] == "pld"
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
+    assert accounted_epsilon(5.0, 20, 1e-5) == (epsilon(5.0, 20, 1e-5), "exact")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
@@ -41,6 +42,9 @@ def rewind_client(session: Session, message: Message, context: Context) -> Messa
     copy_model_of_run(context, partition_id, run_id, server_round)
     state = store.load(context, partition_id)
     if keys:  # drawn when the run resumed; the server knows only these
+        answered = state.group("secure").get("masked-round", torch.tensor(0))
+        # a round that was answered in this run stays answered
+        keys["masked-round"] = max(answered, keys.get("masked-round", answered))
         state.set_group("secure", keys)
         store.save(context, partition_id, state)
     info = ConfigRecord({"round": int(state.values.get("round", 0))})

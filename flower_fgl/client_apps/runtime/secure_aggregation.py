@@ -2,30 +2,98 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 from flwr.app import Context, Message, RecordDict
+from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import agreed_place, read_agreement
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
-from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import CONFIG, Payload
+from flower_fgl.protocols.differential_privacy import (
+    numbers_of,
+    origin_of,
+    with_numbers,
+)
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.protocols.secure_aggregation.client import Member
+from flower_fgl.protocols.secure_aggregation.identities import (
+    Identity,
+    load_identity,
+    read_peers,
+)
 from flower_fgl.protocols.secure_aggregation.messages import (
+    CHECK,
     KEYS,
+    SHARES,
+    Confirmations,
     Peers,
     PublicKey,
     Roster,
     Survivors,
 )
+from flower_fgl.protocols.secure_aggregation.noise import NoiseShare
 
-__all__ = ["answer", "join", "pack_masked"]
+__all__ = ["answer", "check_identity", "download_digest", "join", "pack_masked"]
+
+SECURE = "secure-"
+"""Start of the names of the records of secure aggregation."""
+
+
+def check_identity(node: Mapping[str, Scalar]) -> None:
+    """Reject a node config whose identity or peers cannot be used.
+
+    Parameters
+    ----------
+    node : mapping of str to bool, int, float or str
+        Node config. ``identity`` is the absolute path of the owner's private key, created
+        if missing; ``peers`` that of the file of pinned public keys.
+
+    Raises
+    ------
+    RunError
+        If a file cannot be read, or ``peers`` is given without ``identity``.
+    """
+    _pinned(node)
+    _identity(node)
+
+
+def _identity(node: Mapping[str, Scalar]) -> Identity | None:
+    """Return the data owner's identity, if the node config names one."""
+    return load_identity(Path(str(node["identity"]))) if "identity" in node else None
+
+
+def _pinned(node: Mapping[str, Scalar]) -> dict[bytes, str] | None:
+    """Return the pinned identities, if the node config names a file of them."""
+    if "peers" not in node:
+        return None
+    path = Path(str(node["peers"]))
+    if "identity" not in node:
+        raise RunError(
+            "The node config has peers but no identity: the other owners cannot recognise "
+            'this node. Add identity="/path/to/identity.key".'
+        )
+    if not path.is_absolute():
+        raise RunError(f"peers must be an absolute path, got {str(path)!r}.")
+    return read_peers(path)
 
 
 def join(client: Client, store: StateStore, context: Context) -> bytes:
     """Draw and store the client's key pair for this run; return the public key."""
-    member = Member(client.partition_id, client.config, {})
+    member = Member(
+        client.partition_id,
+        client.config,
+        client.state.group("secure"),
+        run_id=context.run_id,
+        identity=_identity(context.node_config),
+    )
     key = member.join()
     client.state.set_group("secure", member.memory)
     store.save(context, client.partition_id, client.state)
@@ -33,14 +101,15 @@ def join(client: Client, store: StateStore, context: Context) -> bytes:
 
 
 def answer(session: Session, message: Message, context: Context) -> Message:
-    """Answer a query: send a key or shares, or reveal shares.
+    """Answer a query: send a key or shares, confirm the sum, or reveal shares.
 
     Parameters
     ----------
     session : Session
         Per-process cache.
     message : Message
-        Roster of a round, survivors of a round, or an empty message (key request).
+        Roster of a round, clients in its sum, confirmations of other clients, or an
+        empty message (key request).
     context : Context
         Flower's context of this client.
 
@@ -53,6 +122,8 @@ def answer(session: Session, message: Message, context: Context) -> Message:
     ------
     PayloadError
         If secure aggregation is off, or the request is malformed or out of order.
+    RunError
+        If the identity or the file of peers cannot be read.
     """
     config = session.config(context)
     if not config.secure_aggregation:
@@ -60,23 +131,32 @@ def answer(session: Session, message: Message, context: Context) -> Message:
     partition_id, _ = agreed_place(read_agreement(message), context)
     store = session.states(config, context)
     state = store.load(context, partition_id)
-    member = Member(partition_id, config, state.group("secure"))
-    content = message.content
+    member = Member(partition_id, config, state.group("secure"), run_id=context.run_id)
+    content, kind = message.content, message.metadata.message_type
     server_round = int(content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
     reply: Payload
-    if message.metadata.message_type.endswith(KEYS):
+    if kind.endswith(KEYS):
+        member.identity = _identity(context.node_config)
         reply = PublicKey.of(member.join())
-    elif Roster.record in content:
+    elif kind.endswith(SHARES):
+        member.peers = _pinned(context.node_config)
         reply = member.offer(server_round, Roster.from_record(content))
+    elif kind.endswith(CHECK):
+        reply = member.check(server_round, Survivors.from_record(content))
     else:
-        reply = member.reveal(server_round, Survivors.from_record(content))
+        reply = member.reveal(server_round, Confirmations.from_record(content))
     state.set_group("secure", member.memory)
     store.save(context, partition_id, state)
     return Message(reply.to_record(), reply_to=message)
 
 
 def pack_masked(
-    client: Client, server_round: int, content: RecordDict, upload: Payload
+    client: Client,
+    context: Context,
+    server_round: int,
+    content: RecordDict,
+    upload: Payload,
+    download: Any = None,
 ) -> RecordDict:
     """Mask an upload and pack it; without peers the result is empty.
 
@@ -84,12 +164,16 @@ def pack_masked(
     ----------
     client : Client
         The client; its state changes and must be stored before the reply is sent.
+    context : Context
+        Flower's context of this client.
     server_round : int
         Round.
     content : RecordDict
         Content of the server's message.
     upload : Payload
         The method's upload.
+    download : Payload, optional
+        The download of the round, the origin of the clipping.
 
     Raises
     ------
@@ -98,8 +182,64 @@ def pack_masked(
     """
     if Peers.record not in content or not isinstance(upload, AdditivePayload):
         return RecordDict()
-    member = Member(client.partition_id, client.config, client.state.group("secure"))
-    peers = Peers.from_record(content)
-    masked = member.mask(server_round, peers, upload.summands(client.weight))
+    member = Member(
+        client.partition_id,
+        client.config,
+        client.state.group("secure"),
+        run_id=context.run_id,
+    )
+    noise = None
+    if client.config.upload_noise_model == "distributed":
+        noise = _noise_share(client, upload, download)
+    masked = member.mask(
+        server_round,
+        Peers.from_record(content),
+        upload.summands(client.weight),
+        noise=noise,
+        download=download_digest(content),
+    )
     client.state.set_group("secure", member.memory)
     return masked.to_record()
+
+
+def _noise_share(client: Client, upload: AdditivePayload, download: Any) -> NoiseShare:
+    """Return the client's share of the noise in a sum."""
+    if upload.public_summands is None or client.weight != 1:
+        raise PayloadError(
+            'upload-noise-model = "distributed" needs weight-by = "equal" and an upload '
+            "whose sum is the sum of the clipped numbers"
+        )
+    numbers = numbers_of(upload)
+    start = origin_of(numbers, numbers_of(download))
+    origin: AdditivePayload = with_numbers(
+        upload, dict(zip(numbers, start, strict=True))
+    )
+    summands: Mapping[str, Tensor] = origin.summands(client.weight)
+    return NoiseShare(
+        client.config.upload_clip,
+        client.config.upload_noise,
+        summands,
+        upload.public_summands,
+    )
+
+
+def download_digest(content: RecordDict) -> bytes:
+    """Hash all arrays that the server sent, except those of secure aggregation.
+
+    Parameters
+    ----------
+    content : RecordDict
+        Content of a training message.
+
+    Returns
+    -------
+    bytes of length 32
+    """
+    out = hashlib.sha256()
+    for name, record in sorted(content.array_records.items()):
+        if not name.startswith(SECURE):
+            for key, array in sorted(record.items()):
+                head = repr((name, key, array.dtype, tuple(array.shape)))
+                out.update(f"{len(head)}/{head}/{len(array.data)}/".encode())
+                out.update(array.data)
+    return out.digest()

@@ -27,7 +27,7 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import read_tensors, write_tensors
-from flower_fgl.runs.state_files import link_file, state_file
+from flower_fgl.runs.state_files import is_secret, keep_file, link_file, state_file
 
 __all__ = ["ClientState", "ContextStates", "FileStates", "MemoryStates", "StateStore"]
 __all__ += ["read_state", "write_state"]
@@ -106,6 +106,11 @@ class ClientState:
             for key, tensor in sorted(self.tensors.items())
             if key.startswith(start)
         }
+
+    def without_secrets(self) -> ClientState:
+        """Return a copy that may be kept, without the secrets of secure aggregation."""
+        kept = {name: t for name, t in self.tensors.items() if not is_secret(name)}
+        return ClientState(kept, dict(self.values))
 
     def set_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
         """Replace the tensors under ``prefix/`` by copies of ``tensors``.
@@ -230,10 +235,11 @@ class MemoryStates(StateStore):
         self._states |= {(run_id, pid): state for pid, state in states.items()}
 
     def save_states(self, run_id: int, folder: Path) -> None:
-        """Write every state of a run to a folder, one file per client."""
+        """Write every state of a run to a folder without secrets, one file per client."""
         folder.mkdir(parents=True, exist_ok=True)
         for partition_id, state in self.of_run(run_id).items():
-            write_state(folder / f"{partition_id:06d}.safetensors", state)
+            path = folder / f"{partition_id:06d}.safetensors"
+            write_state(path, state.without_secrets())
 
     def load_states(self, run_id: int, folder: Path) -> None:
         """Replace the states of a run by those of a folder.
@@ -319,7 +325,7 @@ class FileStates(StateStore):
             ) from error
 
     def _keep(self, path: Path, kept: int | None, new: int) -> None:
-        """Keep the state of a checkpoint before a later round overwrites it."""
+        """Keep a checkpoint's state, without secrets, before a round overwrites it."""
         if not self.keep_every or kept is None:
             return
         newest = (new - 1) // self.keep_every * self.keep_every
@@ -328,7 +334,7 @@ class FileStates(StateStore):
         ]
         for point in points:
             if kept <= int(point.stem[-6:]) and not point.exists():
-                link_file(path, point)
+                keep_file(path, point)
         for old in path.parent.glob(f"{path.stem}.at-*.safetensors"):
             if old not in points:
                 old.unlink()
@@ -341,6 +347,8 @@ class FileStates(StateStore):
         source = state_file(self.folder, run_id, partition_id)
         newest = _round_of(source)
         try:
+            if source != path and source.exists():
+                keep_file(source, source)  # the interrupted run needs no secrets
             if _kept_at(source, server_round).exists():
                 link_file(_kept_at(source, server_round), path)
             elif newest is not None and newest <= server_round:

@@ -24,6 +24,9 @@ __all__ = ["privatize"]
 def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     """Withhold rare classes, clip the upload and add noise.
 
+    With ``upload-noise-model = "distributed"`` no noise is added here: the client adds its
+    share when the upload is encoded for the secure sum.
+
     Parameters
     ----------
     client : Client
@@ -59,6 +62,7 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
         refuse_unbounded(upload)
     except TypeError as error:
         raise PayloadError(f"upload-clip: {error}") from error
+    is_distributed = config.upload_noise_model == "distributed"
     numbers = numbers_of(upload)
     start = origin_of(numbers, numbers_of(download))
     generator = torch.Generator().manual_seed(secrets.randbits(63))
@@ -66,7 +70,7 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
         noised = clip_and_add_noise(
             [tensor.detach().cpu() for tensor in numbers.values()],
             clip=config.upload_clip,
-            noise=config.upload_noise,
+            noise=0.0 if is_distributed else config.upload_noise,
             origin=start,
             generator=generator,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -19,6 +19,11 @@ class AdditivePayload(Payload):
     A method with such an upload supports secure aggregation: its row in ``METHODS`` has
     ``additive=True``, and its strategy overrides ``aggregate_sums``.
     """
+
+    public_summands: ClassVar[frozenset[str] | None] = None
+    """Summands that follow from the client's description, if all others are the upload's
+    numbers times the weight. ``None``: they are not, so that ``upload-noise-model =
+    "distributed"`` is not possible."""
 
     @abstractmethod
     def summands(self, weight: float) -> Mapping[str, Tensor]:

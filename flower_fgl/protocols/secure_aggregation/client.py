@@ -1,6 +1,6 @@
 """Client side of secure aggregation, Bonawitz et al. 2017, Fig. 4.
 
-A round has three messages. Between them the secrets are kept in the client's state, group
+A round has four messages. Between them the secrets are kept in the client's state, group
 ``secure``; each is deleted as soon as it has been used.
 """
 
@@ -16,38 +16,46 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
+from flower_fgl.protocols.secure_aggregation.identities import (
+    IDENTITY_BYTES,
+    Identity,
+    check_roster,
+)
 from flower_fgl.protocols.secure_aggregation.keys import (
+    KEY_BYTES,
     KeyAgreement,
     add_masks,
+    derive,
     digest,
     draw_secret,
+    is_tag,
     mask_stream,
     public_key,
     seal,
+    tag,
     unseal,
+    view_digest,
 )
 from flower_fgl.protocols.secure_aggregation.messages import (
+    Confirmations,
     MaskedUpload,
     Offer,
     Peers,
     Reveal,
     Roster,
     Survivors,
+    Tags,
     from_bytes,
     to_bytes,
 )
+from flower_fgl.protocols.secure_aggregation.noise import NoiseShare, add_noise_share
 from flower_fgl.protocols.secure_aggregation.quantization import encode
 from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES, split
-from flower_fgl.protocols.secure_aggregation.threshold import (
-    SEAL,
-    threshold,
-    with_witness,
-)
+from flower_fgl.protocols.secure_aggregation.threshold import threshold, with_witness
 
 __all__ = ["Member"]
 
-MISSING = b"\xff" * SHARE_BYTES
-"""Marks a share that could not be decrypted; it is no field element."""
+BOTH = 2 * SHARE_BYTES
 
 
 @dataclass
@@ -59,39 +67,63 @@ class Member:
     partition_id : int
         Partition-id of the client.
     config : RunConfig
-        Source of ``secure_threshold`` and ``secure_fraction_bits``, which the client does
-        not accept from the server.
+        Source of ``rounds``, ``secure_threshold``, ``secure_fraction_bits`` and the
+        settings of the noise. They come with the run, so a server could give different
+        clients different ones: :meth:`check` confirms that all have the same.
     memory : dict of str to Tensor
         Group ``secure`` of the client's state, changed in place. The caller must store it
         after each call, before the reply is sent.
+    run_id : int
+        Flower's id of the run. All keys and confirmations depend on it.
+    identity : Identity, optional
+        The data owner's identity, which signs the key of the run.
+    peers : mapping of bytes to str, optional
+        Pinned identities and their owners' names. If given, every client of a roster
+        must have one of them.
     """
 
     partition_id: int
     config: RunConfig
     memory: dict[str, Tensor]
+    run_id: int = 0
+    identity: Identity | None = None
+    peers: Mapping[bytes, str] | None = None
 
     def join(self) -> bytes:
         """Draw the client's key pair for this run and delete all other secrets.
 
+        The number of the last round with a masked vector stays, so that no round is
+        answered twice.
+
         Returns
         -------
-        bytes of length 32
-            The public key, with which other clients encrypt shares to this one.
+        bytes of length 32 or 128
+            The public key, with which other clients encrypt shares to this one. With an
+            identity, the identity and its signature follow.
         """
         secret = draw_secret()
-        self.memory.clear()
-        self.memory["identity"] = from_bytes([secret])
-        return public_key(secret)
+        card = public_key(secret)
+        if self.identity is not None:
+            card = self.identity.card(
+                card, run_id=self.run_id, partition_id=self.partition_id
+            )
+        self._forget()
+        self.memory |= {"run-key": from_bytes([secret]), "card": from_bytes([card])}
+        return card
 
     def offer(self, server_round: int, roster: Roster) -> Offer:
         """Draw the secrets of the round and split them into shares.
 
+        The keys that encrypt the shares depend on the whole roster: a client that was
+        sent another roster can decrypt none of them.
+
         Raises
         ------
         PayloadError
-            If the client has no key or is not in the roster, if the roster has fewer than
-            three clients, or if the client has sent a masked vector in this or a later
-            round.
+            If the round is none of the run; if the client has no key or the roster has
+            another one; if the roster has fewer than three clients, two equal keys, or a
+            client that is not pinned; or if the client has sent a masked vector in this
+            or a later round.
         """
         ids = self._listed(roster.ids, "roster")
         if len(ids) < MIN_SECURE_CLIENTS:
@@ -99,53 +131,84 @@ class Member:
                 f"secure aggregation needs at least {MIN_SECURE_CLIENTS} clients, got "
                 f"{len(ids)}."
             )
-        if server_round <= self._number("masked-round"):
-            raise PayloadError(
-                f"this client has already sent a masked vector in round {server_round} or "
-                "later"
-            )
-        identity = self._identity(server_round)
+        self._check_round(server_round)
+        self._check_keys(dict(zip(ids, map(to_bytes, roster.keys), strict=True)))
+        context = view_digest(
+            str(self.run_id).encode(), to_bytes(roster.ids), to_bytes(roster.keys)
+        )
+        agreement = KeyAgreement(
+            to_bytes(self.memory["run-key"][0]), server_round, context=context
+        )
+        pairs = [
+            agreement.key(to_bytes(key), "pair", *sorted((self.partition_id, pid)))
+            for pid, key in zip(ids, roster.keys[:, :KEY_BYTES], strict=True)
+        ]
         seed, mask_secret = draw_secret(), draw_secret()
         need = threshold(len(ids), self.config.secure_threshold)
         points = [pid + 1 for pid in ids]
-        pairs = list(
+        shares = list(
             zip(
                 split(seed, threshold=need, points=points),
                 split(mask_secret, threshold=need, points=points),
                 strict=True,
             )
         )
+        mask_key = public_key(mask_secret)
         sealed = [
-            seal(identity.key(to_bytes(key), SEAL, self.partition_id, pid), b"".join(p))
-            for pid, key, p in zip(ids, roster.keys, pairs, strict=True)
+            seal(
+                derive(pair, "share", self.partition_id, pid),
+                b"".join((*both, mask_key)),
+            )
+            for pid, pair, both in zip(ids, pairs, shares, strict=True)
         ]
-        digests = from_bytes([digest(a) + digest(b) for a, b in pairs])
+        digests = from_bytes([digest(a) + digest(b) for a, b in shares])
         self._forget()
         self.memory |= {
             "round": torch.tensor(server_round),
             "ids": roster.ids,
-            "keys": roster.keys,
+            "pairs": from_bytes(pairs),
+            "roster": from_bytes([context]),
             "seed": from_bytes([seed]),
             "mask-secret": from_bytes([mask_secret]),
         }
         return Offer(
-            mask_key=from_bytes([public_key(mask_secret)])[0],
+            mask_key=from_bytes([mask_key])[0],
             seed_digest=from_bytes([digest(seed)])[0],
             sealed=from_bytes(sealed),
             digests=digests.reshape(len(ids), 2, -1),
         )
 
     def mask(
-        self, server_round: int, peers: Peers, summands: Mapping[str, Tensor]
+        self,
+        server_round: int,
+        peers: Peers,
+        summands: Mapping[str, Tensor],
+        *,
+        noise: NoiseShare | None = None,
+        download: bytes = b"",
     ) -> MaskedUpload:
         """Decrypt the other clients' shares, encode the summands and mask them.
+
+        Parameters
+        ----------
+        server_round : int
+            Round.
+        peers : Peers
+            The clients to mask with.
+        summands : mapping of str to Tensor
+            Numbers to be summed.
+        noise : NoiseShare, optional
+            With ``upload-noise-model = "distributed"``: the client's share of the noise.
+        download : bytes
+            Hash of the download, which all clients must have received alike.
 
         Raises
         ------
         PayloadError
             If the client sent no shares in this round or has already sent its masked
             vector; if the peers are not in the roster, are fewer than the threshold or
-            do not include the client; or if a summand cannot be encoded.
+            do not include the client; if a peer's shares cannot be decrypted; or if a
+            summand cannot be encoded.
         """
         self._expect("seed", server_round)
         sampled = self.memory["ids"].tolist()
@@ -156,37 +219,53 @@ class Member:
                 f"at least {need} of the clients {sampled} must have sent shares, "
                 f"got shares of {ids}"
             )
-        vector = encode(
-            with_witness(summands),
-            fraction_bits=self.config.secure_fraction_bits,
-            summands=len(ids),
-        )
-        held = self._open_shares(server_round, ids, sampled, peers)
+        pairs = self._pairs(sampled, ids)
+        held, mask_keys = self._open_shares(ids, pairs, peers)
+        bits, count = self.config.secure_fraction_bits, len(ids)
+        if noise is None:
+            vector = encode(with_witness(summands), fraction_bits=bits, summands=count)
+        else:
+            vector = add_noise_share(
+                with_witness(summands),
+                noise,
+                fraction_bits=bits,
+                clients=count,
+                threshold=need,
+            )
         agreement = KeyAgreement(to_bytes(self.memory["mask-secret"][0]), server_round)
         pair_keys = {
-            other: agreement.key(
-                to_bytes(key), "mask", *sorted((self.partition_id, other))
-            )
-            for other, key in zip(ids, peers.mask_keys, strict=True)
-            if other != self.partition_id
+            pid: agreement.key(key, "mask", *sorted((self.partition_id, pid)))
+            for pid, key in mask_keys.items()
+            if pid != self.partition_id
         }
         add_masks(vector, partition_id=self.partition_id, pair_keys=pair_keys)
         vector += mask_stream(to_bytes(self.memory["seed"][0]), len(vector))
+        seen = view_digest(
+            to_bytes(self.memory["roster"][0]),
+            to_bytes(peers.ids),
+            b"".join(mask_keys.values()),
+            download,
+            repr(
+                (server_round, need, bits, len(vector), noise and noise.terms)
+            ).encode(),
+        )
         self._forget()
         self.memory |= {
             "round": torch.tensor(server_round),
             "masked-round": torch.tensor(server_round),
             "peers": peers.ids,
+            "pairs": from_bytes(pairs),
             "threshold": torch.tensor(need),
-            "held": held,
+            "held": from_bytes(held),
+            "seen": from_bytes([seen]),
         }
         return MaskedUpload(torch.from_numpy(vector.view(np.int64)))
 
-    def reveal(self, server_round: int, survivors: Survivors) -> Reveal:
-        """Return one share per client to the server, never both shares of a client.
+    def check(self, server_round: int, survivors: Survivors) -> Tags:
+        """Confirm to each client in the sum what this client has seen in the round.
 
-        All shares are deleted with the reply, so a second request is rejected, whatever it
-        lists.
+        That is the run, the round, the roster, the threshold, the peers with their mask
+        keys, the download, the noise and the clients in the sum. It answers once.
 
         Raises
         ------
@@ -198,29 +277,118 @@ class Member:
         self._expect("held", server_round)
         ids = self.memory["peers"].tolist()
         need = self._number("threshold")
-        alive = set(self._listed(survivors.ids, "survivors"))
-        if not alive <= set(ids) or len(alive) < need:
+        alive = self._listed(survivors.ids, "survivors")
+        if "survivors" in self.memory:
             raise PayloadError(
-                f"a sum must contain at least {need} of the clients {ids}, got "
-                f"{sorted(alive)}"
+                f"this client has already confirmed the clients in the sum of round "
+                f"{server_round}"
+            )
+        if not set(alive) <= set(ids) or len(alive) < need:
+            raise PayloadError(
+                f"a sum must contain at least {need} of the clients {ids}, got {alive}"
+            )
+        seen = view_digest(to_bytes(self.memory["seen"][0]), to_bytes(survivors.ids))
+        tags = [
+            tag(derive(pair, "check", self.partition_id, pid), seen)
+            for pid, pair in zip(alive, self._pairs(ids, alive), strict=True)
+        ]
+        self.memory |= {"survivors": survivors.ids, "seen": from_bytes([seen])}
+        return Tags(from_bytes(tags))
+
+    def reveal(self, server_round: int, confirmations: Confirmations) -> Reveal:
+        """Return one share per client to the server, never both shares of a client.
+
+        Only if at least the threshold of clients in the sum, this one included, have
+        seen the same as this client. All shares are deleted with the reply.
+
+        Raises
+        ------
+        PayloadError
+            If the client has not confirmed the clients in the sum or has already replied,
+            or if too few other clients confirmed the same.
+        """
+        self._expect("held", server_round)
+        if "survivors" not in self.memory:
+            raise PayloadError(
+                f"round {server_round} of secure aggregation is not at this step: the "
+                "clients in the sum are not confirmed"
+            )
+        ids, alive = self.memory["peers"].tolist(), self.memory["survivors"].tolist()
+        seen = to_bytes(self.memory["seen"][0])
+        pairs = dict(zip(alive, self._pairs(ids, alive), strict=True))
+        agreed = {self.partition_id}
+        for pid, found in zip(
+            confirmations.ids.tolist(), confirmations.tags, strict=True
+        ):
+            if pid in pairs and pid != self.partition_id:
+                key = derive(pairs[pid], "check", pid, self.partition_id)
+                if is_tag(key, seen, to_bytes(found)):
+                    agreed.add(pid)
+        if len(agreed) < self._number("threshold"):
+            raise PayloadError(
+                f"only the clients {sorted(agreed)} have seen the same roster, peers, "
+                f"settings, download and clients in the sum; {self._number('threshold')} "
+                "are needed. Another client disagrees, or the server sent clients "
+                "different messages"
             )
         of_seed, of_key = torch.split(self.memory["held"], SHARE_BYTES, dim=1)
-        in_sum = torch.tensor([pid in alive for pid in ids])
+        in_sum = torch.tensor([pid in pairs for pid in ids])
         self._forget()
         return Reveal(torch.where(in_sum[:, None], of_seed, of_key).contiguous())
 
+    def _check_round(self, server_round: int) -> None:
+        """Reject a round that the run does not have, or that is already answered."""
+        if not 1 <= server_round <= self.config.rounds:
+            raise PayloadError(
+                f"the run has rounds 1 to {self.config.rounds}, got round {server_round}"
+            )
+        if server_round <= self._number("masked-round"):
+            raise PayloadError(
+                f"this client has already sent a masked vector in round "
+                f"{self._number('masked-round')} and answers no round up to it again"
+            )
+
+    def _check_keys(self, cards: Mapping[int, bytes]) -> None:
+        """Reject a roster without the client's own key, or with keys that cannot be."""
+        if "run-key" not in self.memory:
+            raise PayloadError(
+                "the client has lost its key (was its SuperNode restarted?). It can take "
+                "part again in the next run"
+            )
+        own, listed = to_bytes(self.memory["card"][0]), cards[self.partition_id]
+        if listed[: len(own)] != own or any(listed[len(own) :]):
+            raise PayloadError("the roster has another key of this client than its own")
+        if len({card[:KEY_BYTES] for card in cards.values()}) < len(cards):
+            raise PayloadError("two clients of the roster have the same key")
+        if self.peers is not None:
+            identity = own[KEY_BYTES : KEY_BYTES + IDENTITY_BYTES]
+            check_roster(cards, self.peers, identity, run_id=self.run_id)
+
+    def _pairs(self, ids: list[int], wanted: list[int]) -> list[bytes]:
+        """Return the keys shared with some of the clients ``ids``."""
+        pairs = dict(zip(ids, self.memory["pairs"], strict=True))
+        return [to_bytes(pairs[pid]) for pid in wanted]
+
     def _open_shares(
-        self, server_round: int, ids: list[int], sampled: list[int], peers: Peers
-    ) -> Tensor:
-        """Decrypt the shares of the peers for this client, uint8 of shape (m, 66)."""
-        identity = self._identity(server_round)
-        keys = dict(zip(sampled, self.memory["keys"], strict=True))
-        rows = []
-        for pid, sealed in zip(ids, peers.sealed, strict=True):
-            key = identity.key(to_bytes(keys[pid]), SEAL, pid, self.partition_id)
-            opened = unseal(key, to_bytes(sealed))
-            rows.append(opened if opened is not None else MISSING + MISSING)
-        return from_bytes(rows)
+        self, ids: list[int], pairs: list[bytes], peers: Peers
+    ) -> tuple[list[bytes], dict[int, bytes]]:
+        """Decrypt the peers' shares for this client; return them and the mask keys."""
+        held, mask_keys = [], {}
+        for pid, pair, sealed in zip(ids, pairs, peers.sealed, strict=True):
+            opened = unseal(
+                derive(pair, "share", pid, self.partition_id), to_bytes(sealed)
+            )
+            if opened is None:
+                raise PayloadError(
+                    f"the shares of client {pid} cannot be decrypted: it received another "
+                    "roster, or the shares were changed. This client does not send its "
+                    "upload in this round"
+                )
+            held.append(opened[:BOTH])
+            mask_keys[pid] = opened[BOTH:]
+        if len(set(mask_keys.values())) < len(mask_keys):
+            raise PayloadError("two clients sent the same mask key")
+        return held, mask_keys
 
     def _listed(self, ids: Tensor, what: str) -> list[int]:
         """Return the ids as a list; they must include this client."""
@@ -231,15 +399,6 @@ class Member:
                 f"{listed}"
             )
         return listed
-
-    def _identity(self, server_round: int) -> KeyAgreement:
-        """Return the key agreement of the client's key of this run."""
-        if "identity" not in self.memory:
-            raise PayloadError(
-                "the client has lost its key (was its SuperNode restarted?). It can take "
-                "part again in the next run"
-            )
-        return KeyAgreement(to_bytes(self.memory["identity"][0]), server_round)
 
     def _expect(self, secret: str, server_round: int) -> None:
         """Reject a message that does not follow the previous one."""
@@ -255,7 +414,7 @@ class Member:
 
     def _forget(self) -> None:
         """Delete the secrets of the round."""
-        keep = ("identity", "masked-round")
+        keep = ("run-key", "card", "masked-round")
         kept = {name: self.memory[name] for name in keep if name in self.memory}
         self.memory.clear()
         self.memory.update(kept)

@@ -1,13 +1,15 @@
 """Key agreement, encryption of shares and mask streams, based on ``cryptography``.
 
 X25519 (RFC 7748) agrees on a shared key, from which HKDF-SHA256 (RFC 5869) derives a key
-per round, pair and purpose. AES-256-GCM encrypts shares. AES-256 in counter mode generates
-mask streams; each key is used for one stream, so the counter may start at zero.
+per round, pair and purpose. AES-256-GCM encrypts shares. HMAC-SHA256 (RFC 2104)
+authenticates what two clients have seen. AES-256 in counter mode generates mask streams;
+each key is used for one stream, so the counter may start at zero.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import os
 from collections.abc import Mapping
 
@@ -22,7 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.secure_aggregation.quantization import Vector
@@ -31,14 +33,19 @@ __all__ = [
     "DIGEST_BYTES",
     "KEY_BYTES",
     "SEAL_BYTES",
+    "TAG_BYTES",
     "KeyAgreement",
     "add_masks",
+    "derive",
     "digest",
     "draw_secret",
+    "is_tag",
     "mask_stream",
     "public_key",
     "seal",
+    "tag",
     "unseal",
+    "view_digest",
 ]
 
 KEY_BYTES = 32
@@ -46,6 +53,7 @@ DIGEST_BYTES = 16
 NONCE_BYTES = 12
 SEAL_BYTES = NONCE_BYTES + 16
 """Bytes that :func:`seal` adds: nonce and tag."""
+TAG_BYTES = 16
 
 
 def draw_secret() -> bytes:
@@ -68,11 +76,16 @@ class KeyAgreement:
         The client's private key.
     server_round : int
         Round; every key depends on it, on the purpose and on the pair of clients.
+    context : bytes
+        What both clients must agree on. With another context the keys differ.
     """
 
-    def __init__(self, secret: bytes, server_round: int) -> None:
+    def __init__(
+        self, secret: bytes, server_round: int, *, context: bytes = b""
+    ) -> None:
         self._private = X25519PrivateKey.from_private_bytes(secret)
         self._round = server_round
+        self._context = context
 
     def key(self, public: bytes, purpose: str, first: int, second: int) -> bytes:
         """Return the shared key, 32 bytes.
@@ -97,8 +110,34 @@ class KeyAgreement:
             raise PayloadError(
                 f"The public key of client {first} or {second} is no X25519 key."
             ) from error
-        info = f"flower-fgl/{purpose}/{self._round}/{first}/{second}".encode()
+        name = f"flower-fgl/{purpose}/{self._round}/{first}/{second}"
+        info = b"/".join((name.encode(), self._context))
         return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(shared)
+
+
+def derive(key: bytes, purpose: str, sender: int, receiver: int) -> bytes:
+    """Derive the key of one direction from the shared key of a pair, 32 bytes."""
+    info = f"flower-fgl/{purpose}/{sender}/{receiver}".encode()
+    return HKDFExpand(SHA256(), KEY_BYTES, info).derive(key)
+
+
+def tag(key: bytes, message: bytes) -> bytes:
+    """Return the message authentication code of a message, 16 bytes."""
+    return hmac.digest(key, message, "sha256")[:TAG_BYTES]
+
+
+def is_tag(key: bytes, message: bytes, found: bytes) -> bool:
+    """Return whether ``found`` is the authentication code of a message."""
+    return hmac.compare_digest(tag(key, message), found)
+
+
+def view_digest(*parts: bytes) -> bytes:
+    """Return a hash of 32 bytes of several byte strings; their lengths are included."""
+    out = hashlib.sha256()
+    for part in parts:
+        out.update(len(part).to_bytes(8, "little"))
+        out.update(part)
+    return out.digest()
 
 
 def seal(key: bytes, plain: bytes) -> bytes:

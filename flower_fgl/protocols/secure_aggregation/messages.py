@@ -20,18 +20,22 @@ from flower_fgl.protocols.base import (
     read_tensors,
     write_tensors,
 )
+from flower_fgl.protocols.secure_aggregation.identities import CARD_BYTES
 from flower_fgl.protocols.secure_aggregation.keys import (
     DIGEST_BYTES,
     KEY_BYTES,
     SEAL_BYTES,
+    TAG_BYTES,
 )
 from flower_fgl.protocols.secure_aggregation.shamir import SHARE_BYTES
 
 __all__ = [
+    "CHECK",
     "KEYS",
     "SEALED_BYTES",
     "SHARES",
     "UNMASK",
+    "Confirmations",
     "MaskedUpload",
     "Offer",
     "Peers",
@@ -39,6 +43,7 @@ __all__ = [
     "Reveal",
     "Roster",
     "Survivors",
+    "Tags",
     "from_bytes",
     "to_bytes",
 ]
@@ -47,10 +52,12 @@ KEYS = "secure_keys"
 """Action that requests the keys of data owners, once they have partition-ids."""
 SHARES = "secure_shares"
 """Action of the message in which clients send encrypted shares."""
+CHECK = "secure_check"
+"""Action of the message in which clients confirm to each other what they have seen."""
 UNMASK = "secure_unmask"
 """Action of the message in which clients reveal shares to the server."""
-SEALED_BYTES = 2 * SHARE_BYTES + SEAL_BYTES
-"""Bytes of a share of the seed and a share of the mask key, encrypted together."""
+SEALED_BYTES = 2 * SHARE_BYTES + KEY_BYTES + SEAL_BYTES
+"""Bytes of the shares of seed and mask key and the public mask key, encrypted together."""
 
 Field = tuple[tuple[int, ...], torch.dtype]
 
@@ -122,7 +129,9 @@ class PublicKey(_Arrays):
 
     Parameters
     ----------
-    bytes_ : Tensor of shape (32,), uint8
+    bytes_ : Tensor of shape (32,) or (128,), uint8
+        The key; of a data owner with an identity also its identity and signature, see
+        :class:`.identities.Identity`.
     """
 
     bytes_: Tensor
@@ -141,19 +150,21 @@ class PublicKey(_Arrays):
 
     @classmethod
     def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        return {"bytes_": ((KEY_BYTES,), torch.uint8)}
+        size = CARD_BYTES if tensors["bytes_"].numel() == CARD_BYTES else KEY_BYTES
+        return {"bytes_": ((size,), torch.uint8)}
 
 
 @dataclass(frozen=True)
 class Roster(_Arrays):
-    """The sampled clients and their public keys: 40·n bytes down.
+    """The sampled clients and their public keys: 40·n bytes down, 136·n with identities.
 
     Parameters
     ----------
     ids : Tensor of shape (n,), int64
         Partition-ids, ascending.
-    keys : Tensor of shape (n, 32), uint8
-        Their public keys from the describe reply.
+    keys : Tensor of shape (n, 32) or (n, 128), uint8
+        Their public keys from the describe reply; with identities and signatures if a
+        client sent one, zeros for clients that did not.
     """
 
     ids: Tensor
@@ -163,16 +174,17 @@ class Roster(_Arrays):
 
     @classmethod
     def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
-        count = tensors["ids"].numel()
+        count, keys = tensors["ids"].numel(), tensors["keys"]
+        width = CARD_BYTES if keys.shape[1:] == (CARD_BYTES,) else KEY_BYTES
         return {
             "ids": ((count,), torch.int64),
-            "keys": ((count, KEY_BYTES), torch.uint8),
+            "keys": ((count, width), torch.uint8),
         }
 
 
 @dataclass(frozen=True)
 class Offer(_Arrays):
-    """Mask key of a client and the shares of its secrets: 48 + 126·n bytes up.
+    """Mask key of a client and the shares of its secrets: 48 + 158·n bytes up.
 
     Parameters
     ----------
@@ -180,8 +192,9 @@ class Offer(_Arrays):
         Public key for the pairwise masks of this round.
     seed_digest : Tensor of shape (16,), uint8
         Digest of the seed of the client's own mask.
-    sealed : Tensor of shape (n, 94), uint8
-        Shares of seed and mask key, one row encrypted to each client of the roster.
+    sealed : Tensor of shape (n, 126), uint8
+        Shares of seed and mask key with the public mask key, one row encrypted to each
+        client of the roster.
     digests : Tensor of shape (n, 2, 16), uint8
         Digests of both shares, by which the server detects a wrong share.
     """
@@ -211,14 +224,11 @@ class Peers(_Arrays):
     ----------
     ids : Tensor of shape (m,), int64
         Clients that sent shares, ascending.
-    mask_keys : Tensor of shape (m, 32), uint8
-        Their mask keys.
-    sealed : Tensor of shape (m, 94), uint8
-        Shares that each of them encrypted to the receiver.
+    sealed : Tensor of shape (m, 126), uint8
+        Shares and mask key that each of them encrypted to the receiver.
     """
 
     ids: Tensor
-    mask_keys: Tensor
     sealed: Tensor
     record = "secure-peers"
     records = (record,)
@@ -228,7 +238,6 @@ class Peers(_Arrays):
         count = tensors["ids"].numel()
         return {
             "ids": ((count,), torch.int64),
-            "mask_keys": ((count, KEY_BYTES), torch.uint8),
             "sealed": ((count, SEALED_BYTES), torch.uint8),
         }
 
@@ -272,6 +281,51 @@ class Survivors(_Arrays):
 
 
 @dataclass(frozen=True)
+class Tags(_Arrays):
+    """Authentication codes of what a client has seen: 16·s bytes up.
+
+    Parameters
+    ----------
+    tags : Tensor of shape (s, 16), uint8
+        One code for each client in the sum, in the order of :class:`Survivors`.
+    """
+
+    tags: Tensor
+    record = "secure-tags"
+    records = (record,)
+
+    @classmethod
+    def _fields(cls, spec: int, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
+        return {"tags": ((spec, TAG_BYTES), torch.uint8)}
+
+
+@dataclass(frozen=True)
+class Confirmations(_Arrays):
+    """The codes that other clients made for the receiver: 24·c bytes down.
+
+    Parameters
+    ----------
+    ids : Tensor of shape (c,), int64
+        Clients that sent :class:`Tags`, ascending.
+    tags : Tensor of shape (c, 16), uint8
+        The code that each of them made for the receiver.
+    """
+
+    ids: Tensor
+    tags: Tensor
+    record = "secure-confirmations"
+    records = (record,)
+
+    @classmethod
+    def _fields(cls, spec: Any, tensors: Mapping[str, Tensor]) -> dict[str, Field]:
+        count = tensors["ids"].numel()
+        return {
+            "ids": ((count,), torch.int64),
+            "tags": ((count, TAG_BYTES), torch.uint8),
+        }
+
+
+@dataclass(frozen=True)
 class Reveal(_Arrays):
     """One share per client that sent shares, of one of its secrets: 33·m bytes up.
 
@@ -279,8 +333,7 @@ class Reveal(_Arrays):
     ----------
     shares : Tensor of shape (m, 33), uint8
         In the order of the clients of :class:`Peers`: a share of the seed for clients in
-        the sum, of the mask key for clients that dropped out. A row of 255 marks a share
-        that could not be decrypted.
+        the sum, of the mask key for clients that dropped out.
     """
 
     shares: Tensor

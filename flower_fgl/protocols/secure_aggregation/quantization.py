@@ -48,7 +48,11 @@ def num_entries(shapes: Shapes) -> int:
 
 
 def encode(
-    tensors: Mapping[str, Tensor], *, fraction_bits: int, summands: int
+    tensors: Mapping[str, Tensor],
+    *,
+    fraction_bits: int,
+    summands: int,
+    headroom: int = 0,
 ) -> Vector:
     """Encode tensors in fixed point and concatenate them, sorted by name.
 
@@ -60,6 +64,8 @@ def encode(
         f; numbers are rounded to the nearest multiple of 2^-f.
     summands : int
         Largest number of vectors in a sum.
+    headroom : int
+        Steps that each vector may still grow by afterwards, for example by noise.
 
     Returns
     -------
@@ -71,7 +77,7 @@ def encode(
         If a number is not finite, or so large that the sum could wrap around. Numbers
         are never clipped.
     """
-    limit = largest_steps(summands)
+    limit = largest_steps(summands) - headroom
     out = np.empty(sum(t.numel() for t in tensors.values()), dtype=np.int64)
     start = 0
     for name in sorted(tensors):
@@ -99,7 +105,7 @@ def _check_range(
     outside = steps.abs() > limit
     if outside.any():
         worst = float(values[values.abs().argmax()])
-        bound = limit * 2.0**-fraction_bits
+        bound = max(0.0, limit) * 2.0**-fraction_bits
         raise PayloadError(
             f'"{name}" holds {worst:.9g}, but with {fraction_bits} fractional bits and '
             f"{summands} clients, numbers must lie in [-{bound:.9g}, {bound:.9g}]. Lower "

@@ -1,7 +1,8 @@
 """Server side of secure aggregation for one round, without the messaging.
 
 Bonawitz et al. 2017, Fig. 4: U1 is :attr:`SecureRound.asked`, U2 the clients in
-:attr:`SecureRound.offers`, U3 the clients given to :meth:`SecureRound.survivors`.
+:attr:`SecureRound.offers`, U3 the clients given to :meth:`SecureRound.survivors`, U4 those
+that :meth:`SecureRound.confirm` is called for.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from flower_fgl.protocols.secure_aggregation.keys import (
     public_key,
 )
 from flower_fgl.protocols.secure_aggregation.messages import (
+    Confirmations,
     Offer,
     Peers,
     Reveal,
     Roster,
     Survivors,
+    Tags,
     from_bytes,
     to_bytes,
 )
@@ -44,10 +47,11 @@ class SecureRound:
     Parameters
     ----------
     keys : mapping of int to bytes
-        Public key of each sampled client, by partition-id.
+        Public key of each sampled client, by partition-id; 32 bytes, or 128 with an
+        identity.
     server_round : int
         Number of the round.
-    share : float in (0.5, 1]
+    share : float in (2/3, 1]
         ``secure-threshold``.
     """
 
@@ -59,12 +63,14 @@ class SecureRound:
         self.offers: dict[int, Offer] = {}
         self._keys = keys
         self.number = server_round
+        self.confirmed: dict[int, Tags] = {}
         self._in_sum: list[int] = []
         self._revealed: dict[int, dict[int, bytes]] = {}
 
     def roster(self) -> Roster:
         """Return the sampled clients and their keys, the same message for all."""
-        rows = [self._keys[pid] for pid in self.asked]
+        width = max(map(len, self._keys.values()))
+        rows = [self._keys[pid].ljust(width, b"\0") for pid in self.asked]
         return Roster(torch.tensor(self.asked), from_bytes(rows))
 
     def add(self, partition_id: int, offer: Offer) -> None:
@@ -83,11 +89,10 @@ class SecureRound:
         """Return, per client that sent an offer, the part of its training message."""
         ids = sorted(self.offers)
         rows = torch.tensor([self.asked.index(pid) for pid in ids])
-        mask_keys = torch.stack([self.offers[pid].mask_key for pid in ids])
         # (sender, receiver, bytes)
         sealed = torch.stack([self.offers[pid].sealed[rows] for pid in ids])
         return {
-            pid: Peers(torch.tensor(ids), mask_keys, sealed[:, to].contiguous())
+            pid: Peers(torch.tensor(ids), sealed[:, to].contiguous())
             for to, pid in enumerate(ids)
         }
 
@@ -96,6 +101,21 @@ class SecureRound:
         self._in_sum = sorted(partition_ids)
         self._revealed = {pid: {} for pid in self.offers}
         return Survivors(torch.tensor(self._in_sum))
+
+    def confirm(self, partition_id: int, tags: Tags) -> None:
+        """Store the authentication codes that a client made for the others."""
+        self.confirmed[partition_id] = tags
+
+    def confirmations(self) -> dict[int, Confirmations]:
+        """Return, per client that sent codes, the codes that were made for it."""
+        ids = sorted(self.confirmed)
+        # (sender, receiver, bytes)
+        tags = torch.stack([self.confirmed[pid].tags for pid in ids])
+        place = {pid: self._in_sum.index(pid) for pid in ids}
+        return {
+            pid: Confirmations(torch.tensor(ids), tags[:, place[pid]].contiguous())
+            for pid in ids
+        }
 
     def take(self, partition_id: int, reveal: Reveal) -> None:
         """Store the shares that a client reveals, checked by the senders' digests.
@@ -108,8 +128,6 @@ class SecureRound:
         holder = self.asked.index(partition_id)
         good = {}
         for owner, row in zip(sorted(self.offers), reveal.shares, strict=True):
-            if (row == 255).all():  # the holder could not decrypt it
-                continue
             which = 0 if owner in self._in_sum else 1
             expected = to_bytes(self.offers[owner].digests[holder, which])
             good[owner] = to_bytes(row)

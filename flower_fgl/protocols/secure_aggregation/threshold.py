@@ -8,28 +8,27 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["SEAL", "WITNESS", "threshold", "with_witness"]
+__all__ = ["WITNESS", "threshold", "with_witness"]
 
-SEAL = "share"
-"""Purpose of the keys that encrypt shares."""
 WITNESS = "witness"
 """Summand that every client sets to 1; its sum must be the number of clients."""
 
 
 def threshold(clients: int, share: float) -> int:
-    """Return how many clients must stay: ⌈share · n⌉, and more than half of n.
+    """Return how many clients must stay: ⌈share · n⌉, and more than 2n/3.
 
-    With more than half, two different lists of survivors cannot both reach the threshold.
-    So the server never reconstructs both secrets of a client.
+    Two groups of more than 2n/3 clients have more than n/3 clients in common. If fewer
+    than n/3 clients help the server, an honest client is in both groups, so the server
+    cannot show two groups different lists (Bonawitz et al. 2017, Theorem 6.5).
 
     Parameters
     ----------
     clients : int
         n, number of sampled clients.
-    share : float in (0.5, 1]
-        ``secure-threshold``.
+    share : float in (2/3, 1]
+        ``secure-threshold``. A lower share has no effect.
     """
-    return max(clients // 2 + 1, math.ceil(share * clients - 1e-9))
+    return max(2 * clients // 3 + 1, math.ceil(share * clients - 1e-9))
 
 
 def with_witness(summands: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,9 @@ from flower_fgl.core.settings import MIN_SECURE_CLIENTS
 from flower_fgl.core.settings_validation import num_sampled
 from flower_fgl.protocols.base import Empty, Payload, Shapes
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
+from flower_fgl.protocols.secure_aggregation.keys import KEY_BYTES
 from flower_fgl.protocols.secure_aggregation.messages import (
+    CHECK,
     KEYS,
     SHARES,
     UNMASK,
@@ -23,6 +25,7 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     Peers,
     PublicKey,
     Reveal,
+    Tags,
 )
 from flower_fgl.protocols.secure_aggregation.quantization import num_entries
 from flower_fgl.protocols.secure_aggregation.server import SecureRound
@@ -32,7 +35,7 @@ __all__ = ["SecureExchanges"]
 
 
 class SecureExchanges:
-    """The two exchanges before and after the training exchange of a round.
+    """The exchange before the training exchange of a round, and the two after it.
 
     Parameters
     ----------
@@ -90,7 +93,8 @@ class SecureExchanges:
         """Store the new key of a reconnected client; request it from a data owner."""
         if not public_key:
             public_key = self._request_keys([partition_id]).get(partition_id, b"")
-        if public_key:
+        others = (k for pid, k in self._keys.items() if pid != partition_id)
+        if public_key and public_key[:KEY_BYTES] not in {k[:KEY_BYTES] for k in others}:
             self._keys[partition_id] = public_key
 
     def open(self, server_round: int, partition_ids: Sequence[int]) -> list[int]:
@@ -136,7 +140,7 @@ class SecureExchanges:
         return MaskedUpload.from_record(content, 1 + num_entries(self._shapes))
 
     def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
-        """Collect the survivors' shares and remove the masks from the sum.
+        """Let the survivors confirm the sum, collect their shares, remove the masks.
 
         Parameters
         ----------
@@ -159,7 +163,16 @@ class SecureExchanges:
         self._require(current, len(uploads), "sent a masked sum")
         survivors = current.survivors(uploads)
         requests: dict[int, Payload] = dict.fromkeys(uploads, survivors)
-        answers = self._messenger.ask(current.number, UNMASK, requests)
+        answers = self._messenger.ask(current.number, CHECK, requests)
+        for pid, content in answers.items():
+            try:
+                current.confirm(pid, Tags.from_record(content, len(uploads)))
+            except PayloadError as error:
+                self._messenger.drop(pid, str(error))
+        self._require(
+            current, len(current.confirmed), "confirmed the clients in the sum"
+        )
+        answers = self._messenger.ask(current.number, UNMASK, current.confirmations())
         for pid, content in answers.items():
             try:
                 current.take(pid, Reveal.from_record(content, len(current.offers)))

@@ -22,6 +22,7 @@ from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
+from flower_fgl.protocols.secure_aggregation.identities import load_identity
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import task_identity
 from flower_fgl.strategies.rounds.schema_agreement import (
@@ -123,6 +124,39 @@ def test_data_owners_can_use_secure_aggregation(
     for one, other in zip(plain.rounds, secure.rounds, strict=True):
         assert one["metrics"] == other["metrics"]
         assert other["failures"] == []
+
+
+def test_data_owners_can_pin_each_other_s_keys(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    keys = [load_identity(tmp_path / f"{number}.key") for number in range(3)]
+    pinned = tmp_path / "peers.toml"
+    pinned.write_text(
+        "".join(f'owner-{i} = "{key.text}"\n' for i, key in enumerate(keys))
+    )
+    known = [
+        {**node, "identity": str(tmp_path / f"{i}.key"), "peers": str(pinned)}
+        for i, node in enumerate(nodes)
+    ]
+    plain = run_owners(nodes, tmp_path / "plain")
+    secure = run_owners(known, tmp_path / "secure", secure_aggregation=True)
+    for one, other in zip(plain.rounds, secure.rounds, strict=True):
+        assert one["metrics"] == other["metrics"]
+        assert other["failures"] == []
+    # without its identity, the others refuse the third owner, and it is named
+    del known[2]["identity"], known[2]["peers"]
+    with pytest.raises(
+        RunError, match="client 2 has the identity none, which the file"
+    ):
+        run_owners(known, tmp_path / "unknown", secure_aggregation=True)
+
+
+def test_a_data_owner_with_an_unusable_identity_leaves_the_run(
+    nodes: list[dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = [*nodes, {**nodes[0], "name": "oak", "identity": "relative.key"}]
+    run_owners(known, tmp_path / "run", secure_aggregation=True, clients=4)
+    assert "identity must be an absolute path" in caplog.text
 
 
 def test_partition_ids_of_rejected_data_owners_stay_free(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from safetensors import safe_open
 
 from flower_fgl.client_apps.runtime.state import (
     ClientState,
@@ -16,6 +17,7 @@ from flower_fgl.client_apps.runtime.state import (
     StateStore,
 )
 from flower_fgl.core.errors import RunError
+from flower_fgl.runs.state_files import LinkedStates
 
 
 @pytest.fixture
@@ -225,3 +227,65 @@ def test_memory_states_are_saved_and_loaded_bit_for_bit(
     assert torch.equal(back.tensors["model/w"], sent.tensors["model/w"])
     assert place.load(context, 5) == ClientState()
     assert place.load(next_run(9), 0).values == {"of": "another run"}
+
+
+def secret_state(server_round: int) -> ClientState:
+    """A state as it is between two messages of secure aggregation."""
+    names = ("run-key", "card", "pairs", "seed", "mask-secret", "held", "seen")
+    tensors = {f"secure/{name}": torch.full((4,), server_round) for name in names}
+    tensors["secure/masked-round"] = torch.tensor(server_round)
+    return ClientState(
+        {"model/w": torch.full((2,), float(server_round)), **tensors},
+        {"round": server_round},
+    )
+
+
+def kept_names(path: Path) -> set[str]:
+    return set(safe_open(path, "pt").keys())
+
+
+KEPT = {"model/w", "secure/masked-round"}
+
+
+def test_kept_states_hold_no_secrets(tmp_path: Path, context: Context) -> None:
+    store = FileStates(tmp_path, keep_every=1)
+    for number in range(1, 5):
+        store.save(context, 0, secret_state(number))
+    copies = sorted(tmp_path.glob("*.at-*.safetensors"))
+    assert [path.stem[-1] for path in copies] == ["2", "3"]
+    assert all(kept_names(path) == KEPT for path in copies)
+    assert "secure/seed" in store.load(context, 0).tensors
+    resumed = Context(8, 1, {}, RecordDict(), {})
+    store.rewind(resumed, 0, 7, 3)
+    state = store.load(resumed, 0)
+    assert set(state.tensors) == KEPT
+    assert state.values == {"round": 3}
+    assert int(state.tensors["secure/masked-round"]) == 3
+    # the interrupted run needs its secrets no more
+    assert set(store.load(context, 0).tensors) == KEPT
+    store.rewind(resumed, 0, 7, 4)
+    assert set(store.load(resumed, 0).tensors) == KEPT
+
+
+def test_checkpoints_hold_no_secrets(tmp_path: Path, context: Context) -> None:
+    memory = MemoryStates()
+    memory.save(context, 0, secret_state(2))
+    memory.save_states(7, tmp_path / "local")
+    FileStates(tmp_path / "states").save(context, 0, secret_state(2))
+    LinkedStates(tmp_path / "states").save_states(7, tmp_path / "ray")
+    for folder in ("local", "ray"):
+        (path,) = (tmp_path / folder).glob("*.safetensors")
+        assert kept_names(path) == KEPT
+    assert "secure/seed" in memory.load(context, 0).tensors
+
+
+def test_a_state_without_secrets_is_kept_as_a_link(
+    tmp_path: Path, context: Context
+) -> None:
+    store = FileStates(tmp_path, keep_every=1)
+    for number in (1, 2):
+        store.save(context, 0, ClientState({"w": torch.ones(1)}, {"round": number}))
+    (current,) = tmp_path.glob("7-000000.safetensors")
+    inode = current.stat().st_ino
+    store.save(context, 0, ClientState({"w": torch.ones(1)}, {"round": 3}))
+    assert (tmp_path / "7-000000.at-000002.safetensors").stat().st_ino == inode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,12 +15,14 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.secure_aggregation.client import Member
 from flower_fgl.protocols.secure_aggregation.keys import mask_stream
 from flower_fgl.protocols.secure_aggregation.messages import (
+    Confirmations,
     MaskedUpload,
     Offer,
     Peers,
     Reveal,
     Roster,
     Survivors,
+    Tags,
 )
 from flower_fgl.protocols.secure_aggregation.quantization import encode
 from flower_fgl.protocols.secure_aggregation.server import SecureRound
@@ -38,26 +41,46 @@ class Table:
     server: SecureRound
     plain: dict[int, dict[str, torch.Tensor]]
 
+    @property
+    def number(self) -> int:
+        return self.server.number
+
     def offers(self, *, lost: tuple[int, ...] = ()) -> None:
         for pid, member in self.members.items():
-            offer = member.offer(1, self.server.roster())
+            offer = member.offer(self.number, self.server.roster())
             if pid not in lost:
                 self.server.add(pid, offer)
 
     def uploads(self, *, lost: tuple[int, ...] = ()) -> dict[int, np.ndarray]:
         return {
-            pid: self.members[pid].mask(1, peers, self.plain[pid]).vector.numpy()
+            pid: self.members[pid]
+            .mask(self.number, peers, self.plain[pid])
+            .vector.numpy()
             for pid, peers in self.server.peers().items()
             if pid not in lost
         }
 
-    def close(
-        self, uploads: dict[int, np.ndarray], *, lost: tuple[int, ...] = ()
-    ) -> dict[str, torch.Tensor]:
-        survivors = self.server.survivors(uploads)
-        for pid in uploads:
+    def confirm(
+        self, pids: Iterable[int], *, lost: tuple[int, ...] = ()
+    ) -> dict[int, Confirmations]:
+        survivors = self.server.survivors(pids)
+        for pid in survivors.ids.tolist():
             if pid not in lost:
-                self.server.take(pid, self.members[pid].reveal(1, survivors))
+                self.server.confirm(
+                    pid, self.members[pid].check(self.number, survivors)
+                )
+        return self.server.confirmations()
+
+    def close(
+        self,
+        uploads: dict[int, np.ndarray],
+        *,
+        lost: tuple[int, ...] = (),
+        silent: tuple[int, ...] = (),
+    ) -> dict[str, torch.Tensor]:
+        for pid, confirmed in self.confirm(uploads, lost=silent).items():
+            if pid not in lost:
+                self.server.take(pid, self.members[pid].reveal(self.number, confirmed))
         vectors = {pid: vector.view(np.uint64) for pid, vector in uploads.items()}
         return self.server.total(vectors, SHAPES, fraction_bits=24)
 
@@ -70,7 +93,7 @@ class Table:
 
 def seat(count: int, generator: torch.Generator, entries: int = 20) -> Table:
     config = parse_config({"secure-aggregation": True})
-    members = {pid: Member(pid, config, {}) for pid in range(0, 2 * count, 2)}
+    members = {pid: Member(pid, config, {}, run_id=9) for pid in range(0, 2 * count, 2)}
     keys = {pid: member.join() for pid, member in members.items()}
     plain = {
         pid: {
@@ -79,13 +102,13 @@ def seat(count: int, generator: torch.Generator, entries: int = 20) -> Table:
         }
         for pid in members
     }
-    return Table(members, SecureRound(keys, server_round=1, share=0.66), plain)
+    return Table(members, SecureRound(keys, server_round=1, share=0.67), plain)
 
 
 @pytest.fixture
 def table(generator: torch.Generator) -> Table:
-    """Six clients (0, 2, …, 10) with threshold four."""
-    return seat(6, generator)
+    """Seven clients (0, 2, …, 12) with threshold five."""
+    return seat(7, generator)
 
 
 def test_the_sum_is_the_plain_one_within_half_a_step_per_client(table: Table) -> None:
@@ -112,6 +135,14 @@ def test_clients_lost_before_they_send_a_masked_sum_are_left_out(
 
 
 @pytest.mark.parametrize("lost", [(4,), (0, 10)])
+def test_clients_lost_before_they_confirm_stay_in_the_sum(
+    table: Table, lost: tuple[int, ...]
+) -> None:
+    table.offers()
+    table.check(table.close(table.uploads(), silent=lost), list(table.members))
+
+
+@pytest.mark.parametrize("lost", [(4,), (0, 10)])
 def test_clients_lost_before_they_reveal_stay_in_the_sum(
     table: Table, lost: tuple[int, ...]
 ) -> None:
@@ -122,21 +153,20 @@ def test_clients_lost_before_they_reveal_stay_in_the_sum(
 def test_one_client_may_be_lost_in_each_of_two_exchanges(table: Table) -> None:
     table.offers(lost=(2,))
     sums = table.close(table.uploads(lost=(6,)))
-    table.check(sums, [0, 4, 8, 10])
+    table.check(sums, [0, 4, 8, 10, 12])
 
 
 def test_too_few_revealed_shares_open_nothing(table: Table) -> None:
     table.offers()
-    with pytest.raises(PayloadError, match=r"3 clients sent a share.*4 of 6"):
+    with pytest.raises(PayloadError, match=r"4 clients sent a share.*5 of 7"):
         table.close(table.uploads(), lost=(0, 2, 4))
 
 
 def test_a_tampered_share_is_named_and_the_sum_stands(table: Table) -> None:
     table.offers()
     uploads = table.uploads()
-    survivors = table.server.survivors(uploads)
-    for pid, member in table.members.items():
-        reveal = member.reveal(1, survivors)
+    for pid, confirmed in table.confirm(uploads).items():
+        reveal = table.members[pid].reveal(1, confirmed)
         if pid == 4:
             reveal.shares[2, 20] ^= 1
             with pytest.raises(PayloadError, match="client 4 is not the one"):
@@ -172,12 +202,16 @@ def test_a_client_whose_shares_belong_to_no_secret_is_named(
         table.close(uploads)
 
 
-def test_shares_that_do_not_open_cost_nobody_but_their_owner(table: Table) -> None:
+def test_a_client_whose_shares_were_changed_is_named_and_nothing_is_sent(
+    table: Table,
+) -> None:
     table.offers()
-    table.server.offers[4].sealed[0] ^= (
-        1  # the shares that client 4 encrypted to client 0
-    )
-    table.check(table.close(table.uploads()), list(table.members))
+    table.server.offers[4].sealed[0] ^= 1  # those that client 4 encrypted to client 0
+    peers = table.server.peers()
+    with pytest.raises(PayloadError, match="shares of client 4 cannot be decrypted"):
+        table.members[0].mask(1, peers[0], table.plain[0])
+    uploads = table.uploads(lost=(0,))
+    table.check(table.close(uploads), [2, 4, 6, 8, 10, 12])
 
 
 def test_a_mask_key_that_is_none_is_refused_by_the_server(table: Table) -> None:
@@ -223,7 +257,7 @@ def test_equal_vectors_are_masked_differently_by_clients_and_rounds(
     table.offers()
     first = table.uploads()
     keys = {pid: member.join() for pid, member in table.members.items()}
-    table.server = SecureRound(keys, server_round=1, share=0.66)
+    table.server = SecureRound(keys, server_round=2, share=0.67)
     table.offers()
     second = table.uploads()
     seen = [v.tobytes() for v in [*first.values(), *second.values()]]
@@ -236,7 +270,7 @@ def test_without_the_own_masks_the_sum_stays_hidden(table: Table) -> None:
     uploads = table.uploads()
     total = sum(vector.view(np.uint64) for vector in uploads.values())
     plain = sum(
-        encode(table.plain[pid], fraction_bits=24, summands=6) for pid in uploads
+        encode(table.plain[pid], fraction_bits=24, summands=7) for pid in uploads
     )
     assert not np.any(total[:-1] == plain)
 
@@ -250,7 +284,7 @@ def test_a_late_upload_cannot_be_opened(table: Table) -> None:
     table.close(uploads)
     pairwise = np.zeros_like(late)
     table.server._take_out(4, pairwise)  # what client 4 added for its peers
-    plain = encode(table.plain[4], fraction_bits=24, summands=6)
+    plain = encode(table.plain[4], fraction_bits=24, summands=7)
     assert not np.any((late - pairwise)[:-1] == plain)
     own = mask_stream(
         seed, len(late)
@@ -259,20 +293,61 @@ def test_a_late_upload_cannot_be_opened(table: Table) -> None:
 
 
 # --------------------------------------------------------------- what a client refuses
-def test_a_second_request_to_unmask_is_refused_whatever_it_lists(table: Table) -> None:
+def test_a_second_request_to_unmask_is_refused(table: Table) -> None:
     table.offers()
-    uploads = table.uploads()
-    table.members[0].reveal(1, table.server.survivors(uploads))
-    for pids in ([*uploads], [0, 2, 4, 6]):
-        with pytest.raises(PayloadError, match="not at this step"):
-            table.members[0].reveal(1, table.server.survivors(pids))
+    confirmed = table.confirm(table.uploads())
+    table.members[0].reveal(1, confirmed[0])
+    with pytest.raises(PayloadError, match="not at this step"):
+        table.members[0].reveal(1, confirmed[0])
+    with pytest.raises(PayloadError, match="not at this step"):
+        table.members[0].check(1, table.server.survivors([0, 2, 4, 6, 8]))
+
+
+def test_a_client_confirms_one_list_of_survivors(table: Table) -> None:
+    table.offers()
+    table.confirm(table.uploads())
+    for pids in ([0, 2, 4, 6, 8], list(table.members)):
+        with pytest.raises(PayloadError, match="already confirmed"):
+            table.members[0].check(1, Survivors(torch.tensor(pids)))
+
+
+def test_nothing_is_revealed_before_the_survivors_are_confirmed(table: Table) -> None:
+    table.offers()
+    confirmed = table.confirm(table.uploads(), lost=(0,))
+    with pytest.raises(PayloadError, match="not confirmed"):
+        table.members[0].reveal(1, confirmed[2])
+
+
+@pytest.mark.parametrize("valid", [3, 4])
+def test_enough_codes_must_be_right(table: Table, valid: int) -> None:
+    table.offers()
+    received = table.confirm(table.uploads())[0]
+    received.tags[1 + valid :] ^= 1  # the first row is the client's own
+    if valid == 4:
+        table.members[0].reveal(1, received)
+        return
+    with pytest.raises(
+        PayloadError, match=r"only the clients \[0, 2, 4, 6\] have seen"
+    ):
+        table.members[0].reveal(1, received)
+
+
+def test_a_code_counts_for_its_sender_and_receiver_only(table: Table) -> None:
+    table.offers()
+    confirmed = table.confirm(table.uploads())
+    own = table.server.confirmed[0].tags  # the codes that client 0 made
+    swapped = Confirmations(confirmed[0].ids, confirmed[2].tags)
+    reflected = Confirmations(confirmed[0].ids, own)
+    for forged in (swapped, reflected):
+        with pytest.raises(PayloadError, match=r"only the clients \[0\] have seen"):
+            table.members[0].reveal(1, forged)
 
 
 def test_only_one_of_both_secrets_of_a_client_is_revealed(table: Table) -> None:
     table.offers()
-    table.uploads(lost=(4,))
+    uploads = table.uploads(lost=(4,))
     held = table.members[0].memory["held"]
-    reveal = table.members[0].reveal(1, Survivors(torch.tensor([0, 2, 6, 8, 10])))
+    reveal = table.members[0].reveal(1, table.confirm(uploads)[0])
     lost = [pid == 4 for pid in table.members]
     for row, both, is_lost in zip(reveal.shares, held, lost, strict=True):
         assert torch.equal(row, both[33:] if is_lost else both[:33])
@@ -281,9 +356,9 @@ def test_only_one_of_both_secrets_of_a_client_is_revealed(table: Table) -> None:
 @pytest.mark.parametrize(
     ("pids", "match"),
     [
-        ([0, 2, 4], "at least 4"),
-        ([2, 4, 6, 8], "among them 0"),
-        ([0, 2, 4, 7], "at least 4"),
+        ([0, 2, 4, 6], "at least 5"),
+        ([2, 4, 6, 8, 10], "among them 0"),
+        ([0, 2, 4, 6, 7], "at least 5"),
     ],
 )
 def test_a_list_of_survivors_that_cannot_be_is_refused(
@@ -292,7 +367,7 @@ def test_a_list_of_survivors_that_cannot_be_is_refused(
     table.offers()
     table.uploads()
     with pytest.raises(PayloadError, match=match):
-        table.members[0].reveal(1, Survivors(torch.tensor(pids)))
+        table.members[0].check(1, Survivors(torch.tensor(pids)))
 
 
 def test_a_client_masks_once_a_round(table: Table) -> None:
@@ -308,8 +383,8 @@ def test_a_client_masks_once_a_round(table: Table) -> None:
 def test_a_client_masks_with_enough_peers_only(table: Table) -> None:
     table.offers(lost=(4, 6))
     peers = table.server.peers()[0]
-    few = Peers(peers.ids[:3], peers.mask_keys[:3], peers.sealed[:3])
-    with pytest.raises(PayloadError, match="at least 4 of the clients"):
+    few = Peers(peers.ids[:3], peers.sealed[:3])
+    with pytest.raises(PayloadError, match="at least 5 of the clients"):
         table.members[0].mask(1, few, table.plain[0])
 
 
@@ -354,7 +429,7 @@ def test_secrets_are_forgotten_as_soon_as_they_are_used(table: Table) -> None:
     uploads = table.uploads()
     assert not {"seed", "mask-secret"} & set(member.memory)
     table.close(uploads)
-    assert set(member.memory) == {"identity", "masked-round"}
+    assert set(member.memory) == {"run-key", "card", "masked-round"}
 
 
 def test_every_round_has_new_secrets(table: Table) -> None:
@@ -367,34 +442,42 @@ def test_every_round_has_new_secrets(table: Table) -> None:
 @pytest.mark.parametrize(
     ("clients", "share", "need"),
     [
-        (3, 0.66, 2),
-        (3, 1.0, 3),
+        (3, 0.67, 3),
         (4, 0.51, 3),
-        (10, 0.66, 7),
-        (10, 0.501, 6),
-        (100, 0.66, 66),
+        (5, 0.67, 4),
+        (6, 0.67, 5),
+        (9, 0.67, 7),
+        (10, 0.51, 7),
+        (10, 0.9, 9),
+        (100, 0.67, 67),
+        (1000, 0.67, 670),
     ],
 )
-def test_the_threshold_is_the_share_and_more_than_half(
+def test_the_threshold_is_the_share_and_more_than_two_thirds(
     clients: int, share: float, need: int
 ) -> None:
     assert threshold(clients, share) == need
+    assert 3 * need > 2 * clients
 
 
 # ------------------------------------------------------------------------- payloads
 def test_payloads_come_back_bit_for_bit_and_have_the_stated_size(table: Table) -> None:
     table.offers()
-    n, entries = 6, 22  # 20 + 1 numbers and the check entry
+    n, entries = 7, 22  # 20 + 1 numbers and the check entry
     uploads = table.uploads()
-    survivors = table.server.survivors(uploads)
-    reveal = table.members[0].reveal(1, survivors)
+    confirmed = table.confirm(uploads)[0]
+    tags = table.server.confirmed[0]
+    survivors = Survivors(torch.tensor(list(uploads)))
+    reveal = table.members[0].reveal(1, confirmed)
     upload = MaskedUpload(torch.from_numpy(uploads[0]))
     cases = [
         (table.server.roster(), None, 40 * n),
-        (table.server.offers[0], n, 48 + 126 * n),
+        (table.server.offers[0], n, 48 + 158 * n),
         (table.server.peers()[0], None, 134 * n),
         (upload, entries, 8 * entries),
         (survivors, None, 8 * n),
+        (tags, n, 16 * n),
+        (confirmed, None, 24 * n),
         (reveal, n, 33 * n),
     ]
     for payload, spec, size in cases:
@@ -414,6 +497,7 @@ def test_payloads_come_back_bit_for_bit_and_have_the_stated_size(table: Table) -
         (Survivors(torch.tensor([2, 1])), Survivors, None, "ascend"),
         (Survivors(torch.tensor([1, 1])), Survivors, None, "ascend"),
         (Survivors(torch.tensor([1])), Roster, None, "secure-roster"),
+        (Tags(torch.zeros(2, 15, dtype=torch.uint8)), Tags, 2, "shape"),
         (Roster(torch.tensor([1]), KEYS_OF_31_BYTES), Roster, None, "shape"),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from flower_fgl import METHODS, Run, resume, simulate
@@ -23,6 +24,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
+from flower_fgl.runs.state_files import is_secret
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -32,7 +34,12 @@ from flower_fgl.strategies.fedavg import FedAvg
 from tests.support.short_runs import SMALL
 
 SECURE = {"secure_aggregation": True, "clients": 5}
-EXCHANGES = ["query.secure_shares", "train", "query.secure_unmask"]
+EXCHANGES = [
+    "query.secure_shares",
+    "train",
+    "query.secure_check",
+    "query.secure_unmask",
+]
 Spoil = Callable[[Message], None]
 
 
@@ -176,6 +183,34 @@ def test_a_run_resumes_from_a_checkpoint_with_new_keys(
         assert other["failures"] == []
 
 
+@pytest.mark.parametrize("state", ["file", "memory"])
+def test_no_checkpoint_and_no_kept_state_holds_a_secret(
+    small: dict[str, Any], tmp_path: Path, state: str
+) -> None:
+    settings = {k: v for k, v in small.items() if k != "clients"}
+    folder = tmp_path / "states"
+    values = run_config_of(
+        method="fedavg", dataset="synthetic", clients=4, seed=0,
+        settings={
+            **settings, "rounds": 3, "secure_aggregation": True, "checkpoint_every": 1,
+            "keep_checkpoint": True, "state_dir": str(folder) if state == "file" else "",
+        },
+    )  # fmt: skip
+    with task_identity(9):
+        session = Session(memory=None if state == "file" else MemoryStates())
+        grid = LocalGrid(DispatchingClientApp(session), 4, values, run_id=9)
+        run = Run.load(run_server(grid, values, engine="local", states=session.memory))
+    current = {folder / f"9-{pid:06d}.safetensors" for pid in range(4)}
+    files = [*tmp_path.rglob("*.safetensors")]
+    kept = [path for path in files if path not in current]
+    assert len(kept) > 4
+    for path in kept:
+        with safe_open(path, "pt") as file:
+            secrets = {name for name in file.keys() if is_secret(name)}  # noqa: SIM118
+        assert not secrets, path
+    assert run.summary["status"] == "completed"
+
+
 def test_it_goes_with_partial_participation_and_evaluation_of_the_rest(
     small: dict[str, Any],
 ) -> None:
@@ -220,8 +255,8 @@ def test_secrets_survive_between_the_exchanges_wherever_states_are_kept(
     assert torch.equal(*(next(iter(model(r).values())) for r in (run, expected)))
     for memory in kept:  # all secrets of the round are deleted
         left = {name.removeprefix("secure/") for name in memory}
-        assert {"identity", "masked-round"} <= left
-        assert not left & {"seed", "mask-secret", "held", "keys"}
+        assert {"run-key", "card", "masked-round"} <= left
+        assert not left & {"seed", "mask-secret", "held", "pairs", "seen"}
 
 
 # --------------------------------------------------------------- what crosses the wire
@@ -247,7 +282,9 @@ def test_only_masked_vectors_and_keys_cross_the_wire(
         "query.secure_shares up": {"secure-offer"},
         "train down": {"config", "weights", "secure-peers"},
         "train up": {"metrics", "secure-sum"},
-        "query.secure_unmask down": {"config", "secure-survivors"},
+        "query.secure_check down": {"config", "secure-survivors"},
+        "query.secure_check up": {"secure-tags"},
+        "query.secure_unmask down": {"config", "secure-confirmations"},
         "query.secure_unmask up": {"secure-reveal"},
     }
 
@@ -256,7 +293,9 @@ def test_bytes_are_those_of_the_formulas(small: dict[str, Any]) -> None:
     run = simulate(**{**small, **SECURE})
     parameters, n = 8 * 8 + 8 + 8 * 3 + 3, 5
     formulas = {
-        ("up", "secure-offer"): 48 + 126 * n,
+        ("up", "secure-offer"): 48 + 158 * n,
+        ("up", "secure-tags"): 16 * n,
+        ("down", "secure-confirmations"): 24 * n,
         ("up", "secure-sum"): 8 * (parameters + 2),
         ("up", "secure-reveal"): 33 * n,
         ("down", "secure-roster"): 40 * n,
@@ -274,22 +313,22 @@ def test_bytes_are_those_of_the_formulas(small: dict[str, Any]) -> None:
 def test_lost_clients_are_named_and_the_round_continues(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], kind: str, pids: set[int]
 ) -> None:
-    settings = {**small, **SECURE, "rounds": 3, "secure_threshold": 0.51}
+    settings = {**small, **SECURE, "rounds": 3, "clients": 7}
     spoil(monkeypatch, kind, pids, raises)
     secure = simulate(**settings)
     row = secure.rounds[1]
     assert row["status"] == "ok"
     assert {f["partition_id"] for f in row["failures"]} == pids
     assert all("out of order" in f["reason"] for f in row["failures"])
-    if kind == EXCHANGES[2]:  # a client that drops out now is in the sum
+    if kind in EXCHANGES[2:]:  # a client that drops out now is in the sum
         monkeypatch.undo()
         expected = simulate(**{**settings, "secure_aggregation": False})
-        assert row["replies"] == 5
+        assert row["replies"] == 7
     else:
         monkeypatch.undo()
         spoil(monkeypatch, "train", pids, raises)
         expected = simulate(**{**settings, "secure_aggregation": False})
-        assert row["replies"] == 5 - len(pids)
+        assert row["replies"] == 7 - len(pids)
     for name, tensor in model(expected).items():
         torch.testing.assert_close(model(secure)[name], tensor, atol=2e-6, rtol=2e-6)
 
@@ -363,7 +402,7 @@ def test_noise_instead_of_a_masked_vector_fails_the_round_and_keeps_the_model(
 def test_fewer_survivors_than_the_threshold_fail_the_round(
     monkeypatch: pytest.MonkeyPatch, small: dict[str, Any], kind: str
 ) -> None:
-    spoil(monkeypatch, kind, {0, 2}, raises)  # 3 of 5 are left, ⌈0.66 · 5⌉ = 4
+    spoil(monkeypatch, kind, {0, 2}, raises)  # 3 of 5 are left, ⌊10/3⌋ + 1 = 4
     run = simulate(**{**small, **SECURE, "rounds": 3})
     assert [row["status"] for row in run.rounds] == ["ok", "failed", "ok"]
     assert (
@@ -459,6 +498,7 @@ def test_fewer_than_three_clients_that_can_train_are_refused(
     ("key", "value"),
     [
         ("secure-threshold", 0.5),
+        ("secure-threshold", 0.66),
         ("secure-threshold", 1.1),
         ("secure-fraction-bits", 0),
         ("secure-fraction-bits", 41),
@@ -466,7 +506,7 @@ def test_fewer_than_three_clients_that_can_train_are_refused(
 )
 def test_settings_out_of_range_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=key):
-        parse_config({key: value})
+        parse_config({key: value, "secure-aggregation": True})
 
 
 def test_a_client_without_the_setting_answers_no_request(small: dict[str, Any]) -> None:

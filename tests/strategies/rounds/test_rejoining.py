@@ -162,7 +162,6 @@ def test_clients_of_secure_aggregation_reconnect_with_a_new_key(
         comes_back,
         method="fedavg",
         secure_aggregation=True,
-        secure_threshold=0.51,
         rounds=5,
     )
     assert run.rounds[-1]["replies"] == 3

@@ -1,0 +1,241 @@
+"""Ed25519 identities of data owners, by which they recognise each other's keys.
+
+An owner has one identity key for all runs. It signs the owner's key of each run. Owners
+exchange their public identity keys outside of the federation, for example by telephone, and
+pin them in a file. A server cannot then replace the key of a client by its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from flower_fgl.core.errors import PayloadError, RunError
+
+__all__ = [
+    "CARD_BYTES",
+    "IDENTITY_BYTES",
+    "Identity",
+    "check_roster",
+    "load_identity",
+    "read_identity",
+    "read_peers",
+]
+
+KEY_BYTES = 32
+IDENTITY_BYTES = 32
+SIGNATURE_BYTES = 64
+CARD_BYTES = KEY_BYTES + IDENTITY_BYTES + SIGNATURE_BYTES
+"""Bytes of a signed key: the key of the run, the identity, and its signature."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Private identity key of a data owner.
+
+    Parameters
+    ----------
+    private : Ed25519PrivateKey
+        The key (RFC 8032).
+    """
+
+    private: Ed25519PrivateKey
+
+    @property
+    def public(self) -> bytes:
+        """The public key, 32 bytes."""
+        return self.private.public_key().public_bytes_raw()
+
+    @property
+    def text(self) -> str:
+        """The public key as it stands in a file of peers, 44 characters of base64."""
+        return base64.b64encode(self.public).decode()
+
+    def card(self, key: bytes, *, run_id: int, partition_id: int) -> bytes:
+        """Sign the key of a run.
+
+        Parameters
+        ----------
+        key : bytes of length 32
+            Public key with which others encrypt shares to this client.
+        run_id : int
+            Flower's id of the run; a key of another run is refused.
+        partition_id : int
+            The client's number in the run.
+
+        Returns
+        -------
+        bytes of length 128
+            Key, identity and signature.
+        """
+        signature = self.private.sign(_statement(key, run_id, partition_id))
+        return key + self.public + signature
+
+
+def check_roster(
+    cards: Mapping[int, bytes], peers: Mapping[bytes, str], own: bytes, *, run_id: int
+) -> None:
+    """Check that pinned identities have signed all keys of a roster.
+
+    Parameters
+    ----------
+    cards : mapping of int to bytes
+        Row of :class:`.messages.Roster` by partition-id.
+    peers : mapping of bytes to str
+        Pinned identities and the names of their owners.
+    own : bytes of length 32
+        The receiver's own identity.
+    run_id : int
+        Flower's id of the run.
+
+    Raises
+    ------
+    PayloadError
+        If a client has no identity or one that is not pinned, if its signature is wrong,
+        or if two clients have the same identity.
+    """
+    known = {**peers, own: "this client"}
+    seen: dict[bytes, int] = {}
+    for pid, card in cards.items():
+        key, identity = card[:KEY_BYTES], card[KEY_BYTES : KEY_BYTES + IDENTITY_BYTES]
+        if identity not in known:
+            shown = base64.b64encode(identity).decode() if any(identity) else "none"
+            raise PayloadError(
+                f"client {pid} has the identity {shown}, which the file peers of this "
+                "node does not list. Add its public key, or leave this run"
+            )
+        if identity in seen:
+            raise PayloadError(
+                f"clients {seen[identity]} and {pid} have the same identity, that of "
+                f"{known[identity]}"
+            )
+        seen[identity] = pid
+        statement = _statement(key, run_id, pid)
+        try:
+            Ed25519PublicKey.from_public_bytes(identity).verify(
+                card[KEY_BYTES + IDENTITY_BYTES :], statement
+            )
+        except InvalidSignature as error:
+            raise PayloadError(
+                f"the key of client {pid} is not signed by {known[identity]} for this run"
+            ) from error
+
+
+def _statement(key: bytes, run_id: int, partition_id: int) -> bytes:
+    """Return what an identity signs."""
+    return f"flower-fgl/key/{run_id}/{partition_id}/".encode() + key
+
+
+def load_identity(path: Path) -> Identity:
+    """Read a private identity key; create the file with mode 0600 if it is missing.
+
+    Parameters
+    ----------
+    path : Path
+        PEM file of an unencrypted PKCS #8 key, in an existing folder.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be read or written, holds no Ed25519 key, or is readable by
+        other users.
+    """
+    if not path.is_absolute():
+        raise RunError(f"identity must be an absolute path, got {str(path)!r}.")
+    try:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return read_identity(path)
+        with os.fdopen(handle, "wb") as file:
+            private = Ed25519PrivateKey.generate()
+            file.write(
+                private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            )
+    except OSError as error:
+        raise RunError(f"Cannot write the identity {path}: {error}.") from error
+    return Identity(private)
+
+
+def read_identity(path: Path) -> Identity:
+    """Read a private identity key.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be read, holds no Ed25519 key, or is readable by other users.
+    """
+    try:
+        if os.name == "posix" and path.stat().st_mode & 0o077:
+            raise RunError(
+                f"Other users can read the identity {path}. Protect it: chmod 600 {path}"
+            )
+        private = load_pem_private_key(path.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(
+            f"Cannot read the identity {path}: {error}. It must be an unencrypted "
+            "Ed25519 key in PEM format, as flower-fgl identity creates it."
+        ) from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise RunError(
+            f"The identity {path} must be an Ed25519 key, got {type(private).__name__}. "
+            "Create one with flower-fgl identity."
+        )
+    return Identity(private)
+
+
+def read_peers(path: Path) -> dict[bytes, str]:
+    """Read pinned identities from a TOML file with one ``name = "public key"`` per line.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Returns
+    -------
+    dict of bytes to str
+        Names of the owners by public key (32 bytes).
+
+    Raises
+    ------
+    RunError
+        If the file cannot be read, a key is malformed, or two owners have the same key.
+    """
+    try:
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"Cannot read the file of peers {path}: {error}.") from error
+    peers: dict[bytes, str] = {}
+    for name, text in entries.items():
+        try:
+            key = base64.b64decode(text, validate=True)
+            Ed25519PublicKey.from_public_bytes(key)
+        except (TypeError, ValueError, binascii.Error) as error:
+            raise RunError(
+                f"{path}: {name} must be a public key of flower-fgl identity, 44 "
+                f"characters in quotes, got {str(text)[:60]!r}."
+            ) from error
+        if key in peers:
+            raise RunError(f"{path}: {peers[key]} and {name} have the same key.")
+        peers[key] = name
+    if not peers:
+        raise RunError(f'{path} lists no peer. Write one name = "public key" per line.')
+    return peers

@@ -1,0 +1,468 @@
+"""Attacks of a server that deviates from the protocol, against real client halves.
+
+Each attack opened one client's upload to 3e-8 before clients checked what others had seen.
+The tests named "control" switch the check off and show that the attack then opens it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from flower_fgl.client_apps.runtime.secure_aggregation import download_digest
+from flower_fgl.methods import parse_config
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.secure_aggregation import client as client_side
+from flower_fgl.protocols.secure_aggregation.client import Member
+from flower_fgl.protocols.secure_aggregation.identities import Identity, load_identity
+from flower_fgl.protocols.secure_aggregation.messages import (
+    Reveal,
+    Tags,
+    from_bytes,
+    to_bytes,
+)
+from flower_fgl.protocols.secure_aggregation.server import SecureRound
+from flower_fgl.simulation.local_grid import task_identity
+from tests.protocols.secure_aggregation.active_server import (
+    RUN,
+    ActiveServer,
+    Refused,
+    rebuild,
+)
+
+OPENED = 3e-8
+"""A float32 weight of about 1, from fixed point with 24 bits."""
+NOT_THE_SAME = "have seen the same roster, peers"
+
+
+@pytest.fixture(autouse=True)
+def _run() -> Iterator[None]:
+    with task_identity(RUN):
+        yield
+
+
+def more_than_half(clients: int, share: float) -> int:
+    """The former threshold with ``secure-threshold`` = 0.51."""
+    return max(clients // 2 + 1, math.ceil(0.51 * clients - 1e-9))
+
+
+def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients accept any confirmation, and the former threshold."""
+    monkeypatch.setattr(client_side, "is_tag", lambda *_: True)
+    monkeypatch.setattr(client_side, "threshold", more_than_half)
+
+
+# ------------------------------------------------------------- (a) different rosters
+A_ROSTERS = {
+    0: [0, 1, 2], 1: [0, 1, 3, 4, 5], 2: [0, 1, 2],
+    3: [1, 3, 4, 5], 4: [1, 3, 4, 5], 5: [1, 3, 4, 5],
+}  # fmt: skip
+A_ALIVE = {0: [0, 1], 1: [0, 1, 3], 3: [3, 4, 5], 4: [3, 4, 5], 5: [3, 4, 5]}
+
+
+def open_by_rosters(server: ActiveServer) -> float:
+    """Client 1 shares its mask key with clients that client 0 does not know of."""
+    peers = {0: [0, 1], **{p: A_ROSTERS[p] for p in (1, 3, 4, 5)}}
+    vectors, revealed = server.collect(A_ROSTERS, peers, A_ALIVE)
+    seed = rebuild({1: revealed[0][0], 2: revealed[1][0]}, 2)
+    secret = rebuild({p + 1: revealed[p][1] for p in (3, 4, 5)}, 3)
+    return server.error(server.unmasked(vectors[0], 0, seed, {1: secret}), 0)
+
+
+def test_clients_with_different_rosters_cannot_decrypt_shares() -> None:
+    server = ActiveServer(6)
+    server.describe()
+    for pid, roster in A_ROSTERS.items():
+        server.offers[pid] = server.shares(pid, roster)
+    with pytest.raises(Refused, match="shares of client 1 cannot be decrypted"):
+        server.train(0, A_ROSTERS[0], A_ROSTERS)
+    for pid in (3, 4, 5):
+        with pytest.raises(Refused, match="shares of client 1 cannot be decrypted"):
+            server.train(pid, A_ROSTERS[3], A_ROSTERS)
+
+
+def test_control_different_rosters_open_an_upload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_check(monkeypatch)
+    monkeypatch.setattr(client_side, "view_digest", lambda *_: bytes(32))
+    server = ActiveServer(6)
+    server.describe()
+    assert open_by_rosters(server) <= OPENED
+
+
+# --------------------------------------------------- (b) different peers and survivors
+def open_by_lists(server: ActiveServer, need: int) -> float:
+    """Client 0 masks with few peers, whose keys the others reveal."""
+    everyone = list(range(7))
+    peers = dict.fromkeys(everyone, everyone) | {0: everyone[:need]}
+    alive = {0: peers[0]}
+    for pid in everyone[1:]:
+        rest = [p for p in reversed(everyone) if p not in (0, pid)]
+        alive[pid] = sorted([0, pid, *rest[: need - 2]])
+    vectors, revealed = server.collect(dict.fromkeys(everyone, everyone), peers, alive)
+    seed = rebuild({p + 1: revealed[p][0] for p in everyone}, need)
+    secrets = {
+        other: rebuild(
+            {
+                p + 1: shares[other]
+                for p, shares in revealed.items()
+                if other in peers[p] and other not in alive[p]
+            },
+            need,
+        )
+        for other in peers[0][1:]
+    }
+    return server.error(server.unmasked(vectors[0], 0, seed, secrets), 0)
+
+
+def test_clients_with_different_peers_and_survivors_reveal_nothing() -> None:
+    server = ActiveServer(7)
+    server.describe()
+    with pytest.raises(Refused, match=NOT_THE_SAME):
+        open_by_lists(server, 5)
+
+
+def test_control_different_peers_and_survivors_open_an_upload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    no_check(monkeypatch)
+    server = ActiveServer(7)
+    server.describe()
+    assert open_by_lists(server, 4) <= OPENED
+
+
+def test_clients_with_different_survivors_only_reveal_nothing() -> None:
+    server = ActiveServer(7)
+    server.describe()
+    everyone = list(range(7))
+    same = dict.fromkeys(everyone, everyone)
+    alive = {pid: sorted({pid, *everyone[:5]})[:6] for pid in everyone}
+    with pytest.raises(Refused, match=NOT_THE_SAME):
+        server.collect(same, same, alive)
+
+
+# --------------------------------------------------- (c) a lower threshold than agreed
+def open_by_threshold(server: ActiveServer, need: int) -> float:
+    """Two groups of two clients see different survivors; two clients help the server."""
+    everyone, helpers = list(range(6)), (4, 5)
+    same = dict.fromkeys(everyone, everyone)
+    without = everyone[-need:] if need < 6 else everyone
+    alive = {0: everyone, 1: everyone, 2: without, 3: without}
+    vectors, revealed = server.collect(same, same, alive, helpers=helpers)
+    held = {p: bytes(server.secrets(p)["held"][0].numpy()) for p in helpers}
+    seeds = {p + 1: revealed[p][0] for p in (0, 1)}
+    keys = {p + 1: revealed[p][0] for p in (2, 3)}
+    for pid, both in held.items():
+        seeds[pid + 1], keys[pid + 1] = both[:33], both[33:]
+    total = server.unmasked(vectors[0], 0, rebuild(seeds, need), {})
+    # the key of client 0 itself gives all its pairwise masks
+    agreement = client_side.KeyAgreement(rebuild(keys, need), 1)
+    for other in everyone[1:]:
+        key = agreement.key(
+            to_bytes(server.offers[other].mask_key), "mask", *sorted((0, other))
+        )
+        client_side.add_masks(total, partition_id=other, pair_keys={0: key})
+    return server.error(total, 0)
+
+
+def test_two_of_six_clients_that_help_the_server_are_too_few() -> None:
+    # the owners agreed on 1.0, but the server sends the clients the lowest share
+    server = ActiveServer(6)
+    server.describe()
+    with pytest.raises(
+        Refused, match=r"\[0, 1, 4, 5\] have seen the same.*5 are needed"
+    ):
+        open_by_threshold(server, 5)
+
+
+def test_control_a_lower_threshold_opens_an_upload_despite_the_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_side, "threshold", more_than_half)
+    server = ActiveServer(6)
+    server.describe()
+    assert open_by_threshold(server, 4) <= OPENED
+
+
+def test_clients_with_different_thresholds_reveal_nothing() -> None:
+    server = ActiveServer(6, {0: {"secure_threshold": 0.67}}, secure_threshold=1.0)
+    server.describe()
+    everyone = list(range(6))
+    same = dict.fromkeys(everyone, everyone)
+    with pytest.raises(Refused, match=r"only the clients \[0\] have seen"):
+        server.collect(same, same, same)
+
+
+def test_a_client_refuses_a_share_below_the_range() -> None:
+    server = ActiveServer(6)
+    server.describe()
+    context = server.grid.contexts[server.nodes[0]]
+    context.run_config["secure-threshold"] = 0.51
+    with pytest.raises(Refused, match="secure-threshold must be above 2/3"):
+        server.shares(0, range(6))
+
+
+# ------------------------------------------------------------------ (d) replayed rounds
+def open_by_replay(server: ActiveServer, between: Any) -> float:
+    """Sum all clients, then repeat the round without client 0."""
+    everyone = list(range(4))
+    totals = []
+    for group in (everyone, everyone[1:]):
+        same = dict.fromkeys(group, group)
+        vectors, revealed = server.collect(same, same, same)
+        totals.append(server.sum_of(vectors, revealed, group, 3))
+        between()
+    return server.error(totals[0] - totals[1], 0)
+
+
+def test_an_answered_round_is_not_answered_again_after_a_new_describe() -> None:
+    server = ActiveServer(4)
+    server.describe()
+    with pytest.raises(Refused, match="already sent a masked vector in round 1"):
+        open_by_replay(server, server.describe)
+
+
+def test_an_answered_round_is_not_answered_again_after_a_resume_of_the_same_run() -> (
+    None
+):
+    server = ActiveServer(4)
+    server.describe()
+
+    def resume() -> None:
+        for node in server.nodes:
+            point = {"run-id": str(RUN), "server-round": 0, "is-restored": False}
+            content = RecordDict({"config": ConfigRecord(point)})
+            (reply,) = server.grid.send_and_receive(
+                [Message(content, node, "query.resume")]
+            )
+            assert not reply.has_error()
+
+    with pytest.raises(Refused, match="already sent a masked vector in round 1"):
+        open_by_replay(server, resume)
+
+
+def test_control_a_replayed_round_opens_an_upload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Member.join
+
+    def join(member: Member) -> bytes:
+        member.memory.clear()
+        return original(member)
+
+    monkeypatch.setattr(Member, "join", join)
+    server = ActiveServer(4)
+    server.describe()
+    assert open_by_replay(server, server.describe) <= OPENED
+
+
+@pytest.mark.parametrize("number", [-1, 0, 3])
+def test_rounds_that_the_run_does_not_have_are_refused(number: int) -> None:
+    server = ActiveServer(3)
+    server.describe()
+    with pytest.raises(Refused, match=f"rounds 1 to 2, got round {number}"):
+        server.shares(0, range(3), server_round=number)
+
+
+# ---------------------------------------------------------------- what else may differ
+def test_clients_with_different_downloads_reveal_nothing() -> None:
+    # zero weights make the other clients' uploads predictable
+    server = ActiveServer(4)
+    server.describe()
+    everyone = list(range(4))
+    same = dict.fromkeys(everyone, everyone)
+    dead = Weights({n: torch.zeros_like(t) for n, t in server.weights.tensors.items()})
+    with pytest.raises(Refused, match=r"only the clients \[0\] have seen"):
+        server.collect(same, same, same, weights=dict.fromkeys(everyone[1:], dead))
+
+
+NOISE = {
+    "upload_clip": 1.0,
+    "upload_noise": 1.0,
+    "upload_noise_model": "distributed",
+}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"secure_fraction_bits": 20},
+        {"upload_noise": 0.001},
+        {"upload_clip": 100.0},
+        {"upload_noise_model": "local"},
+    ],
+)
+def test_clients_with_different_settings_reveal_nothing(others: dict[str, Any]) -> None:
+    server = ActiveServer(4, {p: {**NOISE, **others} for p in (1, 2, 3)}, **NOISE)
+    server.describe()
+    everyone = list(range(4))
+    same = dict.fromkeys(everyone, everyone)
+    with pytest.raises(Refused, match=r"only the clients \[0\] have seen"):
+        server.collect(same, same, same)
+
+
+def test_equal_messages_to_all_open_the_sum_of_all() -> None:
+    server = ActiveServer(4)
+    server.describe()
+    everyone = list(range(4))
+    same = dict.fromkeys(everyone, everyone)
+    vectors, revealed = server.collect(same, same, same)
+    total = server.sum_of(vectors, revealed, everyone, 3)
+    assert server.error(total, 0) > 1e-3  # the sum, and not an upload
+    assert float(server.decode(total)["witness"]) == 4
+
+
+# ------------------------------------------------------------------------------- keys
+def test_a_roster_with_another_key_of_the_client_is_refused() -> None:
+    server = ActiveServer(3)
+    server.describe()
+    with pytest.raises(Refused, match="another key of this client"):
+        server.shares(0, range(3), {**server.keys, 0: b"\1" * 32})
+
+
+def test_a_roster_with_one_key_twice_is_refused() -> None:
+    server = ActiveServer(3)
+    server.describe()
+    with pytest.raises(Refused, match="two clients of the roster have the same key"):
+        server.shares(0, range(3), {**server.keys, 2: server.keys[1]})
+
+
+def test_changed_or_exchanged_shares_are_refused() -> None:
+    server = ActiveServer(3)
+    server.describe()
+    rosters = {pid: [0, 1, 2] for pid in range(3)}
+    server.offers = {pid: server.shares(pid, [0, 1, 2]) for pid in range(3)}
+    offers = server.offers
+    server.offers = {**offers, 1: offers[2], 2: offers[1]}
+    with pytest.raises(Refused, match="shares of client 1 cannot be decrypted"):
+        server.train(0, [0, 1, 2], rosters)
+
+
+# -------------------------------------------- a server that invents all other clients
+def open_by_invented_peers(
+    server: ActiveServer, identities: dict[int, Identity] | None = None
+) -> float:
+    """Replace all clients except client 0 by clients of the server that send zeros."""
+    config = parse_config({"secure-aggregation": True, "rounds": 2})
+    everyone = list(range(server.count))
+    own = {
+        p: Member(p, config, {}, run_id=RUN, identity=(identities or {}).get(p))
+        for p in everyone[1:]
+    }
+    keys = {0: server.keys[0], **{p: member.join() for p, member in own.items()}}
+    current = SecureRound(keys, server_round=1, share=0.67)
+    roster = current.roster()
+    rows = {p: to_bytes(row) for p, row in enumerate(roster.keys)}
+    current.add(0, server.shares(0, everyone, rows))
+    for p, member in own.items():
+        current.add(p, member.offer(1, roster))
+    server.offers = current.offers
+    download = download_digest(server.weights.to_record())
+    zeros = {name: torch.zeros(shape) for name, shape in server.summands.items()}
+    peers = current.peers()
+    vectors = {0: server.train(0, everyone, dict.fromkeys(everyone, everyone))}
+    for p, member in own.items():
+        masked = member.mask(1, peers[p], zeros, download=download)
+        vectors[p] = masked.vector.numpy().view(np.uint64)
+    survivors = current.survivors(everyone)
+    current.confirm(0, Tags(torch.stack([*server.check(0, everyone).values()])))
+    for p, member in own.items():
+        current.confirm(p, member.check(1, survivors))
+    confirmed = current.confirmations()
+    codes = dict(enumerate(confirmed[0].tags))
+    shares = server.unmask(0, everyone, codes)
+    current.take(0, Reveal(from_bytes([shares[p] for p in everyone])))
+    for p, member in own.items():
+        current.take(p, member.reveal(1, confirmed[p]))
+    sums = current.total(vectors, server.summands, fraction_bits=24)
+    return server.error_of(sums, 0)
+
+
+def fresh_identity() -> Identity:
+    return Identity(Ed25519PrivateKey.generate())
+
+
+def owners(folder: Path, count: int) -> dict[int, dict[str, str]]:
+    """Create identities, pin them all, and return the node configs."""
+    keys = {p: load_identity(folder / f"{p}.key") for p in range(count)}
+    pinned = "".join(f'owner-{p} = "{key.text}"\n' for p, key in keys.items())
+    (folder / "peers.toml").write_text(pinned)
+    return {
+        p: {
+            "identity": str(folder / f"{p}.key"),
+            "peers": str(folder / "peers.toml"),
+        }
+        for p in keys
+    }
+
+
+def test_without_pinned_keys_invented_clients_open_an_upload() -> None:
+    # documented in docs/secure-aggregation.md: nobody can tell these clients from others
+    server = ActiveServer(4)
+    server.describe()
+    assert open_by_invented_peers(server) <= OPENED
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_with_pinned_keys_invented_clients_are_refused(
+    tmp_path: Path, is_signed: bool
+) -> None:
+    server = ActiveServer(4, node_configs=owners(tmp_path, 4))
+    server.describe()
+    invented = {p: fresh_identity() for p in (1, 2, 3)} if is_signed else None
+    with pytest.raises(Refused, match=r"client 1 has the identity .* does not list"):
+        open_by_invented_peers(server, invented)
+
+
+def test_owners_with_pinned_keys_sum_their_uploads(tmp_path: Path) -> None:
+    server = ActiveServer(4, node_configs=owners(tmp_path, 4))
+    server.describe()
+    everyone = list(range(4))
+    same = dict.fromkeys(everyone, everyone)
+    vectors, revealed = server.collect(same, same, same)
+    sums = server.decode(server.sum_of(vectors, revealed, everyone, 3))
+    assert float(sums["witness"]) == 4
+
+
+@pytest.mark.parametrize("how", ["other run", "other number", "other key", "twice"])
+def test_signatures_hold_for_one_run_one_client_and_one_key(
+    tmp_path: Path, how: str
+) -> None:
+    server = ActiveServer(4, node_configs=owners(tmp_path, 4))
+    server.describe()
+    peer = load_identity(tmp_path / "1.key")
+    key = server.keys[1][:32]
+    match = "key of client 1 is not signed by owner-1"
+    if how == "other run":
+        server.keys[1] = peer.card(key, run_id=RUN + 1, partition_id=1)
+    elif how == "other number":
+        server.keys[1] = peer.card(key, run_id=RUN, partition_id=2)
+    elif how == "other key":
+        server.keys[1] = bytes(31) + b"\1" + server.keys[1][32:]
+    else:
+        server.keys[2] = peer.card(server.keys[2][:32], run_id=RUN, partition_id=2)
+        match = "clients 1 and 2 have the same identity, that of owner-1"
+    with pytest.raises(Refused, match=match):
+        server.shares(0, range(4))
+
+
+def test_one_owner_that_pins_keys_leaves_a_run_with_unknown_clients(
+    tmp_path: Path,
+) -> None:
+    nodes = owners(tmp_path, 4)
+    server = ActiveServer(4, node_configs={0: nodes[0], 1: nodes[1]})
+    server.describe()
+    width = max(map(len, server.keys.values()))
+    rows = {p: key.ljust(width, b"\0") for p, key in server.keys.items()}
+    with pytest.raises(Refused, match="client 2 has the identity none"):
+        server.shares(0, range(4), rows)
+    server.shares(2, range(4), rows)  # which pins no keys itself
