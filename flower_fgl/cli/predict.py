@@ -61,7 +61,7 @@ def predict_graph(model: Path, graph: Path) -> Prediction:
         If the graph cannot be read or does not fit the model.
     """
     saved = load_model(model)
-    owned = load_graph_file(graph.expanduser(), needs_labels=False)
+    owned = load_graph_file(graph, needs_labels=False)
     dataset = _match_model(_undo_scaling(owned, saved, graph), saved, graph)
     with torch.inference_mode():
         logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
