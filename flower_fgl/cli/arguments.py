@@ -18,6 +18,7 @@ from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import parse_config
 
 __all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
+__all__ += ["encodable"]
 
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 
@@ -31,7 +32,12 @@ SettingPairs = Annotated[
 
 def show(text: str) -> None:
     """Print text without markup, colours or line wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(encodable(text), markup=False, highlight=False, soft_wrap=True)
+
+
+def encodable(text: str) -> str:
+    """Return text that any terminal can print: parts of odd file names are escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:

@@ -9,12 +9,18 @@ from pathlib import Path
 import torch
 
 from flower_fgl.client_apps.runtime.data import ClientData
-from flower_fgl.client_apps.runtime.describe import describe, enough, owner_name
+from flower_fgl.client_apps.runtime.describe import (
+    check_description,
+    describe,
+    enough,
+    owner_name,
+)
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import DataError, PayloadError
 from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
+from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
@@ -69,7 +75,7 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         graph = client_from_owned(owned, config)
         data = ClientData.build(graph, torch.device("cpu"))
     except DataError as error:
-        return GraphReport([f"{path}: {error}"])
+        return GraphReport([f"{show_path(path)}: {error}"])
     description = describe(
         data,
         place=(-1, 0),
@@ -78,6 +84,10 @@ def inspect_graph(path: Path, settings: Mapping[str, Scalar]) -> GraphReport:
         share_class_counts=True,
         share_feature_names=config.share_feature_names,
     )
+    try:
+        check_description(description)
+    except PayloadError as error:
+        return GraphReport([f"{show_path(path)}: the server would refuse it: {error}"])
     notes = _notes(graph, description, config)
     if not owned.dataset.masks and config.split == "default":
         split = (

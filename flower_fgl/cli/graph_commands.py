@@ -87,16 +87,18 @@ def check_graph(
     parse_config(pairs)
     # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
+    from flower_fgl.datasets.graph_files.problems import show_path
 
     report = inspect_graph(graph, pairs)
     for number, problem in enumerate(report.problems, start=1):
         show(f"Problem {number}: {problem}")
     for note in report.notes:
         show(f"Note: {note}")
+    where, number = show_path(graph), len(report.problems)
     if report.description is None:
-        show(f"{graph} cannot be used. Number of problems: {len(report.problems)}.")
+        show(f"{where} cannot be used. Number of problems: {number}.")
         raise typer.Exit(1)
-    show(f"{graph} can be used.")
+    show(f"{where} can be used.")
     show("What the server learns before round 1:")
     full = learned_by_server(report.description, with_counts=True)
     bare = learned_by_server(report.description, with_counts=False)

@@ -14,7 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_fgl.cli import graph_commands, report_commands
-from flower_fgl.cli.arguments import SettingPairs, console, given, parse_pairs
+from flower_fgl.cli.arguments import (
+    SettingPairs,
+    console,
+    encodable,
+    given,
+    parse_pairs,
+)
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import DATASET_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
@@ -43,7 +49,7 @@ def main() -> None:
         app()
     except FglError as error:
         errors.print(
-            f"Error: {error}",
+            encodable(f"Error: {error}"),
             style="bold red",
             markup=False,
             highlight=False,

@@ -66,7 +66,7 @@ def predict_graph(model: Path, graph: Path) -> Prediction:
         If the graph cannot be read or does not fit the model.
     """
     saved = load_model(model)
-    owned = load_graph_file(graph.expanduser(), needs_labels=False)
+    owned = load_graph_file(graph, needs_labels=False)
     dataset, note = _match_columns(_undo_scaling(owned, saved, graph), saved, graph)
     dataset = _match_model(dataset, saved, graph)
     with torch.inference_mode():

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.describe import describe, owner_name
+from flower_fgl.client_apps.runtime.describe import describe, owner_name, to_reply
 from flower_fgl.client_apps.runtime.model_store import (
     check_model_folder,
     save_best_model,
@@ -206,7 +206,7 @@ class FglClientApp(ClientApp, ABC):
             if client.config.secure_aggregation and client.num_partitions
             else b"",
         )
-        return Message(description.to_record(), reply_to=message)
+        return Message(to_reply(description), reply_to=message)
 
     def _resume(self, message: Message, context: Context) -> Message:
         """Rewind the client to the checkpoint's round."""

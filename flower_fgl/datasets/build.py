@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -86,7 +85,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
     if config.dataset == "synthetic":
         return synthetic_dataset(config.synthetic, config.partition_seed)
     if is_file(config.dataset):
-        owned = load_graph_file(Path(config.dataset).expanduser())
+        owned = load_graph_file(config.dataset)
         if owned.evaluation:
             raise DataError(
                 f"{config.dataset} holds one client's part of a dataset: it contains "

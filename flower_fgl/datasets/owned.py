@@ -52,7 +52,7 @@ def client_from_file(path: Path, config: RunConfig) -> ClientGraph:
        on the client's number, which changes with the other participants. Otherwise a test
        node of one run could be a training node of the next.
     """
-    return client_from_owned(load_graph_file(path.expanduser()), config)
+    return client_from_owned(load_graph_file(path), config)
 
 
 def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:

@@ -250,14 +250,14 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["sparsity"] = asdict(sparsity)
     if config.dataset == "synthetic":
         key["synthetic"] = asdict(config.synthetic)
-    path = Path(config.dataset).expanduser()
+    path = Path(os.path.expanduser(config.dataset))
     if is_file(config.dataset):
         key["dataset"] = path.name
-        files = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+        files = sorted(path.glob("*.csv")) if os.path.isdir(path) else [path]
         key["has_feature_names"] = True
         key["content"] = [hashlib.sha256(read_bytes(f)).hexdigest() for f in files]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in path.stem)
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in path.stem[:100])
     return f"{name}-{config.partition}-{num_clients}-{digest[:16]}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,13 +192,14 @@ def file_stamps(node: Mapping[str, Any]) -> tuple[tuple[str, int, int], ...]:
     """
     if "graph" not in node:
         return ()
-    path = Path(str(node["graph"])).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return tuple(
-        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-        for file in files
-        if file.exists()
-    )
+    # the methods of Path raise errors for long names and unknown users
+    path = Path(os.path.expanduser(str(node["graph"])))
+    found = []
+    for file in sorted(path.iterdir()) if os.path.isdir(path) else [path]:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a NUL character
+            stat = file.stat()
+            found.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return tuple(found)
 
 
 def node_place(node: Mapping[str, Any]) -> tuple[int, int]:

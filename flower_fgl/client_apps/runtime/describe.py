@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 
 from flower_fgl.client_apps.runtime.data import ClientData, node_place
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.options import Scalar
-from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement, Description
+from flower_fgl.datasets.graph_files.problems import clip
+from flower_fgl.protocols.describe import (
+    AGREEMENT,
+    MAX_TEXT,
+    ClassAgreement,
+    Description,
+    Rejection,
+)
 
 __all__ = [
     "agreed_place",
+    "check_description",
     "client_label",
     "describe",
     "enough",
     "owner_name",
     "read_agreement",
+    "to_reply",
 ]
 
 
@@ -58,9 +68,34 @@ def agreed_place(agreement: ClassAgreement | None, context: Context) -> tuple[in
 def owner_name(node: Mapping[str, Scalar]) -> str:
     """Return a data owner's name: ``name`` of the node config, else the stem of ``graph``.
 
-    It is empty for a partition of a dataset.
+    It is empty for a partition of a dataset. Characters that the server refuses, such as
+    line breaks, are escaped.
     """
-    return str(node.get("name", Path(str(node.get("graph", ""))).stem))
+    name = node.get("name", Path(str(node.get("graph", ""))).stem)
+    return clip(name, MAX_TEXT)
+
+
+def check_description(description: Description) -> None:
+    """Check a description as the server will check it.
+
+    Raises
+    ------
+    PayloadError
+        If the server would refuse the description.
+    """
+    Description.from_record(description.to_record())
+
+
+def to_reply(description: Description) -> RecordDict:
+    """Pack a description; a data owner's that the server would refuse is a rejection."""
+    try:
+        check_description(description)
+    except PayloadError as error:
+        if not description.is_owned:
+            raise
+        reason = f"its description is not allowed: {error}"
+        return Rejection(description.name, reason).to_record()
+    return description.to_record()
 
 
 def client_label(node: Mapping[str, Scalar]) -> str:

@@ -10,29 +10,43 @@
     Optional: ``name``, one class per line. By default the classes are the sorted labels
     of ``nodes.csv``. The server agrees with all data owners on one numbering, by name.
 
-Blank lines and spaces around text are ignored.
+Blank lines and spaces around text are ignored. Rows are converted one by one, so that
+memory and time grow with the number of cells, however wide a table is.
 """
 
 from __future__ import annotations
 
 import csv
-import warnings
-from functools import partial
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.graph_files.problems import ErrorCollector
+from flower_fgl.datasets.graph_files.archive import Array
+from flower_fgl.datasets.graph_files.problems import (
+    ErrorCollector,
+    clip,
+    has_control_characters,
+    show_path,
+)
+from flower_fgl.datasets.graph_files.validate import LONGEST_NAME, check_class_names
 
 __all__ = ["read_csv_folder"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
 SPLITS = ("train", "val", "test")
-NOT_FEATURES = ["id", "label", "split"]
-TEXT_COLUMNS = ("id", "label", "split", "source", "target", "name")
+TEXT_COLUMNS = ("id", "label", "split")
+BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0}
+BOOLEANS |= {"False": 0.0, "FALSE": 0.0, "false": 0.0}
+BLOCK_CELLS = 1 << 20
+"""Cells that are converted to float32 at once."""
+MOST_FAULTS = 20
+"""Faulty feature columns that are reported."""
 
 
 def read_csv_folder(
@@ -67,212 +81,279 @@ def read_csv_folder(
     attempt = attempts or ErrorCollector()
     path = folder / "nodes.csv"
     required = ("id", "label") if needs_labels else ("id",)
-    nodes = attempt(_read_table, path, required=required)
+    nodes = attempt(_read_nodes, path, required)
     if nodes is None:
         return {}
-    ids = attempt(_ids, nodes, path)
+    index = attempt(_index_ids, nodes, path)
     arrays: dict[str, Array | None] = {}
     if needs_labels:
-        arrays |= attempt(_labels, nodes["label"], folder) or {}
+        arrays |= attempt(_labels, nodes, folder) or {}
     arrays["x"] = _features(nodes, path, attempt)
-    columns = [name for name in nodes.columns if name not in NOT_FEATURES]
-    arrays["feature_names"] = np.array(columns, dtype=np.str_)
-    if ids is not None:
-        arrays["edges"] = attempt(_edges, folder / "edges.csv", ids)
-        arrays["names"] = np.array(ids.tolist(), dtype=np.str_)
-    if needs_labels and "split" in nodes and (nodes["split"] != "").any():
-        arrays |= attempt(_masks, nodes["split"], path) or {}
+    arrays["feature_names"] = np.array(nodes.feature_names, dtype=object)
+    if index is not None:
+        arrays["edges"] = attempt(_edges, folder / "edges.csv", index)
+        arrays["names"] = np.array(nodes.text["id"], dtype=object)
+    if needs_labels and any(nodes.text["split"]):
+        arrays |= attempt(_masks, nodes, path) or {}
     return {key: array for key, array in arrays.items() if array is not None}
 
 
-def _labels(label: Any, folder: Path) -> dict[str, Array]:
-    """Convert the labels to class numbers and class names."""
-    path = folder / "nodes.csv"
-    class_names = _class_names(label, folder)
-    y = np.full(len(label), -1, dtype=np.int64)
-    is_known = (label != "").to_numpy(bool)
-    y[is_known] = class_names.get_indexer(label[is_known])
-    unknown = is_known & (y < 0)
-    if unknown.any():
+@dataclass
+class _Nodes:
+    """Content of ``nodes.csv``; ``split`` is empty if the table has no such column."""
+
+    feature_names: list[str]
+    text: dict[str, list[str]]
+    lines: list[int] = field(default_factory=list)
+    blocks: list[Array] = field(default_factory=list)
+    faults: dict[int, str] = field(default_factory=dict)
+
+
+def _rows(
+    path: Path, required: Sequence[str], *, more: bool = True
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield the header, then each row that is not blank, with its line number."""
+    where = show_path(path)
+    if not os.path.isfile(path):
         raise DataError(
-            f'{path}, line {label.index[unknown][0]}: class "{label[unknown].iloc[0]}" '
-            "is not in classes.csv. Add it there, or correct the label."
-        )
-    names = np.array(class_names.tolist(), dtype=np.str_)
-    return {"y": y, "class_names": names}
-
-
-def _read_table(path: Path, required: tuple[str, ...], *, more: bool = True) -> Any:
-    """Read one table, indexed by line; keep text columns and empty cells as text."""
-    import pandas as pd  # type: ignore[import-untyped]  # takes a second to import
-
-    if not path.is_file():
-        raise DataError(
-            f"{path} is missing. Provide it with the columns {', '.join(required)}."
+            f"{where} is missing. Provide it with the columns {', '.join(required)}."
         )
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            header = next(csv.reader(file), [])
-        absent = [column for column in required if column not in header]
-        extra = [] if more else [column for column in header if column not in required]
-        doubled = sorted({column for column in header if header.count(column) > 1})
-        if absent or extra or doubled:
-            raise DataError(
-                f"{path}: the columns must be {', '.join(required)}"
-                + (" and features, each once" if more else ", each once, and no others")
-                + f"; got {', '.join(header) or 'none'}."
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # for long rows
-            read = partial(
-                pd.read_csv,
-                path,
-                dtype=dict.fromkeys(TEXT_COLUMNS, str),
-                keep_default_na=False,
-                index_col=False,
-                skip_blank_lines=False,
-                low_memory=False,
-                encoding="utf-8-sig",
-            )
-            table = read()
-            is_blank = _blank_rows(table, required[0])
-            if is_blank.any():  # blank rows make numeric columns text: read again
-                table = read(skiprows=np.flatnonzero(is_blank) + 1)
-    except (
-        pd.errors.ParserError,
-        pd.errors.EmptyDataError,
-        pd.errors.ParserWarning,
-        UnicodeDecodeError,
-        csv.Error,
-    ) as error:
+            reader = csv.reader(file)
+            header = [cell.strip() for cell in next(reader, [])]
+            _check_header(header, required, where, more=more)
+            yield 1, header
+            key, width = header.index(required[0]), len(header)
+            line = reader.line_num
+            for row in reader:
+                first, line = line + 1, reader.line_num
+                if len(row) > width:
+                    raise ValueError(
+                        f"line {first} has {len(row)} cells, the header {width}"
+                    )
+                if len(row) < width:  # spreadsheets omit empty cells at the end
+                    row += [""] * (width - len(row))
+                if row[key].strip() or any(map(str.strip, row)):
+                    yield first, row
+    except DataError:
+        raise
+    except OSError as error:
         raise DataError(
-            f"{path} is not a CSV table in UTF-8 with one header line: {error}. Export it "
-            "again as CSV."
+            f"Cannot read {where}: {error.strerror}. Check the permissions of the file."
         ) from error
-    table.index = np.flatnonzero(~is_blank) + 2  # line 1 is the header
-    for column in table.columns.intersection(TEXT_COLUMNS):
-        table[column] = table[column].str.strip()
-    return table
-
-
-def _blank_rows(table: Any, column: str) -> Array:
-    """Mark the rows with only blank cells; ``column`` is a text column."""
-    is_blank: Array = (table[column].str.strip() == "").to_numpy(bool, copy=True)
-    rows = table[is_blank].to_numpy(object)
-    is_blank[is_blank] = [not "".join(map(str, row)).strip() for row in rows]
-    return is_blank
-
-
-def _ids(nodes: Any, path: Path) -> Any:
-    """Return the node ids; reject empty and duplicate ones."""
-    import pandas as pd
-
-    ids = pd.Index(nodes["id"])
-    if not len(ids):
-        raise DataError(f"{path} holds no nodes. Add one line per node.")
-    is_empty = (nodes["id"] == "").to_numpy(bool)
-    if is_empty.any():
+    except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError
         raise DataError(
-            f"{path}, line {nodes.index[is_empty][0]}: the id is empty. Give each node "
-            "an id."
-        )
-    is_repeated = ids.duplicated()
-    if is_repeated.any():
+            f"{where} is not a CSV table in UTF-8 with one header line: "
+            f"{clip(error, 200)}. Export it again as CSV."
+        ) from error
+
+
+def _check_header(
+    header: list[str], required: Sequence[str], where: str, *, more: bool
+) -> None:
+    """Check the names of the columns."""
+    is_extra = not more and any(column not in required for column in header)
+    if not set(required) <= set(header) or is_extra or len(set(header)) < len(header):
         raise DataError(
-            f'{path}, line {nodes.index[is_repeated][0]}: id "{ids[is_repeated][0]}" is '
-            "already taken by a line above. Give each node its own id."
+            f"{where}: the columns must be {', '.join(required)}"
+            + (" and features, each once" if more else ", each once, and no others")
+            + f"; got {clip(', '.join(header), 200) or 'none'}."
         )
-    return ids
-
-
-def _class_names(label: Any, folder: Path) -> Any:
-    """Return the classes in ``classes.csv``, or by default those of the labels."""
-    import pandas as pd
-
-    path = folder / "classes.csv"
-    if path.is_file():
-        names = pd.Index(_read_table(path, required=("name",), more=False)["name"])
-        if not len(names) or names.has_duplicates or "" in names:
+    for number, name in enumerate(header, start=1):
+        if not name or len(name) > LONGEST_NAME or has_control_characters(name):
             raise DataError(
-                f"{path} must name each class once, without empty or repeated names."
+                f'{where}: column {number} has the name "{clip(name)}", expected one line '
+                f"of 1 to {LONGEST_NAME} characters. Name it, or remove the column."
             )
+
+
+def _read_nodes(path: Path, required: Sequence[str]) -> _Nodes:
+    """Read ``nodes.csv``; convert features, and note faulty ones."""
+    rows = _rows(path, required)
+    _, header = next(rows)
+    places = {c: header.index(c) for c in TEXT_COLUMNS if c in header}
+    columns = [i for i, c in enumerate(header) if c not in TEXT_COLUMNS]
+    nodes = _Nodes([header[i] for i in columns], {c: [] for c in TEXT_COLUMNS})
+    if not columns:
+        raise DataError(
+            f"{show_path(path)} has no feature column besides id, label and split. Add one."
+        )
+    pick = itemgetter(*columns)
+    texts = [(nodes.text[column], i) for column, i in places.items()]
+    values = array("d")
+    for line, row in rows:
+        nodes.lines.append(line)
+        for column, i in texts:
+            column.append(row[i].strip())
+        cells = pick(row) if len(columns) > 1 else (row[columns[0]],)
+        _append_numbers(values, cells, nodes.faults, line)
+        if len(values) >= BLOCK_CELLS:
+            _append_block(nodes, values)
+            values = array("d")
+    _append_block(nodes, values)
+    if not nodes.lines:
+        raise DataError(f"{show_path(path)} holds no nodes. Add one line per node.")
+    return nodes
+
+
+def _append_numbers(
+    values: array[float], cells: Sequence[str], faults: dict[int, str], line: int
+) -> None:
+    """Append the numbers of one row; note the first fault of each column."""
+    joined = "".join(cells)
+    start = len(values)
+    if (
+        joined.isascii() and "_" not in joined
+    ):  # float also reads 1_000 and other digits
+        try:
+            values.extend(map(float, cells))
+            return
+        except ValueError:
+            del values[start:]
+    for i, cell in enumerate(cells):
+        value = _number(cell)
+        if value is None:
+            faults.setdefault(i, f'line {line}, column "{{}}": expected a number, got '
+                              f'"{clip(cell)}".')  # fmt: skip
+        values.append(0.0 if value is None else value)
+
+
+def _number(cell: str) -> float | None:
+    """Return a cell as a number, ``None`` if it is none."""
+    text = cell.strip()
+    if not text.isascii() or "_" in text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return BOOLEANS.get(text)
+
+
+def _append_block(nodes: _Nodes, values: array[float]) -> None:
+    """Convert numbers to float32; note values that are not finite there."""
+    wide = np.frombuffer(values, dtype=np.float64).reshape(-1, len(nodes.feature_names))
+    with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, noted below
+        block = wide.astype(np.float32)
+    nodes.blocks.append(block)
+    if np.isfinite(block).all():
+        return
+    first = sum(map(len, nodes.blocks[:-1]))
+    for row, column in np.argwhere(~np.isfinite(block)).tolist():
+        nodes.faults.setdefault(
+            column,
+            f'line {nodes.lines[first + row]}, column "{{}}": expected a finite number, '
+            f"got {wide[row, column]}.",
+        )
+
+
+def _features(nodes: _Nodes, path: Path, attempt: ErrorCollector) -> Array | None:
+    """Return the feature columns as float32, shape (N, d); report faulty columns."""
+    for column, fault in sorted(nodes.faults.items())[:MOST_FAULTS]:
+        name = clip(nodes.feature_names[column])
+        attempt(_raise_error, f"{show_path(path)}, {fault.replace('{}', name, 1)}")
+    return None if nodes.faults else np.concatenate(nodes.blocks)
+
+
+def _raise_error(problem: str) -> None:
+    """Raise a problem as a ``DataError``."""
+    raise DataError(problem)
+
+
+def _index_ids(nodes: _Nodes, path: Path) -> dict[str, int]:
+    """Return the row of each node id; reject empty, duplicate and unprintable ids."""
+    ids = nodes.text["id"]
+    index = dict(zip(ids, range(len(ids)), strict=True))
+    is_plain = "".join(ids).isprintable() and max(map(len, ids)) <= LONGEST_NAME
+    if is_plain and "" not in index and len(index) == len(ids):
+        return index
+    count: Counter[str] = Counter()
+    for line, name in zip(nodes.lines, ids, strict=True):
+        where = f"{show_path(path)}, line {line}"
+        if not name:
+            raise DataError(f"{where}: the id is empty. Give each node an id.")
+        if len(name) > LONGEST_NAME or has_control_characters(name):
+            raise DataError(
+                f'{where}: id "{clip(name)}" must be one line of at most {LONGEST_NAME} '
+                "characters. Shorten it, or remove the control characters."
+            )
+        count[name] += 1
+        if count[name] > 1:
+            raise DataError(
+                f'{where}: id "{clip(name)}" is already taken by a line above. Give each '
+                "node its own id."
+            )
+    return index
+
+
+def _labels(nodes: _Nodes, folder: Path) -> dict[str, Array]:
+    """Convert the labels to class numbers and class names."""
+    label = nodes.text["label"]
+    names = _class_names(label, folder)
+    number = dict(zip(names, range(len(names)), strict=True)) | {"": -1}
+    for line, name in zip(nodes.lines, label, strict=True):
+        if name not in number:
+            raise DataError(
+                f'{show_path(folder / "nodes.csv")}, line {line}: class "{clip(name)}" '
+                "is not in classes.csv. Add it there, or correct the label."
+            )
+    y = np.array([number[name] for name in label], dtype=np.int64)
+    return {"y": y, "class_names": np.array(names, dtype=np.str_)}
+
+
+def _class_names(label: list[str], folder: Path) -> list[str]:
+    """Return the classes in ``classes.csv``, or by default those of the labels."""
+    path = folder / "classes.csv"
+    if os.path.exists(path):
+        rows = _rows(path, ("name",), more=False)
+        next(rows)
+        names = [row[0].strip() for _, row in rows]
+        if not names or len(set(names)) < len(names):
+            raise DataError(
+                f"{show_path(path)} must name each class once, without empty or repeated "
+                "names."
+            )
+        check_class_names(names, show_path(path))
         return names
-    found = label[label != ""].unique().tolist()
+    found = list(dict.fromkeys(name for name in label if name))
+    where = show_path(folder / "nodes.csv")
     if not found:
         raise DataError(
-            f"{folder / 'nodes.csv'}: no node has a label. List the classes in "
-            "classes.csv."
+            f"{where}: no node has a label. List the classes in classes.csv."
         )
+    check_class_names(found, f"{where}, column label")
     is_number = all(name.isdecimal() for name in found)
-    return pd.Index(sorted(found, key=lambda n: (int(n), n) if is_number else (0, n)))
+    return sorted(found, key=lambda n: (int(n), n) if is_number else (0, n))
 
 
-def _features(nodes: Any, path: Path, attempt: ErrorCollector) -> Array | None:
-    """Return the feature columns as float32, shape (N, d)."""
-    table = nodes.drop(columns=NOT_FEATURES, errors="ignore")
-    if not table.shape[1]:
-        return attempt(_no_features, path)
-    columns = [
-        attempt(_feature, table[column], column, path) for column in table.columns
-    ]
-    found = [column for column in columns if column is not None]
-    return np.stack(found, axis=1) if len(found) == len(columns) else None
-
-
-def _no_features(path: Path) -> Array:
-    """Raise the error for a table without features."""
-    raise DataError(
-        f"{path} has no feature column besides id, label and split. Add one."
-    )
-
-
-def _feature(values: Any, column: str, path: Path) -> Array:
-    """Return one feature of all nodes as float32, shape (N,)."""
-    import pandas as pd
-
-    if not pd.api.types.is_numeric_dtype(values):
-        read = pd.to_numeric(values, errors="coerce")
-        if read.isna().any():
-            line = values.index[read.isna()][0]
-            raise DataError(
-                f'{path}, line {line}, column "{column}": expected a number, got '
-                f'"{values[line]}".'
-            )
-        values = read  # integers above 64 bits
-    with np.errstate(over="ignore"):  # values beyond float32 become inf, rejected below
-        x: Array = np.array(values, dtype=np.float32)
-    wrong = ~np.isfinite(x)
-    if wrong.any():
-        line = values.index[wrong][0]
-        raise DataError(
-            f'{path}, line {line}, column "{column}": expected a finite number, got '
-            f"{values[line]}."
-        )
-    return x
-
-
-def _edges(path: Path, ids: Any) -> Array:
+def _edges(path: Path, index: dict[str, int]) -> Array:
     """Return the edges as row numbers of ``nodes.csv``, shape (M, 2)."""
-    table = _read_table(path, required=("source", "target"), more=False)
-    edges = np.empty((len(table), 2), dtype=np.int64)
-    for i, column in enumerate(("source", "target")):
-        edges[:, i] = ids.get_indexer(table[column])
-        dangling = edges[:, i] < 0
-        if dangling.any():
-            raise DataError(
-                f'{path}, line {table.index[dangling][0]}: {column} "'
-                f'{table[column][dangling].iloc[0]}" is not an id in nodes.csv.'
-            )
-    return edges
+    rows = _rows(path, ("source", "target"), more=False)
+    _, header = next(rows)
+    ends = array("q")
+    places = [header.index(column) for column in ("source", "target")]
+    for line, row in rows:
+        for place in places:
+            node = index.get(row[place].strip(), -1)
+            if node < 0:
+                raise DataError(
+                    f"{show_path(path)}, line {line}: {header[place]} "
+                    f'"{clip(row[place].strip())}" is not an id in nodes.csv.'
+                )
+            ends.append(node)
+    return np.array(ends, dtype=np.int64).reshape(-1, 2)
 
 
-def _masks(split: Any, path: Path) -> dict[str, Array]:
+def _masks(nodes: _Nodes, path: Path) -> dict[str, Array]:
     """Convert the column ``split`` to masks."""
-    wrong = ~split.isin([*SPLITS, ""]).to_numpy(bool)
-    if wrong.any():
-        raise DataError(
-            f"{path}, line {split.index[wrong][0]}: split must be "
-            f"{', '.join(SPLITS)} or empty, got "
-            f'"{split[wrong].iloc[0]}".'
-        )
-    return {f"{name}_mask": np.array(split == name, dtype=np.bool_) for name in SPLITS}
+    split = nodes.text["split"]
+    for line, name in zip(nodes.lines, split, strict=True):
+        if name and name not in SPLITS:
+            raise DataError(
+                f"{show_path(path)}, line {line}: split must be {', '.join(SPLITS)} or "
+                f'empty, got "{clip(name)}".'
+            )
+    return {
+        f"{name}_mask": np.array([part == name for part in split], dtype=np.bool_)
+        for name in SPLITS
+    }

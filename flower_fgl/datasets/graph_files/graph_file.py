@@ -42,16 +42,16 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset, Scaling
+from flower_fgl.datasets.graph_files.archive import Array, read_arrays
 from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
     GRAPH_KEYS,
-    Array,
     integers,
     node_dataset,
-    read_arrays,
     try_node_dataset,
 )
-from flower_fgl.datasets.graph_files.problems import ErrorCollector
+from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
+from flower_fgl.datasets.graph_files.validate import check_class_names
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
@@ -61,7 +61,7 @@ __all__ = [
     "save_client_graph",
 ]
 
-EVALUATION = re.compile(r"evaluation_(\d+)_(\w+)")
+EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
 MAX_NAME = 300
 """Largest number of characters of a feature's name that a server accepts."""
@@ -137,7 +137,8 @@ def load_graph_file(
     Parameters
     ----------
     path : path-like
-        An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv``.
+        An ``.npz`` file, or a folder with ``nodes.csv`` and ``edges.csv``; ``~`` is the
+        user's home folder.
     needs_labels : bool
         Whether to read labels, classes and split. If not, they may be missing: every label
         is -1, and there is one class with an empty name.
@@ -154,7 +155,7 @@ def load_graph_file(
         If the file is missing or damaged, contains pickled objects, or its arrays are
         inconsistent. The message names the array and the way to fix it.
     """
-    owned = _load(Path(path), ErrorCollector(), needs_labels=needs_labels)
+    owned = _load(path, ErrorCollector(), needs_labels=needs_labels)
     assert owned is not None  # the collector raises the first error
     return owned
 
@@ -177,16 +178,18 @@ def inspect_graph_file(
         Error messages, each with the way to fix it.
     """
     attempts = ErrorCollector(collect=True)
-    owned = attempts(_load, Path(path), attempts, needs_labels=True)
+    owned = attempts(_load, path, attempts, needs_labels=True)
     return (None if attempts.problems else owned), attempts.problems
 
 
 def _load(
-    path: Path, attempt: ErrorCollector, *, needs_labels: bool
+    given: str | os.PathLike[str], attempt: ErrorCollector, *, needs_labels: bool
 ) -> LocalGraphFile | None:
     """Read a graph file; return ``None`` if an error was collected."""
+    # the methods of Path raise errors for long names and unknown users
+    path = Path(os.path.expanduser(given))
     arrays: dict[str, Array]
-    if path.is_dir():
+    if os.path.isdir(path):
         arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
         if attempt.problems:
             return None
@@ -194,13 +197,17 @@ def _load(
         arrays = read_arrays(path, _is_known)
         if not needs_labels:
             arrays = _without_labels(arrays)
-    where = str(path)
+    where = show_path(path)
     class_names = attempt(_class_names, arrays, where) if needs_labels else ("",)
     if class_names is None:  # labels cannot be validated, but all other arrays can
         arrays = _without_labels(arrays)
-    if not needs_labels or class_names is None:
-        arrays["y"] = np.full(_num_rows(arrays), -1)
-    dataset = try_node_dataset(arrays, where, class_names or ("",), attempt)
+    dataset = try_node_dataset(
+        arrays,
+        where,
+        class_names or ("",),
+        attempt,
+        has_labels=needs_labels and class_names is not None,
+    )
     if dataset is None:
         return None
     node_ids = attempt(_node_ids, arrays, dataset.num_nodes, where)
@@ -227,14 +234,6 @@ def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
     }
 
 
-def _num_rows(arrays: Mapping[str, Array]) -> int:
-    """Return the number of rows of the features; 0 if they are missing or malformed."""
-    if "x" in arrays:
-        return len(arrays["x"]) if arrays["x"].ndim else 0
-    shape = arrays.get("x_shape", np.zeros(0, dtype=np.int64))
-    return int(shape[0]) if shape.ndim == 1 and shape.size else 0
-
-
 def _is_known(key: str) -> bool:
     """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
@@ -248,21 +247,31 @@ def _scaling(
 ) -> Scaling | None:
     """Return the normalization that the file declares."""
     scale, *statistics = (arrays.get(key) for key in SCALING)
-    if scale is None:
+    given = [a for a in statistics if a is not None]
+    if scale is None and not given:
         return None
-    kind = str(scale)
-    if kind == "rows":
+    is_text = scale is not None and scale.dtype.kind == "U" and not scale.ndim
+    kind = str(scale) if is_text else ""
+    if kind == "rows" and not given:
         return Scaling(kind)
-    if kind != "columns" or any(
-        a is None or a.shape != (num_features,) or a.dtype.kind != "f"
-        for a in statistics
+    if (
+        kind != "columns"
+        or len(given) < len(statistics)
+        or any(a.shape != (num_features,) or a.dtype.kind != "f" for a in given)
     ):
         raise DataError(
             f'{where}: feature_scale must be "rows", or "columns" with feature_mean and '
-            f"feature_std of {num_features} floats each, got {kind!r}. Remove all three "
-            "arrays if the features are raw."
+            f'feature_std of {num_features} floats each, got "{clip(scale)}". Remove all '
+            "three arrays if the features are raw."
         )
-    return Scaling(kind, *(torch.from_numpy(np.float64(a)) for a in statistics))
+    with np.errstate(over="ignore"):  # becomes inf, rejected here
+        mean, std = (a.astype(np.float64) for a in given)
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+        raise DataError(
+            f"{where}: feature_mean must be finite, and feature_std finite and above 0. "
+            "Use 1 for a feature that is constant."
+        )
+    return Scaling(kind, torch.from_numpy(mean), torch.from_numpy(std))
 
 
 def _feature_names(
@@ -305,10 +314,7 @@ def _class_names(arrays: Mapping[str, Array], where: str) -> tuple[str, ...]:
             f"{where}: class_names must be a non-empty list of text, got {names.dtype} of "
             f"shape {names.shape}."
         )
-    if len(set(names.tolist())) < len(names):
-        raise DataError(
-            f"{where}: class_names names a class twice. Give each class its own name."
-        )
+    check_class_names(names.tolist(), f"{where}: class_names")
     return tuple(names.tolist())
 
 

@@ -6,11 +6,8 @@
 from __future__ import annotations
 
 import logging
-import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -19,7 +16,8 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.graph_files.problems import ErrorCollector
+from flower_fgl.datasets.graph_files.archive import Array, no_file
+from flower_fgl.datasets.graph_files.problems import ErrorCollector, show_path
 from flower_fgl.datasets.graph_files.validate import validate_node_dataset
 from flower_fgl.datasets.transforms.canonical import (
     csr_tensor,
@@ -30,14 +28,11 @@ from flower_fgl.datasets.transforms.canonical import (
 __all__ = [
     "GRAPH_KEYS",
     "MASKS",
-    "Array",
     "integers",
     "node_dataset",
-    "read_arrays",
+    "read_bytes",
     "try_node_dataset",
 ]
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 MASKS = ("train", "val", "test", "unseen", "missing", "new_client")
 SPARSE_KEYS = ("x_indptr", "x_indices", "x_data", "x_shape")
@@ -50,77 +45,23 @@ GRAPH_KEYS = {
     *(f"{m}_mask" for m in MASKS),
 }
 
+INT64_MAX = np.iinfo(np.int64).max
+MAX_FEATURES = 10_000_000
+"""Largest feature width; a hidden layer of 64 then takes 2.6 GB."""
+
 log = logging.getLogger(__name__)
 
 
 def read_bytes(path: Path) -> bytes:
     """Return the bytes of a file; raise ``DataError`` if it cannot be read."""
-    _check_exists(path)
     try:
         return path.read_bytes()
+    except FileNotFoundError as error:
+        raise no_file(path) from error
     except OSError as error:
         raise DataError(
-            f"Cannot read {path}: {error.strerror}. Check the permissions of the file."
-        ) from error
-
-
-def _check_exists(path: Path) -> None:
-    """Raise ``DataError`` if there is no file."""
-    if not path.is_file():
-        raise DataError(
-            f"No graph file at {path}. Provide an .npz file, or a folder with nodes.csv "
-            "and edges.csv."
-        )
-
-
-def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]:
-    """Read all arrays of an ``.npz`` file without unpickling.
-
-    Parameters
-    ----------
-    path : Path
-        File to read.
-    is_known : callable from str to bool
-        Returns whether an array name is allowed.
-
-    Raises
-    ------
-    DataError
-        If the file is missing, empty, truncated or not an ``.npz`` file, or contains
-        pickled objects or an unknown name.
-    """
-    _check_exists(path)
-    name = ""
-    try:
-        with open(path, "rb") as stream:  # np.load does not close a damaged file
-            file = np.load(stream, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(
-                    f"{path} holds a single array; expected an .npz file. Write it with "
-                    "numpy.savez."
-                )
-            for name in file.files:
-                if not is_known(name):
-                    raise DataError(
-                        f'{path}: unknown array "{name}". Known: '
-                        f"{', '.join(sorted(GRAPH_KEYS))}, class_names, node_ids."
-                    )
-            arrays = {}
-            for name in file.files:
-                arrays[name] = file[name]
-            return arrays
-    except DataError:
-        raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" in str(error) or "pickled" in str(error):
-            what = f': array "{name}" is pickled' if name else " is not an .npz file"
-            raise DataError(
-                f"{path}{what}. Pickled objects are rejected, because reading them can "
-                "run any code. Save only numbers and text, with numpy.savez."
-            ) from error
-        raise DataError(
-            f"{path} is empty, truncated or not an .npz file ({error}). Write it "
-            "again, with numpy.savez."
+            f"Cannot read {show_path(path)}: {error.strerror}. Check the path and the "
+            "permissions of the file."
         ) from error
 
 
@@ -149,6 +90,8 @@ def try_node_dataset(
     where: str,
     class_names: tuple[str, ...],
     attempt: ErrorCollector,
+    *,
+    has_labels: bool = True,
 ) -> NodeDataset | None:
     """Build one graph from its arrays and validate it, with a collector of errors.
 
@@ -162,6 +105,8 @@ def try_node_dataset(
         Length C.
     attempt : ErrorCollector
         Raises the first error, or collects all.
+    has_labels : bool
+        Whether to read ``y``; if not, every label is -1.
 
     Returns
     -------
@@ -176,12 +121,15 @@ def try_node_dataset(
     """
     x = attempt(_features, arrays, where)
     if x is None:
-        attempt(integers, arrays, "y", where)
+        if has_labels:
+            attempt(integers, arrays, "y", where)
         attempt(_edge_index, arrays, where)
         attempt(_masks, arrays, where)
         return None
     num_nodes = x.shape[0]
-    y = attempt(_labels, arrays, num_nodes, where)
+    y = torch.full((num_nodes,), -1) if not has_labels else None
+    if has_labels:
+        y = attempt(_labels, arrays, num_nodes, where)
     edge_index = attempt(_simple_edges, arrays, num_nodes, where)
     masks = attempt(_masks, arrays, where)
     dataset = NodeDataset(
@@ -255,7 +203,7 @@ def _features(arrays: Mapping[str, Array], where: str) -> Tensor:
             f"{where}: x must be (nodes, features), neither of them 0, got shape "
             f"{values.shape}."
         )
-    with np.errstate(over="ignore"):  # values beyond float32 become inf, rejected later
+    with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected later
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
@@ -269,23 +217,47 @@ def _csr_matrix(arrays: Mapping[str, Array], where: str) -> scipy.sparse.csr_mat
     indptr, indices, shape = (
         integers(arrays, key, where) for key in ("x_indptr", "x_indices", "x_shape")
     )
-    try:
-        with np.errstate(over="ignore"):  # becomes inf, rejected later
-            data = arrays["x_data"].astype(np.float32)
-        matrix = scipy.sparse.csr_matrix((data, indices, indptr), shape=tuple(shape))
-        matrix.check_format(full_check=True)
-        if len(shape) != 2 or 0 in shape:
-            raise ValueError(f"shape {tuple(shape)} has no nodes or no features")
-        if not matrix.has_canonical_format:
-            matrix.sort_indices()
-            if not matrix.has_canonical_format:
-                raise ValueError("an entry is duplicate")
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{where}: x_indptr, x_indices, x_data and x_shape are not a valid CSR matrix: "
-            f"{error}."
-        ) from error
-    return matrix
+    with np.errstate(over="ignore", invalid="ignore"):  # becomes inf, rejected later
+        data = arrays["x_data"].astype(np.float32)
+    fault = _csr_fault(indptr, indices, data, shape)
+    if not fault:
+        num_nodes, num_features = (int(size) for size in shape)
+        matrix = scipy.sparse.csr_matrix(
+            (data, indices, indptr), shape=(num_nodes, num_features)
+        )
+        matrix.sort_indices()
+        if matrix.has_canonical_format:
+            return matrix
+        fault = "an entry is duplicate"
+    raise DataError(
+        f"{where}: x_indptr, x_indices, x_data and x_shape are not a valid CSR matrix: "
+        f"{fault}."
+    )
+
+
+def _csr_fault(indptr: Array, indices: Array, data: Array, shape: Array) -> str:
+    """Return what is wrong with the structure of a CSR matrix; empty if nothing."""
+    if shape.shape != (2,) or int(shape.min()) < 1:
+        return "x_shape must be (nodes, features), neither of them 0"
+    num_nodes, num_features = (int(size) for size in shape)
+    if num_features > MAX_FEATURES:
+        return f"there are {num_features:,} features, the limit is {MAX_FEATURES:,}"
+    if indptr.shape != (num_nodes + 1,):
+        return (
+            f"x_indptr must have {num_nodes + 1:,} entries, one more than nodes, got "
+            f"shape {indptr.shape}"
+        )
+    if indices.shape != data.shape or data.ndim != 1:
+        return f"x_indices has shape {indices.shape}, but x_data has {data.shape}"
+    is_ascending = bool((indptr[1:] >= indptr[:-1]).all())
+    if int(indptr[0]) != 0 or int(indptr[-1]) != len(data) or not is_ascending:
+        return f"x_indptr must ascend from 0 to the {len(data):,} entries of x_data"
+    if len(data) and not 0 <= int(indices.min()) <= int(indices.max()) < num_features:
+        return (
+            f"x_indices must be columns 0 to {num_features - 1}, got {indices.min()} to "
+            f"{indices.max()}"
+        )
+    return ""
 
 
 def _edge_index(arrays: Mapping[str, Array], where: str) -> Array:
@@ -361,11 +333,16 @@ def integers(arrays: Mapping[str, Array], key: str, where: str) -> Array:
     Raises
     ------
     DataError
-        If the array is missing or does not hold integers.
+        If the array is missing, or does not hold integers that fit int64.
     """
     if key not in arrays:
         raise DataError(f"{where}: array {key} is missing. Add it to the file.")
     array = arrays[key]
     if not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"{where}: {key} must hold integers, got {array.dtype}.")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
+        raise DataError(
+            f"{where}: {key} holds {array.max()}, which does not fit int64. Save it as "
+            "signed integers."
+        )
     return array.astype(np.int64)

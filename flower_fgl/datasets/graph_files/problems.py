@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import unicodedata
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from flower_fgl.core.errors import DataError
 
-__all__ = ["ErrorCollector"]
+__all__ = ["ErrorCollector", "clip", "has_control_characters", "show_path"]
+
+LONGEST_VALUE = 80
+"""Characters of a value that an error message quotes."""
+LONGEST_PATH = 300
+"""Characters of a path that an error message quotes."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,3 +62,36 @@ class ErrorCollector:
                 raise
             self.problems.append(str(error))
             return None
+
+
+def clip(text: object, longest: int = LONGEST_VALUE) -> str:
+    """Return text for an error message: one printable line of limited length.
+
+    Parameters
+    ----------
+    text : object
+        Value from a file; it is converted with ``str``.
+    longest : int
+        Largest number of characters; longer text ends in ``…``.
+    """
+    given = str(text)
+    shown = "".join(
+        character if character.isprintable() else ascii(character)[1:-1]
+        for character in given[: longest + 1]
+    )
+    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+
+
+def show_path(path: str | os.PathLike[str]) -> str:
+    """Return a path for an error message; the end of a long path is shown."""
+    text = str(path)
+    shown = text if len(text) <= LONGEST_PATH else "…" + text[1 - LONGEST_PATH :]
+    return clip(shown, 4 * LONGEST_PATH)
+
+
+def has_control_characters(text: str) -> bool:
+    """Return whether text holds a line break, another control character or a surrogate."""
+    return not text.isprintable() and any(
+        unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp")
+        for character in text
+    )

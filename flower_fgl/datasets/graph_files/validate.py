@@ -3,16 +3,55 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
-from flower_fgl.datasets.graph_files.problems import ErrorCollector
+from flower_fgl.datasets.graph_files.problems import (
+    ErrorCollector,
+    clip,
+    has_control_characters,
+)
 
-__all__ = ["validate_graph_dataset", "validate_node_dataset"]
+__all__ = ["check_class_names", "validate_graph_dataset", "validate_node_dataset"]
+
+LONGEST_NAME = 300
+"""Characters of a class name or node id; the server accepts no longer class name."""
+MOST_CLASSES = 10_000
+
+
+def check_class_names(names: Sequence[str], where: str) -> None:
+    """Check the class names of a data owner.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Length C.
+    where : str
+        File and array or column, for messages.
+
+    Raises
+    ------
+    DataError
+        If there are more than 10,000 names, a name occurs twice, is longer than 300
+        characters, or contains a line break or another control character.
+    """
+    if len(names) > MOST_CLASSES:
+        raise DataError(
+            f"{where} has {len(names):,} classes, the limit is {MOST_CLASSES:,}. Check "
+            "that the labels are classes, not ids or numbers to predict."
+        )
+    if len(set(names)) < len(names):
+        raise DataError(f"{where} names a class twice. Give each class its own name.")
+    for name in names:
+        if len(name) > LONGEST_NAME or has_control_characters(name):
+            raise DataError(
+                f'{where}: class "{clip(name)}" must be one line of at most '
+                f"{LONGEST_NAME} characters. Shorten it, or remove the control characters."
+            )
 
 
 def validate_node_dataset(

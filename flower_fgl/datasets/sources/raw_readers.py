@@ -14,12 +14,8 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.graph_files.npz import (
-    GRAPH_KEYS,
-    integers,
-    node_dataset,
-    read_arrays,
-)
+from flower_fgl.datasets.graph_files.archive import read_arrays
+from flower_fgl.datasets.graph_files.npz import GRAPH_KEYS, integers, node_dataset
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
     csr_tensor,
