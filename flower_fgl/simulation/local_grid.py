@@ -6,21 +6,17 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_fgl.core.errors import FglError
+from flower_fgl.client_apps.dispatch import error_reply
 from flower_fgl.core.options import Scalar
 
 __all__ = ["LocalGrid", "carry", "task_identity"]
-
-
-CLIENT_RAISED = 2
-"""Flower's error code for a client that raised an exception."""
 
 
 class LocalGrid(Grid):
@@ -32,7 +28,9 @@ class LocalGrid(Grid):
     Parameters
     ----------
     client_app : callable
-        Handles the messages of every node and returns the replies.
+        Handles a message of a node and returns the reply. If it has a method
+        ``handle_all``, that gets all messages of an exchange, each with its node's
+        context, and returns all replies.
     num_nodes : int
         Number of clients.
     run_config : mapping of str to bool, int, float or str
@@ -98,10 +96,15 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Let clients handle the pending messages and return the replies."""
-        return [
-            self._handle(message_id, *self._pending.pop(message_id))
+        items = [
+            self._arrived(message_id, *self._pending.pop(message_id))
             for message_id in message_ids
             if message_id in self._pending
+        ]
+        handle_all = getattr(self._app, "handle_all", self._handle_each)
+        return [
+            _sent_back(message, reply)
+            for (message, _), reply in zip(items, handle_all(items), strict=True)
         ]
 
     def send_and_receive(
@@ -110,8 +113,20 @@ class LocalGrid(Grid):
         """Push messages and pull their replies."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _handle(self, message_id: str, sent: Message, content: RecordDict) -> Message:
-        """Let the client handle one message; return its reply or an error message."""
+    def _handle_each(self, items: Iterable[tuple[Message, Context]]) -> list[Message]:
+        """Let a client app without ``handle_all`` handle one message after the other."""
+        replies = []
+        for message, context in items:
+            try:
+                replies.append(self._app(message, context))
+            except Exception as error:
+                replies.append(error_reply(message, error))
+        return replies
+
+    def _arrived(
+        self, message_id: str, sent: Message, content: RecordDict
+    ) -> tuple[Message, Context]:
+        """Return a message as its client receives it, and the client's context."""
         message = Message(
             content,
             sent.metadata.dst_node_id,
@@ -119,13 +134,17 @@ class LocalGrid(Grid):
             group_id=sent.metadata.group_id,
         )
         message.metadata.__dict__["_message_id"] = message_id
-        context = self.contexts[sent.metadata.dst_node_id]
-        try:
-            reply = self._app(message, context)
-            return Message(carry(reply.content), reply_to=message)
-        except Exception as error:
-            text = str(error) if isinstance(error, FglError) else repr(error)
-            return Message(Error(CLIENT_RAISED, text), reply_to=message)
+        return message, self.contexts[sent.metadata.dst_node_id]
+
+
+def _sent_back(message: Message, reply: Message) -> Message:
+    """Return a reply as the server receives it."""
+    if reply.has_error():
+        return reply
+    try:
+        return Message(carry(reply.content), reply_to=message)
+    except Exception as error:
+        return error_reply(message, error)
 
 
 def carry(content: RecordDict) -> RecordDict:
