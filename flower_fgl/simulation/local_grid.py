@@ -6,7 +6,14 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
@@ -17,6 +24,8 @@ from flower_fgl.client_apps.dispatch import error_reply
 from flower_fgl.core.options import Scalar
 
 __all__ = ["LocalGrid", "carry", "task_identity"]
+
+_Record = ArrayRecord | ConfigRecord | MetricRecord
 
 
 class LocalGrid(Grid):
@@ -89,7 +98,8 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Serialise messages; clients handle them when their replies are pulled."""
         messages = list(messages)
-        contents = [carry(message.content) for message in messages]
+        carried: dict[int, _Record] = {}
+        contents = [carry(message.content, carried) for message in messages]
         ids = [secrets.token_hex(8) for _ in messages]
         self._pending |= zip(ids, zip(messages, contents, strict=True), strict=True)
         return ids
@@ -147,7 +157,7 @@ def _sent_back(message: Message, reply: Message) -> Message:
         return error_reply(message, error)
 
 
-def carry(content: RecordDict) -> RecordDict:
+def carry(content: RecordDict, carried: dict[int, _Record] | None = None) -> RecordDict:
     """Return message content as the receiver gets it through Flower's wire format.
 
     Numbers and settings are converted to protobuf and back. Arrays hold bytes already, so
@@ -158,6 +168,10 @@ def carry(content: RecordDict) -> RecordDict:
     ----------
     content : RecordDict
         Content to send.
+    carried : dict of int to record, optional
+        Converted records by the ``id`` of the record that was sent, completed in place.
+        A record that goes to many clients is converted once; the clients must not change
+        it.
 
     Returns
     -------
@@ -169,14 +183,21 @@ def carry(content: RecordDict) -> RecordDict:
     TypeError, ValueError
         If an entry cannot be serialised.
     """
-    plain = RecordDict(
-        {k: v for k, v in content.items() if not isinstance(v, ArrayRecord)}
-    )
-    data = recorddict_to_proto(plain).SerializeToString()
-    arrived = recorddict_from_proto(ProtoRecordDict.FromString(data))
-    for name, record in content.array_records.items():
-        arrived[name] = ArrayRecord.from_array_dict(dict(record.items()))
-    return arrived
+    carried = {} if carried is None else carried
+    records = dict(content.items())
+    plain = {
+        name: record
+        for name, record in records.items()
+        if id(record) not in carried and not isinstance(record, ArrayRecord)
+    }
+    if plain:
+        data = recorddict_to_proto(RecordDict(plain)).SerializeToString()
+        arrived = recorddict_from_proto(ProtoRecordDict.FromString(data))
+        carried |= {id(record): arrived[name] for name, record in plain.items()}
+    for record in records.values():
+        if isinstance(record, ArrayRecord) and id(record) not in carried:
+            carried[id(record)] = ArrayRecord.from_array_dict(dict(record.items()))
+    return RecordDict({name: carried[id(record)] for name, record in records.items()})
 
 
 @contextmanager

@@ -85,22 +85,20 @@ class TrainingSet:
             return model(inputs)[index]  # type: ignore[no-any-return]
         return model(inputs.select(index))  # type: ignore[no-any-return]
 
-    def uses_fields(self, reach: int | None, batch_size: int) -> bool:
-        """Return whether any training step reads only a receptive field.
+    def uses_small_batches(self, reach: int | None, batch_size: int) -> bool:
+        """Return whether a batch may read only its receptive field.
 
         Parameters
         ----------
         reach : int or None
             :attr:`~flower_fgl.nn.Backbone.reach` of the network.
-        batch_size : int
-            Training nodes per step; 0: all of them.
+        batch_size : int, positive
+            Training nodes per step.
         """
         if not reach or self.inputs.batch is not None:
             return False
-        count, nodes = len(self.index), self.inputs.num_nodes
-        if not batch_size:
-            return count <= FEW * nodes
-        return (count % batch_size or batch_size) <= FEW_IN_BATCH * nodes
+        least = len(self.index) % batch_size or batch_size
+        return least <= FEW_IN_BATCH * self.inputs.num_nodes
 
     def field_of(self, reach: int, index: Tensor) -> GraphInput | None:
         """Return the receptive field of some training nodes, ``None`` for many nodes."""

@@ -17,6 +17,7 @@ from flower_fgl.client_apps.stacked.scores import Column, score_segments
 from flower_fgl.core.metrics import AbsentClasses, Scores
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.nn import Backbone
+from flower_fgl.nn.computation_graph import output_nodes
 from flower_fgl.nn.stacked import StackedInput, split_state, stack_model
 
 __all__ = ["Cohort", "Rows", "StackedData", "StackedLoss"]
@@ -112,6 +113,8 @@ class StackedData:
         self.rows = Rows(index + first, place, labels, len(datas))
         self._first = (counts.cumsum(0) - counts).tolist()
         self._counts = counts.tolist()
+        self._training = [data.training for data in datas]
+        self._fields: dict[int, dict[int, list[Tensor]]] = {}
         self.columns = [
             {
                 name: Column(
@@ -129,6 +132,26 @@ class StackedData:
     def num_bytes(self) -> int:
         """Estimate of the memory, in bytes."""
         return sum(inputs.num_bytes for inputs in self.inputs)
+
+    def fields(self, reach: int | None) -> dict[int, list[Tensor]]:
+        """Return the nodes that each layer computes, by place of a client.
+
+        Only clients that train on the receptive field of all their training nodes are
+        contained, see :meth:`TrainingSet.field_of`.
+        """
+        if not reach:
+            return {}
+        if reach not in self._fields:
+            found = {
+                place: training.field_of(reach, training.index)
+                for place, training in enumerate(self._training)
+            }
+            self._fields[reach] = {
+                place: output_nodes(field, reach)
+                for place, field in found.items()
+                if field is not None
+            }
+        return self._fields[reach]
 
     def steps(self, size: int) -> int:
         """Return the optimizer steps of one epoch with batches of ``size`` (0: all)."""
@@ -157,20 +180,39 @@ class Uniform:
         One per client, on the clients' device.
     sizes : sequence of int
         Nodes of each client; the padding gets zeros.
+    fields : mapping of int to (sequence of Tensor of shape (n_l,), int64)
+        For clients that train on a receptive field: the nodes that each layer computes.
+        Other rows, which do not reach the loss, get zeros.
     """
 
     def __init__(
-        self, generators: Sequence[torch.Generator], sizes: Sequence[int]
+        self,
+        generators: Sequence[torch.Generator],
+        sizes: Sequence[int],
+        fields: Mapping[int, Sequence[Tensor]],
     ) -> None:
-        self._generators, self._sizes = generators, sizes
+        self._generators, self._sizes, self._fields = generators, sizes, fields
+        self._layer = 0
+
+    def restart(self) -> None:
+        """Begin a forward pass."""
+        self._layer = 0
 
     def __call__(self, h: Tensor) -> Tensor:
         """Draw numbers of the shape (K, n, p) of ``h``."""
         out = torch.zeros_like(h, memory_format=torch.contiguous_format)
-        for rows, size, generator in zip(
-            out.unbind(), self._sizes, self._generators, strict=True
+        for place, (rows, size, generator) in enumerate(
+            zip(out.unbind(), self._sizes, self._generators, strict=True)
         ):
-            rows[:size].uniform_(generator=generator)
+            if place in self._fields:
+                nodes = self._fields[place][self._layer]
+                few = h.new_empty(len(nodes), h.shape[2]).uniform_(generator=generator)
+                rows.index_copy_(0, nodes, few)
+            elif size == len(rows):
+                rows.uniform_(generator=generator)
+            else:
+                rows[:size].uniform_(generator=generator)
+        self._layer += 1
         return out
 
 
@@ -295,7 +337,8 @@ class Cohort:
         size = self.config.batch_size
         epochs = self.config.local_epochs if epochs is None else epochs
         optimizer = StackedOptimizer(model, self.clients)
-        uniform = Uniform(self.generators(purpose, self.device), self._sizes)
+        fields = {} if size else self.data.fields(model.reach)
+        uniform = Uniform(self.generators(purpose, self.device), self._sizes, fields)
         for module in model.modules():
             if isinstance(module, Backbone):
                 module.uniform = uniform
@@ -310,6 +353,7 @@ class Cohort:
         for _ in range(epochs):
             total = torch.zeros(len(self), device=self.device)
             for rows in self.data.batches(size, order) if size else (self.rows,):
+                uniform.restart()
                 logits = rows.pick(model(self.inputs))
                 if data_loss is None:
                     loss = rows.mean(cross_entropy(logits, rows.labels))

@@ -13,8 +13,9 @@ from flower_fgl.nn.stacked import can_stack
 
 __all__ = ["Backbones", "cut", "is_worthwhile", "why_not_run"]
 
-MAX_PADDING = 1.25
-"""Largest ratio of the rows of a cohort, padding included, to its nodes."""
+MAX_PADDING, MAX_PADDING_OF_FEW, FEW = 1.25, 4.0, 32
+"""Largest ratio of the rows of a cohort, padding included, to its nodes; of a cohort of
+few clients, whose calls take longer than their arithmetic, a larger one."""
 COHORT_BYTES = 32 << 20
 """Bytes of weights and features of one cohort: more would not stay in the cache."""
 FEWEST = 8
@@ -83,9 +84,9 @@ class Backbones:
         _, is_able, reach = self._reach[kind]
         if not is_able:
             return f"backbone {client.model_name} has no stacked form"
-        if data.training.uses_fields(reach, config.batch_size):
-            return "it trains on so few nodes that a step reads only their surroundings"
         size = config.batch_size
+        if size and data.training.uses_small_batches(reach, size):
+            return "its batches are so small that each reads only their surroundings"
         return (
             *kind,
             -(-count // size) if size else 1,
@@ -123,7 +124,8 @@ def cut(
             width = clients[place][1].data.inputs[0].num_features
             used = (position - start + 1) * bytes_per_client + 4 * rows * width
             nodes += sizes[place]
-            if position > start and (rows > MAX_PADDING * nodes or used > COHORT_BYTES):
+            ratio = MAX_PADDING if position - start >= FEW else MAX_PADDING_OF_FEW
+            if position > start and (rows > ratio * nodes or used > COHORT_BYTES):
                 cohorts.append(places[start:position])
                 start, nodes = position, sizes[place]
         cohorts.append(places[start:])
