@@ -185,7 +185,7 @@ def carry(content: RecordDict, carried: dict[int, _Record] | None = None) -> Rec
     """
     carried = {} if carried is None else carried
     records = dict(content.items())
-    plain = {
+    plain: dict[str, _Record] = {
         name: record
         for name, record in records.items()
         if id(record) not in carried and not isinstance(record, ArrayRecord)

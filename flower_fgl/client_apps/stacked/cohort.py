@@ -133,6 +133,13 @@ class StackedData:
         """Estimate of the memory, in bytes."""
         return sum(inputs.num_bytes for inputs in self.inputs)
 
+    def all_rows(self) -> Rows:
+        """Return all nodes of the training graphs, without labels (-1)."""
+        real = self.inputs[0].real
+        index = real.flatten().nonzero().squeeze(1)
+        client = real.nonzero()[:, 0]
+        return Rows(index, client, torch.full_like(index, -1), len(real))
+
     def fields(self, reach: int | None) -> dict[int, list[Tensor]]:
         """Return the nodes that each layer computes, by place of a client.
 
