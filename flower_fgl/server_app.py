@@ -85,6 +85,12 @@ def run_server(
         remains unchanged.
     """
     config = config or parse_config(values)
+    if config.stacked == "true" and engine != "local":
+        raise ConfigError(
+            "stacked = true trains the clients of one process together, but here every "
+            f"client has its own process (engine {engine}). Use --engine local, or "
+            'stacked = "auto".'
+        )
     keeps = engine == "deployment" or states is not None
     if config.resume:
         if not (config.run_dir and keeps):

@@ -94,6 +94,10 @@ class FglClientApp(ClientApp, ABC):
 
     down: ClassVar[type[Payload]]
     up: ClassVar[type[Payload]]
+    stacked: ClassVar[str] = ""
+    """``module:class`` of the form of :meth:`fit` that trains many clients at once, see
+    :mod:`flower_fgl.client_apps.stacked.half`. It counts only for the class that declares
+    it: a subclass may train differently."""
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__()
@@ -317,6 +321,30 @@ class FglClientApp(ClientApp, ABC):
                 own = scores.get("local", {})
                 save_best_model(client, context, model, own, server_round)
             client.state.set_group("model", trained)
+        return self.pack_fit(
+            message,
+            context,
+            (client, store),
+            server_round,
+            download,
+            result,
+            scores,
+            seconds,
+        )
+
+    def pack_fit(
+        self,
+        message: Message,
+        context: Context,
+        opened: tuple[Client, StateStore],
+        server_round: int,
+        download: Any,
+        result: Fit,
+        scores: dict[str, dict[str, Scores]],
+        seconds: dict[str, float],
+    ) -> Message:
+        """Protect the upload, store the state, pack the reply of :meth:`handle_fit`."""
+        client, store = opened
         client.state.values["round"] = server_round
         upload, config = result.upload, client.config
         if config.upload_clip or config.min_class_count > 1:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Error, Message, MessageType
 
 from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.runtime.describe import client_label
@@ -16,9 +18,17 @@ from flower_fgl.methods import METHODS
 from flower_fgl.protocols.base import DESCRIBE, check_size
 from flower_fgl.protocols.describe import Rejection
 
+if TYPE_CHECKING:
+    from flower_fgl.client_apps.stacked.handling import Stacker
+
 log = logging.getLogger(__name__)
 
-__all__ = ["Dispatcher", "largest_message"]
+__all__ = ["Dispatcher", "error_reply", "largest_message"]
+
+CLIENT_RAISED = 2
+"""Flower's error code for a client that raised an exception."""
+FEW = 8
+"""Messages below which ``stacked = "auto"`` handles them one by one."""
 
 
 class Dispatcher:
@@ -34,6 +44,7 @@ class Dispatcher:
         self._session = session or Session()
         self._apps: dict[str, FglClientApp] = {}
         self._logged: set[str] = set()
+        self._stacker: Stacker | None = None
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message.
@@ -59,25 +70,102 @@ class Dispatcher:
             name = client_label(context.node_config)
             return Message(Rejection(name, str(error)).to_record(), reply_to=message)
         check_size(message.content, largest_message(config, context))
-        method = config.method
-        if method not in self._apps:
-            self._apps[method] = METHODS[method].load_client_app()(self._session)
+        app = self._app(config.method)
         try:
-            return self._apps[method](message, context)
+            return app(message, context)
         except FglError:
             raise
         except Exception as error:
-            text = f"{type(error).__name__}: {error}"
-            if text not in self._logged:
-                self._logged.add(text)
-                log.exception("The client half of %s raised:", method)
-            raise RunError(text) from error
+            raise self._wrapped(error, config.method) from error
+
+    def handle_all(self, items: Sequence[tuple[Message, Context]]) -> list[Message]:
+        """Handle the messages of one exchange to clients of this process.
+
+        With the setting ``stacked`` clients train and are evaluated together where they
+        can; the others are handled one after the other.
+
+        Parameters
+        ----------
+        items : sequence of (Message, Context)
+            Each client's message and context.
+
+        Returns
+        -------
+        list of Message
+            Replies in the order of ``items``. An exception of a client becomes an error
+            reply.
+        """
+        answers = self._stacked(items)
+        replies = []
+        for place, (message, context) in enumerate(items):
+            try:
+                answer = answers[place] if place in answers else self(message, context)
+                if isinstance(answer, Exception):
+                    raise answer
+                replies.append(answer)
+            except Exception as error:
+                replies.append(error_reply(message, error))
+        return replies
+
+    def _stacked(
+        self, items: Sequence[tuple[Message, Context]]
+    ) -> dict[int, Message | Exception]:
+        """Answer the messages that are handled together, by place in ``items``."""
+        config = self._session.config(items[0][1]) if items else None
+        if config is None or config.stacked == "false":
+            return {}
+        is_forced = config.stacked == "true"
+        if len(items) < FEW and not is_forced:
+            return {}
+        answers: dict[int, Message | Exception] = {}
+        fitting = []
+        for place, (message, context) in enumerate(items):
+            try:
+                check_size(message.content, largest_message(config, context))
+                fitting.append(place)
+            except FglError as error:
+                answers[place] = error
+        if self._stacker is None:
+            # not needed for one client per process
+            from flower_fgl.client_apps.stacked.handling import Stacker
+
+            self._stacker = Stacker()
+        found = self._stacker.handle(
+            self._app(config.method),
+            [items[place] for place in fitting],
+            is_forced=is_forced,
+        )
+        for number, answer in found.items():
+            if isinstance(answer, Exception) and not isinstance(answer, FglError):
+                answer = self._wrapped(answer, config.method)
+            answers[fitting[number]] = answer
+        return answers
+
+    def _app(self, method: str) -> FglClientApp:
+        """Return the client half of a method."""
+        if method not in self._apps:
+            self._apps[method] = METHODS[method].load_client_app()(self._session)
+        return self._apps[method]
+
+    def _wrapped(self, error: Exception, method: str) -> RunError:
+        """Log an unexpected exception once, and return it as an error for the server."""
+        text = f"{type(error).__name__}: {error}"
+        if text not in self._logged:
+            self._logged.add(text)
+            log.error("The client half of %s raised:", method, exc_info=error)
+        return RunError(text)
 
     def _log_once(self, text: str) -> None:
         """Log an error that every message repeats."""
         if text not in self._logged:
             self._logged.add(text)
             log.error(text)
+
+
+def error_reply(message: Message, error: Exception) -> Message:
+    """Return the reply of a client that raised an exception."""
+    text = str(error) if isinstance(error, FglError) else repr(error)
+    return Message(Error(CLIENT_RAISED, text), reply_to=message)
 
 
 def largest_message(config: RunConfig, context: Context) -> float:

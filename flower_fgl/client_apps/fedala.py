@@ -129,6 +129,8 @@ class FedALAClientApp(FedAvgClientApp):
     4. In its first round a client has no old model and starts from the received one.
     """
 
+    stacked = "flower_fgl.client_apps.stacked.fedala:StackedFedALA"
+
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train as FedAvg, but from the blended weights."""
         old = client.state.group("model")
@@ -158,7 +160,7 @@ class FedALAClientApp(FedAvgClientApp):
             client, server_round, share=method_config.sample / 100
         )
         losses: list[float] = []
-        while not _is_learned(losses, is_first=not kept):
+        while not is_learned(losses, is_first=not kept):
             blended = {name: blend(*ends[name], weights[name]) for name in names}
             load_state(model, blended)
             loss, gradients = _gradients(client, model, names, index, labels)
@@ -180,9 +182,17 @@ def sample_nodes(
         client.config.seed, server_round, client.partition_id, "blend"
     )
     order = torch.randperm(len(data.index), generator=generator)
-    number = max(1, math.ceil(share * len(order) - 1e-9))
-    rows = order[:number].sort().values.to(data.index.device)
+    rows = (
+        order[: num_sampled(len(order), share=share)]
+        .sort()
+        .values.to(data.index.device)
+    )
     return data.index[rows], data.labels[rows]
+
+
+def num_sampled(count: int, *, share: float) -> int:
+    """Return how many of ``count`` training items a share takes, at least one."""
+    return max(1, math.ceil(share * count - 1e-9))
 
 
 def _gradients(
@@ -195,7 +205,7 @@ def _gradients(
     return float(loss.detach()), gradients
 
 
-def _is_learned(losses: list[float], *, is_first: bool) -> bool:
+def is_learned(losses: list[float], *, is_first: bool) -> bool:
     """Return whether W is learned: by convergence at first, later after one pass."""
     if not is_first or len(losses) >= MAX_PASSES:
         return bool(losses)

@@ -26,6 +26,7 @@ __all__ = ["FedAvgClientApp"]
 class FedAvgClientApp(FglClientApp):
     """Train the received weights on the client's own data and upload them."""
 
+    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedAvg"
     down: ClassVar[type[Payload]] = Weights
     up: ClassVar[type[Payload]] = Weights
 

@@ -108,6 +108,8 @@ class FedEDClientApp(FedAvgClientApp):
     2. The prior corrects training only: models are evaluated by their plain logits.
     """
 
+    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedED"
+
     def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
         """Return the sum of the three terms."""
         method_config = client.config.method_config

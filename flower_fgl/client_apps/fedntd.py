@@ -51,6 +51,8 @@ def not_true_distillation(
 class FedNTDClientApp(FedAvgClientApp):
     """Train with the not-true distillation; the rest is FedAvg."""
 
+    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedNTD"
+
     def data_loss(self, client: Client, model: Backbone, download: Weights) -> DataLoss:
         """Return the cross-entropy plus β times the distillation, Eq. (3)."""
         method_config = client.config.method_config

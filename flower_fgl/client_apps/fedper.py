@@ -26,6 +26,7 @@ class FedPerClientApp(FglClientApp):
     1. The heads of all clients start from the same weights, drawn once from the seed.
     """
 
+    stacked = "flower_fgl.client_apps.stacked.personal:StackedFedPer"
     down = Weights
     up = Weights
 

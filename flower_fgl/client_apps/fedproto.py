@@ -95,6 +95,8 @@ class FedProtoClientApp(PrototypeClientApp):
     1. The trained model computes the prototypes without dropout.
     """
 
+    stacked = "flower_fgl.client_apps.stacked.prototypes:StackedFedProto"
+
     def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
         """Train, then average the embeddings of the training nodes by class."""
         model = RecordingBackbone(self.personal_model(client, download))

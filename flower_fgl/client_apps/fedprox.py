@@ -45,6 +45,8 @@ def proximal_term(
 class FedProxClientApp(FedAvgClientApp):
     """Train with the proximal term; the rest is FedAvg."""
 
+    stacked = "flower_fgl.client_apps.stacked.averaging:StackedFedProx"
+
     def penalty(
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor]:

@@ -27,6 +27,8 @@ __all__ = ["FedRepClientApp"]
 class FedRepClientApp(FedPerClientApp):
     """Train head and body in turn, Algorithm 1; the rest is FedPer."""
 
+    stacked = "flower_fgl.client_apps.stacked.personal:StackedFedRep"
+
     def train_parts(self, client: Client, model: Backbone, server_round: int) -> float:
         """Train the head for ``head-epochs``, then the body for ``local-epochs``.
 

@@ -18,6 +18,7 @@ class LocalClientApp(FglClientApp):
     1. All clients of one backbone start from the same weights, as with FedAvg.
     """
 
+    stacked = "flower_fgl.client_apps.stacked.personal:StackedLocal"
     down = Empty
     up = Empty
 

@@ -70,6 +70,8 @@ class MoonClientApp(FedAvgClientApp):
     5. Fine-tuning starts with fresh moments of the optimizer.
     """
 
+    stacked = "flower_fgl.client_apps.stacked.moon:StackedMoon"
+
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train from the received weights with the contrastive term."""
         model = RecordingBackbone(client.build_model())

@@ -85,6 +85,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
     """Return ``value`` converted to ``kind``, or raise ConfigError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is str and isinstance(value, bool) and "true" in metadata["choices"]:
+        value = str(value).lower()  # a TOML file holds true without quotes
     fits = {
         bool: isinstance(value, bool),
         int: is_number and math.isfinite(value) and float(value).is_integer(),

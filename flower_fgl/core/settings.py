@@ -367,6 +367,13 @@ class GeneralSettings:
         "such as cuda:0",
     )
     threads: int = option(1, "number of PyTorch threads per client", ge=1, le=1024)
+    stacked: str = option(
+        "auto",
+        "whether clients in one process train together, as one stack of graphs and "
+        "weights (local engine; equal to one by one up to rounding); auto: where it is "
+        "faster, true: refuse a run that cannot be stacked, false: one by one",
+        choices="auto true false",
+    )
     output_dir: str = option("runs", "folder in which run folders are created")
     run_dir: str = option("", "folder of this run; empty: a new folder in output-dir")
     state_dir: str = option(

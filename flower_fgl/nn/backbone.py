@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
@@ -51,6 +52,15 @@ class Backbone(nn.Module):
     pooling: ClassVar[Pooling] = "mean"
     """Aggregation over the nodes of a graph in a readout. The mean keeps graphs of all
     sizes on one scale, as networks that average neighbours expect."""
+
+    stacks: ClassVar[bool] = False
+    """Whether the network also takes the weights of many clients at once, see
+    :mod:`flower_fgl.nn.stacked`. It then maps representations by methods of
+    :class:`GraphInput` only, and indexes dimensions from the last. The value counts only
+    for the class that declares it: a subclass may compute something else."""
+
+    uniform: conv.Uniform = staticmethod(torch.rand_like)  # type: ignore[assignment]
+    """Source of the numbers of dropout."""
 
     rep_norm: str = ""
     """Normalisation of representations in networks with a separate classifier."""
@@ -199,7 +209,10 @@ class Backbone(nn.Module):
         Tensor of shape (N, C) or (G, C)
             Logits.
         """
-        out: Tensor = self.classifier(h)
+        classifier = self.classifier
+        if isinstance(classifier, nn.Linear) and classifier.weight.dim() == 3:
+            return graph.linear(h, classifier.weight, classifier.bias)  # stacked
+        out: Tensor = classifier(h)
         return out
 
     def forward(self, graph: GraphInput) -> Tensor:
@@ -240,8 +253,8 @@ class Backbone(nn.Module):
 
     def _dropout(self, h: Tensor) -> Tensor:
         """Apply dropout in training mode."""
-        return conv.dropout(h, self.dropout, self.training)
+        return conv.dropout(h, self.dropout, self.training, self.uniform)
 
     def _relu_dropout(self, h: Tensor) -> Tensor:
         """Apply ReLU, then dropout in training mode."""
-        return conv.relu_dropout(h, self.dropout, self.training)
+        return conv.relu_dropout(h, self.dropout, self.training, self.uniform)

@@ -13,7 +13,7 @@ from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.sparse import Operator, SparseOperator
 from flower_fgl.nn.topology import OperatorKind
 
-__all__ = ["receptive_field"]
+__all__ = ["output_nodes", "receptive_field"]
 
 SHARE, SHARE_IN_BATCH = 0.75, 0.5
 """Largest share of the nodes that is worth extracting, once or for every batch."""
@@ -88,6 +88,24 @@ def _surroundings(
     return torch.cat(rings), extents
 
 
+def output_nodes(field: GraphInput, reach: int) -> list[Tensor]:
+    """Return the nodes that each layer computes on a receptive field, in their order.
+
+    Parameters
+    ----------
+    field : GraphInput
+        Result of :func:`receptive_field`.
+    reach : int
+        Number of layers.
+
+    Returns
+    -------
+    list of Tensor of shape (n_l,), int64
+        Nodes of the whole graph; the last are the targets.
+    """
+    return [cast(_Level, field.level(number)).output_nodes for number in range(reach)]
+
+
 class _Level(GraphInput):
     """Input of one layer, which reads nodes up to a distance and outputs fewer."""
 
@@ -118,6 +136,11 @@ class _Level(GraphInput):
         return len(self._nodes)
 
     @property
+    def output_nodes(self) -> Tensor:
+        """Nodes of the whole graph whose rows a layer returns, in their order."""
+        return self._nodes[: self._inner]
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the tensors kept by all levels, in bytes."""
         kept: list[Tensor | SparseOperator] = []
@@ -141,7 +164,7 @@ class _Level(GraphInput):
         """Propagate to the output nodes: (inner, p)."""
         return self._operator(kind).matmul(h)
 
-    def level(self, number: int) -> GraphInput:
+    def level(self, number: int) -> _Level:
         """Return the input of layer ``number``."""
         return self._levels[number]
 

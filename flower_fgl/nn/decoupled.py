@@ -28,6 +28,7 @@ class SGC(Backbone):
     """
 
     min_layers = 1
+    stacks = True
 
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
@@ -63,6 +64,7 @@ class SSGC(SGC):
        :class:`SGC`.
     """
 
+    stacks = True
     alpha: ClassVar[float] = 0.05
     """Weight of the features themselves, as in the paper's citation experiments."""
 
@@ -177,6 +179,7 @@ class GAMLP(Backbone):
     2. No label reuse, no residual connections.
     """
 
+    stacks = True
     steps: int = 3
     """Propagation steps K, as in FedPG's experiments."""
 
@@ -202,11 +205,11 @@ class GAMLP(Backbone):
         powers = [graph.linear(None, first.weight)]
         for _ in range(self.steps):
             powers.append(operator.matmul(powers[-1]))
-        hops = torch.stack(powers) + first.bias  # (K + 1, N, p)
+        hops = torch.stack(powers) + graph.per_row(first.bias)  # (K + 1, N, p)
         weight = recursive_attention(hops, attention.weight, attention.bias)
         h = self._relu_dropout((weight[..., None] * hops).sum(0))
         for layer in rest:
-            h = self._relu_dropout(layer(h))
+            h = self._relu_dropout(graph.linear(h, layer.weight, layer.bias))
         return h
 
 
@@ -224,7 +227,8 @@ def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     weight : Tensor of shape (1, 2p), float
         s: the part for the history, then the part for the hop.
     bias : Tensor of shape (1,), float
-        b.
+        b. For stacked clients all three have one more dimension, before the last two of
+        ``hops`` and ``weight``.
 
     Returns
     -------
@@ -236,7 +240,8 @@ def recursive_attention(hops: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     1. The product with s distributes over the mixture, so each history is mixed as one
        number per hop instead of p.
     """
-    parts = hops @ weight.view(2, -1).t()  # (K + 1, N, 2)
+    halves = weight.view(*weight.shape[:-2], 2, -1)
+    parts = hops @ halves.transpose(-1, -2)  # (K + 1, N, 2)
     of_history, of_hop = parts.unbind(-1)
     scores = [F.leaky_relu(of_history[0] + of_hop[0] + bias, 0.2)]
     for k in range(1, len(hops)):

@@ -308,6 +308,10 @@ class GraphInput:
             return self._sparse.matmul(weight.t(), bias)
         return F.linear(self.x if h is None else h, weight, bias)
 
+    def per_row(self, vector: Tensor) -> Tensor:
+        """Return a vector (p,) in a shape that adds to representations (N, p)."""
+        return vector
+
     def filtered_linear(
         self,
         h: Tensor | None,

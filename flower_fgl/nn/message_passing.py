@@ -102,6 +102,8 @@ class GCN(LayeredNet):
        common in federated graph learning benchmarks.
     """
 
+    stacks = True
+
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a :class:`~torch_geometric.nn.GCNConv`."""
         return GCNConv(width, out)
@@ -119,6 +121,8 @@ class GraphSAGE(LayeredNet):
     1. Neighbours are not sampled, and representations are not normalised to unit
        length. Methods that need either implement it themselves.
     """
+
+    stacks = True
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a :class:`~torch_geometric.nn.SAGEConv`."""
@@ -165,6 +169,7 @@ class GIN(LayeredNet):
        of all layers.
     """
 
+    stacks = True
     pooling = "sum"
     """As in the paper: a sum distinguishes multisets that a mean does not."""
 
@@ -183,6 +188,8 @@ class GIN(LayeredNet):
 
 class MLP(LayeredNet):
     """Multi-layer perceptron: the backbone that ignores the edges."""
+
+    stacks = True
 
     def make_layer(self, width: int, out: int, *, is_last: bool = False) -> Any:
         """Construct a linear layer."""

@@ -17,7 +17,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.datasets.store import open_store
-from flower_fgl.methods import parse_config
+from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import StateKeeper
@@ -140,6 +140,37 @@ def simulate(
     return run_local(values, workers=workers, on_round=on_round)
 
 
+def refuse_unstackable(config: RunConfig) -> None:
+    """Reject ``stacked = true`` if no client of the run could be stacked.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Checked settings.
+
+    Raises
+    ------
+    ConfigError
+        Naming the reason.
+    """
+    from flower_fgl.client_apps.stacked.grouping import why_not_run
+
+    able = [name for name, row in METHODS.items() if _has_stacked_form(row)]
+    reason = why_not_run(config, {})
+    if config.method not in able:
+        reason = f"only these methods have a stacked form: {', '.join(able)}"
+    if reason:
+        raise ConfigError(
+            f"stacked = true is not possible with method = {config.method}: {reason}. "
+            'Use stacked = "auto".'
+        )
+
+
+def _has_stacked_form(row: Method) -> bool:
+    """Return whether a method's client half declares a stacked form."""
+    return bool(vars(row.load_client_app()).get("stacked"))
+
+
 def run_local(
     values: Mapping[str, Scalar],
     *,
@@ -168,6 +199,8 @@ def run_local(
         In the cases of :func:`simulate`.
     """
     config = check_run(values)
+    if config.stacked == "true":
+        refuse_unstackable(config)
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
     try:

@@ -6,21 +6,26 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
 
-from flower_fgl.core.errors import FglError
+from flower_fgl.client_apps.dispatch import error_reply
 from flower_fgl.core.options import Scalar
 
 __all__ = ["LocalGrid", "carry", "task_identity"]
 
-
-CLIENT_RAISED = 2
-"""Flower's error code for a client that raised an exception."""
+_Record = ArrayRecord | ConfigRecord | MetricRecord
 
 
 class LocalGrid(Grid):
@@ -32,7 +37,9 @@ class LocalGrid(Grid):
     Parameters
     ----------
     client_app : callable
-        Handles the messages of every node and returns the replies.
+        Handles a message of a node and returns the reply. If it has a method
+        ``handle_all``, that gets all messages of an exchange, each with its node's
+        context, and returns all replies.
     num_nodes : int
         Number of clients.
     run_config : mapping of str to bool, int, float or str
@@ -99,17 +106,23 @@ class LocalGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Serialise messages; clients handle them when their replies are pulled."""
         messages = list(messages)
-        contents = [carry(message.content) for message in messages]
+        carried: dict[int, _Record] = {}
+        contents = [carry(message.content, carried) for message in messages]
         ids = [secrets.token_hex(8) for _ in messages]
         self._pending |= zip(ids, zip(messages, contents, strict=True), strict=True)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Let clients handle the pending messages and return the replies."""
-        return [
-            self._handle(message_id, *self._pending.pop(message_id))
+        items = [
+            self._arrived(message_id, *self._pending.pop(message_id))
             for message_id in message_ids
             if message_id in self._pending
+        ]
+        handle_all = getattr(self._app, "handle_all", self._handle_each)
+        return [
+            _sent_back(message, reply)
+            for (message, _), reply in zip(items, handle_all(items), strict=True)
         ]
 
     def send_and_receive(
@@ -118,8 +131,20 @@ class LocalGrid(Grid):
         """Push messages and pull their replies."""
         return self.pull_messages(self.push_messages(messages))
 
-    def _handle(self, message_id: str, sent: Message, content: RecordDict) -> Message:
-        """Let the client handle one message; return its reply or an error message."""
+    def _handle_each(self, items: Iterable[tuple[Message, Context]]) -> list[Message]:
+        """Let a client app without ``handle_all`` handle one message after the other."""
+        replies = []
+        for message, context in items:
+            try:
+                replies.append(self._app(message, context))
+            except Exception as error:
+                replies.append(error_reply(message, error))
+        return replies
+
+    def _arrived(
+        self, message_id: str, sent: Message, content: RecordDict
+    ) -> tuple[Message, Context]:
+        """Return a message as its client receives it, and the client's context."""
         message = Message(
             content,
             sent.metadata.dst_node_id,
@@ -127,16 +152,20 @@ class LocalGrid(Grid):
             group_id=sent.metadata.group_id,
         )
         message.metadata.__dict__["_message_id"] = message_id
-        context = self.contexts[sent.metadata.dst_node_id]
-        try:
-            reply = self._app(message, context)
-            return Message(carry(reply.content), reply_to=message)
-        except Exception as error:
-            text = str(error) if isinstance(error, FglError) else repr(error)
-            return Message(Error(CLIENT_RAISED, text), reply_to=message)
+        return message, self.contexts[sent.metadata.dst_node_id]
 
 
-def carry(content: RecordDict) -> RecordDict:
+def _sent_back(message: Message, reply: Message) -> Message:
+    """Return a reply as the server receives it."""
+    if reply.has_error():
+        return reply
+    try:
+        return Message(carry(reply.content), reply_to=message)
+    except Exception as error:
+        return error_reply(message, error)
+
+
+def carry(content: RecordDict, carried: dict[int, _Record] | None = None) -> RecordDict:
     """Return message content as the receiver gets it through Flower's wire format.
 
     Numbers and settings are converted to protobuf and back. Arrays hold bytes already, so
@@ -147,6 +176,10 @@ def carry(content: RecordDict) -> RecordDict:
     ----------
     content : RecordDict
         Content to send.
+    carried : dict of int to record, optional
+        Converted records by the ``id`` of the record that was sent, completed in place.
+        A record that goes to many clients is converted once; the clients must not change
+        it.
 
     Returns
     -------
@@ -158,14 +191,21 @@ def carry(content: RecordDict) -> RecordDict:
     TypeError, ValueError
         If an entry cannot be serialised.
     """
-    plain = RecordDict(
-        {k: v for k, v in content.items() if not isinstance(v, ArrayRecord)}
-    )
-    data = recorddict_to_proto(plain).SerializeToString()
-    arrived = recorddict_from_proto(ProtoRecordDict.FromString(data))
-    for name, record in content.array_records.items():
-        arrived[name] = ArrayRecord.from_array_dict(dict(record.items()))
-    return arrived
+    carried = {} if carried is None else carried
+    records = dict(content.items())
+    plain: dict[str, _Record] = {
+        name: record
+        for name, record in records.items()
+        if id(record) not in carried and not isinstance(record, ArrayRecord)
+    }
+    if plain:
+        data = recorddict_to_proto(RecordDict(plain)).SerializeToString()
+        arrived = recorddict_from_proto(ProtoRecordDict.FromString(data))
+        carried |= {id(record): arrived[name] for name, record in plain.items()}
+    for record in records.values():
+        if isinstance(record, ArrayRecord) and id(record) not in carried:
+            carried[id(record)] = ArrayRecord.from_array_dict(dict(record.items()))
+    return RecordDict({name: carried[id(record)] for name, record in records.items()})
 
 
 @contextmanager

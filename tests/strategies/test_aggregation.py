@@ -51,3 +51,12 @@ def test_tensors_longer_than_one_piece_are_compared_completely() -> None:
 def test_equal_states_have_distance_0() -> None:
     state = {"a": torch.full((1000,), 1e3)}
     assert mean_pairwise_distance([state, state, state]) == 0.0
+
+
+def test_the_distance_of_many_clients_is_that_of_some_at_equal_intervals(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    states = [{"w": torch.rand(3, generator=generator)} for _ in range(12)]
+    expected = mean_pairwise_distance(states[::3])
+    monkeypatch.setattr("flower_fgl.strategies.aggregation.MOST", 4)
+    assert mean_pairwise_distance(states) == pytest.approx(expected)

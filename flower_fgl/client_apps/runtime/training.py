@@ -85,6 +85,21 @@ class TrainingSet:
             return model(inputs)[index]  # type: ignore[no-any-return]
         return model(inputs.select(index))  # type: ignore[no-any-return]
 
+    def uses_small_batches(self, reach: int | None, batch_size: int) -> bool:
+        """Return whether a batch may read only its receptive field.
+
+        Parameters
+        ----------
+        reach : int or None
+            :attr:`~flower_fgl.nn.Backbone.reach` of the network.
+        batch_size : int, positive
+            Training nodes per step.
+        """
+        if not reach or self.inputs.batch is not None:
+            return False
+        least = len(self.index) % batch_size or batch_size
+        return least <= FEW_IN_BATCH * self.inputs.num_nodes
+
     def field_of(self, reach: int, index: Tensor) -> GraphInput | None:
         """Return the receptive field of some training nodes, ``None`` for many nodes."""
         # The field of a fifth of the nodes already covers most of the graph. A batch uses

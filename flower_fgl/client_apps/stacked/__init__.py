@@ -1,0 +1,1 @@
+"""Training and evaluation of many clients of one process at once."""

@@ -1,0 +1,146 @@
+"""Which clients can train together, and how they are divided into cohorts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.optimizer import step_counts
+from flower_fgl.core.config import RunConfig
+from flower_fgl.nn import Backbone
+from flower_fgl.nn.stacked import can_stack
+
+__all__ = ["Backbones", "cut", "is_worthwhile", "why_not_run"]
+
+MAX_PADDING, MAX_PADDING_OF_FEW, FEW = 1.25, 4.0, 32
+"""Largest ratio of the rows of a cohort, padding included, to its nodes; of a cohort of
+few clients, whose calls take longer than their arithmetic, a larger one."""
+COHORT_BYTES = 32 << 20
+"""Bytes of weights and features of one cohort: more would not stay in the cache."""
+FEWEST = 8
+"""Clients of a cohort from which stacking is faster, see benchmarks/stacked.py."""
+LARGEST_STEP = 1 << 20
+"""Numbers of one client's largest hidden representation or weight up to which stacking is
+faster: arithmetic then takes longer than the calls that stacking saves."""
+
+
+def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
+    """Return why no client of a run can be stacked, empty if some can.
+
+    Parameters
+    ----------
+    config : RunConfig
+        The settings.
+    node : mapping of str to bool, int, float or str
+        Node config of a client.
+    """
+    if config.classifies_graphs:
+        return 'setting = "graph" classifies whole graphs'
+    if config.check_every:
+        return "check-every stops the training of each client at another epoch"
+    if "graph" in node or "model-dir" in node:
+        return "the clients are data owners with their own files"
+    return ""
+
+
+class Backbones:
+    """The stackable backbones of a process, found once per kind of client."""
+
+    def __init__(self) -> None:
+        self._reach: dict[tuple[Any, ...], tuple[RunConfig, bool, int | None]] = {}
+
+    def key(self, client: Client) -> tuple[Any, ...] | str:
+        """Return what clients of one cohort have in common, or why a client has none.
+
+        Parameters
+        ----------
+        client : Client
+            The client.
+
+        Returns
+        -------
+        tuple or str
+            Equal for clients that can be stacked; a text if the client cannot.
+        """
+        data, config = client.data, client.config
+        graph, count = data.inputs[0], len(data.training.index)
+        if not count:
+            return "it has no training nodes"
+        if any(g.batch is not None or g.edge_weight is not None for g in data.inputs):
+            return "it has a batch of graphs or edge weights"
+        kind = (
+            id(config),
+            client.model_name,
+            graph.num_features,
+            data.num_classes,
+            graph.x.layout,
+            graph.x.dtype,
+            str(client.device),
+        )
+        if kind not in self._reach:
+            model: Backbone = client.build_model()
+            self._reach[kind] = config, can_stack(model), model.reach
+        _, is_able, reach = self._reach[kind]
+        if not is_able:
+            return f"backbone {client.model_name} has no stacked form"
+        size = config.batch_size
+        if size and data.training.uses_small_batches(reach, size):
+            return "its batches are so small that each reads only their surroundings"
+        return (
+            *kind,
+            -(-count // size) if size else 1,
+            tuple(tuple(sorted(columns)) for columns in data.columns),
+        )
+
+
+def cut(
+    clients: Sequence[tuple[Hashable, Client]], *, bytes_per_client: int
+) -> list[list[int]]:
+    """Divide clients into cohorts of one key, similar sizes and limited memory.
+
+    Parameters
+    ----------
+    clients : sequence of (hashable, Client)
+        Key and client.
+    bytes_per_client : int
+        Bytes of a client's weights.
+
+    Returns
+    -------
+    list of list of int
+        Places in ``clients``; clients with equal step counts are neighbours.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for place, (key, _) in enumerate(clients):
+        groups.setdefault(key, []).append(place)
+    sizes = [client.data.inputs[0].num_nodes for _, client in clients]
+    cohorts: list[list[int]] = []
+    for places in groups.values():
+        places.sort(key=lambda place: (-sizes[place], place))
+        start = nodes = 0
+        for position, place in enumerate(places):
+            rows = sizes[places[start]] * (position - start + 1)
+            width = clients[place][1].data.inputs[0].num_features
+            used = (position - start + 1) * bytes_per_client + 4 * rows * width
+            nodes += sizes[place]
+            ratio = MAX_PADDING if position - start >= FEW else MAX_PADDING_OF_FEW
+            if position > start and (rows > ratio * nodes or used > COHORT_BYTES):
+                cohorts.append(places[start:position])
+                start, nodes = position, sizes[place]
+        cohorts.append(places[start:])
+    for cohort in cohorts:
+        cohort.sort(key=lambda place: (step_counts(clients[place][1]), place))
+    return cohorts
+
+
+def is_worthwhile(clients: Sequence[Client]) -> bool:
+    """Return whether a cohort trains faster together than one by one."""
+    if len(clients) < FEWEST:
+        return False
+    config = clients[0].config
+    largest = max(
+        client.data.inputs[0].num_nodes * config.hidden_channels for client in clients
+    )
+    weights = clients[0].data.graph.num_features * config.hidden_channels
+    return max(largest, weights) <= LARGEST_STEP

@@ -1,0 +1,342 @@
+"""Handle the messages of many clients by stacked training and evaluation."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from flwr.app import Context, Message, MessageType, RecordDict
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp, Fit, pack_metrics
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.state import StateStore
+from flower_fgl.client_apps.runtime.training import refuse_non_finite
+from flower_fgl.client_apps.stacked.cohort import Cohort, StackedData
+from flower_fgl.client_apps.stacked.grouping import (
+    Backbones,
+    cut,
+    is_worthwhile,
+    why_not_run,
+)
+from flower_fgl.client_apps.stacked.half import StackedHalf, load_stacked
+from flower_fgl.core.errors import RunError
+from flower_fgl.core.metrics import Scores
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.base import CONFIG, METRICS, read_tensors
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Stacker"]
+
+CACHE_BYTES = 1 << 30
+"""Memory of stacked graphs that are kept for the next exchange."""
+Item = tuple[Message, Context]
+Answer = Message | Exception
+
+
+@dataclass(eq=False)
+class Opened:
+    """A client whose message can be handled in a stack."""
+
+    place: int
+    message: Message
+    context: Context
+    client: Client
+    store: StateStore
+    download: Any
+    seconds: float
+
+
+class Broadcasts:
+    """Downloads that several clients received as the same bytes, read once."""
+
+    def __init__(self, app: FglClientApp) -> None:
+        self._app = app
+        self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+
+    def read(self, client: Client, content: RecordDict) -> Any:
+        """Return the download of a client, see :meth:`FglClientApp.read_download`."""
+        names = self._app.down.records
+        arrays = content.array_records
+        if not all(name in arrays for name in names):
+            return self._app.read_download(client, content)
+        key = tuple(
+            (name, entry, id(array.data))
+            for name in names
+            for entry, array in arrays[name].items()
+        )
+        spec = self._app.download_spec(client)
+        known = self._known.get(key)
+        if known is None or known[0] != spec:
+            known = spec, self._app.read_download(client, content)
+            self._known[key] = known
+        return known[1]
+
+
+class Stacker:
+    """Trains and evaluates clients of one process together.
+
+    It keeps the stacked graphs of the last exchange.
+    """
+
+    def __init__(self) -> None:
+        self._backbones = Backbones()
+        self._kept: OrderedDict[
+            tuple[int, ...], tuple[list[ClientData], StackedData]
+        ] = OrderedDict()
+
+    def handle(
+        self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
+    ) -> dict[int, Answer]:
+        """Answer the messages that can be stacked.
+
+        Parameters
+        ----------
+        app : FglClientApp
+            Client half of the run's method.
+        items : sequence of (Message, Context)
+            Messages of one exchange to different clients.
+        is_forced : bool
+            Whether to stack also where that is not faster, and to refuse the training
+            messages that cannot be stacked.
+
+        Returns
+        -------
+        dict of int to Message or Exception
+            Reply, or the client's error, by place in ``items``. The other messages must
+            be handled one by one.
+        """
+        kinds = {message.metadata.message_type for message, _ in items}
+        if kinds == {MessageType.TRAIN}:
+            return self._train(app, items, is_forced=is_forced)
+        if kinds == {MessageType.EVALUATE}:
+            return self._evaluate(app, items, is_forced=is_forced)
+        return {}
+
+    # ------------------------------------------------------------------ training
+    def _train(
+        self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
+    ) -> dict[int, Answer]:
+        """Train the clients that can be stacked."""
+        half = load_stacked(app)
+        config = app.session.config(items[0][1])
+        if half is None:
+            reason = f"{config.method} has no stacked form"
+        else:
+            reason = why_not_run(config, items[0][1].node_config)
+        if half is None or reason:
+            return _refused(dict.fromkeys(range(len(items)), reason), is_forced)
+        opened, keys, refused = [], [], {}
+        broadcasts = Broadcasts(app)
+        for place, (message, context) in enumerate(items):
+            clock = time.perf_counter()
+            try:
+                client, store = app.open(message, context)
+                key = self._backbones.key(client)
+                if isinstance(key, str):
+                    refused[place] = key
+                    continue
+                download = broadcasts.read(client, message.content)
+            except Exception as error:  # handled one by one, it fails in the usual way
+                log.debug("Client of message %d is not stacked: %s", place, error)
+                continue
+            spent = time.perf_counter() - clock
+            opened.append(
+                Opened(place, message, context, client, store, download, spent)
+            )
+            keys.append((*key, half.key(client)))
+        answers = _refused(refused, is_forced)
+        for cohort, is_whole in self._cohorts(opened, keys, is_forced=is_forced):
+            try:
+                found = self._train_cohort(app, half, cohort, is_whole=is_whole)
+            except Exception as error:
+                if is_forced:
+                    raise
+                log.warning(
+                    "%d clients train one by one, because stacking failed: %s",
+                    len(cohort),
+                    error,
+                    exc_info=True,
+                )
+                continue
+            answers |= found
+        return answers
+
+    def _cohorts(
+        self, opened: Sequence[Opened], keys: Sequence[Any], *, is_forced: bool
+    ) -> list[tuple[list[Opened], bool]]:
+        """Divide opened clients into cohorts, and tell whether each will come again."""
+        if not opened:
+            return []
+        shapes = opened[0].client.state_shapes().values()
+        size = 4 * sum(torch.Size(shape).numel() for shape in shapes)
+        pairs = [(key, one.client) for key, one in zip(keys, opened, strict=True)]
+        config = opened[0].client.config
+        is_whole = config.participation == 1 and not config.participants
+        return [
+            ([opened[place] for place in places], is_whole)
+            for places in cut(pairs, bytes_per_client=size)
+            if is_forced or is_worthwhile([opened[place].client for place in places])
+        ]
+
+    def _data(self, clients: Sequence[Client]) -> StackedData:
+        """Return the stacked graphs of some clients, cached."""
+        key = tuple(id(client.data) for client in clients)
+        if key not in self._kept:
+            datas = [client.data for client in clients]  # kept, so that ids stay theirs
+            self._kept[key] = datas, StackedData(clients)
+        self._kept.move_to_end(key)
+        total = sum(data.num_bytes for _, data in self._kept.values())
+        while total > CACHE_BYTES and len(self._kept) > 1:
+            _, (_, oldest) = self._kept.popitem(last=False)
+            total -= oldest.num_bytes
+        return self._kept[key][1]
+
+    def _train_cohort(
+        self,
+        app: FglClientApp,
+        half: StackedHalf,
+        opened: Sequence[Opened],
+        *,
+        is_whole: bool,
+    ) -> dict[int, Answer]:
+        """Train one cohort, and pack the reply of each client."""
+        clock = time.perf_counter()
+        clients = [one.client for one in opened]
+        settings = opened[0].message.content.config_records[CONFIG]
+        server_round = int(settings["server-round"])  # type: ignore[arg-type]
+        cohort = Cohort(clients, self._data(clients), server_round, is_whole=is_whole)
+        result = half.fit(cohort, [one.download for one in opened])
+        seconds = {"train": (time.perf_counter() - clock) / len(opened)}
+        found: Sequence[dict[str, Scores] | None] = [None] * len(opened)
+        if settings["evaluate"]:
+            clock = time.perf_counter()
+            found = cohort.evaluate(result.model)
+            seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
+        states = cohort.states(result.model)
+        is_good = finite_clients(result.model.state_dict())
+        answers: dict[int, Answer] = {}
+        for number, one in enumerate(opened):
+            try:
+                trained = states[number]
+                if not is_good[number]:
+                    refuse_non_finite(trained)
+                keep_model(one.client, trained, is_shared=is_whole)
+                scores = found[number]
+                answers[one.place] = app.pack_fit(
+                    one.message,
+                    one.context,
+                    (one.client, one.store),
+                    server_round,
+                    one.download,
+                    Fit(None, result.uploads[number], result.losses[number]),
+                    {} if scores is None else {"local": scores},
+                    {"load": one.seconds, **seconds},
+                )
+            except Exception as error:
+                answers[one.place] = error
+        return answers
+
+    # ---------------------------------------------------------------- evaluation
+    def _evaluate(
+        self, app: FglClientApp, items: Sequence[Item], *, is_forced: bool
+    ) -> dict[int, Answer]:
+        """Evaluate global models, and models that clients have trained before."""
+        config = app.session.config(items[0][1])
+        if load_stacked(app) is None or why_not_run(config, items[0][1].node_config):
+            return {}
+        opened, keys = [], []
+        shared: dict[tuple[Any, ...], Mapping[str, Tensor]] = {}
+        for place, (message, context) in enumerate(items):
+            settings = message.content.config_records[CONFIG]
+            modes = tuple(str(mode) for mode in settings["modes"])  # type: ignore[union-attr]
+            if settings["refresh"]:
+                continue
+            try:
+                client, store = app.open(message, context)
+                key = self._backbones.key(client)
+                if isinstance(key, str) or (
+                    "local" in modes
+                    and not any(n.startswith("model/") for n in client.state.tensors)
+                ):
+                    continue
+                received = None
+                if "global" in modes:
+                    arrays = message.content.array_records["global"]
+                    same = tuple((n, id(a.data)) for n, a in arrays.items())
+                    if same not in shared:
+                        shapes = client.state_shapes()
+                        shared[same] = read_tensors(message.content, "global", shapes)
+                    received = shared[same]
+                    key = (*key, same)
+            except Exception as error:  # handled one by one, it fails in the usual way
+                log.debug("Client of message %d is not stacked: %s", place, error)
+                continue
+            opened.append(Opened(place, message, context, client, store, received, 0.0))
+            keys.append((*key, modes))
+        answers: dict[int, Answer] = {}
+        for cohort, _ in self._cohorts(opened, keys, is_forced=is_forced):
+            answers |= self._evaluate_cohort(cohort)
+        return answers
+
+    def _evaluate_cohort(self, opened: Sequence[Opened]) -> dict[int, Answer]:
+        """Evaluate one cohort, and pack the reply of each client."""
+        clock = time.perf_counter()
+        clients = [one.client for one in opened]
+        cohort = Cohort(clients, self._data(clients), 0)
+        modes = opened[0].message.content.config_records[CONFIG]["modes"]
+        scores: list[dict[str, dict[str, Scores]]] = [{} for _ in opened]
+        for mode in modes:  # type: ignore[union-attr]
+            states = opened[0].download if mode == "global" else cohort.stored_models()
+            model: Backbone = cohort.build_model(states)
+            for mine, found in zip(scores, cohort.evaluate(model), strict=True):
+                mine[str(mode)] = found
+        seconds = {"evaluate": (time.perf_counter() - clock) / len(opened)}
+        return {
+            one.place: Message(
+                RecordDict({METRICS: pack_metrics(mine, seconds)}),
+                reply_to=one.message,
+            )
+            for one, mine in zip(opened, scores, strict=True)
+        }
+
+
+def _refused(reasons: Mapping[int, str], is_forced: bool) -> dict[int, Answer]:
+    """Return an error for each client that cannot be stacked, if stacking is forced."""
+    if not is_forced:
+        return {}
+    return {
+        place: RunError(
+            f'stacked = "true", but the client cannot be stacked: {reason}. '
+            'Use stacked = "auto".'
+        )
+        for place, reason in reasons.items()
+    }
+
+
+def finite_clients(tensors: Mapping[str, Tensor]) -> list[bool]:
+    """Return for each client whether all its weights (K, ...) are finite."""
+    rows = [tensor.isfinite().flatten(1).all(1) for tensor in tensors.values()]
+    found: list[bool] = torch.stack(rows).all(0).tolist()
+    return found
+
+
+def keep_model(
+    client: Client, trained: Mapping[str, Tensor], *, is_shared: bool
+) -> None:
+    """Store a client's trained model in its state."""
+    tensors = {
+        path: tensor
+        for path, tensor in client.state.tensors.items()
+        if not path.startswith("model/")
+    }
+    for name, tensor in trained.items():
+        tensors[f"model/{name}"] = tensor if is_shared else tensor.clone()
+    client.state.tensors = tensors

@@ -1,0 +1,153 @@
+"""One optimizer for the stacked weights of many clients, with moments per client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import make_optimizer
+
+__all__ = ["StackedOptimizer", "step_counts"]
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Moments of Adam and AdamW. SGD without momentum has none."""
+
+
+def step_counts(client: Client) -> tuple[tuple[str, float], ...]:
+    """Return the number of optimizer steps of each parameter in a client's state.
+
+    Clients of equal counts share one fused step: Adam corrects its moments by the count.
+
+    Parameters
+    ----------
+    client : Client
+        The client.
+
+    Returns
+    -------
+    tuple of (str, float)
+        Name and count, sorted; empty before the first step and if moments are not kept.
+    """
+    if client.config.optimizer_state != "keep":
+        return ()
+    start = "optimizer/step/"
+    return tuple(
+        (name[len(start) :], float(value))
+        for name, value in sorted(client.state.tensors.items())
+        if name.startswith(start)
+    )
+
+
+class StackedOptimizer:
+    """The clients' optimizer on stacked weights.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Its parameters have the shapes (K, ...).
+    clients : sequence of Client
+        K clients; those with equal :func:`step_counts` are neighbours.
+    """
+
+    def __init__(self, model: nn.Module, clients: Sequence[Client]) -> None:
+        self._clients = clients
+        self._parameters = dict(model.named_parameters())
+        self._is_kept = clients[0].config.optimizer_state == "keep"
+        has_moments = clients[0].config.optimizer != "sgd"
+        counts = [step_counts(client) for client in clients]
+        bounds = [0]
+        for _, run in groupby(counts):
+            bounds.append(bounds[-1] + len(list(run)))
+        self._runs = list(pairwise(bounds))
+        self._bases = self._restored() if has_moments else {}
+        self._steps: list[dict[str, Tensor]] = []
+        self._views: list[dict[str, nn.Parameter]] = []
+        views = nn.ParameterList()
+        for low, high in self._runs:
+            part = {
+                name: nn.Parameter(p.detach()[low:high], requires_grad=False)
+                for name, p in self._parameters.items()
+            }
+            self._views.append(part)
+            views.extend(part.values())
+        self._optimizer = make_optimizer(views, clients[0].config)
+        for part, (low, high) in zip(self._views, self._runs, strict=True):
+            known = dict(counts[low])
+            steps = {}
+            for name, view in part.items() if has_moments else ():
+                steps[name] = torch.tensor(known.get(name, 0.0), device=view.device)
+                self._optimizer.state[view] = {
+                    "step": steps[name],
+                    **{key: self._bases[key, name][low:high] for key in MOMENTS},
+                }
+            self._steps.append(steps)
+
+    def _restored(self) -> dict[tuple[str, str], Tensor]:
+        """Return the stacked moments of all clients, zero where a client has none."""
+        bases = {}
+        for name, parameter in self._parameters.items():
+            for key in MOMENTS:
+                kept = [
+                    client.state.tensors.get(f"optimizer/{key}/{name}")
+                    if self._is_kept
+                    else None
+                    for client in self._clients
+                ]
+                base = torch.zeros_like(parameter, requires_grad=False)
+                fitting = [t is not None and t.shape == base.shape[1:] for t in kept]
+                if all(fitting) and base.is_contiguous():
+                    torch.stack(
+                        [t.to(base.device) for t in kept if t is not None], out=base
+                    )
+                else:
+                    for row, t, fits in zip(base.unbind(), kept, fitting, strict=True):
+                        if fits and t is not None:
+                            row.copy_(t)
+                bases[key, name] = base
+        return bases
+
+    def step(self) -> None:
+        """Update all weights by their gradients, and reset the gradients."""
+        for part, (low, high) in zip(self._views, self._runs, strict=True):
+            for name, view in part.items():
+                grad = self._parameters[name].grad
+                view.grad = None if grad is None else grad[low:high]
+        self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def save(self, *, is_shared: bool) -> None:
+        """Store each client's moments in its state, if the settings keep them.
+
+        Parameters
+        ----------
+        is_shared : bool
+            Whether the states may be views of the stacked moments. They then occupy the
+            memory of all clients until the last of them is replaced.
+        """
+        if not self._is_kept:
+            return
+        rows = {
+            f"optimizer/{key}/{name}": base.unbind()
+            for (key, name), base in self._bases.items()
+        }
+        for steps, (low, high) in zip(self._steps, self._runs, strict=True):
+            used = {name: step for name, step in steps.items() if float(step)}
+            counts = {f"optimizer/step/{name}": step for name, step in used.items()}
+            paths = [f"optimizer/{key}/{name}" for name in used for key in MOMENTS]
+            for place in range(low, high):
+                state = self._clients[place].state
+                kept = {
+                    path: tensor
+                    for path, tensor in state.tensors.items()
+                    if not path.startswith("optimizer/")
+                }
+                kept |= counts
+                for path in paths:
+                    row = rows[path][place]
+                    kept[path] = row if is_shared else row.clone()
+                state.tensors = kept

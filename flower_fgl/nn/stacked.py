@@ -1,0 +1,294 @@
+"""Many clients in one forward pass: block-diagonal graphs and stacked weights.
+
+A backbone whose class sets ``stacks`` runs unchanged on a :class:`StackedInput`, with
+weights of shape (K, out, in) from :func:`stack_model`. Representations have the shape
+(K, n, p), where n is the number of nodes of the largest client. Rows beyond a client's own
+nodes are padding: they have no edges to other rows, and the caller does not read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.graph_input import GraphInput
+from flower_fgl.nn.sparse import Operator, SparseOperator, csr_matrix
+from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
+
+__all__ = ["StackedInput", "can_stack", "pad_rows", "split_state", "stack_model"]
+
+
+class BlockOperator:
+    """A block-diagonal operator on stacked representations.
+
+    Parameters
+    ----------
+    operator : Operator
+        The matrix (K·n, K·n).
+    """
+
+    def __init__(self, operator: Operator) -> None:
+        self._operator = operator
+
+    def matmul(self, dense: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply (K, n, p) from the left, and add a bias (K, p) to the rows."""
+        out = self._operator.matmul(dense.reshape(-1, dense.shape[-1]))
+        out = out.view(*dense.shape[:2], -1)
+        return out if bias is None else out + bias[:, None]
+
+
+class StackedInput(GraphInput):
+    """The graphs of K clients as input of a backbone with stacked weights.
+
+    Parameters
+    ----------
+    graphs : sequence of GraphInput
+        Graphs of the clients, without edge weights that require grad, with the same
+        feature width, layout and dtype.
+
+    Attributes
+    ----------
+    num_clients, num_rows : int
+        K, and the rows n of each client.
+    real : Tensor of shape (K, n), bool
+        Rows that are nodes; the other rows are padding.
+
+    Raises
+    ------
+    ValueError
+        If a graph is a batch of graphs, or has edge weights.
+    """
+
+    def __init__(self, graphs: Sequence[GraphInput]) -> None:
+        if any(g.union is not None or g.edge_weight is not None for g in graphs):
+            raise ValueError("Only single graphs without edge weights can be stacked.")
+        sizes = [graph.num_nodes for graph in graphs]
+        self.num_clients, self.num_rows = len(graphs), max(sizes)
+        device = graphs[0].device
+        self.union = None
+        rows = torch.arange(self.num_rows, device=device)
+        self.real = rows < torch.tensor(sizes, device=device)[:, None]
+        counts = torch.tensor([graph.edge_index.shape[1] for graph in graphs])
+        first = self.num_rows * torch.arange(len(graphs))
+        shift = torch.repeat_interleave(first, counts).to(device)
+        edges = torch.cat([graph.edge_index for graph in graphs], dim=1) + shift
+        total = self.num_clients * self.num_rows
+        self.topology = Topology(edges, None, total, graphs[0].topology.dtype)
+        self._width = graphs[0].num_features
+        self.x = pad_rows([graph.x for graph in graphs], self.num_rows)
+        is_sparse = self.x.layout == torch.sparse_csr
+        self._sparse = SparseOperator(self.x) if is_sparse else None
+        self._filtered = {}
+
+    @property
+    def num_features(self) -> int:
+        """Feature width d."""
+        return self._width
+
+    @property
+    def num_bytes(self) -> int:
+        """Estimate of the memory of features and operators, in bytes."""
+        x = self.x
+        entries = x.values().numel() if self._sparse else x.numel()
+        return 12 * int(entries) + 48 * self.edge_index.shape[1]
+
+    def operator(self, kind: OperatorKind) -> Operator:
+        """Return a block-diagonal propagation operator, see :meth:`Topology.operator`."""
+        return BlockOperator(self.topology.operator(kind))
+
+    def per_row(self, vector: Tensor) -> Tensor:
+        """Return vectors (K, p) in a shape that adds to representations (K, n, p)."""
+        return vector[:, None]
+
+    def linear(
+        self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """Map each client's representations by its own weights.
+
+        Parameters
+        ----------
+        h : Tensor of shape (K, n, p), float, or None
+            Hidden representations; ``None`` for the graphs' features.
+        weight, bias : Tensor of shape (K, q, p), and (K, q) or None, float
+            W and b of each client.
+
+        Returns
+        -------
+        Tensor of shape (K, n, q)
+        """
+        across = weight.transpose(1, 2)
+        if h is None and self._sparse is not None:
+            z = self._sparse.matmul(across.reshape(-1, weight.shape[1]))
+            z = z.view(self.num_clients, self.num_rows, -1)
+            return z if bias is None else z + bias[:, None]
+        rows = self.x if h is None else h
+        if bias is None:
+            return torch.bmm(rows, across)
+        return torch.baddbmm(bias[:, None], rows, across)
+
+    def filtered_linear(
+        self,
+        h: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: OperatorKind,
+        coefficients: tuple[float, ...],
+    ) -> Tensor:
+        """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`.
+
+        Parameters
+        ----------
+        h, weight, bias
+            As in :meth:`linear`.
+        kind, coefficients
+            S, and c_0, c_1, …
+
+        Returns
+        -------
+        Tensor of shape (K, n, q)
+        """
+        if h is None and self._is_kept:
+            return self.linear(self.propagated(kind, coefficients), weight, bias)
+        z = self.linear(h, weight)
+        if len(coefficients) == 1:  # graph_filter would add a bias without its rows
+            z = coefficients[0] * z
+            return z if bias is None else z + bias[:, None]
+        return graph_filter(self.operator(kind), z, coefficients, bias)
+
+
+def pad_rows(parts: Sequence[Tensor], num_rows: int) -> Tensor:
+    """Stack matrices of unequal numbers of rows.
+
+    Parameters
+    ----------
+    parts : sequence of Tensor of shape (n_k, ...)
+        K tensors that differ in their first dimension only; strided, or sparse CSR.
+    num_rows : int
+        n, at least the largest n_k.
+
+    Returns
+    -------
+    Tensor of shape (K, n, ...)
+        Zero in the rows that a part lacks. For sparse parts (n_k, d) the block-diagonal
+        sparse CSR matrix (K·n, K·d).
+    """
+    if parts[0].layout == torch.sparse_csr:
+        return _block_diagonal(parts, num_rows)
+    if all(len(part) == num_rows for part in parts):
+        return torch.stack(list(parts))
+    out = parts[0].new_zeros(len(parts), num_rows, *parts[0].shape[1:])
+    for row, part in zip(out.unbind(), parts, strict=True):
+        row[: len(part)] = part
+    return out
+
+
+def _block_diagonal(parts: Sequence[Tensor], num_rows: int) -> Tensor:
+    """Return the block-diagonal CSR matrix of CSR blocks, padded with empty rows."""
+    width = parts[0].shape[1]
+    rows, columns = [], []
+    for place, part in enumerate(parts):
+        count = part.crow_indices().diff().long()
+        rows.append(torch.repeat_interleave(count) + place * num_rows)
+        columns.append(part.col_indices().long() + place * width)
+    return csr_matrix(
+        torch.cat(rows),
+        torch.cat(columns),
+        torch.cat([part.values() for part in parts]),
+        (len(parts) * num_rows, len(parts) * width),
+    )
+
+
+def can_stack(model: nn.Module) -> bool:
+    """Return whether a backbone takes stacked weights and a :class:`StackedInput`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A client's network.
+    """
+    return (
+        isinstance(model, Backbone)
+        and bool(vars(type(model)).get("stacks", False))
+        and not model.readout
+        and not hasattr(model, "undecayed")
+        and model.state_dict().keys() == dict(model.named_parameters()).keys()
+    )
+
+
+def stack_model(
+    template: Backbone,
+    states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
+    num_clients: int,
+    uniform: Callable[[Tensor], Tensor],
+) -> Backbone:
+    """Build one backbone with the weights of K clients.
+
+    Parameters
+    ----------
+    template : Backbone
+        A client's network, see :func:`can_stack`; not changed.
+    states : mapping of str to Tensor, or a sequence of K of them
+        One state for all clients, or one for each. They are copied.
+    num_clients : int
+        K.
+    uniform : callable
+        Source of the numbers of dropout: takes representations (K, n, p) and returns
+        numbers of that shape.
+
+    Returns
+    -------
+    Backbone
+        Its parameters have the shapes (K, ...), and the memory layout of the template's.
+    """
+    model = deepcopy(template)
+    model.uniform = uniform
+    for name, parameter in template.named_parameters():
+        shape = (num_clients, *parameter.shape)
+        # Column-major weights of sparse features stay so: (K, in, out) in memory.
+        is_turned = parameter.dim() == 2 and not parameter.is_contiguous()
+        if is_turned:
+            shape = (shape[0], shape[2], shape[1])
+        values = parameter.new_empty(shape)
+        values = values.transpose(1, 2) if is_turned else values
+        with torch.no_grad():
+            if isinstance(states, Mapping):
+                values.copy_(states[name].to(values.device))
+            elif is_turned:
+                for row, state in zip(values.unbind(), states, strict=True):
+                    row.copy_(state[name])
+            else:
+                rows = [state[name].to(values.device) for state in states]
+                torch.stack(rows, out=values)
+        owner, _, key = name.rpartition(".")
+        module = model.get_submodule(owner)
+        module._parameters[key] = nn.Parameter(values)
+    return model
+
+
+def split_state(
+    tensors: Mapping[str, Tensor], num_clients: int
+) -> list[dict[str, Tensor]]:
+    """Return the state of each client as views of stacked tensors.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor of shape (K, ...)
+        Stacked tensors.
+    num_clients : int
+        K, also where there are no tensors.
+
+    Returns
+    -------
+    list of dict of str to Tensor
+        K states.
+    """
+    names = list(tensors)
+    if not names:
+        return [{} for _ in range(num_clients)]
+    rows = zip(*(tensor.detach().unbind() for tensor in tensors.values()), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]

@@ -1,0 +1,354 @@
+"""Stacked training equals training one by one, for every method that can be stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from flower_fgl import METHODS, resume, simulate
+from flower_fgl.client_apps.dispatch import FEW, Dispatcher
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import MemoryStates
+from flower_fgl.client_apps.stacked.half import load_stacked
+from flower_fgl.client_apps.stacked.handling import Stacker
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.methods import parse_config
+from flower_fgl.protocols.base import read_tensors, record_bytes
+from flower_fgl.server_app import run_server
+from flower_fgl.simulation.local import refuse_unstackable, run_config_of
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from flower_fgl.strategies.base import FglStrategy
+from flower_fgl.strategies.rounds.describe_exchange import discover
+from flower_fgl.strategies.rounds.messenger import send_receive
+from flower_fgl.strategies.rounds.round_log import RoundLog
+from tests.support.short_runs import SMALL, comparable, shortened
+
+STACKED = [
+    "clustered-sampling",
+    "fedala",
+    "fedavg",
+    "feded",
+    "fedntd",
+    "fedper",
+    "fedprox",
+    "fedproto",
+    "fedrep",
+    "fedsem",
+    "fedtgp",
+    "local",
+    "moon",
+]
+CLIENTS = 5
+TOLERANCE = 1e-5
+
+
+@dataclass
+class Stage:
+    """A method after the describe exchange, with its clients in this process."""
+
+    strategy: FglStrategy
+    grid: LocalGrid
+    session: Session
+
+    def replies(self, server_round: int) -> dict[int, Message]:
+        """Run the training exchange of a round, and aggregate it."""
+        self.strategy.loop.log = RoundLog(server_round)
+        sent = self.strategy.train_messages(
+            server_round, self.strategy.sample(server_round)
+        )
+        messages = self.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(self.grid, messages, timeout=60)
+        assert exchange.failures == []
+        self.strategy.aggregate_train(server_round, exchange.replies.values())
+        return exchange.replies
+
+    def states(self) -> dict[int, Any]:
+        """Return the clients' states by partition-id."""
+        assert self.session.memory is not None
+        return {pid: state for (_, pid), state in self.session.memory._states.items()}
+
+
+@contextmanager
+def stage(method: str, stacked: str, settings: dict[str, Any]) -> Iterator[Stage]:
+    values = run_config_of(
+        method=method,
+        dataset="synthetic",
+        clients=CLIENTS,
+        seed=0,
+        settings={**shortened(method, {**SMALL, **settings}), "stacked": stacked},
+    )
+    config = parse_config(values)
+    session = Session(memory=MemoryStates())
+    with task_identity(5):
+        grid = LocalGrid(Dispatcher(session), CLIENTS, values, run_id=5)
+        strategy = METHODS[method].load_strategy()(config)
+        strategy.messenger.grid = grid
+        strategy.federation = discover(grid, config)
+        strategy.prepare()
+        yield Stage(strategy, grid, session)
+
+
+def assert_close(found: RecordDict, expected: RecordDict) -> None:
+    """Compare two replies: names, bytes, arrays and metrics."""
+    assert list(found) == list(expected)
+    assert record_bytes(found) == record_bytes(expected)
+    for name in expected.array_records:
+        one, other = (
+            read_tensors(content, name, is_checked=False)
+            for content in (found, expected)
+        )
+        assert list(one) == list(other)
+        for entry, tensor in other.items():
+            torch.testing.assert_close(
+                one[entry], tensor, atol=TOLERANCE, rtol=TOLERANCE, msg=entry
+            )
+    for name, metrics in expected.metric_records.items():
+        assert found.metric_records[name].keys() == metrics.keys()
+        for key, value in metrics.items():
+            if not key.startswith("seconds/"):
+                assert found.metric_records[name][key] == pytest.approx(
+                    value, abs=TOLERANCE, nan_ok=True
+                ), key
+
+
+def compare(method: str, settings: dict[str, Any], rounds: int = 3) -> None:
+    with (
+        stage(method, "true", settings) as stacked,
+        stage(method, "false", settings) as alone,
+    ):
+        for server_round in range(1, rounds + 1):
+            found, expected = (s.replies(server_round) for s in (stacked, alone))
+            assert found.keys() == expected.keys()
+            for pid, reply in expected.items():
+                assert_close(found[pid].content, reply.content)
+            one, other = stacked.states(), alone.states()
+            assert one.keys() == other.keys()
+            for pid, state in other.items():
+                assert one[pid].values == state.values
+                assert one[pid].tensors.keys() == state.tensors.keys()
+                for name, tensor in state.tensors.items():
+                    torch.testing.assert_close(
+                        one[pid].tensors[name], tensor, atol=TOLERANCE, rtol=TOLERANCE,
+                        msg=lambda text, name=name: f"{name}: {text}",
+                    )  # fmt: skip
+
+
+def test_the_list_of_methods_that_can_be_stacked() -> None:
+    session = Session(memory=MemoryStates())
+    able = [
+        name
+        for name, row in METHODS.items()
+        if load_stacked(row.load_client_app()(session)) is not None
+    ]
+    assert able == sorted(STACKED)
+
+
+@pytest.mark.parametrize("method", STACKED)
+def test_three_rounds_equal_those_one_by_one(method: str) -> None:
+    compare(method, {})
+
+
+def test_all_nodes_can_be_contrasted() -> None:
+    compare("moon", {"moon": {"nodes": "all"}}, rounds=2)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "moon", "fedala"])
+def test_clients_with_few_training_nodes_equal_one_by_one(method: str) -> None:
+    settings = {
+        "split": "7/40/53",
+        "num_layers": 3,
+        "synthetic": {**SMALL["synthetic"], "nodes": 600, "degree": 1.5},
+    }
+    compare(method, settings, rounds=2)
+
+
+def test_receptive_fields_draw_the_same_masks() -> None:
+    settings = {
+        "split": "7/40/53",
+        "synthetic": {**SMALL["synthetic"], "nodes": 600, "degree": 1.5},
+    }
+    with stage("fedavg", "true", settings) as stacked:
+        stacked.replies(1)
+        entries = stacked.session.graphs._entries.values()
+        assert any(data.training.fields.get(2) is not None for data in entries)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "moon", "fedala"])
+def test_batches_of_methods_with_terms_equal_one_by_one(method: str) -> None:
+    compare(method, {"batch_size": 7}, rounds=2)
+
+
+@pytest.mark.parametrize("model", ["gamlp", "gin", "graphsage", "mlp", "sgc"])
+def test_every_backbone_equals_one_by_one(model: str) -> None:
+    compare("fedavg", {"model": model}, rounds=2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "sgd", "lr": 0.1},
+        {"optimizer": "adamw"},
+        {"optimizer_state": "reset"},
+        {"participation": 0.6},
+        {"batch_size": 7},
+        {"upload_clip": 1e6},
+        {"min_class_count": 3},
+        {"weight_by": "equal", "num_layers": 3, "local_epochs": 1},
+        {"absent_classes": "zero", "partition": "louvain"},
+        {"model": "gcn:linear"},
+    ],
+    ids=lambda settings: ",".join(f"{k}={v}" for k, v in settings.items()),
+)
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+def test_settings_equal_one_by_one(method: str, settings: dict[str, Any]) -> None:
+    compare(method, settings)
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(STACKED)))
+def test_other_methods_are_refused_or_run_one_by_one(
+    method: str, tmp_path: Path
+) -> None:
+    settings = {**shortened(method, SMALL), "clients": 3, "output_dir": str(tmp_path)}
+    with pytest.raises(ConfigError, match="only these methods have a stacked form"):
+        simulate(method, stacked=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"check_every": 1}, "check-every"), ({"setting": "graph"}, "whole graphs")],
+)
+def test_settings_that_cannot_be_stacked_are_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
+    values = {"method": "fedavg", "stacked": "true"}
+    if "setting" in settings:
+        values |= {"dataset": "tu:TINY", "partition": "uniform"}
+    flat = {key.replace("_", "-"): value for key, value in settings.items()}
+    with pytest.raises(ConfigError, match=reason):
+        refuse_unstackable(parse_config({**values, **flat}))
+
+
+def test_a_client_that_cannot_be_stacked_is_named() -> None:
+    with stage("fedavg", "true", {"model": "gat"}) as stacked:
+        stacked.strategy.loop.log = RoundLog(1)
+        sent = stacked.strategy.train_messages(1, [0, 1])
+        messages = stacked.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(stacked.grid, messages, timeout=60)
+    assert len(exchange.failures) == 2
+    assert "backbone gat has no stacked form" in exchange.failures[0].reason
+
+
+def test_the_other_engines_refuse_the_setting() -> None:
+    values = parse_config({"stacked": True}).flat()
+    with pytest.raises(ConfigError, match="its own process"):
+        run_server(None, values, engine="ray")  # type: ignore[arg-type]
+
+
+def test_a_diverging_client_fails_alone(tmp_path: Path) -> None:
+    # one client's features are too large for float32
+    with stage("fedavg", "true", {"optimizer": "sgd"}) as stacked:
+        entries = list(stacked.session.graphs._entries.values())
+        entries[1].training.inputs.x.mul_(1e30)
+        stacked.strategy.loop.log = RoundLog(1)
+        sent = stacked.strategy.train_messages(1, range(CLIENTS))
+        messages = stacked.strategy.messenger.by_receiver(sent)
+        exchange = send_receive(stacked.grid, messages, timeout=60)
+        failed = entries[1].place[0]
+        assert [f.partition_id for f in exchange.failures] == [failed]
+        assert "non-finite" in exchange.failures[0].reason
+        assert sorted(exchange.replies) == [k for k in range(CLIENTS) if k != failed]
+        assert failed not in stacked.states()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"evaluate": "both"},
+        {"participation": 0.4, "evaluate": "both"},
+        {"participation": 0.4, "eval_policy": "refresh"},
+        {"setting": "inductive"},
+        {
+            "setting": "few-shot",
+            "clients": 2,
+            "synthetic": {**SMALL["synthetic"], "nodes": 600},
+        },
+        {"min_replies": 2, "secure_aggregation": True},
+    ],
+    ids=lambda settings: ",".join(settings),
+)
+def test_runs_equal_runs_one_by_one(settings: dict[str, Any], tmp_path: Path) -> None:
+    runs = [
+        simulate(
+            "fedavg",
+            stacked=stacked,
+            output_dir=str(tmp_path / str(stacked)),
+            **{"clients": CLIENTS, **SMALL, **settings},
+        )
+        for stacked in (True, False)
+    ]
+    assert all(run.status == "completed" for run in runs)
+    stacked, alone = (numbers([*run.rounds, *run.clients]) for run in runs)
+    assert stacked.keys() == alone.keys()
+    for place, value in alone.items():
+        assert stacked[place] == pytest.approx(value, abs=1e-4, nan_ok=True), place
+
+
+def numbers(rows: Any, place: str = "") -> dict[str, Any]:
+    """Return all numbers of nested rows except times, by place."""
+    found: dict[str, Any] = {}
+    pairs = rows.items() if isinstance(rows, dict) else enumerate(rows)
+    for key, value in pairs:
+        if key == "seconds":
+            continue
+        if isinstance(value, dict | list):
+            found |= numbers(value, f"{place}/{key}")
+        elif not isinstance(value, str) and value is not None:
+            found[f"{place}/{key}"] = value
+    return found
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_a_stacked_run_resumes_from_its_checkpoint(
+    participation: float, tmp_path: Path
+) -> None:
+    settings = {
+        **SMALL,
+        "clients": CLIENTS,
+        "rounds": 5,
+        "checkpoint_every": 2,
+        "participation": participation,
+        "stacked": True,
+    }
+    whole = simulate("fedavg", **settings, output_dir=str(tmp_path))
+
+    def stop(row: Any) -> None:
+        if row["round"] == 4:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", **settings, run_dir=str(folder), on_round=stop)
+    assert comparable(resume(folder)) == comparable(whole)
+
+
+def test_auto_stacks_many_small_clients_only(monkeypatch: Any, tmp_path: Path) -> None:
+    seen: list[int] = []
+    train = Stacker._train_cohort
+
+    def counted(self: Any, app: Any, half: Any, opened: Any, **given: Any) -> Any:
+        seen.append(len(opened))
+        return train(self, app, half, opened, **given)
+
+    monkeypatch.setattr(Stacker, "_train_cohort", counted)
+    settings = {**SMALL, "rounds": 1, "output_dir": str(tmp_path)}
+    simulate("fedavg", clients=FEW - 1, **settings)
+    assert seen == []
+    simulate("fedavg", clients=FEW, **settings)
+    assert sum(seen) == FEW

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model
+from flower_fgl.nn.message_passing import GCN
+from flower_fgl.nn.sparse import lay_out_for_sparse
+from flower_fgl.nn.stacked import (
+    StackedInput,
+    can_stack,
+    pad_rows,
+    split_state,
+    stack_model,
+)
+
+MakeGraph = Callable[..., GraphInput]
+STACKED = ["gamlp", "gcn", "gin", "graphsage", "mlp", "sgc", "ssgc"]
+SIZES = (12, 5, 9, 1)
+
+
+def build(name: str, seed: int = 0, **changes: Any) -> Backbone:
+    sizes = {
+        "in_channels": 9,
+        "hidden_channels": 8,
+        "num_classes": 3,
+        "num_layers": 3,
+        "dropout": 0.5,
+    }
+    torch.manual_seed(seed)
+    return build_model(name, **(sizes | changes))
+
+
+def graphs(make_graph: MakeGraph, *, is_sparse: bool) -> list[GraphInput]:
+    return [
+        make_graph(num_nodes=size, num_edges=2 * size, is_sparse=is_sparse, seed=k,
+                   num_isolated=min(2, size - 1))
+        for k, size in enumerate(SIZES)
+    ]  # fmt: skip
+
+
+class PerClient:
+    """Uniform numbers of each client from its own generator, as in one-by-one training."""
+
+    def __init__(self) -> None:
+        self.generators = [
+            torch.Generator().manual_seed(100 + k) for k in range(len(SIZES))
+        ]
+
+    def __call__(self, h: Tensor) -> Tensor:
+        out = torch.zeros_like(h)
+        for k, (g, size) in enumerate(zip(self.generators, SIZES, strict=True)):
+            out[k, :size] = torch.rand(size, h.shape[2], generator=g)
+        return out
+
+
+def test_the_list_of_stackable_backbones() -> None:
+    assert [name for name in MODELS if can_stack(build(name))] == STACKED
+
+
+@pytest.mark.parametrize("is_linear", [False, True])
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("name", STACKED)
+def test_a_stack_equals_its_clients_one_by_one(
+    make_graph: MakeGraph, name: str, is_sparse: bool, is_linear: bool
+) -> None:
+    parts = graphs(make_graph, is_sparse=is_sparse)
+    models = [build(name, seed=k, has_linear_head=is_linear) for k in range(len(SIZES))]
+    if is_sparse:
+        for model in models:
+            lay_out_for_sparse(model, 9)
+    stacked = stack_model(
+        models[0], [m.state_dict() for m in models], len(models), PerClient()
+    )
+    whole = StackedInput(parts)
+    labels = [torch.arange(size) % 3 for size in SIZES]
+    target = pad_rows(labels, max(SIZES))
+    logits = stacked.train()(whole)
+    torch.where(
+        whole.real, F.cross_entropy(logits.mT, target, reduction="none"), 0
+    ).sum().backward()
+    weights = dict(stacked.named_parameters())
+    for k, (model, part, size) in enumerate(zip(models, parts, SIZES, strict=True)):
+        torch.manual_seed(100 + k)
+        alone = model.train()(part)
+        torch.testing.assert_close(logits[k, :size], alone, atol=1e-6, rtol=1e-5)
+        F.cross_entropy(alone, labels[k], reduction="sum").backward()
+        for key, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            found = weights[key].grad
+            assert found is not None
+            assert weights[key][k].stride() == parameter.stride()
+            torch.testing.assert_close(found[k], parameter.grad, atol=1e-5, rtol=1e-4)
+    stacked.eval()
+    with torch.inference_mode():
+        for k, (model, part, size) in enumerate(zip(models, parts, SIZES, strict=True)):
+            torch.testing.assert_close(
+                stacked(whole)[k, :size], model.eval()(part), atol=1e-6, rtol=1e-5
+            )
+
+
+def test_a_failing_client_leaves_the_others_alone(make_graph: MakeGraph) -> None:
+    parts = graphs(make_graph, is_sparse=False)
+    model = build("gcn")
+    states = [dict(model.state_dict()) for _ in parts]
+    states[1] = {name: torch.full_like(t, torch.nan) for name, t in states[1].items()}
+    stacked = stack_model(model, states, len(parts), PerClient()).eval()
+    logits = stacked(StackedInput(parts))
+    assert logits[1].isnan().all()
+    assert logits[[0, 2, 3]].isfinite().all()
+    logits[:, 0, 0].sum().backward()
+    grad = stacked.get_parameter("encoder.0.lin.weight").grad
+    assert grad is not None
+    assert grad[[0, 2, 3]].isfinite().all()
+
+
+def test_a_subclass_must_declare_that_it_stacks() -> None:
+    class Other(GCN):
+        def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+            return h
+
+    sizes = {"in_channels": 2, "hidden_channels": 4, "num_classes": 2, "num_layers": 2}
+    assert can_stack(GCN(**sizes, dropout=0.0))  # type: ignore[arg-type]
+    assert not can_stack(Other(**sizes, dropout=0.0))  # type: ignore[arg-type]
+    assert not can_stack(GCN(**sizes, dropout=0.0, readout=True))  # type: ignore[arg-type]
+
+
+def test_a_stack_refuses_edge_weights(make_graph: MakeGraph) -> None:
+    graph = make_graph()
+    weight = torch.ones(graph.edge_index.shape[1])
+    with pytest.raises(ValueError, match="edge weights"):
+        StackedInput([graph, graph.with_edges(graph.edge_index, weight)])
+
+
+def test_states_are_split_and_stacked_again() -> None:
+    states = [build("gin", seed=k).state_dict() for k in range(3)]
+    model = stack_model(build("gin"), states, 3, torch.rand_like)
+    for state, found in zip(states, split_state(model.state_dict(), 3), strict=True):
+        assert state.keys() == found.keys()
+        assert all(torch.equal(state[name], found[name]) for name in state)
+    shared = stack_model(build("gin"), states[1], 2, torch.rand_like)
+    for found in split_state(shared.state_dict(), 2):
+        assert all(torch.equal(states[1][name], found[name]) for name in found)
+    assert split_state({}, 2) == [{}, {}]
