@@ -71,6 +71,9 @@ class Fit:
         Parts of the training time that are reported separately.
     terms : mapping of str to float
         Terms of the loss and other numbers of the training, for the log.
+    logits : Tensor of shape (N, C), optional
+        Predictions of ``model``, without dropout, for all nodes (or graphs) of the
+        graph that it was trained on. The scores then need no further pass.
     """
 
     model: Backbone | None
@@ -78,6 +81,7 @@ class Fit:
     loss: float
     seconds: Mapping[str, float] = field(default_factory=dict)
     terms: Mapping[str, float] = field(default_factory=dict)
+    logits: Tensor | None = None
 
 
 class FglClientApp(ClientApp, ABC):
@@ -312,7 +316,7 @@ class FglClientApp(ClientApp, ABC):
         model = result.model
         if model is not None and settings["evaluate"]:
             clock = time.perf_counter()
-            scores["local"] = client.evaluate(model)
+            scores["local"] = client.evaluate(model, result.logits)
             seconds["evaluate"] = time.perf_counter() - clock
         if model is not None:
             trained = {n: t.detach() for n, t in model.state_dict().items()}

@@ -6,7 +6,7 @@ Wu et al., "Federated Prototype Graph Learning", arXiv 2504.09493.
 symbol                           argument or attribute
 ===============================  ==================================================
 f_k, g_k                         ``RecordingBackbone.embed``, ``.head``
-a_k                              ``NeighbourScorer``, kept in the client's state
+a_k                              ``Scorer``, kept in the client's state
 S_c^k                            ``annotation == c``
 N_c^h(v)                         ``Pairs`` of hop h with centre v
 P_{c,h}^k                        ``HopAverage(...)(embedding)[c, h]``
@@ -28,10 +28,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes.attention import NeighbourScorer
+from flower_fgl.algorithms.prototypes.attention import (
+    AdditiveScorer,
+    Scorer,
+    UnitRows,
+    deviation_from_uniform,
+)
 from flower_fgl.algorithms.prototypes.hop_neighbors import (
     Pairs,
     annotate,
@@ -41,10 +45,10 @@ from flower_fgl.algorithms.prototypes.hop_neighbors import (
 from flower_fgl.algorithms.prototypes.hop_prototypes import (
     HopAverage,
     add_noise,
-    largest_shares,
     node_distance,
     prototype_distance,
 )
+from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
 from flower_fgl.algorithms.prototypes.similar_graphs import similar_pairs
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedproto import PrototypeClientApp
@@ -90,6 +94,10 @@ class FedPGClientApp(PrototypeClientApp):
         """Return L + 1."""
         return int(client.config.method_config.hops) + 1
 
+    def starts_alone(self, client: Client) -> bool:
+        """Return whether ``fedpg.init`` is ``own``."""
+        return bool(client.config.method_config.init == "own")
+
     def fit(self, client: Client, server_round: int, download: Prototypes) -> Fit:
         """Train by Eq. (6), annotate, and compute prototypes by Eq. (2)."""
         method_config = client.config.method_config
@@ -101,7 +109,7 @@ class FedPGClientApp(PrototypeClientApp):
         with torch.no_grad():
             logits = model(client.data.inputs[0])
             annotation = self.annotation(client, logits)
-            embedding = unit_length(model.embedding)
+            embedding = model.embedding
             average = average_of(
                 client,
                 server_round,
@@ -109,21 +117,25 @@ class FedPGClientApp(PrototypeClientApp):
                 embed=lambda: embedding,
                 is_retrained=True,
             )
-            values = average(embedding, scorer)
+            unit = UnitRows(embedding)
+            weights = average.weights(unit, scorer)
+            values = average.combine(unit, weights)
         client.state.set_group("annotation", {"classes": annotation.float()})
+        terms = {}
         if scorer is not None:
             client.state.set_group("scorer", scorer.state_dict())
+            apart = deviation_from_uniform(weights[1:], average.hops[1:])
+            terms["attention-deviation"] = apart
         generator = torch_generator(
             client.config.seed, server_round, client.partition_id, "noise"
         )
         values = add_noise(values, share=method_config.noise_dims, generator=generator)
         counts, least = average.counts, client.config.min_class_count
         if least > 1:
-            share = largest_shares(average, embedding, annotation, scorer)
-            kept = share * least <= 1 + ROUNDING
+            kept = average.largest_shares(weights) * least <= 1 + ROUNDING
             values, counts = values * kept[..., None], counts * kept
         upload = LocalPrototypes(values.cpu(), counts.cpu())
-        return Fit(model.backbone, upload, loss)
+        return Fit(model.backbone, upload, loss, terms=terms, logits=logits)
 
     def annotation(self, client: Client, logits: Tensor | None) -> Tensor:
         """Return classes (N,): labels of training items, else predictions, else −1."""
@@ -145,7 +157,7 @@ class FedPGClientApp(PrototypeClientApp):
         client: Client,
         server_round: int,
         model: RecordingBackbone,
-        scorer: NeighbourScorer | None,
+        scorer: Scorer | None,
         download: Prototypes,
     ) -> Callable[[], Tensor] | None:
         """Return μ·L_proto of Eq. (6★); ``None`` if μ is 0 or there are no prototypes."""
@@ -167,9 +179,9 @@ class FedPGClientApp(PrototypeClientApp):
             client,
             drawn_in,
             annotation,
-            embed=lambda: unit_length(model.at_rest(inputs)),
+            embed=lambda: model.at_rest(inputs),
         )
-        current = unit_rows(client, model)
+        current = current_rows(client, model)
         target = download.values.to(client.device)
         present = download.present.to(client.device)
         if method_config.proto_loss == "node-mse":
@@ -196,24 +208,19 @@ class FedPGClientApp(PrototypeClientApp):
         )
 
 
-def unit_length(embedding: Tensor) -> Tensor:
-    """Normalise the embedding of each node or graph to unit length."""
-    return F.normalize(embedding, dim=-1)
-
-
-def unit_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
-    """Return a function that returns the current unit-length embeddings of all items."""
+def current_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
+    """Return a function that returns the current embeddings of all items."""
     training, config = client.data.training, client.config
     is_whole = len(training.index) == training.inputs.num_graphs
     if training.inputs.batch is None or (is_whole and not config.batch_size):
-        return lambda: unit_length(model.embedding)
+        return lambda: model.embedding
     # A step may embed only a part of the graphs: a mini-batch, or those with a label.
     # The others keep their last embedding, at first without dropout, without gradient.
-    table = unit_length(model.at_rest(training.inputs))
+    table = model.at_rest(training.inputs)
 
     def current() -> Tensor:
         nonlocal table
-        rows = unit_length(model.embedding)
+        rows = model.embedding
         if model.items is None:
             return rows
         out = table.index_copy(0, model.items, rows)
@@ -223,12 +230,16 @@ def unit_rows(client: Client, model: RecordingBackbone) -> Callable[[], Tensor]:
     return current
 
 
-def open_scorer(client: Client) -> NeighbourScorer:
+def open_scorer(client: Client) -> Scorer:
     """Return the client's attention a_k as trained so far."""
+    saved = client.state.group("scorer")
+    # an earlier version had the MLP only, and a resumed client continues with it
+    is_mlp = client.config.method_config.scorer == "mlp" or "hidden.weight" in saved
+    kind = NeighbourScorer if is_mlp else AdditiveScorer
     with seeded(client.seed(0, "scorer")):
-        scorer = NeighbourScorer(client.config.hidden_channels).to(client.device)
-    load_state(scorer, client.state.group("scorer"))
-    return scorer
+        scorer: Scorer = kind(client.config.hidden_channels)
+    load_state(scorer, saved)
+    return scorer.to(client.device)
 
 
 def rings_of(client: Client) -> list[Pairs]:

@@ -66,7 +66,8 @@ class PrototypeClientApp(FglClientApp):
 
     Notes
     -----
-    1. All clients of one backbone start from the same weights.
+    1. All clients of one backbone start from the same weights, unless
+       :meth:`starts_alone` says otherwise.
     """
 
     down = Prototypes
@@ -76,6 +77,10 @@ class PrototypeClientApp(FglClientApp):
         """Return the number of prototypes per class."""
         return 1
 
+    def starts_alone(self, client: Client) -> bool:
+        """Return whether the initial weights are the client's own."""
+        return False
+
     def download_spec(self, client: Client) -> tuple[int, int, int]:
         """Return (C, H, p): at most one prototype of each class and hop."""
         classes = client.data.num_classes
@@ -84,7 +89,11 @@ class PrototypeClientApp(FglClientApp):
     def personal_model(self, client: Client, download: Prototypes) -> Backbone:
         """Return the model trained last, or the initial one before the first training."""
         own = super().personal_model(client, download)
-        return own if own is not None else client.build_model(initialise=True)
+        if own is not None:
+            return own
+        return client.build_model(
+            initialise=True, own_weights=self.starts_alone(client)
+        )
 
 
 class FedProtoClientApp(PrototypeClientApp):

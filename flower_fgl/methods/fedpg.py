@@ -82,6 +82,12 @@ class FedPGSettings:
         "whether Eq. (5) personalizes the prototypes; false: all clients get the "
         "universal ones",
     )
+    init: str = option(
+        "shared",
+        "initial weights: the same on all clients of one backbone (shared), or drawn by "
+        "each client (own)",
+        choices="shared own",
+    )
     mu: float = option(0.03, "μ, weight of the prototype loss in Eq. (6)", ge=0)
     mu_warmup: int = option(
         0,
@@ -133,6 +139,12 @@ class FedPGSettings:
     )
     attention: bool = option(
         True, "whether Eq. (2) weights neighbours by attention; false: equal weights"
+    )
+    scorer: str = option(
+        "additive",
+        "attention of Eq. (2): a sum of scores of neighbour, centre and the neighbours' "
+        "mean (additive), or an MLP of the three (mlp)",
+        choices="additive mlp",
     )
     annotation: str = option(
         "train+pseudo",

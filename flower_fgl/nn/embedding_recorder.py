@@ -36,6 +36,12 @@ class RecordingBackbone(Backbone):
         self.embedding: Tensor
         self.items: Tensor | None = None
 
+    @property
+    def undecayed(self) -> list[nn.Parameter]:
+        """Parameters of both modules that have no weight decay."""
+        parts = (self.backbone, self.extra)
+        return [p for part in parts for p in getattr(part, "undecayed", ())]
+
     def embed(self, graph: GraphInput) -> Tensor:
         """Return and keep the penultimate representation of each node or graph."""
         self.embedding = self.backbone.embed(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ __all__ = [
     "csr_matrix",
     "index_sum",
     "lay_out_for_sparse",
+    "sum_segments",
 ]
 
 INT32_MAX = 2**31 - 1
@@ -74,14 +76,24 @@ def _csr(
     """Build a CSR tensor with int32 indices if they suffice, else int64."""
     narrow = max(*shape, value.numel()) <= INT32_MAX
     index = torch.int32 if narrow else torch.int64
+    _pass_beta_warning()
+    return torch.sparse_csr_tensor(
+        start.to(index), column.to(index), value, shape, check_invariants=False
+    )
+
+
+@cache
+def _pass_beta_warning() -> None:
+    """Build a first CSR tensor, without the warning that torch gives once per process.
+
+    The warning says that CSR is in beta; users cannot act on that. A filter around each
+    tensor would take ten times as long as the tensor.
+    """
     with warnings.catch_warnings():
-        # torch warns once per process that CSR is in beta; users cannot act on that
         warnings.filterwarnings(
             "ignore", message="Sparse CSR tensor support is in beta"
         )
-        return torch.sparse_csr_tensor(
-            start.to(index), column.to(index), value, shape, check_invariants=False
-        )
+        torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 
 class SparseOperator:
@@ -245,6 +257,30 @@ def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
         Zero in rows that no index names.
     """
     return values.new_zeros((size, *values.shape[1:])).index_add(0, index, values)
+
+
+def sum_segments(values: Tensor, start: Tensor) -> Tensor:
+    """Add up consecutive groups of numbers, without gradient.
+
+    Parameters
+    ----------
+    values : Tensor of shape (n,), float
+        The numbers.
+    start : Tensor of shape (M + 1,), int64
+        First number of each group, and n; groups may be empty.
+
+    Returns
+    -------
+    Tensor of shape (M,)
+
+    Notes
+    -----
+    1. A CSR matrix of one column times 1 takes half the time of
+       ``torch.segment_reduce`` on a CPU.
+    """
+    column = torch.zeros(len(values), dtype=torch.int32, device=values.device)
+    matrix = _csr(start, column, values, (len(start) - 1, 1))
+    return torch.mv(matrix, values.new_ones(1))
 
 
 def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:

@@ -38,6 +38,8 @@ from flower_fgl.algorithms.prototypes.universal import (
     class_spread,
     contrastive_loss,
     draw_context,
+    fused_share,
+    fusion_sets,
     personalise_prototypes,
     topology_loss,
 )
@@ -74,6 +76,8 @@ class FedPG(FglStrategy):
        last upload. Its own last upload does not affect other clients' prototypes.
     3. A client gets prototypes of the classes and hops that it uploaded last; before its
        first upload it gets none.
+    4. The number ``fused-pairs`` of a round is the share of pairs of clients in which
+       Eq. (5) blends the second client's prototype into the first one's.
     """
 
     down = Prototypes
@@ -115,14 +119,18 @@ class FedPG(FglStrategy):
         values, counts = stack_uploads(self.latest)
         present = counts > 0
         if method_config.personalized:
+            threshold = method_config.threshold
+            is_fresh = torch.tensor([pid in uploads for pid in self.latest])
             made = personalise_prototypes(
                 universal,
                 values,
                 counts,
                 alpha=method_config.alpha,
-                threshold=method_config.threshold,
-                is_fresh=torch.tensor([pid in uploads for pid in self.latest]),
+                threshold=threshold,
+                is_fresh=is_fresh,
             )
+            sets = fusion_sets(values, threshold=threshold, is_fresh=is_fresh)
+            self.log(**{"fused-pairs": fused_share(sets, present)})
         else:
             made = universal * present[..., None]
         self.personal = {

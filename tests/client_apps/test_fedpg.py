@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flower_fgl import simulate
+from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
 from flower_fgl.client_apps.fedpg import FedPGClientApp, open_scorer
 from flower_fgl.client_apps.fedproto import FedProtoClientApp, class_distance
 from flower_fgl.client_apps.runtime.client import Client
@@ -138,7 +139,7 @@ def test_the_prototype_term_has_a_gradient(settings: dict[str, Any]) -> None:
     assert sum(float(g.abs().sum()) for g in grads) > 0
     assert all(p.grad is None for p in model.backbone.classifier.parameters())
     if not settings:
-        assert model.extra.out.weight.grad.abs().sum() > 0
+        assert model.extra.weight.grad.abs().sum() > 0
 
 
 def test_the_prototype_term_is_proportional_to_its_weight() -> None:
@@ -176,10 +177,72 @@ def test_attention_is_trained_and_kept() -> None:
     two_rounds(client, FedPGClientApp())
     kept = client.state.group("scorer")
     assert set(kept) == set(fresh)
-    assert kept["out.weight"].abs().sum() > 0  # it starts at zero
-    assert torch.equal(
-        open_scorer(client).state_dict()["out.weight"], kept["out.weight"]
+    assert kept["weight"].abs().sum() > 0  # it starts at zero
+    assert torch.equal(open_scorer(client).state_dict()["weight"], kept["weight"])
+
+
+@pytest.mark.parametrize("scorer", ["additive", "mlp"])
+def test_weight_decay_does_not_switch_the_attention_off(scorer: str) -> None:
+    client, app = make_client(scorer=scorer), FedPGClientApp()
+    download = no_prototypes(app.download_spec(client))
+    deviations = []
+    for server_round in range(1, 31):
+        fit = app.fit(client, server_round, download)
+        client.state.set_group("model", dict(fit.model.state_dict()))
+        client.state.values["round"] = server_round
+        deviations.append(fit.terms["attention-deviation"])
+        download = answer(fit.upload)
+    assert deviations[0] == 0  # round 1 has no prototype term
+    assert deviations[-1] > 0.05
+    assert make_client(attention=False).config.method_config.attention is False
+
+
+def test_without_attention_no_deviation_is_logged() -> None:
+    client, app = make_client(attention=False), FedPGClientApp()
+    fit = app.fit(client, 1, no_prototypes(app.download_spec(client)))
+    assert fit.terms == {}
+
+
+def test_a_client_with_the_attention_of_an_earlier_version_keeps_it() -> None:
+    client = make_client(scorer="mlp")
+    two_rounds(client, FedPGClientApp())
+    other = make_client()
+    other.state = client.state
+    scorer = open_scorer(other)
+    assert isinstance(scorer, NeighbourScorer)
+    kept = client.state.group("scorer")
+    assert torch.equal(scorer.out.weight, kept["out.weight"])
+    two_rounds(other, FedPGClientApp())
+
+
+@pytest.mark.parametrize("init", ["shared", "own"])
+def test_clients_start_from_shared_or_own_weights(init: str) -> None:
+    app, models = FedPGClientApp(), []
+    for partition_id in (0, 1):
+        alone = make_client(init=init)
+        client = replace(alone, partition_id=partition_id, num_partitions=2)
+        model = app.personal_model(client, no_prototypes(app.download_spec(client)))
+        again = app.personal_model(client, no_prototypes(app.download_spec(client)))
+        for p, q in zip(model.parameters(), again.parameters(), strict=True):
+            assert torch.equal(p, q)
+        models.append(model)
+    weights = [model.encoder.state_dict() for model in models]
+    is_same = all(
+        torch.equal(weights[0][name], weights[1][name]) for name in weights[0]
     )
+    assert is_same == (init == "shared")
+
+
+def test_scores_from_the_logits_of_the_training_equal_those_of_another_pass() -> None:
+    client, app = make_client(), FedPGClientApp()
+    fit = app.fit(client, 1, no_prototypes(app.download_spec(client)))
+    assert fit.logits is not None
+    known, passed = client.evaluate(fit.model, fit.logits), client.evaluate(fit.model)
+    assert known == passed
+    assert known["val"].num_nodes > 0
+    # the given logits are used, not computed again
+    wrong = client.evaluate(fit.model, -fit.logits)
+    assert wrong["val"] != passed["val"]
 
 
 def test_rings_are_computed_once() -> None:

@@ -15,6 +15,7 @@ from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.prototypes import LocalPrototypes
 from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.rounds.round_log import RoundLog
 
 C, H, P = 3, 3, 8
 
@@ -28,6 +29,7 @@ def server(method: str = "fedpg", **settings: Any) -> Any:
         }
     )
     strategy = METHODS[method].load_strategy()(config)
+    strategy.loop.log = RoundLog(1)
     strategy.federation = SimpleNamespace(num_classes=C)  # type: ignore[assignment]
     strategy.prepare()
     return strategy
@@ -159,6 +161,18 @@ def test_a_class_without_any_upload_is_never_sent(method: str) -> None:
     got = strategy.download(2, 0)
     assert got.present.any(dim=1).tolist() == [True, False, True]
     assert bool(got.values.isfinite().all())
+
+
+def test_each_round_logs_the_share_of_fused_pairs(small: dict[str, Any]) -> None:
+    shares = {}
+    for threshold in (-1.0, 0.8, 1.0):
+        run = simulate("fedpg", **small, fedpg={"threshold": threshold})
+        shares[threshold] = [row["numbers"]["fused-pairs"] for row in run.rounds]
+    assert shares[-1.0] == [1.0, 1.0]
+    assert all(0 <= share <= 1 for share in shares[0.8])
+    assert sum(shares[1.0]) < 0.5
+    run = simulate("fedpg", **small, fedpg={"personalized": False})
+    assert all("numbers" not in row for row in run.rounds)
 
 
 class Listener:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +10,96 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
+from flower_fgl.nn.sparse import sum_segments
 
-__all__ = ["NeighbourScorer", "segment_softmax"]
+__all__ = [
+    "AdditiveScorer",
+    "Scorer",
+    "UnitRows",
+    "deviation_from_uniform",
+    "segment_softmax",
+]
 
 NEGATIVE_SLOPE = 0.2
-BLOCK = 4096
-"""Pairs computed at once: 1 MiB at width 64, which stays in a core's cache."""
+SPREAD = 60.0
+"""Largest difference of scores for which one maximum serves all softmaxes: e^−60 is far
+above the smallest float32."""
+TINY = 1e-12
+
+
+class UnitRows:
+    """The rows of a matrix, normalised to unit length in its products.
+
+    Parameters
+    ----------
+    rows : Tensor of shape (N, p), float
+        x, of any length; may require grad.
+
+    Notes
+    -----
+    1. Equal to products with ``torch.nn.functional.normalize(rows)``. That takes several
+       matrices of the size of x for the gradient; here the lengths scale the other
+       factor.
+    """
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        length = torch.linalg.vector_norm(rows.detach(), dim=1)
+        self.scale = length.clamp_(min=TINY).reciprocal_()  # (N,)
+
+    def normalised(self) -> Tensor:
+        """Return the unit rows, (N, p)."""
+        return F.normalize(self.rows, dim=1)
+
+    def sum(self, table: Tensor) -> Tensor:
+        """Sum the unit rows with weights (K, N); return (K, p)."""
+        out: Tensor = _UnitSum.apply(  # type: ignore[no-untyped-call]
+            table, self.rows, self.scale
+        )
+        return out
+
+    def project(self, weight: Tensor) -> Tensor:
+        """Multiply each unit row and vectors (m, p); return (m, N)."""
+        out: Tensor = _UnitProjection.apply(  # type: ignore[no-untyped-call]
+            weight, self.rows, self.scale
+        )
+        return out
+
+
+class _UnitSum(torch.autograd.Function):
+    """``T y``, y the unit rows; with g the gradient for y, x has (g − y (y · g)) / ‖x‖."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
+        scaled = table * scale
+        ctx.save_for_backward(scaled, rows, scale)
+        return scaled @ rows
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        scaled, rows, scale = ctx.saved_tensors
+        to_table = (grad @ rows.T).mul_(scale)
+        along = (scaled * to_table).sum(0).mul_(scale)  # (y · g) / ‖x‖²
+        to_rows = (scaled.T @ grad).addcmul_(rows, along[:, None], value=-1)
+        return to_table, to_rows, None
+
+
+class _UnitProjection(torch.autograd.Function):
+    """``W yᵀ``, y the unit rows."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, rows: Tensor, scale: Tensor) -> Tensor:
+        out = (weight @ rows.T).mul_(scale)
+        ctx.save_for_backward(weight, rows, scale, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, rows, scale, out = ctx.saved_tensors
+        scaled = grad * scale
+        along = (scaled * out).sum(0).mul_(scale)
+        to_rows = (scaled.T @ weight).addcmul_(rows, along[:, None], value=-1)
+        return scaled @ rows, to_rows, None
 
 
 def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tensor:
@@ -43,11 +126,42 @@ def segment_softmax(scores: Tensor, segment: Tensor, num_segments: int) -> Tenso
     return weight / total.index_select(0, segment)
 
 
-class NeighbourScorer(nn.Module):
-    """The attention a_k of FedPG Eq. (2★).
+class Scorer(nn.Module):
+    """Base of the attentions a_k of FedPG Eq. (2★).
 
-    Scores neighbour u of centre v by an MLP of
-    ``[f(x_u) ‖ f(x_v) ‖ mean of f over the neighbours of v]``.
+    Notes
+    -----
+    1. No weight decay: the gradient of the attention is small, and decay would keep all
+       weights equal (5e-8 from uniform after 30 rounds).
+    """
+
+    @property
+    def undecayed(self) -> list[nn.Parameter]:
+        """Parameters without weight decay: all."""
+        return list(self.parameters())
+
+    def forward(self, embedding: UnitRows, hops: Sequence[Pairs]) -> list[Tensor]:
+        """Weight the neighbours of each node.
+
+        Parameters
+        ----------
+        embedding : UnitRows of shape (N, p)
+            f.
+        hops : sequence of Pairs
+            Pairs of each hop.
+
+        Returns
+        -------
+        list of Tensor of shape (E,)
+            Weight of each pair of each hop; sums to 1 over the pairs of a centre.
+        """
+        raise NotImplementedError
+
+
+class AdditiveScorer(Scorer):
+    """Attention by a sum of scores.
+
+    ``w_vu ∝ exp(LeakyReLU(s₁·f(x_u) + s₂·f(x_v) + s₃·mean of f over v's neighbours))``.
 
     Parameters
     ----------
@@ -56,105 +170,100 @@ class NeighbourScorer(nn.Module):
 
     Notes
     -----
-    1. The paper feeds all neighbours into one MLP, whose width would depend on the
-       node. Here the mean replaces them.
-    2. The first layer is applied once per node and summed per pair, which is
-       equivalent. The last layer starts at 0: all neighbours have equal initial
-       weights.
+    1. Eq. (2) prints e^δ(E) with activation δ and E an MLP of all neighbours, which is
+       the attention of GAMLP, δ(s·[x ‖ E]). The MLP's width would depend on the node:
+       here one linear layer reads the neighbour, the centre and the neighbours' mean.
+    2. δ is applied to the score, as printed; in ``mlp_attention.NeighbourScorer`` it is
+       applied inside the MLP.
+    3. All scores start at 0: all neighbours have equal initial weights.
+    4. A score is a sum of three numbers per node. A pair therefore costs a few
+       operations, and not p.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.hidden = nn.Linear(3 * width, width)
-        self.out = nn.Linear(width, 1, bias=False)
-        nn.init.zeros_(self.out.weight)
+        self.weight = nn.Parameter(torch.zeros(3, width))
 
-    def forward(self, embedding: Tensor, mean: Tensor, pairs: Pairs) -> Tensor:
-        """Score each pair.
-
-        Parameters
-        ----------
-        embedding, mean : Tensor of shape (N, p), float32
-            f, and its mean over each node's neighbours.
-        pairs : Pairs
-            E pairs.
-
-        Returns
-        -------
-        Tensor of shape (E,)
-        """
-        neighbour, centre, context = self.hidden.weight.chunk(3, dim=1)
-        of_centre = F.linear(embedding, centre, self.hidden.bias)
-        of_centre = of_centre + F.linear(mean, context)
-        of_neighbour = F.linear(embedding, neighbour)
-        scores: Tensor = _PairScore.apply(  # type: ignore[no-untyped-call]
-            of_neighbour, of_centre, self.out.weight[0], pairs
-        )
-        return scores
+    def forward(self, embedding: UnitRows, hops: Sequence[Pairs]) -> list[Tensor]:
+        """Weight the neighbours of each node, see :meth:`Scorer.forward`."""
+        neighbour, centre, context = embedding.project(self.weight)  # (N,) each
+        return [
+            _AdditiveSoftmax.apply(  # type: ignore[no-untyped-call]
+                neighbour, centre, context, pairs
+            )
+            for pairs in hops
+        ]
 
 
-class _PairScore(torch.autograd.Function):
-    """Compute ``w · LeakyReLU(a_u + b_v)`` for each pair (v, u), block by block."""
+class _AdditiveSoftmax(torch.autograd.Function):
+    """``softmax_u LeakyReLU(a_u + b_v + mean_u' c_u')`` for each pair (v, u)."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-        ctx.save_for_backward(a, b, weight)
+    def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor, pairs: Pairs) -> Tensor:
+        start, to_pairs = pairs.start(len(a)), pairs.neighbour
+        number = start.diff().clamp(min=1)
+        shift = b + sum_segments(c.index_select(0, to_pairs), start) / number
+        scores = a.index_select(0, to_pairs)
+        scores += shift.index_select(0, pairs.centre)
+        scores = F.leaky_relu_(scores, NEGATIVE_SLOPE)
+        slope = (scores > 0).to(a.dtype).mul_(1 - NEGATIVE_SLOPE).add_(NEGATIVE_SLOPE)
+        weight = _softmax(scores, pairs, start)
+        ctx.save_for_backward(weight, slope, number)
         ctx.pairs = pairs
-        scores = a.new_empty(len(pairs.centre))
-        both, rows = torch.cat([b, a]), _rows(pairs, len(a))
-        for place, _ in _blocks(pairs, len(a)):
-            hidden = F.embedding_bag(rows[place], both, mode="sum")
-            torch.mv(F.leaky_relu_(hidden, NEGATIVE_SLOPE), weight, out=scores[place])
-        return scores
+        return weight
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Recomputing the sums a_u + b_v costs less than memory for all pairs. With D_v
-        # the sum of a node's gradients where a_u + b_v is positive, and G_v the sum of
-        # all, the gradient for b_v is w · (0.2 G_v + 0.8 D_v); likewise for a_u.
-        a, b, weight = ctx.saved_tensors
-        swapped, order = ctx.pairs.reverse()
-        to_b = _slopes(grad, b, a, ctx.pairs)
-        to_a = _slopes(grad.index_select(0, order), a, b, swapped)
-        to_weight = (a * to_a).sum(0) + (b * to_b).sum(0)
-        return to_a * weight, to_b * weight, to_weight, None
-
-
-def _blocks(pairs: Pairs, num_nodes: int) -> Iterator[tuple[slice, slice]]:
-    """Split pairs into blocks of whole centres; yield positions and centres of each."""
-    start = pairs.start(num_nodes)
-    size = len(pairs.centre)
-    edges = torch.arange(0, size, BLOCK, device=start.device)
-    nodes = torch.searchsorted(start, edges, right=True) - 1
-    # a centre with more than BLOCK pairs gets its own block
-    found = nodes.unique()  # type: ignore[no-untyped-call]
-    nodes = torch.cat([found, found.new_tensor([num_nodes])])
-    places = start[nodes].tolist()
-    for node, place in zip(pairwise(nodes.tolist()), pairwise(places), strict=True):
-        if place[0] < place[1]:
-            yield slice(*place), slice(*node)
-
-
-def _rows(pairs: Pairs, num_nodes: int) -> Tensor:
-    """Return the two rows of ``[own; other]`` that each pair adds, (E, 2)."""
-    return torch.stack([pairs.centre, pairs.neighbour + num_nodes], dim=1)
-
-
-def _slopes(grad: Tensor, own: Tensor, other: Tensor, pairs: Pairs) -> Tensor:
-    """Sum gradient times the slope of LeakyReLU over each centre's pairs, (N, p)."""
-    size = len(own)
-    start = pairs.start(size)
-    out = torch.zeros_like(own)
-    both, rows = torch.cat([own, other]), _rows(pairs, size)
-    for place, nodes in _blocks(pairs, size):
-        is_up = F.embedding_bag(rows[place], both, mode="sum").gt_(0)
-        local = torch.arange(len(is_up), device=start.device)
-        out[nodes] = F.embedding_bag(
-            local,
-            is_up,
-            start[nodes] - place.start,
-            mode="sum",
-            per_sample_weights=grad[place],
+        weight, slope, number = ctx.saved_tensors
+        pairs, size = ctx.pairs, len(number)
+        start = pairs.start(size)
+        mean = sum_segments(weight * grad, start)
+        inner = grad - mean.index_select(0, pairs.centre)
+        inner.mul_(weight).mul_(slope)  # gradient for each a_u + b_v + mean
+        to_centre = sum_segments(inner, start)
+        spread = (to_centre / number).index_select(0, pairs.centre)
+        zero = inner.new_zeros(size)
+        return (
+            zero.scatter_add(0, pairs.neighbour, inner),
+            to_centre,
+            zero.scatter_add(0, pairs.neighbour, spread),
+            None,
         )
-    total = grad.new_zeros(size).index_add(0, pairs.centre, grad)
-    return out.mul_(1 - NEGATIVE_SLOPE) + NEGATIVE_SLOPE * total[:, None]
+
+
+def _softmax(scores: Tensor, pairs: Pairs, start: Tensor) -> Tensor:
+    """Normalise scores over the pairs of each centre."""
+    if not len(scores):
+        return scores
+    low, high = scores.aminmax()
+    if not bool(high - low <= SPREAD):
+        return segment_softmax(scores, pairs.centre, len(start) - 1)
+    weight = (scores - high).exp_()
+    total = sum_segments(weight, start)
+    return weight.mul_(total.reciprocal_().index_select(0, pairs.centre))
+
+
+def deviation_from_uniform(weights: Sequence[Tensor], hops: Sequence[Pairs]) -> float:
+    """Measure how far attention is from equal weights.
+
+    Parameters
+    ----------
+    weights : sequence of Tensor of shape (E,), float
+        w_vu of each hop.
+    hops : sequence of Pairs
+        Their pairs.
+
+    Returns
+    -------
+    float
+        Mean of ``|w_vu · n_v − 1|`` over the pairs of centres with n_v > 1 neighbours;
+        0 without such pairs.
+    """
+    total, number = 0.0, 0
+    for weight, pairs in zip(weights, hops, strict=True):
+        count = torch.bincount(pairs.centre)
+        # with one neighbour the weight is 1, and adds nothing
+        apart = weight * count.index_select(0, pairs.centre) - 1
+        total += float(apart.abs_().sum())
+        number += int(count[count > 1].sum())
+    return total / number if number else 0.0

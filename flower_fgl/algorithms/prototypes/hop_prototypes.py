@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes.attention import NeighbourScorer, segment_softmax
+from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
 from flower_fgl.nn import SparseOperator
 
@@ -16,12 +16,14 @@ __all__ = [
     "HopAverage",
     "add_noise",
     "class_means",
-    "largest_shares",
     "node_distance",
     "prototype_distance",
 ]
 
 TINY = 1e-12
+MOST_DENSE_ROWS = 64
+"""Rows of the table of equal weights, C · (L + 1), up to which a dense product is faster
+than a sparse one."""
 
 
 class HopAverage:
@@ -45,6 +47,8 @@ class HopAverage:
     1. The paper divides by the number of neighbours as well as by the softmax. Here
        only the softmax is kept, so that hop 0 is the class mean of Eq. (1).
     2. ``counts`` holds |V|, of shape (C, L + 1), int64; 0 marks a missing prototype.
+    3. All weights of a class and hop form a row over the nodes: prototypes are the product
+       of this table and the embeddings. Without attention it is constant.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class HopAverage:
         self.num_classes = num_classes
         self._degree = []
         self._place = []
-        self._mean: dict[int, SparseOperator] = {}
+        self._uniform: Tensor | SparseOperator | None = None
         counts = []
         size = len(annotation)
         for pairs in hops:
@@ -68,46 +72,72 @@ class HopAverage:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in bytes; a matrix takes 8 bytes per entry and direction."""
+        """Memory in bytes."""
         tensors = sum(t.nbytes for t in (*self._degree, *self._place, self.counts))
-        matrices = sum(2 * 8 * len(self.hops[hop].centre) for hop in self._mean)
-        return tensors + matrices + sum(pairs.num_bytes for pairs in self.hops)
+        if isinstance(self._uniform, Tensor):
+            tensors += self._uniform.nbytes
+        elif self._uniform is not None:
+            tensors += 2 * 8 * self._uniform.matrix.values().numel()
+        return tensors + sum(pairs.num_bytes for pairs in self.hops)
 
-    def weights(
-        self, embedding: Tensor, hop: int, scorer: NeighbourScorer | None
-    ) -> Tensor:
-        """Return w_vu of each pair of a hop, of shape (E,); uniform without scorer."""
-        pairs = self.hops[hop]
-        if scorer is None or hop == 0:
-            share: Tensor = (1 / self._degree[hop]).index_select(0, pairs.centre)
-            return share
-        mean = self._mean_operator(hop).matmul(embedding)
-        scores = scorer(embedding, mean, pairs)
-        return segment_softmax(scores, pairs.centre, len(embedding))
+    def weights(self, embedding: UnitRows, scorer: Scorer | None) -> list[Tensor]:
+        """Return w_vu of each pair, (E,) for each hop; uniform at hop 0."""
+        if scorer is None:
+            return [self._equal_weights(hop) for hop in range(len(self.hops))]
+        return [self._equal_weights(0), *scorer(embedding, self.hops[1:])]
 
-    def _mean_operator(self, hop: int) -> SparseOperator:
-        """Return the matrix (N, N) that averages over each node's neighbours."""
-        if hop not in self._mean:
-            pairs, size = self.hops[hop], len(self._degree[hop])
-            share = (1 / self._degree[hop]).index_select(0, pairs.centre)
-            swapped, order = pairs.reverse()
-            self._mean[hop] = SparseOperator.from_sorted(
-                (pairs.start(size), pairs.neighbour, share),
-                (swapped.start(size), swapped.neighbour, share[order]),
-                (size, size),
-            )
-        return self._mean[hop]
+    def _equal_weights(self, hop: int) -> Tensor:
+        """Return 1/n_v for each pair of a hop, (E,)."""
+        share = 1 / self._degree[hop]
+        return share.index_select(0, self.hops[hop].centre)
 
-    def __call__(
-        self, embedding: Tensor, scorer: NeighbourScorer | None = None
-    ) -> Tensor:
+    def _table(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the weight of each node in each prototype, (C · (L + 1), N)."""
+        size = len(self._degree[0])
+        rows = []
+        for weight, place in zip(weights, self._place, strict=True):
+            flat = weight.new_zeros(self.num_classes * size)
+            rows.append(flat.index_add(0, place, weight).view(-1, size))
+        table = torch.stack(rows, dim=1) / self.counts[..., None].clamp(min=1)
+        return table.view(-1, size)
+
+    @torch.no_grad()
+    def largest_shares(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the largest weight of a single node in each prototype.
+
+        A prototype of many centres may still be the embedding of one hub: in a star of
+        five leaves the hub has the weight 5/6.
+
+        Parameters
+        ----------
+        weights : sequence of Tensor
+            Result of :meth:`weights`.
+
+        Returns
+        -------
+        Tensor of shape (C, L + 1), float32
+            In [0, 1], 0 for a missing prototype. A value of at most 1/m means that at
+            least m distinct nodes stand behind the prototype, none of them with a larger
+            weight.
+        """
+        table = self._table(weights)
+        if not table.shape[1]:
+            return table.new_zeros(self.counts.shape)
+        return table.amax(dim=1).view(self.counts.shape)
+
+    def combine(self, embedding: UnitRows, weights: Sequence[Tensor]) -> Tensor:
+        """Average embeddings with the result of :meth:`weights`, see :meth:`__call__`."""
+        made = embedding.sum(self._table(weights))
+        return made.view(*self.counts.shape, -1)
+
+    def __call__(self, embedding: Tensor, scorer: Scorer | None = None) -> Tensor:
         """Average embeddings, Eq. (2★).
 
         Parameters
         ----------
         embedding : Tensor of shape (N, p), float32
-            f(x), unit length along ``p``.
-        scorer : NeighbourScorer, optional
+            f(x), of any length: rows are normalised to unit length.
+        scorer : Scorer, optional
             By default all neighbours of a node have equal weights.
 
         Returns
@@ -115,56 +145,19 @@ class HopAverage:
         Tensor of shape (C, L + 1, p), float32
             Zero where ``counts == 0``.
         """
-        size = len(embedding)
-        out = []
-        for hop, place in enumerate(self._place):
-            weight = self.weights(embedding, hop, scorer)
-            flat = embedding.new_zeros(self.num_classes * size)
-            table = flat.index_add(0, place, weight).view(self.num_classes, size)
-            centres = self.counts[:, hop, None].clamp(min=1)
-            out.append(table @ embedding / centres)
-        return torch.stack(out, dim=1)
-
-
-@torch.no_grad()
-def largest_shares(
-    average: HopAverage,
-    embedding: Tensor,
-    annotation: Tensor,
-    scorer: NeighbourScorer | None = None,
-) -> Tensor:
-    """Return the largest weight of a single node in each prototype of Eq. (2★).
-
-    A prototype of many centres may still be the embedding of one hub: in a star of five
-    leaves the hub has the weight 5/6.
-
-    Parameters
-    ----------
-    average : HopAverage
-        The prototypes of C classes and H hops.
-    embedding : Tensor of shape (N, p), float32
-        f(x).
-    annotation : Tensor of shape (N,), int64
-        Class of each node, as given to ``average``.
-    scorer : NeighbourScorer, optional
-        By default all neighbours of a node have equal weights.
-
-    Returns
-    -------
-    Tensor of shape (C, H), float32
-        In [0, 1], 0 for a missing prototype. A value of at most 1/m means that at least
-        m distinct nodes stand behind the prototype, none of them with a larger weight.
-    """
-    size, classes = len(embedding), average.num_classes
-    shares = torch.zeros_like(average.counts, dtype=torch.float32)
-    for hop, pairs in enumerate(average.hops):
-        weight = average.weights(embedding, hop, scorer)
-        place = annotation[pairs.centre] * size + pairs.neighbour
-        table = embedding.new_zeros(classes * size).index_add(0, place, weight)
-        centres = average.counts[:, hop].clamp(min=1)
-        if size:
-            shares[:, hop] = table.view(classes, size).amax(dim=1) / centres
-    return shares
+        unit = UnitRows(embedding)
+        if scorer is not None:
+            return self.combine(unit, self.weights(unit, scorer))
+        if self._uniform is None:
+            table = self._table(self.weights(unit, None))
+            self._uniform = table
+            if len(table) > MOST_DENSE_ROWS:
+                self._uniform = SparseOperator(table.to_sparse_csr())
+        if isinstance(self._uniform, Tensor):
+            made = unit.sum(self._uniform)
+        else:
+            made = self._uniform.matmul(unit.normalised())
+        return made.view(*self.counts.shape, -1)
 
 
 def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
@@ -12,6 +14,8 @@ __all__ = [
     "class_spread",
     "contrastive_loss",
     "draw_context",
+    "fused_share",
+    "fusion_sets",
     "mean_prototypes",
     "personalise_prototypes",
     "topology_loss",
@@ -267,6 +271,53 @@ def mean_prototypes(uploads: Tensor, counts: Tensor) -> Tensor:
     return torch.einsum("kch,kchp->chp", weight, uploads)
 
 
+def fusion_sets(
+    uploads: Tensor, *, threshold: float, is_fresh: Tensor | None = None
+) -> Tensor:
+    """Find the clients whose prototypes each client blends, Ṡ_i of FedPG Eq. (5).
+
+    Parameters
+    ----------
+    uploads, threshold, is_fresh
+        As in :func:`personalise_prototypes`.
+
+    Returns
+    -------
+    Tensor of shape (K, K, C, H), bool
+        Entry (i, j, c, h): whether client i uses the prototype of client j. A client
+        always uses its own.
+    """
+    unit = F.normalize(uploads, dim=-1)
+    similar = torch.einsum("ichp,jchp->ijch", unit, unit) >= threshold
+    if is_fresh is not None:
+        similar &= is_fresh[None, :, None, None]
+    itself = torch.eye(len(uploads), dtype=torch.bool)
+    similar |= itself[:, :, None, None]  # rounding may put cos(i, i) just below 1
+    return similar
+
+
+def fused_share(sets: Tensor, present: Tensor) -> float:
+    """Measure how often Eq. (5) uses another client's prototype.
+
+    Parameters
+    ----------
+    sets : Tensor of shape (K, K, C, H), bool
+        Result of :func:`fusion_sets`.
+    present : Tensor of shape (K, C, H), bool
+        Which prototypes exist.
+
+    Returns
+    -------
+    float
+        Share of the pairs of two clients that both have a prototype of one class and
+        hop in which the first uses the second's; NaN without such a pair.
+    """
+    both = present[:, None] & present  # (K, K, C, H)
+    both &= ~torch.eye(len(present), dtype=torch.bool)[:, :, None, None]
+    number = int(both.sum())
+    return int((sets & both).sum()) / number if number else math.nan
+
+
 def personalise_prototypes(
     universal: Tensor,
     uploads: Tensor,
@@ -316,12 +367,7 @@ def personalise_prototypes(
             "counts must be (clients, classes, hops) = "
             f"{tuple(uploads.shape[:-1])} as in uploads, got {tuple(counts.shape)}."
         )
-    unit = F.normalize(uploads, dim=-1)
-    similar = torch.einsum("ichp,jchp->ijch", unit, unit) >= threshold
-    if is_fresh is not None:
-        similar &= is_fresh[None, :, None, None]
-    itself = torch.eye(len(uploads), dtype=torch.bool)
-    similar |= itself[:, :, None, None]  # rounding may put cos(i, i) just below 1
+    similar = fusion_sets(uploads, threshold=threshold, is_fresh=is_fresh)
     weight = similar * counts  # (K, K, C, H), zero where client j uploaded nothing
     weight = weight / weight.sum(dim=1, keepdim=True).clamp(min=1)
     mixture = torch.einsum("ijch,jchp->ichp", weight, uploads)

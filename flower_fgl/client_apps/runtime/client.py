@@ -85,7 +85,11 @@ class Client:
         return derive_seed(self.config.seed, server_round, self.partition_id, purpose)
 
     def build_model(
-        self, *, initialise: bool = False, num_outputs: int | None = None
+        self,
+        *,
+        initialise: bool = False,
+        num_outputs: int | None = None,
+        own_weights: bool = False,
     ) -> Backbone:
         """Build the client's backbone.
 
@@ -96,12 +100,15 @@ class Client:
             Otherwise the caller must overwrite the weights.
         num_outputs : int, optional
             Width of the output; by default the number of classes.
+        own_weights : bool
+            Whether the initial weights are the client's own.
         """
         config, name = self.config, self.model_name
         sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)
         if not initialise and (name, *sizes) in self.data.templates:
             return cast(Backbone, deepcopy(self.data.templates[name, *sizes]))
-        with seeded(derive_seed(config.seed, 0, SERVER, "init")):
+        drawn_for = self.partition_id if own_weights else SERVER
+        with seeded(derive_seed(config.seed, 0, drawn_for, "init")):
             model = build_model(
                 name,
                 in_channels=self.data.graph.num_features,
@@ -266,12 +273,26 @@ class Client:
         return hits / total if total else math.nan
 
     @torch.inference_mode()
-    def evaluate(self, model: Backbone) -> dict[str, Scores]:
+    def evaluate(
+        self, model: Backbone, known_logits: Tensor | None = None
+    ) -> dict[str, Scores]:
         """Score a model on every column: ``val``, ``test`` and those of the setting.
 
         Graph classification adds the area under the ROC curve. The few-shot setting adds
         the column ``test_masked``: the test nodes, scored over the client's own classes
         only.
+
+        Parameters
+        ----------
+        model : Backbone
+            The network; ends in evaluation mode.
+        known_logits : Tensor of shape (N, C), optional
+            Its predictions for the training graph, if they are known.
+
+        Returns
+        -------
+        dict of str to Scores
+            Scores by column.
         """
         model.eval()
         data = self.data
@@ -285,7 +306,9 @@ class Client:
             data.inputs, data.labels, data.columns, strict=True
         ):
             names = [name for name in masks if data.sizes[name]]
-            if names:
+            if names and known_logits is not None and inputs is data.inputs[0]:
+                logits = known_logits
+            elif names:
                 wanted = torch.stack([masks[name] for name in names]).any(0)
                 logits = model.predict(inputs, wanted)
             for name in names:

@@ -7,8 +7,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes import attention
-from flower_fgl.algorithms.prototypes.attention import NeighbourScorer, segment_softmax
+from flower_fgl.algorithms.prototypes import attention, hop_prototypes, mlp_attention
+from flower_fgl.algorithms.prototypes.attention import (
+    AdditiveScorer,
+    Scorer,
+    UnitRows,
+    deviation_from_uniform,
+    segment_softmax,
+)
 from flower_fgl.algorithms.prototypes.hop_neighbors import (
     Pairs,
     ring_pairs,
@@ -18,10 +24,10 @@ from flower_fgl.algorithms.prototypes.hop_prototypes import (
     HopAverage,
     add_noise,
     class_means,
-    largest_shares,
     node_distance,
     prototype_distance,
 )
+from flower_fgl.algorithms.prototypes.mlp_attention import NeighbourScorer
 
 N, C, P, L = 24, 3, 5, 2
 
@@ -42,10 +48,10 @@ def embedding(generator: torch.Generator) -> Tensor:
     return F.normalize(torch.randn(N, P, generator=generator), dim=-1)
 
 
-@pytest.fixture
-def scorer(generator: torch.Generator) -> NeighbourScorer:
+@pytest.fixture(params=[AdditiveScorer, NeighbourScorer])
+def scorer(request: pytest.FixtureRequest, generator: torch.Generator) -> Scorer:
     """Attention that is not uniform."""
-    made = NeighbourScorer(P)
+    made: Scorer = request.param(P)
     for parameter in made.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator)
     return made
@@ -61,10 +67,20 @@ def chosen(edge_index: Tensor, annotation: Tensor) -> list[Pairs]:
     )
 
 
+def slow_score(scorer: Scorer, f_u: Tensor, f_v: Tensor, mean: Tensor) -> Tensor:
+    """The score of one neighbour u of centre v."""
+    if isinstance(scorer, NeighbourScorer):
+        hidden = scorer.hidden(torch.cat([f_u, f_v, mean]))
+        return scorer.out(F.leaky_relu(hidden, 0.2))[0]
+    s = scorer.weight
+    return F.leaky_relu(s[0] @ f_u + s[1] @ f_v + s[2] @ mean, 0.2)
+
+
 def slow_prototypes(
-    hops: list[Pairs], annotation: Tensor, f: Tensor, scorer: NeighbourScorer | None
+    hops: list[Pairs], annotation: Tensor, x: Tensor, scorer: Scorer | None
 ) -> tuple[Tensor, Tensor]:
     """Eq. (2★) with loops over classes, hops, centres and neighbours."""
+    f = F.normalize(x, dim=-1)
     out, counts = torch.zeros(C, L + 1, P), torch.zeros(C, L + 1, dtype=torch.int64)
     for c in range(C):
         for h, pairs in enumerate(hops):
@@ -76,14 +92,7 @@ def slow_prototypes(
                 scores = [torch.zeros(())] * len(around)
                 if scorer is not None and h:
                     mean = sum(f[u] for u in around) / len(around)
-                    scores = [
-                        scorer.out(
-                            F.leaky_relu(
-                                scorer.hidden(torch.cat([f[u], f[v], mean])), 0.2
-                            )
-                        )[0]
-                        for u in around
-                    ]
+                    scores = [slow_score(scorer, f[u], f[v], mean) for u in around]
                 total = sum(score.exp() for score in scores)
                 for u, score in zip(around, scores, strict=True):
                     out[c, h] += score.exp() / total * f[u]
@@ -95,7 +104,7 @@ def test_prototypes_are_those_of_a_slow_loop(
     graph: Tensor,
     annotation: Tensor,
     embedding: Tensor,
-    scorer: NeighbourScorer,
+    scorer: Scorer,
     attention: bool,
 ) -> None:
     hops = chosen(graph, annotation)
@@ -112,17 +121,17 @@ def test_attention_has_the_gradient_of_the_slow_loop(
     graph: Tensor,
     annotation: Tensor,
     embedding: Tensor,
-    scorer: NeighbourScorer,
+    scorer: Scorer,
     monkeypatch: pytest.MonkeyPatch,
     block: int,
 ) -> None:
-    monkeypatch.setattr(attention, "BLOCK", block)
+    monkeypatch.setattr(mlp_attention, "BLOCK", block)
     hops = chosen(graph, annotation)
     average = HopAverage(hops, annotation, C)
     factor = torch.linspace(-1, 1, C * (L + 1) * P).view(C, L + 1, P)
     grads = []
     for is_slow in (False, True):
-        f = embedding.clone().requires_grad_()
+        f = (3 * embedding).requires_grad_()
         scorer.zero_grad()
         if is_slow:
             made, _ = slow_prototypes(hops, annotation, f, scorer)
@@ -136,26 +145,95 @@ def test_attention_has_the_gradient_of_the_slow_loop(
 
 
 def test_attention_passes_a_numerical_check_of_its_gradient(
-    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
+    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: Scorer
 ) -> None:
     average = HopAverage(chosen(graph, annotation), annotation, C)
     scorer.double()
 
-    def scores(f: Tensor) -> Tensor:
-        pairs = average.hops[2]
-        return scorer(f, f.flip(0), pairs)
+    def weights(f: Tensor) -> Tensor:
+        if isinstance(scorer, NeighbourScorer):
+            return scorer.scores(f, f.flip(0), average.hops[2])
+        return scorer(UnitRows(f), average.hops[2:])[0]
 
-    f = embedding.double().requires_grad_()
-    assert torch.autograd.gradcheck(scores, (f,))
+    f = (3 * embedding.double()).requires_grad_()
+    assert torch.autograd.gradcheck(weights, (f,))
+
+
+@pytest.mark.parametrize("spread", [60.0, 0.0])
+def test_scores_far_apart_give_the_same_weights(
+    graph: Tensor,
+    annotation: Tensor,
+    embedding: Tensor,
+    spread: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "SPREAD", spread)
+    scorer = AdditiveScorer(P)
+    scorer.weight.data[0] = 500 * torch.linspace(-1, 1, P)
+    hops = chosen(graph, annotation)
+    average = HopAverage(hops, annotation, C)
+    made = average(embedding, scorer)
+    want, _ = slow_prototypes(hops, annotation, embedding.double(), scorer.double())
+    torch.testing.assert_close(made, want.float(), atol=1e-5, rtol=1e-4)
+
+
+def test_products_of_unit_rows_are_those_of_normalised_rows(
+    generator: torch.Generator,
+) -> None:
+    table = torch.randn(4, N, generator=generator, dtype=torch.float64)
+    weight = torch.randn(3, P, generator=generator, dtype=torch.float64)
+    rows = torch.randn(N, P, generator=generator, dtype=torch.float64)
+    rows[3] = 0
+    unit = F.normalize(rows, dim=1)
+    torch.testing.assert_close(UnitRows(rows).sum(table), table @ unit)
+    torch.testing.assert_close(UnitRows(rows).project(weight), weight @ unit.T)
+    leaves = [t.requires_grad_() for t in (rows[4:].clone(), table[:, 4:], weight)]
+
+    def products(x: Tensor, t: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return UnitRows(x).sum(t), UnitRows(x).project(w)
+
+    assert torch.autograd.gradcheck(products, leaves)
+
+
+def test_the_deviation_from_uniform_is_that_of_the_definition() -> None:
+    # node 0 has three neighbours, node 2 one
+    pairs = Pairs(torch.tensor([0, 0, 0, 2]), torch.tensor([1, 2, 3, 0]))
+    weight = torch.tensor([0.5, 0.3, 0.2, 1.0])
+    # |1.5 − 1| + |0.9 − 1| + |0.6 − 1| = 1.0, over three pairs
+    found = deviation_from_uniform([weight, weight], [pairs, pairs])
+    assert found == pytest.approx(1 / 3)
+    empty = Pairs(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    assert deviation_from_uniform([torch.empty(0)], [empty]) == 0
+
+
+def test_a_table_with_many_rows_is_sparse_and_equal(
+    graph: Tensor,
+    annotation: Tensor,
+    embedding: Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+    for most in (64, 0):
+        monkeypatch.setattr(hop_prototypes, "MOST_DENSE_ROWS", most)
+        average = HopAverage(chosen(graph, annotation), annotation, C)
+        f = (3 * embedding).requires_grad_()
+        out = average(f)
+        (out * torch.linspace(-1, 1, P)).sum().backward()
+        made.append((out.detach(), f.grad, average.num_bytes))
+    (dense, to_dense, bytes_dense), (sparse, to_sparse, bytes_sparse) = made
+    torch.testing.assert_close(dense, sparse)
+    torch.testing.assert_close(to_dense, to_sparse)
+    assert bytes_dense > bytes_sparse > 0
 
 
 def test_attention_sums_to_one_over_each_neighbourhood(
-    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
+    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: Scorer
 ) -> None:
     hops = chosen(graph, annotation)
     average = HopAverage(hops, annotation, C)
+    weights = average.weights(UnitRows(embedding), scorer)
     for h in (1, 2):
-        weight = average.weights(embedding, h, scorer)
+        weight = weights[h]
         assert weight.shape == hops[h].centre.shape
         total = torch.zeros(N).index_add(0, hops[h].centre, weight.detach())
         own = total[hops[h].centre.unique()]
@@ -166,12 +244,15 @@ def test_initial_attention_is_the_plain_mean(
     graph: Tensor, annotation: Tensor, embedding: Tensor
 ) -> None:
     average = HopAverage(chosen(graph, annotation), annotation, C)
+    torch.testing.assert_close(
+        average(embedding, AdditiveScorer(P)), average(embedding)
+    )
     scored = average(embedding, NeighbourScorer(P))
     torch.testing.assert_close(scored, average(embedding))
 
 
 def test_hop_zero_is_the_class_mean(
-    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: NeighbourScorer
+    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer: Scorer
 ) -> None:
     made = HopAverage(chosen(graph, annotation), annotation, C)(embedding, scorer)
     has = annotation >= 0
@@ -185,7 +266,7 @@ def test_renumbering_nodes_does_not_change_the_prototypes(
     graph: Tensor,
     annotation: Tensor,
     embedding: Tensor,
-    scorer: NeighbourScorer,
+    scorer: Scorer,
     generator: torch.Generator,
 ) -> None:
     new = torch.randperm(N, generator=generator)  # new name of each node
@@ -214,7 +295,7 @@ def test_empty_rings_give_no_prototype_and_finite_gradients() -> None:
         chosen(torch.empty(2, 0, dtype=torch.int64), annotation), annotation, C
     )
     f = torch.randn(3, P, requires_grad=True)
-    made = average(f, NeighbourScorer(P))
+    made = average(f, AdditiveScorer(P))
     target = torch.ones(C, L + 1, P)
     present = average.counts > 0
     assert int(present.sum()) == 1
@@ -243,10 +324,11 @@ def test_the_prototype_term_is_a_sum_of_norms() -> None:
     assert float(nothing) == 0
 
 
+@pytest.mark.parametrize("scorer_type", [AdditiveScorer, NeighbourScorer])
 def test_the_prototype_term_has_gradients_for_embeddings_and_attention(
-    graph: Tensor, annotation: Tensor, embedding: Tensor
+    graph: Tensor, annotation: Tensor, embedding: Tensor, scorer_type: type[Scorer]
 ) -> None:
-    scorer = NeighbourScorer(P)
+    scorer = scorer_type(P)
     f = embedding.clone().requires_grad_()
     average = HopAverage(chosen(graph, annotation), annotation, C)
     present = average.counts > 0
@@ -255,7 +337,8 @@ def test_the_prototype_term_has_gradients_for_embeddings_and_attention(
     )
     loss.backward()
     assert f.grad.abs().sum() > 0
-    assert scorer.out.weight.grad.abs().sum() > 0
+    grads = [p.grad for p in scorer.parameters() if p.grad is not None]
+    assert sum(float(g.abs().sum()) for g in grads) > 0
 
 
 def test_the_gradient_is_zero_where_prototypes_equal_their_targets() -> None:
@@ -309,7 +392,7 @@ def test_a_hub_has_five_sixths_of_a_star() -> None:
     star = torch.cat([edges, edges.flip(0)], dim=1)
     annotation = torch.zeros(6, dtype=torch.int64)
     average = HopAverage(chosen(star, annotation), annotation, 1)
-    shares = largest_shares(average, torch.eye(6), annotation)
+    shares = average.largest_shares(average.weights(UnitRows(torch.eye(6)), None))
     # hop 1: five centres give the hub weight 1, the hub gives each leaf 1/5
     assert average.counts.tolist() == [[6, 6, 5]]
     torch.testing.assert_close(shares, torch.tensor([[1 / 6, 5 / 6, 1 / 5]]))
@@ -322,9 +405,10 @@ def test_largest_shares_agree_with_a_loop(
 ) -> None:
     average = HopAverage(chosen(graph, annotation), annotation, C)
     for attention_of in (None, scorer):
-        shares = largest_shares(average, embedding, annotation, attention_of)
+        found = average.weights(UnitRows(embedding), attention_of)
+        shares = average.largest_shares(found)
         for hop, pairs in enumerate(average.hops):
-            weights = average.weights(embedding, hop, attention_of).detach()
+            weights = found[hop].detach()
             for c in range(C):
                 total: dict[int, float] = {}
                 for v, u, w in zip(

@@ -14,6 +14,8 @@ from flower_fgl.algorithms.prototypes.universal import (
     class_spread,
     contrastive_loss,
     draw_context,
+    fused_share,
+    fusion_sets,
     mean_prototypes,
     personalise_prototypes,
     topology_loss,
@@ -355,3 +357,18 @@ def test_table_and_network_both_learn(universal: Tensor, uploads: Tensor) -> Non
     for parameter in made.parameters():
         assert parameter.grad is not None
         assert parameter.grad.abs().sum() > 0
+
+
+def test_the_fused_share_counts_pairs_of_two_clients_that_have_the_prototype() -> None:
+    # one class, one hop; clients 0 and 1 are 30° apart, client 2 is orthogonal to 0
+    values = torch.tensor([[1.0, 0.0], [3**0.5, 1.0], [0.0, 2.0], [1.0, 0.0]])
+    uploads = values[:, None, None]
+    present = torch.tensor([True, True, True, False])[:, None, None]
+    sets = fusion_sets(uploads, threshold=0.8)
+    # of the pairs of 0, 1 and 2, (0, 1) and (1, 0) have cosine 0.87
+    assert fused_share(sets, present) == pytest.approx(2 / 6)
+    stale = fusion_sets(
+        uploads, threshold=0.8, is_fresh=torch.tensor([False, True, True, True])
+    )
+    assert fused_share(stale, present) == pytest.approx(1 / 6)
+    assert math.isnan(fused_share(sets[:1, :1], present[:1]))
