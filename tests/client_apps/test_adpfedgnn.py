@@ -353,7 +353,11 @@ def test_a_larger_weight_lowers_the_mutual_information() -> None:
     for lambda_mi in (0.0, 3.0):
         # a quick estimator: one that knows nothing yet bounds by 0
         client = make_client(
-            lambda_mi=lambda_mi, q=1.0, network_lr=0.01, general={"dropout": 0.0}
+            lambda_mi=lambda_mi,
+            q=1.0,
+            network_lr=0.01,
+            overlap="allowed",
+            general={"dropout": 0.0},
         )
         run_rounds(client, 25)
         found.append(float(client.state.values["mutual-information"]))
