@@ -69,7 +69,9 @@ class ADPFedGNNClientApp(FglClientApp):
        starts from the global weights; a local mask of ones would discard them.
     2. Mask scores use gradients with respect to the effective weights θ ⊙ M. With respect
        to θ, a masked-out weight would have no gradient and would stay masked out.
-    3. The two masks may overlap; the overlap is logged.
+    3. The paper does not say whether the two masks may overlap. By default the local mask
+       excludes the weights of the global mask (``adpfedgnn.overlap``). The shares of
+       weights in both and in no mask are logged.
     4. The paper does not say which neighbours a prediction uses. Training draws actions by
        Eq. (2), so a prediction weights each neighbour by its probability. Taking the better
        action alone would drop whole neighbourhoods because of differences that are noise.
@@ -102,7 +104,7 @@ class ADPFedGNNClientApp(FglClientApp):
             {name: t.detach().cpu() for name, t in networks.state_dict().items()},
             int(client.weight),
         )
-        return Fit(net, upload, loss, training.seconds)
+        return Fit(net, upload, loss, training.seconds, training.numbers())
 
     def refresh_masks(
         self,
@@ -122,14 +124,15 @@ class ADPFedGNNClientApp(FglClientApp):
             return
         of_global, of_local = training.gradients
         direction = (received - before["weights"]).to(client.device)
-        net.local_mask = per_tensor(
-            partial(local_mask, share=method_config.q), net.shapes, of_local
-        )
         net.global_mask = per_tensor(
             partial(global_mask, share=method_config.q, score=method_config.mask_score),
             net.shapes,
             of_global,
             direction,
+        )
+        taken = [net.global_mask] if method_config.overlap == "excluded" else []
+        net.local_mask = per_tensor(
+            partial(local_mask, share=method_config.q), net.shapes, of_local, *taken
         )
 
     def personal_model(

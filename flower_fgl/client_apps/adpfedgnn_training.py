@@ -85,6 +85,7 @@ class LocalTraining:
         if client.config.optimizer_state == "keep":
             for group, module, optimizer in self._optimizers():
                 restore_optimizer(module, optimizer, client.state.group(group))
+            self._forget_unused()
         self.draws = self._generator("neighbours")
         self.order = self._generator("batches")
         self.agent: NeighbourAgent | None = None
@@ -111,6 +112,16 @@ class LocalTraining:
         yield "optimizer", self.net.backbone, self.optimizer
         if self.learners is not None:
             yield "network-optimizer", self.networks, self.learners
+
+    @torch.no_grad()
+    def _forget_unused(self) -> None:
+        """Zero the moments of weights in no mask; without gradient these then rest."""
+        used = self.net.global_mask | self.net.local_mask
+        parts = vector_to_state(used, self.net.shapes)
+        for name, weight in self.net.backbone.named_parameters():
+            for value in self.optimizer.state.get(weight, {}).values():
+                if isinstance(value, Tensor) and value.shape == weight.shape:
+                    value.mul_(parts[name])
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -248,6 +259,8 @@ class LocalTraining:
         1. A weight outside both masks has no gradient but that of the decay. Adam divides
            by the size of the gradient. With the decay inside the gradient, any λ_reg moves
            such weights by the whole learning rate and erases them in a few steps.
+        2. A weight that leaves both masks would move on by its moments of former rounds.
+           These are zero from the next round on, so it moves by the decay only.
         """
         parts = vector_to_state(gradient, self.net.shapes)
         decay = 2 * self.method_config.lambda_reg
@@ -272,14 +285,21 @@ class LocalTraining:
                 state.set_group(group, optimizer_tensors(module, optimizer))
         if self.agent is not None:
             state.set_group("agent", self.agent.memory())
-        numbers = {
-            "kept": mean_of(self.agent.rates if self.agent else []),
-            "mutual-information": mean_of(self._bounds),
-            "in-both-masks": share(self.net.global_mask & self.net.local_mask),
-            "in-no-mask": share(~(self.net.global_mask | self.net.local_mask)),
-        }
+        numbers = self.numbers()
         state.values |= numbers
         log.info("Client %s: %s", self.client.partition_id, numbers)
+
+    def numbers(self) -> dict[str, float]:
+        """Return statistics of masks, mutual information and agent, for the log."""
+        both, agent = (self.net.global_mask, self.net.local_mask), self.agent
+        return {
+            "kept": mean_of(agent.rates if agent else []),
+            "keep-spread": mean_of(agent.spreads if agent else []),
+            "distinct-rewards": float(agent.distinct_rewards() if agent else 0),
+            "mutual-information": mean_of(self._bounds),
+            "in-both-masks": share(both[0] & both[1]),
+            "in-no-mask": share(~(both[0] | both[1])),
+        }
 
 
 def mean_of(values: list[float]) -> float:

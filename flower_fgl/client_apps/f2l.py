@@ -44,9 +44,27 @@ INNER_LR = 0.1
 
 
 class F2LNetwork(RecordingBackbone):
-    """Store the last embeddings and logits of the client model for the episodes."""
+    """Store the last embeddings and logits of the client model for the episodes.
+
+    Notes
+    -----
+    1. With ``part``, the receptive field of all training nodes, training computes only
+       this part of the graph.
+    """
 
     logits: Tensor
+    part: GraphInput | None = None
+    is_part = False
+
+    @property
+    def reach(self) -> int | None:
+        """The backbone's number of layers that read neighbours."""
+        return None if self.part is None else self.backbone.reach
+
+    def embed(self, graph: GraphInput) -> Tensor:
+        """Return and keep the penultimate representation of each node or graph."""
+        self.is_part = self.part is not None and graph is self.part
+        return super().embed(graph)
 
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Return and store the logits of the classifier of all classes."""
@@ -82,6 +100,10 @@ class F2LClientApp(FglClientApp):
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train by all losses, then adapt for prediction."""
         network = assemble_model(client, download)
+        size = client.config.batch_size
+        if not size or size >= len(client.data.training.index):
+            # episodes draw from all training nodes, a batch has only some of them
+            network.part = client.data.training.part_for(network.backbone)
         penalty = self.penalty(client, server_round, network)
         loss = client.train(network, server_round, penalty=penalty)
         module = adaptation_of(network)
@@ -108,9 +130,13 @@ class F2LClientApp(FglClientApp):
         )
 
         def episodes_loss() -> Tensor:
-            h, labels = labelled_embeddings(network, data)
-            logits = network.logits.detach()
-            teacher = logits[data.index] if network.items is None else logits
+            teacher = network.logits.detach()
+            if network.is_part:
+                h, labels = network.embedding, data.labels
+            else:
+                h, labels = labelled_embeddings(network, data)
+                if network.items is None:
+                    teacher = teacher[data.index]
             drawn = draw_episodes(
                 labels,
                 client.data.num_classes,
@@ -190,8 +216,12 @@ def adapt_for_prediction(
     num_classes = client.data.num_classes
     listed, order = data.labels.sort(stable=True)
     order = order[ranks_in_class(listed, num_classes) < method_config.support]
+    part = data.part_for(backbone)
     with torch.no_grad():
-        support = backbone.embed(data.inputs)[data.index[order]]
+        if part is not None:
+            support = backbone.embed(part)[order]
+        else:
+            support = backbone.embed(data.inputs)[data.index[order]]
     labels = data.labels[order]
     classes = torch.bincount(labels, minlength=num_classes) > 0
     start = {n: t.detach().requires_grad_() for n, t in module.named_parameters()}

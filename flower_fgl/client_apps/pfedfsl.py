@@ -6,10 +6,9 @@ Zhao et al., "Personalized Federated Few-Shot Learning", IEEE TNNLS 2024.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes.nearest_mean import NearestMean
+from flower_fgl.algorithms.prototypes.nearest_mean import NearestMean, held_out_loss
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
@@ -31,8 +30,10 @@ class PFedFSLClientApp(FglClientApp):
     2. The loss is the cross-entropy of −‖h_u − μ_c‖ / 0.1 over the client's own classes,
        with h of unit length. It pulls nodes towards the mean of their class and away from
        the others. With only one class it is 0.
-    3. Candidates and the trained model are evaluated by that loss, without dropout, on the
-       client's few training nodes; validation nodes are not used.
+    3. Candidates and the trained model are evaluated without dropout on the client's few
+       training nodes; validation nodes are not used. Every node is once the query, and the
+       other nodes of its class are the support. A node that is part of its class mean is
+       close to it in every model, and the mixing weights are then almost equal.
     """
 
     down = CandidateModels
@@ -46,12 +47,14 @@ class PFedFSLClientApp(FglClientApp):
     def assemble(self, client: Client) -> NearestMean:
         """Build the client's model; its weights are to be overwritten."""
         data = client.data.training
+        network = client.build_model(num_outputs=client.config.hidden_channels)
         return NearestMean(
-            client.build_model(num_outputs=client.config.hidden_channels),
+            network,
             data.inputs,
             data.index,
             data.labels,
             client.data.num_classes,
+            data.part_for(network),
         )
 
     def fit(self, client: Client, server_round: int, download: CandidateModels) -> Fit:
@@ -82,8 +85,8 @@ class PFedFSLClientApp(FglClientApp):
 
 
 @torch.no_grad()
-def loss_of(client: Client, model: Backbone) -> Tensor:
-    """Return the loss () of a model on the client's training nodes."""
+def loss_of(client: Client, model: NearestMean) -> Tensor:
+    """Return the loss () of a model on the client's training nodes, each held out once."""
     model.eval()
-    data = client.data.training
-    return F.cross_entropy(data.logits(model, data.index), data.labels)
+    labels = client.data.training.labels
+    return held_out_loss(model.embed_training(), labels, client.data.num_classes)

@@ -38,7 +38,7 @@ from flower_fgl.datasets.partition.partition import (
     partition_key,
 )
 from flower_fgl.datasets.sources.load import cache_folder, data_folder
-from flower_fgl.datasets.transforms.canonical import quiet_csr
+from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
 __all__ = ["ClientStore", "StoreIndex", "open_store"]
@@ -223,6 +223,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     """Return a folder name with a hash of everything its content depends on."""
     key = {
         "format": FORMAT,
+        "sparse_below": SPARSE_BELOW,
         "data_dir": _resolved(data_folder(config.data_dir)),
         "partition": partition_key(
             config.partition,

@@ -76,6 +76,13 @@ class ADPFedGNNSettings:
         "direction: their product, or the negative absolute difference",
         choices="product neg-abs-diff",
     )
+    overlap: str = option(
+        "excluded",
+        "whether a weight may be in both masks: the local mask selects among the weights "
+        "outside the global mask, which are fewer than q if q is above 0.5 (excluded), or "
+        "among all (allowed)",
+        choices="excluded allowed",
+    )
     masked_agg: str = option(
         "per-position",
         "divisor of each entry in Eq. (14): the weights of the clients that share the "
@@ -125,7 +132,19 @@ class ADPFedGNNSettings:
         choices="batch round",
     )
     reward_window: int = option(10, "number of former losses in Eq. (3)", ge=1)
+    reward_norm: str = option(
+        "running",
+        "scale of the rewards: divided by their running standard deviation (running), or "
+        "as in Eq. (3) (none)",
+        choices="running none",
+    )
     buffer: int = option(10_000, "capacity of the replay buffer in steps", ge=1)
+    steps_per_batch: int = option(
+        256,
+        "steps of a batch that the replay buffer stores, drawn at random; all steps of a "
+        "batch have one reward; 0: all",
+        ge=0,
+    )
     network_lr: float = option(
         1e-3,
         "learning rate (Adam) of the agent and the mutual-information estimator",

@@ -64,6 +64,11 @@ class FedLogSettings:
         "without the node as in the published code (neighbor)",
         choices="full neighbor",
     )
+    second_silu: bool = option(
+        True,
+        "whether MLP_trans of Eq. (8) has a SiLU between its last two linear maps; "
+        "false: Linear, SiLU, Linear, Linear, as in the paper",
+    )
     lg: bool = option(
         True,
         "whether clients also learn from the global synthetic nodes (local "

@@ -20,6 +20,12 @@ class PFedFSLSettings:
     candidates: int = option(
         3, "q, models of other clients that a client evaluates per round; 0: none", ge=0
     )
+    tau: float = option(
+        1.0,
+        "τ in the mixing weights softmax(−loss / τ); a small value selects the model with "
+        "the smallest loss",
+        gt=0,
+    )
 
 
 METHOD = Method(

@@ -84,6 +84,7 @@ def build_network(
         alpha=method_config.alpha_fixed if method_config.alpha_fixed >= 0 else None,
         updates=method_config.classifier_update,
         neighbours_only=method_config.msg_input == "neighbor",
+        second_silu=method_config.second_silu,
     )
 
 

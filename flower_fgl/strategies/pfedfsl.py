@@ -22,20 +22,22 @@ from flower_fgl.strategies.fedavg import common_model, draw_model
 __all__ = ["PFedFSL", "mixing_weights"]
 
 
-def mixing_weights(losses: Tensor) -> Tensor:
-    """Weight models by their losses, ``softmax(−loss)``.
+def mixing_weights(losses: Tensor, tau: float = 1.0) -> Tensor:
+    """Weight models by their losses, ``softmax(−loss / τ)``.
 
     Parameters
     ----------
     losses : Tensor of shape (1 + m,), float32
         Losses of the client's own model and of m candidates on the client's data.
+    tau : float, positive
+        τ; a small value selects the model with the smallest loss.
 
     Returns
     -------
     Tensor of shape (1 + m,)
         Positive, with sum 1.
     """
-    return torch.softmax(-losses, dim=0)
+    return torch.softmax(-losses / tau, dim=0)
 
 
 class PFedFSL(FglStrategy):
@@ -48,6 +50,9 @@ class PFedFSL(FglStrategy):
     2. The client's own model is in the mixture, with its own loss. A mixture of the
        candidates alone would lose the client's training of the round.
     3. The mixture uses each candidate as it was when the client evaluated it.
+    4. A round's log has the clients' mean weight of their own model (``own_weight``) and
+       of the heaviest candidate (``heaviest_candidate``). Both are 1 / (1 + m) if all m
+       candidates count alike.
     """
 
     down = CandidateModels
@@ -89,11 +94,21 @@ class PFedFSL(FglStrategy):
 
     def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
         """Mix a new start for each client that replied."""
+        own, heaviest = [], []
         for pid, upload in uploads.items():
             drawn = self.candidates(server_round, pid)
             models = [upload.payload.tensors, *(self.models[p] for p in drawn)]
-            weights = mixing_weights(upload.payload.losses)
+            tau: float = self.config.method_config.tau
+            weights = mixing_weights(upload.payload.losses, tau)
+            if drawn:
+                own.append(float(weights[0]))
+                heaviest.append(float(weights[1:].max()))
             self.starts[pid] = weighted_mean(models, weights.tolist())
+        if own:
+            self.log(
+                own_weight=sum(own) / len(own),
+                heaviest_candidate=sum(heaviest) / len(heaviest),
+            )
         self.models |= {pid: upload.payload.tensors for pid, upload in uploads.items()}
 
     def server_state(self) -> Snapshot:

@@ -154,6 +154,49 @@ def test_the_decay_of_a_weight_that_no_branch_uses_is_proportional_to_it() -> No
     assert float(change.median()) == pytest.approx(0.01 * steps, rel=0.05)
 
 
+@pytest.mark.parametrize("overlap", ["excluded", "allowed"])
+def test_only_masks_that_may_overlap_share_weights(overlap: str) -> None:
+    client = make_client(overlap=overlap)
+    fit = run_rounds(client, 4)[-1]
+    local = client.state.group("model")["local_mask"]
+    both = float((local & fit.upload.mask).float().mean())
+    assert both == (0 if overlap == "excluded" else pytest.approx(both))
+    assert fit.terms["in-both-masks"] == pytest.approx(both)
+    if overlap == "allowed":
+        assert both > 0.1
+
+
+def test_weights_that_left_both_masks_do_not_move_on_their_old_moments() -> None:
+    client = make_client(rl=False, mi=False, q=0.3)
+    download = answer(client, run_rounds(client, 3)[-1], initial(client))
+    net, networks = open_networks(client, download)
+    unused = ~(net.global_mask | net.local_mask)
+    assert 0.2 < float(unused.float().mean()) < 0.9
+    moments = client.state.group("optimizer")
+    size = sum(float(t.abs().sum()) for n, t in moments.items() if "exp_avg/" in n)
+    assert size > 0
+    before = net.weights()
+    training = LocalTraining(client, 4, net, networks)
+    training.train()
+    shapes, steps = net.shapes, client.config.local_epochs
+    after, start, rest = (
+        vector_to_state(flat, shapes) for flat in (net.weights(), before, unused)
+    )
+    for name, weight in start.items():
+        by = 1.0 if name.endswith("bias") else (1 - 2 * 0.01 * 0.003) ** steps
+        torch.testing.assert_close(after[name][rest[name]], by * weight[rest[name]])
+    assert not torch.allclose(net.weights()[~unused], before[~unused], atol=1e-3)
+
+
+def test_statistics_of_agent_and_masks_are_logged() -> None:
+    client = make_client(general={"batch-size": 4}, buffer=2000, steps_per_batch=50)
+    fit = run_rounds(client, 3)[-1]
+    assert fit.terms["distinct-rewards"] > 10
+    assert 0 < fit.terms["keep-spread"] < 0.5
+    assert fit.terms["in-both-masks"] == 0
+    assert client.state.values["keep-spread"] == fit.terms["keep-spread"]
+
+
 def test_a_client_keeps_the_weights_under_its_local_mask() -> None:
     client = make_client()
     run_rounds(client, 3)
@@ -246,6 +289,7 @@ def test_evaluation_uses_the_download_and_does_not_change_the_state() -> None:
         {"k": 1000, "eval_fanout": 1000},
         {"beta": 0.0},
         {"buffer": 50},
+        {"overlap": "allowed", "steps_per_batch": 0, "reward_norm": "none"},
     ],
 )
 def test_every_setting_trains(settings: dict[str, Any]) -> None:
@@ -309,7 +353,11 @@ def test_a_larger_weight_lowers_the_mutual_information() -> None:
     for lambda_mi in (0.0, 3.0):
         # a quick estimator: one that knows nothing yet bounds by 0
         client = make_client(
-            lambda_mi=lambda_mi, q=1.0, network_lr=0.01, general={"dropout": 0.0}
+            lambda_mi=lambda_mi,
+            q=1.0,
+            network_lr=0.01,
+            overlap="allowed",
+            general={"dropout": 0.0},
         )
         run_rounds(client, 25)
         found.append(float(client.state.values["mutual-information"]))

@@ -10,12 +10,16 @@ from torch import Tensor
 from flower_fgl import simulate
 from flower_fgl.algorithms.f2l import AdaptedModel
 from flower_fgl.client_apps.episodes import draw_episodes, ranks_in_class
-from flower_fgl.client_apps.f2l import F2LClientApp
+from flower_fgl.client_apps.f2l import F2LClientApp, F2LNetwork
+from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.nn import computation_graph
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.strategies.base import Upload
 from tests.support.random_clients import FEATURES, random_client
+
+HEAD = F2LNetwork.head
 
 
 def server(num_classes: int = 3) -> Any:
@@ -194,3 +198,27 @@ def test_a_client_without_training_nodes_predicts_with_the_client_model() -> Non
 def test_the_averaged_client_model_can_be_evaluated(small: dict[str, Any]) -> None:
     run = simulate("f2l", **small, evaluate="both")
     assert 0 <= run.summary["global"]["best"]["test"]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("batch", [0, 4])
+def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"dropout": 0.0, "local-epochs": 3, "batch-size": batch}
+    found = []
+    for share in (1.0, 0.0):
+        monkeypatch.setattr(training, "FEW", share)
+        monkeypatch.setattr(computation_graph, "SHARE", 1.0)
+        client = random_client("f2l", settings=settings)
+        used: list[bool] = []
+        monkeypatch.setattr(
+            F2LNetwork,
+            "head",
+            lambda self, h, graph, head=HEAD, used=used: (
+                used.append(self.is_part) or head(self, h, graph)
+            ),
+        )
+        fit = F2LClientApp().fit(client, 1, server().download(1, 0))
+        assert any(used) == (share == 1.0 and batch == 0)
+        found.append((fit.upload.tensors, fit.loss, fit.model.state_dict()))
+    torch.testing.assert_close(*found)

@@ -10,11 +10,13 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.prototypes.nearest_mean import distance_logits
+from flower_fgl.algorithms.prototypes.nearest_mean import distance_logits, held_out_loss
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp, loss_of
+from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import load_state, state_of
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.nn import computation_graph
 from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.pfedfsl import mixing_weights
@@ -95,6 +97,69 @@ def test_the_loss_pulls_nodes_to_their_own_mean_and_away_from_others() -> None:
     assert moved[2:].mean() - moved[:2].mean() > 0.3
     assert slope[1] > 0  # node 1 is nearest to the other class
     assert slope[2] < 0
+
+
+def test_a_held_out_node_is_not_part_of_its_class_mean() -> None:
+    draw = torch.Generator().manual_seed(0)
+    h = torch.randn(6, 3, generator=draw)
+    labels = torch.tensor([0, 0, 0, 2, 2, 3])  # the node of class 3 cannot be held out
+    total = 0.0
+    for u in range(5):
+        rest = torch.arange(6) != u
+        logits = distance_logits(h[u][None], h[rest], labels[rest], 4)
+        total += float(F.cross_entropy(logits, labels[u][None]))
+    assert float(held_out_loss(h, labels, 4)) == pytest.approx(total / 5, rel=1e-5)
+
+
+def test_single_nodes_of_all_classes_are_scored_with_their_own_mean() -> None:
+    h, labels = torch.eye(3), torch.tensor([0, 1, 2])
+    expected = F.cross_entropy(distance_logits(h, h, labels, 3), labels)
+    torch.testing.assert_close(held_out_loss(h, labels, 3), expected)
+
+
+def test_a_model_that_memorised_its_shots_is_scored_like_an_ignorant_one() -> None:
+    # two shots a class: each at the place of a shot of the other class
+    h = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    good = torch.tensor([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0], [1.0, 0.1]])
+    bad_loss, good_loss = held_out_loss(h, labels, 2), held_out_loss(good, labels, 2)
+    assert float(bad_loss) > 1
+    assert float(good_loss) < 0.01
+    weights = mixing_weights(torch.stack([bad_loss, good_loss]))
+    assert float(weights[1]) > 0.7
+
+
+def test_tau_decides_how_much_the_best_model_counts() -> None:
+    losses = torch.tensor([0.5, 0.4])
+    assert float(mixing_weights(losses, 1.0)[1]) == pytest.approx(0.525, abs=1e-3)
+    assert float(mixing_weights(losses, 0.01)[1]) > 0.999
+    strategy = server(3, tau=1e-3)
+    strategy.loop.log = RoundLog(1)
+    strategy.aggregate(1, {p: upload(strategy, float(p), [0.3]) for p in range(3)})
+    assert strategy.loop.log.numbers == {}  # no candidates yet
+    strategy.aggregate(2, {0: upload(strategy, 5.0, [0.3, 0.1, 0.9])})
+    assert float(strategy.download(3, 0).model(0)["encoder.0.bias"][0]) == 1.0
+    assert strategy.loop.log.numbers["own_weight"] == pytest.approx(0.0, abs=1e-6)
+    assert strategy.loop.log.numbers["heaviest_candidate"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("batch", [0, 3])
+def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"dropout": 0.0, "local-epochs": 3, "batch-size": batch}
+    found = []
+    for share in (1.0, 0.0):
+        monkeypatch.setattr(training, "FEW", share)
+        monkeypatch.setattr(training, "FEW_IN_BATCH", share)
+        monkeypatch.setattr(computation_graph, "SHARE", 1.0)
+        monkeypatch.setattr(computation_graph, "SHARE_IN_BATCH", 1.0)
+        client = random_client("pfedfsl", settings=settings)
+        model = PFedFSLClientApp().assemble(client)
+        assert (model.part is not None) == (share == 1.0)
+        fit = PFedFSLClientApp().fit(client, 1, server().download(1, 0))
+        found.append((fit.upload.tensors, fit.upload.losses, fit.loss))
+    torch.testing.assert_close(*found)
 
 
 def test_models_are_weighted_by_the_softmax_of_their_negative_losses() -> None:

@@ -12,6 +12,7 @@ from flower_fgl.algorithms.adpfedgnn.dqn import (
     BRANCHES,
     QNetwork,
     ReplayBuffer,
+    RunningDeviation,
     Steps,
     keep_probabilities,
     next_candidates,
@@ -29,6 +30,8 @@ REWARD_SCALE = 1.0
 """λ_rl, scale of the reward in Eq. (3)."""
 REPLAY_BATCH = 128
 """Steps from the replay buffer in each update of the agent."""
+LARGEST = 3.0
+"""Bound on a reward after its division by the running deviation."""
 
 
 class NeighbourAgent:
@@ -51,6 +54,16 @@ class NeighbourAgent:
     ----------
     rates : list of float
         Share of the candidates kept in each batch.
+    spreads : list of float
+        Standard deviation of P(keep) over the candidates of each batch.
+
+    Notes
+    -----
+    1. All steps of a batch have the same reward. A buffer of whole batches holds a few
+       distinct rewards only, so by default it holds a random part of each batch.
+    2. Rewards are differences of losses, some hundredths. Divided by their running
+       standard deviation, and bounded by 3 in size, they have the scale of the
+       Q-network's values. The buffer holds them undivided.
     """
 
     def __init__(
@@ -68,9 +81,11 @@ class NeighbourAgent:
         self.frozen = copy.deepcopy(network)
         kept = dict(memory)
         self.history: list[float] = kept.pop("losses", torch.empty(0)).tolist()
+        self.deviation = RunningDeviation(kept.pop("reward-sums", None))
         self.buffer = ReplayBuffer(method_config.buffer)
         self.buffer.load(kept)
         self.rates: list[float] = []
+        self.spreads: list[float] = []
         self._losses: list[float] = []
 
     def choose(self, table: GraphInput, pairs: Candidates) -> Tensor:
@@ -81,6 +96,8 @@ class NeighbourAgent:
         if self.method_config.selection == "random-drop":
             kept = shuffled(kept, self.draws)
         self.rates.append(float(kept.float().mean()))
+        if chance.numel():
+            self.spreads.append(float(chance.std(correction=0)))
         return kept
 
     def learn(self, block: Block, kept: Tensor, task: float) -> None:
@@ -101,6 +118,8 @@ class NeighbourAgent:
             scale=REWARD_SCALE,
             is_literal=self.method_config.reward_sign == "literal",
         )
+        if self.history:
+            self.deviation.add(gain)
         self._remember(block, kept, gain)
         self._losses.append(task)
         if self.method_config.reward_scale == "batch":
@@ -111,12 +130,23 @@ class NeighbourAgent:
                 self.network,
                 self.frozen,
                 self.graph,
-                self.buffer.draw(REPLAY_BATCH, self.replay),
+                self._scaled(self.buffer.draw(REPLAY_BATCH, self.replay)),
                 discount=self.method_config.gamma_rl,
             ).backward()  # type: ignore[no-untyped-call]
 
+    def _scaled(self, steps: Steps) -> Steps:
+        """Divide the rewards by their running deviation."""
+        if self.method_config.reward_norm == "none":
+            return steps
+        scaled = steps.reward / self.deviation.value()
+        return steps._replace(reward=scaled.clamp(-LARGEST, LARGEST))
+
+    def distinct_rewards(self) -> int:
+        """Count the different rewards in the replay buffer."""
+        return len(self.buffer.steps.reward[: len(self.buffer)].unique())
+
     def _remember(self, block: Block, kept: Tensor, gain: float) -> None:
-        """Store a step for every pair and branch."""
+        """Store a step for pairs and branches, a random part of them if there are many."""
         target, neighbour, following = (
             torch.cat(columns)
             for columns in zip(
@@ -134,6 +164,10 @@ class NeighbourAgent:
             kept.flatten(),
             torch.full((BRANCHES * size,), gain),
         )
+        limit = self.method_config.steps_per_batch
+        if 0 < limit < BRANCHES * size:
+            part = torch.randperm(BRANCHES * size, generator=self.replay)[:limit]
+            steps = steps.take(part.to(target.device))
         self.buffer.push(Steps(*(column.cpu() for column in steps)), self.replay)
 
     def _append_loss(self, loss: float) -> None:
@@ -145,4 +179,5 @@ class NeighbourAgent:
         if self.method_config.reward_scale == "round" and self._losses:
             self._append_loss(sum(self._losses) / len(self._losses))
         losses = torch.tensor(self.history, dtype=torch.float64)
-        return {**self.buffer.tensors(), "losses": losses}
+        sums = self.deviation.sums
+        return {**self.buffer.tensors(), "losses": losses, "reward-sums": sums}

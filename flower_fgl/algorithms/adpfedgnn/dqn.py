@@ -16,6 +16,7 @@ from flower_fgl.nn.graph_union import select_rows
 __all__ = [
     "QNetwork",
     "ReplayBuffer",
+    "RunningDeviation",
     "Steps",
     "feature_table",
     "keep_probabilities",
@@ -28,6 +29,8 @@ __all__ = [
 DROP, KEEP = 0, 1
 BRANCHES = 2
 """b = 0: global, b = 1: local."""
+EPSILON = 1e-10
+"""Least variance of the rewards that is not taken as rounding."""
 
 
 def feature_table(graph: GraphInput, nodes: Tensor) -> GraphInput:
@@ -147,6 +150,35 @@ def reward(
         return 0.0
     gain = scale * (sum(history) / len(history) - loss)
     return max(-1.0, min(1.0, -gain if is_literal else gain))
+
+
+class RunningDeviation:
+    """Standard deviation of a sequence, with exponentially falling weights.
+
+    Parameters
+    ----------
+    sums : Tensor of shape (3,), float64, optional
+        Former ``sums``: of the weights, the weighted values and their squares.
+    """
+
+    MEMORY = 0.99
+    """Factor by which a value's weight falls with each later value."""
+
+    def __init__(self, sums: Tensor | None = None) -> None:
+        self.sums = torch.zeros(3, dtype=torch.float64) if sums is None else sums
+
+    def add(self, value: float) -> None:
+        """Append a value."""
+        new = torch.tensor([1.0, value, value * value], dtype=torch.float64)
+        self.sums = self.MEMORY * self.sums + new
+
+    def value(self) -> float:
+        """Return the deviation; 1 while the values do not differ."""
+        total, first, second = self.sums.tolist()
+        if not total:
+            return 1.0
+        variance = second / total - (first / total) ** 2
+        return float(variance**0.5) if variance > EPSILON else 1.0
 
 
 def next_candidates(pairs: Candidates) -> Tensor:

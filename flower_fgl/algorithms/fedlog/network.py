@@ -63,7 +63,7 @@ class FedLogBranchNet(Backbone):
         λ of Eq. (3).
     alpha : float, optional
         α of all nodes, instead of Eq. (3).
-    updates, neighbours_only : bool
+    updates, neighbours_only, second_silu : bool
         See :class:`Branch`.
 
     Notes
@@ -89,13 +89,19 @@ class FedLogBranchNet(Backbone):
         alpha: float | None = None,
         updates: bool = True,
         neighbours_only: bool = False,
+        second_silu: bool = True,
     ) -> None:
         nn.Module.__init__(self)
         self.num_classes, self.threshold, self.alpha = num_classes, threshold, alpha
         self.encoder: Backbone = encoder
         self.classifier: nn.ModuleDict = nn.ModuleDict(
             {
-                name: Branch(width, updates=updates, neighbours_only=neighbours_only)
+                name: Branch(
+                    width,
+                    updates=updates,
+                    neighbours_only=neighbours_only,
+                    second_silu=second_silu,
+                )
                 for name in BRANCH_NAMES
             }
         )

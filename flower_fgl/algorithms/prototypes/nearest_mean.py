@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.normalize import bound
 
-__all__ = ["FixedMeans", "NearestMean", "distance_logits", "logits_to_means"]
+__all__ = [
+    "FixedMeans",
+    "NearestMean",
+    "distance_logits",
+    "held_out_loss",
+    "logits_to_means",
+]
 
 TAU = 0.1
 """τ: divisor that makes distances of unit vectors, at most 2, separate classes."""
@@ -79,6 +86,43 @@ def logits_to_means(embedding: Tensor, means: Tensor, classes: Tensor) -> Tensor
     return -distance.masked_fill(~classes, torch.inf)
 
 
+def held_out_loss(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Classify each item by class means that do not contain it; average −log p.
+
+    Each item is once the query. The support of its class are the other items of the
+    class, that of another class are all its items.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (n, p), float32
+        h of the items with a known class, at least one.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Items that are the only one of their class are in the support only. If all are,
+        no item can be held out, and every item is classified by all means.
+
+    Notes
+    -----
+    1. The mean of a class of n items without u is at distance ``n / (n − 1)`` times that
+       of the mean with u from h_u.
+    """
+    logits = distance_logits(embedding, embedding, labels, num_classes)
+    number = torch.bincount(labels, minlength=num_classes)[labels]
+    has_others = number > 1
+    if not bool(has_others.any()):
+        return F.cross_entropy(logits, labels)
+    factor = number / (number - 1).clamp(min=1)
+    own = F.one_hot(labels, num_classes).bool()
+    logits = torch.where(own, logits * factor[:, None], logits)
+    return F.cross_entropy(logits[has_others], labels[has_others])
+
+
 class NearestMean(Backbone):
     """Embed by a network's outputs of unit length; predict the nearest class mean.
 
@@ -96,6 +140,8 @@ class NearestMean(Backbone):
         Training items, ascending, and their classes.
     num_classes : int
         C.
+    part : GraphInput, optional
+        Receptive field of the training items, in place of the whole graph.
 
     Notes
     -----
@@ -114,32 +160,45 @@ class NearestMean(Backbone):
         index: Tensor,
         labels: Tensor,
         num_classes: int,
+        part: GraphInput | None = None,
     ) -> None:
         nn.Module.__init__(self)
         self.network = network
-        self.inputs = inputs
+        self.inputs, self.part = inputs, part
         self.index = index
         self.labels = labels
         self.num_classes = num_classes
+
+    @property
+    def reach(self) -> int | None:
+        """The network's number of layers that read neighbours."""
+        return None if self.part is None else self.network.reach
+
+    def embed_training(self) -> Tensor:
+        """Return h of the training items: (n, p)."""
+        if self.part is not None:
+            return bound(self.network(self.part), "l2")
+        return bound(self.network(self.inputs)[self.index], "l2")
 
     def forward(self, graph: GraphInput) -> Tensor:
         """Return −‖h − μ_c‖ / τ of all nodes, or graphs: (N, C)."""
         embedding = bound(self.network(graph), "l2")
         labels = self.labels
-        if graph is self.inputs:
+        if self.part is not None and graph is self.part:
+            support = embedding
+        elif graph is self.inputs:
             support = embedding[self.index]
         elif graph.selected is not None:
             support = embedding
             labels = labels[torch.searchsorted(self.index, graph.selected)]
         else:
-            support = bound(self.network(self.inputs)[self.index], "l2")
+            support = self.embed_training()
         return distance_logits(embedding, support, labels, self.num_classes)
 
     @torch.no_grad()
     def fixed(self) -> FixedMeans:
         """Return the network with the means under the current weights."""
-        embedding = bound(self.network(self.inputs)[self.index], "l2")
-        means = _means_of(embedding, self.labels, self.num_classes)
+        means = _means_of(self.embed_training(), self.labels, self.num_classes)
         return FixedMeans(self.network, *means)
 
 

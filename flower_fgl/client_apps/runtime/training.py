@@ -100,6 +100,12 @@ class TrainingSet:
         least = len(self.index) % batch_size or batch_size
         return least <= FEW_IN_BATCH * self.inputs.num_nodes
 
+    def part_for(self, model: Backbone) -> GraphInput | None:
+        """Return the receptive field of all training nodes; ``None``: the whole graph."""
+        if self.inputs.batch is not None or not model.reach or not len(self.index):
+            return None
+        return self.field_of(model.reach, self.index)
+
     def field_of(self, reach: int, index: Tensor) -> GraphInput | None:
         """Return the receptive field of some training nodes, ``None`` for many nodes."""
         # The field of a fifth of the nodes already covers most of the graph. A batch uses

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "SPARSE_BELOW",
     "compact_features",
     "csr_tensor",
     "quiet_csr",
@@ -26,8 +27,9 @@ __all__ = [
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
-SPARSE_BELOW = 0.1
-"""Features are stored as sparse CSR below this share of non-zero entries."""
+SPARSE_BELOW = 0.15
+"""Features are stored as sparse CSR below this share of non-zero entries. At PubMed's
+share of 0.1002 a product with CSR takes half the time of a dense one."""
 
 SPARSE_WIDTH = 64
 """Minimum width of sparse features: below it, CSR saves no memory."""
@@ -152,7 +154,7 @@ def compact_features(x: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (N, d), float32
-        Sparse CSR if ``d >= 64`` and less than 10 % of the entries are non-zero, else
+        Sparse CSR if ``d >= 64`` and less than 15 % of the entries are non-zero, else
         strided.
     """
     is_sparse = x.layout == torch.sparse_csr

@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from flower_fgl.algorithms.adpfedgnn import agent as agent_module
+from flower_fgl.algorithms.adpfedgnn import dqn
 from flower_fgl.algorithms.adpfedgnn.agent import NeighbourAgent
-from flower_fgl.algorithms.adpfedgnn.dqn import QNetwork, keep_probabilities
+from flower_fgl.algorithms.adpfedgnn.dqn import (
+    QNetwork,
+    RunningDeviation,
+    keep_probabilities,
+)
 from flower_fgl.algorithms.adpfedgnn.neighbor_sampling import Block, Candidates
 from flower_fgl.methods.adpfedgnn import ADPFedGNNSettings
 from flower_fgl.nn import GraphInput
@@ -93,3 +101,85 @@ def test_losses_of_rounds_are_compared_by_their_mean() -> None:
         agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), task)
     assert agent.history == []
     assert agent.memory()["losses"].tolist() == [0.75]
+
+
+def big_block(pairs: int) -> Block:
+    """Block with many candidates of one target."""
+    candidates = Candidates(
+        torch.zeros(pairs).long(), torch.ones(pairs, dtype=torch.int64)
+    )
+    return Block(torch.arange(3), (candidates,))
+
+
+def test_a_buffer_holds_a_part_of_each_batch_and_so_many_rewards() -> None:
+    found = {}
+    for limit in (0, 200):
+        agent = agent_of(buffer=2000, steps_per_batch=limit)
+        block = big_block(900)
+        for number in range(12):
+            kept = torch.ones(2, 900, dtype=torch.bool)
+            agent.learn(block, kept, 1.0 / (1 + number))
+        found[limit] = agent.distinct_rewards(), len(agent.buffer)
+    # 1800 steps a batch fill the buffer with the last two batches
+    assert found[0] == (2, 2000)
+    assert found[200] == (10, 2000)  # the last ten of twelve
+
+
+def test_the_stored_part_of_a_batch_is_random_and_has_both_branches() -> None:
+    agent = agent_of(steps_per_batch=100)
+    agent.learn(big_block(300), torch.arange(600).view(2, 300) % 2 == 0, 1.0)
+    steps = agent.buffer.steps.take(torch.arange(len(agent.buffer)))
+    assert len(steps.reward) == 100
+    assert 30 < int(steps.branch.sum()) < 70
+    assert 30 < int(steps.action.sum()) < 70
+
+
+def test_the_running_deviation_is_that_of_the_last_values() -> None:
+    deviation = RunningDeviation()
+    assert deviation.value() == 1.0
+    deviation.add(0.3)
+    assert deviation.value() == 1.0  # one value does not differ
+    deviation.add(0.5)
+    # weights 0.99 and 1: variance w₁w₂/(w₁+w₂)² · 0.2²
+    assert deviation.value() == pytest.approx(0.2 * (0.99 / 1.99**2) ** 0.5)
+    draws = torch.randn(3000, generator=torch.Generator().manual_seed(0)) * 0.014
+    for value in draws.tolist():
+        deviation.add(value)
+    assert deviation.value() == pytest.approx(0.014, rel=0.2)
+    assert RunningDeviation(deviation.sums).value() == deviation.value()
+
+
+@pytest.mark.parametrize("reward_norm", ["running", "none"])
+def test_rewards_are_learnt_from_in_units_of_their_deviation(
+    reward_norm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def td_loss(*given: Any, **options: Any) -> torch.Tensor:
+        seen.append(given[3].reward)
+        return dqn.td_loss(*given, **options)
+
+    monkeypatch.setattr(agent_module, "td_loss", td_loss)
+    agent = agent_of(reward_norm=reward_norm)
+    draws = torch.randn(200, generator=torch.Generator().manual_seed(0)) * 0.01 + 1
+    for task in draws.tolist():
+        agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), task)
+    deviation = float(seen[-1].std())
+    assert deviation == pytest.approx(
+        1.0 if reward_norm == "running" else 0.01, rel=0.3
+    )
+    assert float(torch.cat(seen).abs().max()) <= 3.0
+    assert float(agent.buffer.steps.reward.abs().max()) < 0.1  # stored as in Eq. (3)
+
+
+def test_a_memory_without_reward_sums_can_be_loaded() -> None:
+    agent = agent_of()
+    agent.learn(BLOCK, agent.choose(GRAPH, BLOCK.layers[0]), 1.0)
+    memory = agent.memory()
+    del memory["reward-sums"]
+    restored = agent_of()
+    restored = NeighbourAgent(
+        restored.network, restored.method_config, GRAPH, memory,
+        draws=restored.draws, replay=restored.replay,
+    )  # fmt: skip
+    assert restored.deviation.value() == 1.0

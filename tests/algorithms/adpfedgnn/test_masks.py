@@ -43,6 +43,42 @@ def test_the_local_mask_marks_the_largest_gradients() -> None:
     assert local_mask(gradient, share=1.0).tolist() == [True, True, False, True, True]
 
 
+def topk_mask(values: torch.Tensor, eligible: torch.Tensor, count: int) -> torch.Tensor:
+    """Mark the largest entries by torch's sorted selection."""
+    flat = values.masked_fill(~eligible, -torch.inf).flatten()
+    mask = torch.zeros_like(flat, dtype=torch.bool)
+    mask[flat.topk(min(count, int(eligible.sum()))).indices] = True
+    return mask.view(values.shape)
+
+
+@pytest.mark.parametrize("levels", [0, 3, 40])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_masks_equal_those_of_a_sorted_selection_ties_included(
+    levels: int, share: float, generator: torch.Generator
+) -> None:
+    shape = (37, 53)
+    gradient = torch.randn(shape, generator=generator)
+    if levels:  # many equal entries and zeros
+        gradient = torch.randint(-levels, levels, shape, generator=generator).float()
+    size, count = gradient.abs(), int(share * gradient.numel() + 1e-9)
+    expected = topk_mask(size, size > 0, count)
+    assert torch.equal(local_mask(gradient, share=share), expected)
+    taken = torch.rand(shape, generator=generator) > 0.4
+    expected = topk_mask(size, (size > 0) & ~taken, count)
+    assert torch.equal(local_mask(gradient, taken, share=share), expected)
+
+
+def test_a_local_mask_takes_the_largest_gradients_outside_another_mask() -> None:
+    gradient = torch.tensor([9.0, -8.0, 7.0, 0.0, 1.0])
+    taken = torch.tensor([True, False, True, False, False])
+    assert local_mask(gradient, taken, share=0.4).tolist() == [
+        False, True, False, False, True,
+    ]  # fmt: skip
+    assert local_mask(gradient, taken, share=1.0).tolist() == [
+        False, True, False, False, True,
+    ]  # fmt: skip
+
+
 def test_the_global_mask_marks_weights_whose_descent_agrees_with_the_global_change() -> (
     None
 ):
