@@ -86,6 +86,11 @@ def fuzz(label: str, number: int, seed: int) -> tuple[Table, Counter[str], list[
     return dict(table), reasons, bad
 
 
+def fuzz_job(job: tuple[str, int, int]) -> tuple[Table, Counter[str], list[str]]:
+    """Unpack the arguments of :func:`fuzz`."""
+    return fuzz(*job)
+
+
 def rows_of(tables: dict[str, Table], names: dict[str, list[tuple[str, str]]]) -> None:
     """Print a Markdown table; ``names`` lists the cells that each row adds up."""
     print(f"| | mutants | {' | '.join(TITLES)} |")
@@ -113,7 +118,10 @@ def main() -> int:
         for place, label in enumerate(labels)
     ]
     with multiprocessing.get_context("spawn").Pool(given.workers) as pool:
-        results = pool.starmap(fuzz, jobs, chunksize=1)
+        results = []
+        for result in pool.imap(fuzz_job, jobs):
+            print(f"{len(results) + 1} of {len(jobs)} runs", file=sys.stderr)
+            results.append(result)
     tables = {label: result[0] for label, result in zip(labels, results, strict=True)}
     cells = [(label, kind) for label in labels for kind in tables[label]]
     by_kind: dict[str, list[tuple[str, str]]] = defaultdict(list)

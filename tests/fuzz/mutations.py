@@ -1,8 +1,8 @@
 """Mutations of a reply's content, each with the reason for which it may be accepted.
 
 A mutation takes a random generator and a reply's content. It returns a new content and the
-key of :data:`BENIGN` under which the server may accept it, or ``""`` if the server must drop
-the reply; or ``None`` if it does not apply. Contents are never changed in place.
+key of :data:`BENIGN` under which the server may accept it, or ``""`` if the server must
+drop the reply; or ``None`` if it does not apply. Contents are never changed in place.
 """
 
 from __future__ import annotations

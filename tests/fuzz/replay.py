@@ -225,9 +225,7 @@ class Recording:
         others = [pid for pid, _ in rows.failures() if pid != key.partition_id]
         for text in found:
             if len(text) > 500 or not text.isprintable():
-                return Outcome(
-                    "unexplained", f"a failure's text is not shortened: {text!r}"
-                )
+                return Outcome("unexplained", f"long text: {text!r}")
         if not is_state_finite(self.strategy):
             return Outcome("poisoned", "the state is not finite")
         if found:
