@@ -12,10 +12,10 @@ Notes
 -----
 1. The change of a client is clipped to S as integers, after rounding. The paper bounds the
    effect of rounding on the norm instead.
-2. The sum of t shares, each of width s steps, differs from the rounding of a continuous
-   Gaussian of variance t·s² − 64 by a factor of at most 1 ± 10^-200 per outcome, if s is at
-   least 12 (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices", CRYPTO
-   2010, Theorem 3.1, with width 8). The shares are larger by these 64 squared steps, so
+2. The sum of t shares, each of width s steps, is a randomized rounding of a continuous
+   Gaussian of variance t·s² − 64, up to a factor of at most 1 ± 10^-200 per outcome, if
+   s is at least 12 (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices",
+   CRYPTO 2010, Theorem 3.1, with width 8). The shares are larger by these 64 squared steps, so
    that the ε of the continuous Gaussian mechanism holds for the sum.
 """
 
