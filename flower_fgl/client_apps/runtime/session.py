@@ -145,7 +145,11 @@ class Session:
         folder = state_folder(context.node_config, config.state_dir)
         if not folder:
             return ContextStates()
-        return FileStates(Path(folder), keep_every=config.checkpoint_every)
+        return FileStates(
+            Path(folder),
+            keep_every=config.checkpoint_every,
+            is_synced="graph" in context.node_config,
+        )
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Open a client's graph, settings and state.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +226,19 @@ def test_memory_states_are_saved_and_loaded_bit_for_bit(
     assert torch.equal(back.tensors["model/w"], sent.tensors["model/w"])
     assert place.load(context, 5) == ClientState()
     assert place.load(next_run(9), 0).values == {"of": "another run"}
+
+
+def test_state_files_and_their_folder_are_private(
+    tmp_path: Path, context: Context
+) -> None:
+    before = os.umask(0)
+    try:
+        place = FileStates(tmp_path / "made", keep_every=1)
+        for number in (1, 2):
+            place.save(context, 0, ClientState({}, {"round": number}))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+    files = list((tmp_path / "made").glob("*.safetensors"))
+    assert len(files) == 2  # the newest, and that of the checkpoint
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
