@@ -3,7 +3,8 @@
     python benchmarks/same_numbers.py --against ../other-checkout
 
 Each method runs three rounds with three clients and the local engine in both checkouts.
-``summary.json`` and ``rounds.jsonl`` without seconds, and the saved model, must be equal.
+``summary.json`` without seconds, start time and environment, ``rounds.jsonl`` without
+seconds, and the saved model, must be equal.
 Prints one line per method; the exit status is 1 if any method differs.
 """
 
@@ -67,8 +68,9 @@ def numbers(checkout: Path, method: str, dataset: str, folder: Path) -> dict[str
 
 
 def without_seconds(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values without measured seconds."""
-    return {key: value for key, value in values.items() if key != "seconds"}
+    """Return the values without seconds, start time and environment."""
+    skipped = ("seconds", "started", "environment")
+    return {key: value for key, value in values.items() if key not in skipped}
 
 
 def main() -> int:

@@ -16,12 +16,13 @@ from flwr.supercore.exit import add_exit_handler
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.connection_watch import runtime_address, watch_connection
-from flower_fgl.core.errors import ConfigError, FglError
+from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
+from flower_fgl.runs.environment import describe_environment
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
@@ -112,7 +113,11 @@ def run_server(
         )
     )
     writer = RunWriter.create(
-        folder, config=config.flat(), sources=config.sources, on_round=on_round
+        folder,
+        config=config.flat(),
+        sources=config.sources,
+        on_round=on_round,
+        environment=describe_environment(engine, config.device),
     )
     with hold(folder, is_server=True):
         _run(grid, config, writer, engine, states, None)
@@ -192,7 +197,12 @@ def _run(
         if config.upload_clip:
             summary["upload_privacy"] = privacy = upload_privacy(config, writer)
             log.info("Privacy of the uploads: %s", privacy)
-        writer.write_summary(summary)
+        try:
+            writer.write_summary(summary)
+        except RunError as late:
+            if not error:
+                raise
+            log.warning("The summary was not updated: %s", late)  # the error is raised
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
 

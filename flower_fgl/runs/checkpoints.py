@@ -10,9 +10,9 @@
                         machine of the server; otherwise data owners keep their own
 ======================  ==============================================================
 
-A checkpoint is written under a temporary name and renamed; the previous one is kept. Files
-are not synced to disk: after a power failure, incomplete files do not match their hashes,
-and the previous checkpoint is used. Nothing is pickled.
+A checkpoint is written under a temporary name and renamed; the previous one is kept. Client
+states are not synced to disk, since that takes 3 ms each: after a power failure, incomplete
+files do not match their hashes, and the previous checkpoint is used. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from flower_fgl.core.atomic import sync_folder, write_file
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.version import VERSION
@@ -303,11 +304,15 @@ class Checkpoints:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
             self._write(scratch, server_round, snapshot, clients)
+            sync_folder(scratch)
             if target.exists():  # damaged: the run resumed from the one before it
                 shutil.rmtree(target)
             os.replace(scratch, target)
-        except OSError as error:
+            sync_folder(self.folder)
+        except BaseException as error:
             shutil.rmtree(scratch, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             raise RunError(
                 f"Cannot write {target}: {error.strerror or error}. Free some space "
                 "there, or set checkpoint-every = 0."
@@ -327,7 +332,7 @@ class Checkpoints:
             name: tensor.detach().cpu().clone().contiguous()
             for name, tensor in snapshot.tensors.items()
         }
-        (folder / SERVER_FILE).write_bytes(safetensors.torch.save(tensors))
+        write_file(folder / SERVER_FILE, safetensors.torch.save(tensors))
         if self.states is not None:
             self.states.save_states(self.run_id, folder / CLIENT_STATES)
         number = self.config.clients or clients[0]["num_partitions"]
@@ -348,7 +353,7 @@ class Checkpoints:
             json.dumps(content)
         )  # as JSON returns it, with string keys
         manifest = {"sha256": _json_hash(content), "content": content}
-        (folder / MANIFEST).write_text(json.dumps(manifest), "utf-8")
+        write_file(folder / MANIFEST, json.dumps(manifest).encode())
 
     def remove(self) -> None:
         """Delete all checkpoints of a completed run."""

@@ -1,13 +1,15 @@
 """Files of a run folder: their names, and functions that write and read them.
 
 =================  ==================================================================
-``config.toml``    every resolved setting, with the source of its value
+``config.toml``    every resolved setting, with the source of its value; versions, host and
+                   start time as comments
 ``rounds.jsonl``   one row per round: metrics, seconds, bytes, replies, failures
 ``clients.jsonl``  one row per client with its data (in round 0, or when it joins), then
                    one row per round and client
 ``releases.jsonl`` with ``upload-noise``: the clients that were asked for an upload in
                    each round, including rounds that a resumed run repeats
-``summary.json``   results; exists from the start, with status ``running``
+``summary.json``   results, start time and environment; exists from the start, with status
+                   ``running``
 ``model.safetensors``
                    weights of the aggregated model of the best validation round
 =================  ==================================================================
@@ -33,6 +35,7 @@ __all__ = [
     "CONFIG_FILE",
     "HEADER",
     "MODEL",
+    "ORIGIN",
     "RELEASES",
     "ROUNDS",
     "SUMMARY",
@@ -49,6 +52,8 @@ __all__ = [
 CONFIG_FILE, SUMMARY, MODEL = "config.toml", "summary.json", "model.safetensors"
 ROUNDS, CLIENTS_FILE, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.jsonl"
 IN_RUN_FOLDER = {CONFIG_FILE, SUMMARY, MODEL, ROUNDS, CLIENTS_FILE, RELEASES}
+ORIGIN = ("started", "environment")
+"""Entries of the summary that stay when it is replaced."""
 HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
@@ -69,8 +74,8 @@ def flatten_config(config: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def settings_toml(config: Row, sources: Mapping[str, str]) -> str:
-    """Format settings as TOML, general ones first, with sources as comments."""
+def settings_toml(config: Row, sources: Mapping[str, str], about: str = "") -> str:
+    """Format settings as TOML with sources as comments; ``about`` follows the title."""
     tables: dict[str, list[str]] = {"": []}
     for key, value in flatten_config(config):
         if value is None:
@@ -82,7 +87,12 @@ def settings_toml(config: Row, sources: Mapping[str, str]) -> str:
         comment = f"  # {sources[key]}" if key in sources else ""
         tables[table].append(line + comment)
     head = "# All settings of this run; the comment names the source of each value.\n"
-    return head + "\n".join(line for lines in tables.values() for line in lines) + "\n"
+    return (
+        head
+        + about
+        + "\n".join(line for lines in tables.values() for line in lines)
+        + "\n"
+    )
 
 
 def read_sources(text: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
 from flower_fgl.algorithms.prototypes.nearest_mean import FixedMeans
+from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.core.options import Scalar, parse_settings
 from flower_fgl.methods import METHODS
@@ -144,6 +145,8 @@ def save_model(
     state: Mapping[str, Tensor],
     card: ModelCard,
     scaling: tuple[Tensor, Tensor] | None = None,
+    *,
+    is_private: bool = False,
 ) -> None:
     """Write ``model.safetensors`` atomically.
 
@@ -157,6 +160,8 @@ def save_model(
         Description of the model.
     scaling : tuple of two Tensors of shape (d,), float64, optional
         Feature statistics, if ``card.scaling`` is ``"kept"``.
+    is_private : bool
+        Whether only the owner of the process may read the folder and the file.
 
     Raises
     ------
@@ -165,12 +170,15 @@ def save_model(
     """
     tensors = dict(state) | dict(zip(SCALING, scaling or (), strict=False))
     try:
+        if is_private:
+            make_private_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
             f"Cannot create the folder {folder}: {error.strerror}."
         ) from error
-    RunWriter(folder).write_model(tensors, {CARD_KEY: card.to_json()})
+    header = {CARD_KEY: card.to_json()}
+    RunWriter(folder).write_model(tensors, header, is_private=is_private)
 
 
 def read_card(folder: Path) -> ModelCard | None:

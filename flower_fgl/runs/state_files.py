@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from flower_fgl.core.atomic import make_private_folder, replacing
 from flower_fgl.core.options import Scalar
 
 __all__ = [
@@ -127,7 +128,7 @@ class LinkedStates:
 
     def load_states(self, run_id: int, folder: Path) -> None:
         """Link the files of a folder back as state files of this run."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
         for path in self.folder.glob(f"{run_id}-{'[0-9]' * 6}.safetensors"):
             path.unlink()
         for path in folder.glob("*.safetensors"):
@@ -197,8 +198,10 @@ def link_file(source: Path, target: Path) -> None:
     scratch.unlink(missing_ok=True)
     try:
         os.link(source, scratch)
+        os.replace(scratch, target)
     except FileNotFoundError:
         raise
     except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, scratch)
-    os.replace(scratch, target)
+        scratch.unlink(missing_ok=True)
+        with open(source, "rb") as file, replacing(target, is_private=True) as copy:
+            shutil.copyfileobj(file, copy)

@@ -5,27 +5,32 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import RunError
+from flower_fgl.runs.environment import environment_comments
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
     CONFIG_FILE,
     HEADER,
     IN_RUN_FOLDER,
     MODEL,
+    ORIGIN,
     RELEASES,
     ROUNDS,
     SUMMARY,
     OnRound,
     Row,
+    parse_row,
     read_lines,
+    read_text,
     settings_toml,
 )
 
@@ -36,8 +41,8 @@ __all__ = ["RunWriter", "default_folder", "finite", "replace_file"]
 __all__ += ["write_lines", "writing"]
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Create or replace a file atomically.
+def replace_file(path: Path, data: bytes, *, is_private: bool = False) -> None:
+    """Create or replace a file atomically, and sync it to disk.
 
     Parameters
     ----------
@@ -45,25 +50,17 @@ def replace_file(path: Path, data: bytes) -> None:
         File to create or replace.
     data : bytes
         Content of the file.
+    is_private : bool
+        Whether only the owner of the process may read it.
 
     Raises
     ------
     RunError
         If the file cannot be written; an existing file is left unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     remedy = "set output-dir to" if path.name in IN_RUN_FOLDER else "choose a file in"
     with writing(path, remedy):
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_file(path, data, is_private=is_private)
 
 
 @contextlib.contextmanager
@@ -144,6 +141,8 @@ class RunWriter:
         self.on_round = on_round
         self.rounds: list[Row] = []
         self._settings: tuple[Row, Mapping[str, str]] = ({}, {})
+        self._about = ""
+        self._origin: Row = {}
 
     @classmethod
     def create(
@@ -153,6 +152,7 @@ class RunWriter:
         config: Row,
         sources: Mapping[str, str],
         on_round: OnRound | None = None,
+        environment: Row | None = None,
     ) -> RunWriter:
         """Create the folder with its settings and a summary of status ``running``.
 
@@ -167,6 +167,9 @@ class RunWriter:
             Sources of the values (``user``, ``method``, ``default``, …) by dotted key.
         on_round : callable, optional
             Called with the row of each round.
+        environment : mapping, optional
+            Result of :func:`~flower_fgl.runs.environment.describe_environment`, stored
+            with the start time.
 
         Raises
         ------
@@ -183,6 +186,10 @@ class RunWriter:
             )
         writer = cls(folder, on_round)
         writer._settings = (config, sources)
+        if environment is not None:
+            started = datetime.now(UTC).isoformat(timespec="seconds")
+            writer._origin = {"started": started, "environment": environment}
+            writer._about = environment_comments(started, environment)
         made: list[Path] = []
         try:
             with writing(folder):
@@ -227,7 +234,8 @@ class RunWriter:
             else value
             for key, value in config.items()
         }
-        replace_file(self.folder / CONFIG_FILE, settings_toml(kept, sources).encode())
+        text = settings_toml(kept, sources, self._about)
+        replace_file(self.folder / CONFIG_FILE, text.encode())
 
     def append_round(self, row: Row) -> None:
         """Append one row to ``rounds.jsonl``.
@@ -281,18 +289,29 @@ class RunWriter:
         Parameters
         ----------
         summary : mapping
-            Summary as :func:`summarise` returns it.
+            Summary as :func:`summarise` returns it. Start time and environment of the run
+            are added, for a resumed run those in the file.
 
         Raises
         ------
         RunError
             If the file cannot be written.
         """
-        text = json.dumps(finite(summary), indent=2, allow_nan=False)
-        replace_file(self.folder / SUMMARY, f"{text}\n".encode())
+        path = self.folder / SUMMARY
+        if not self._origin and path.exists():
+            before = parse_row(read_text(path), str(path), "status")
+            self._origin = {key: before[key] for key in ORIGIN if key in before}
+        text = json.dumps(
+            finite({**summary, **self._origin}), indent=2, allow_nan=False
+        )
+        replace_file(path, f"{text}\n".encode())
 
     def write_model(
-        self, state: Mapping[str, Tensor], header: Mapping[str, str] | None = None
+        self,
+        state: Mapping[str, Tensor],
+        header: Mapping[str, str] | None = None,
+        *,
+        is_private: bool = False,
     ) -> None:
         """Replace ``model.safetensors``.
 
@@ -302,6 +321,8 @@ class RunWriter:
             Weights by name, on any device.
         header : mapping of str to str, optional
             Metadata of the file, see :mod:`flower_fgl.runs.model_file`.
+        is_private : bool
+            Whether only the owner of the process may read the file.
 
         Raises
         ------
@@ -315,7 +336,7 @@ class RunWriter:
             for name, tensor in state.items()
         }
         data = safetensors.torch.save(own, None if header is None else dict(header))
-        replace_file(self.folder / MODEL, data)
+        replace_file(self.folder / MODEL, data, is_private=is_private)
 
     def _append(self, name: str, rows: Iterable[Row]) -> None:
         """Append rows to a file; a failed write leaves no partial line."""

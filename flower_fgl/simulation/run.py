@@ -155,7 +155,8 @@ def _record_failures(folder: Path) -> Iterator[None]:
             raise
         raise KeyboardInterrupt(str(folder)) from None
     except FglError as error:
-        _correct_status(folder, "failed", error=str(error))
+        with contextlib.suppress(RunError):  # e.g. on a full disk
+            _correct_status(folder, "failed", error=str(error))
         if _drop_if_empty(folder):
             raise
         raise RunError(f"{error}\nRun folder: {folder}") from error

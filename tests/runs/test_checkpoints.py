@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr("os.fsync", refuse)
     with pytest.raises(RunError, match=r"No space left.*checkpoint-every = 0"):
         keeper.save(4, snapshot(4), CLIENTS)
     left = [path.name for path in (tmp_path / "checkpoint").iterdir()]

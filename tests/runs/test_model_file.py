@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -314,6 +315,29 @@ def test_a_run_that_goes_on_takes_over_the_model_of_its_checkpoint(
     assert read_card(tmp_path / "7-ash") is not None
 
 
+def test_the_models_of_owners_are_private(
+    nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    def mode(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    before = os.umask(0o022)
+    try:
+        run = run_owners(nodes[:1], tmp_path / "run")
+        model = kept(tmp_path, "ash")
+        run_id = int(model.name.split("-")[0])
+        node = {"model-dir": str(tmp_path / "models"), "name": "ash"}
+        copy_model_of_run(Context(8, 1, node, RecordDict(), {}), 0, run_id, 99)
+    finally:
+        os.umask(before)
+    for folder in (tmp_path / "models", model, tmp_path / "models" / "8-ash"):
+        assert mode(folder) == 0o700
+    for folder in (model, tmp_path / "models" / "8-ash"):
+        assert {mode(f) for f in folder.iterdir()} == {0o600}
+        assert len(list(folder.iterdir())) == 2
+    assert mode(run.path / "model.safetensors") == 0o644  # the aggregated model
+
+
 def test_a_simulation_keeps_no_models_at_clients(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +367,7 @@ def test_a_model_that_cannot_be_written_does_not_stop_the_training(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def full(*args: Any) -> None:
+    def full(*args: Any, **_: Any) -> None:
         raise RunError("No space left")
 
     monkeypatch.setattr("flower_fgl.client_apps.runtime.model_store.save_model", full)

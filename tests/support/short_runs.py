@@ -50,4 +50,5 @@ def comparable(run: Any) -> str:
 
 def timeless(summary: dict[str, Any]) -> dict[str, Any]:
     """Return a summary without times."""
-    return {key: value for key, value in summary.items() if key != "seconds"}
+    skipped = ("seconds", "started", "environment")
+    return {key: value for key, value in summary.items() if key not in skipped}

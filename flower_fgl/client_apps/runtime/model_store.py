@@ -6,7 +6,7 @@ round is scored, it holds the model of the last round.
 
 ``model-dir`` is set in the node config. Without it, a data owner's models are in the folder
 ``models`` of the SuperNode's working directory, and clients that hold partitions of a
-dataset store no models.
+dataset store no models. The files have mode 0600, in folders of mode 0700.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from flwr.app import Context
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.describe import owner_name
+from flower_fgl.core.atomic import make_private_folder
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.core.metrics import Scores
@@ -58,7 +59,7 @@ def check_model_folder(node: Mapping[str, Scalar]) -> None:
     if folder is None:
         return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
         if not os.access(folder, os.W_OK):
             raise PermissionError
     except OSError:
@@ -108,8 +109,10 @@ def save_best_model(
         card = card_of(client, model, name, server_round, validation)
         scaling = client.data.graph.scaling
         statistics = None if scaling is None else scaling.statistics
-        save_model(folder, model.fixed().state_dict(), card, statistics)
-        replace_file(folder / CARD_FILE, f"{card.to_json()}\n".encode())
+        state = model.fixed().state_dict()
+        save_model(folder, state, card, statistics, is_private=True)
+        text = f"{card.to_json()}\n"
+        replace_file(folder / CARD_FILE, text.encode(), is_private=True)
     except RunError as error:  # e.g. a full disk must not fail the round
         log.warning("The model of round %s was not stored: %s", server_round, error)
 
@@ -143,9 +146,10 @@ def copy_model_of_run(
     try:
         card = read_card(before)
         if card is not None and card.round <= server_round:
-            now.mkdir(parents=True, exist_ok=True)
+            make_private_folder(now)
             for file in (MODEL, CARD_FILE):
-                replace_file(now / file, (before / file).read_bytes())
+                data = (before / file).read_bytes()
+                replace_file(now / file, data, is_private=True)
     except (RunError, OSError) as error:
         log.warning(
             "The model stored up to round %s cannot be copied to the resumed run: %s",

@@ -177,8 +177,13 @@ class Session:
         folder = state_folder(context.node_config, config.state_dir)
         if not folder:
             return ContextStates()
-        owner = owner_key(context) if "graph" in context.node_config else ""
-        return FileStates(Path(folder), keep_every=config.checkpoint_every, owner=owner)
+        is_owned = "graph" in context.node_config
+        return FileStates(
+            Path(folder),
+            keep_every=config.checkpoint_every,
+            owner=owner_key(context) if is_owned else "",
+            is_synced=is_owned,
+        )
 
     def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
         """Open a client's graph, settings and state.

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flower_fgl.core.atomic import replacing
 from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.graph_files.npz import MASKS
@@ -54,13 +55,8 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
             arrays |= {"feature_mean": mean.numpy(), "feature_std": std.numpy()}
     for i, graph in enumerate(client.evaluation):
         arrays |= _graph_arrays(graph, f"evaluation_{i}_")
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(scratch, "xb") as file:
-            np.savez(file, **arrays)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with replacing(path) as file:
+        np.savez(file, **arrays)
 
 
 def _graph_arrays(graph: Graph, prefix: str) -> dict[str, Any]:

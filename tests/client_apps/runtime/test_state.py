@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,19 @@ def test_a_state_without_secrets_is_kept_as_a_link(
     inode = current.stat().st_ino
     store.save(context, 0, ClientState({"w": torch.ones(1)}, {"round": 3}))
     assert (tmp_path / "7-000000.at-000002.safetensors").stat().st_ino == inode
+
+
+def test_state_files_and_their_folder_are_private(
+    tmp_path: Path, context: Context
+) -> None:
+    before = os.umask(0)
+    try:
+        place = FileStates(tmp_path / "made", keep_every=1)
+        for number in (1, 2):
+            place.save(context, 0, ClientState({}, {"round": number}))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+    files = list((tmp_path / "made").glob("*.safetensors"))
+    assert len(files) == 2  # the newest, and that of the checkpoint
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}

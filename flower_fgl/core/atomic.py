@@ -1,0 +1,121 @@
+"""Atomic replacement of files, and folders that only their owner can read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+__all__ = ["make_private_folder", "replacing", "sync_folder", "write_file"]
+
+PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
+
+
+@contextlib.contextmanager
+def replacing(
+    path: Path, *, is_private: bool = False, is_synced: bool = True
+) -> Iterator[IO[bytes]]:
+    """Open a new file that replaces ``path`` when the block ends without an error.
+
+    Parameters
+    ----------
+    path : Path
+        File to create or replace; its folder must exist.
+    is_private : bool
+        Whether only the owner of the process may read and write the file (mode 0600).
+    is_synced : bool
+        Whether file and folder are synced to disk, so that the file outlives a power
+        failure. In any case a killed process leaves the old or the new file, never a part.
+
+    Yields
+    ------
+    file
+        Open for writing, in the folder of ``path``.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written, e.g. on a full disk. The old file is unchanged, and
+        the new one is removed.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    mode = PRIVATE_FILE if is_private else SHARED_FILE
+    try:
+        number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with open(number, "wb") as file:
+            if is_private:  # the file of a killed process with this pid may be readable
+                os.fchmod(number, PRIVATE_FILE)
+            yield file
+            file.flush()
+            if is_synced:
+                os.fsync(number)
+        scratch.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise
+    if is_synced:
+        sync_folder(path.parent)
+
+
+def write_file(
+    path: Path, data: bytes, *, is_private: bool = False, is_synced: bool = True
+) -> None:
+    """Create or replace a file atomically, see :func:`replacing`.
+
+    Parameters
+    ----------
+    path : Path
+        File to create or replace.
+    data : bytes
+        Content of the file.
+    is_private, is_synced : bool
+        As for :func:`replacing`.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written; an existing file is left unchanged.
+    """
+    with replacing(path, is_private=is_private, is_synced=is_synced) as file:
+        file.write(data)
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 0700; keep existing ones.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder to create.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be created.
+    """
+    for missing in reversed([folder, *folder.parents]):
+        if not missing.is_dir():
+            missing.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of a folder to disk, so that a rename in it is permanent.
+
+    Parameters
+    ----------
+    folder : Path
+        Existing folder.
+
+    Raises
+    ------
+    OSError
+        If the disk reports an error.
+    """
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,153 @@
+"""Where and with what a run was made: versions, commit, host and device."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from flower_fgl.core.version import VERSION
+
+__all__ = ["describe_environment", "environment_comments", "find_commit"]
+
+PACKAGES = ("flwr", "torch", "torch-geometric")
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def describe_environment(engine: str, device: str) -> dict[str, Any]:
+    """Return versions, commit, host and device for ``summary.json``.
+
+    Parameters
+    ----------
+    engine : {"local", "ray", "deployment"}
+        Where the clients run; the version of Ray is included with ``ray``.
+    device : str
+        The setting ``device``.
+
+    Returns
+    -------
+    dict of str to object
+        ``versions`` by name; ``commit``, if the package runs from a checkout; ``host`` with
+        ``cpu``, ``cores``, ``memory_gb`` (10⁹ bytes) and ``os``; ``device``. It contains
+        no name of a host, user or folder.
+    """
+    packages = [*PACKAGES, "ray"] if engine == "ray" else PACKAGES
+    versions = {"python": platform.python_version(), "flower-fgl": VERSION}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    commit = find_commit(Path(__file__).resolve().parents[2])
+    return {
+        "versions": versions,
+        **({"commit": commit} if commit else {}),
+        "host": {
+            "cpu": _cpu_model(),
+            "cores": os.cpu_count(),
+            "memory_gb": _memory_gb(),
+            "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        },
+        "device": _device_name(device),
+    }
+
+
+def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
+    """Format start time and environment as comments for ``config.toml``.
+
+    Parameters
+    ----------
+    started : str
+        Start time.
+    environment : mapping
+        Result of :func:`describe_environment`.
+
+    Returns
+    -------
+    str
+        Lines that start with ``#``.
+    """
+    host = environment["host"]
+    versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items())
+    lines = [
+        f"started: {started}",
+        f"versions: {versions}",
+        *([f"commit: {environment['commit']}"] if "commit" in environment else []),
+        f"host: {host['cpu']}, {host['cores']} cores, {host['memory_gb']} GB, {host['os']}",
+        f"device: {environment['device']}",
+    ]
+    return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+def find_commit(checkout: Path) -> str:
+    """Return the commit of a git checkout, read without running git.
+
+    Parameters
+    ----------
+    checkout : Path
+        Top folder of the checkout. Folders above it are not searched.
+
+    Returns
+    -------
+    str
+        Hash of the commit, empty if there is none or it cannot be read.
+    """
+    try:
+        folder = checkout / ".git"
+        if folder.is_file():  # a linked worktree names its own folder
+            named = folder.read_text("utf-8").removeprefix("gitdir:").strip()
+            folder = checkout / named
+        head = (folder / "HEAD").read_text("utf-8").strip()
+        if not head.startswith("ref:"):
+            return head if COMMIT.fullmatch(head) else ""
+        return _read_reference(folder, head.removeprefix("ref:").strip())
+    except (OSError, ValueError):
+        return ""
+
+
+def _read_reference(folder: Path, name: str) -> str:
+    """Return the commit of a branch: from its own file, or from the packed ones."""
+    shared = folder
+    if (folder / "commondir").is_file():
+        shared = folder / (folder / "commondir").read_text("utf-8").strip()
+    for place in (folder, shared):
+        if (place / name).is_file():
+            text = (place / name).read_text("utf-8").strip()
+            return text if COMMIT.fullmatch(text) else ""
+    for line in (shared / "packed-refs").read_text("utf-8").splitlines():
+        commit, _, reference = line.partition(" ")
+        if reference == name and COMMIT.fullmatch(commit):
+            return commit
+    return ""
+
+
+def _cpu_model() -> str:
+    """Return the model of the processor, empty if it is not known."""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+        if match := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return match[1]
+    return platform.machine()
+
+
+def _memory_gb() -> float | None:
+    """Return the memory of the machine in 10⁹ bytes, ``None`` if it is not known."""
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _device_name(device: str) -> str:
+    """Return the device of this process, with the model of a GPU."""
+    torch = sys.modules.get("torch")  # a reader of runs does not load it
+    if torch is None or not torch.cuda.is_available() or device == "cpu":
+        return "cpu" if device == "auto" else device
+    name = "cuda:0" if device == "auto" else device
+    with contextlib.suppress(RuntimeError, AssertionError, ValueError):
+        return f"{name} {torch.cuda.get_device_name(name)}"
+    return name
