@@ -18,11 +18,11 @@ MAX_PADDING, MAX_PADDING_OF_FEW, FEW = 1.25, 4.0, 32
 few clients, whose calls take longer than their arithmetic, a larger one."""
 COHORT_BYTES = 32 << 20
 """Bytes of weights and features of one cohort: more would not stay in the cache."""
-FEWEST = 8
+FEWEST = 4
 """Clients of a cohort from which stacking is faster, see benchmarks/stacked.py."""
-LARGEST_STEP = 1 << 20
+LARGEST_STEP = 1 << 18
 """Numbers of one client's largest hidden representation or weight up to which stacking is
-faster: arithmetic then takes longer than the calls that stacking saves."""
+known to be faster. Beyond it, arithmetic takes longer than the calls that it saves."""
 
 
 def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:

@@ -347,7 +347,9 @@ def test_auto_stacks_many_small_clients_only(monkeypatch: Any, tmp_path: Path) -
         return train(self, app, half, opened, **given)
 
     monkeypatch.setattr(Stacker, "_train_cohort", counted)
+    synthetic = {**SMALL["synthetic"], "nodes": 640}
     settings = {**SMALL, "rounds": 1, "output_dir": str(tmp_path)}
+    settings["synthetic"] = synthetic
     simulate("fedavg", clients=FEW - 1, **settings)
     assert seen == []
     simulate("fedavg", clients=FEW, **settings)
