@@ -363,8 +363,8 @@ class GeneralSettings:
     seed: int = option(0, "random seed of the run", ge=0)
     device: str = option(
         "auto",
-        "device of the clients: auto (a GPU if there is one), cpu, cuda, or one GPU "
-        "such as cuda:0",
+        "device of the clients, and of O-pFGL's server: auto (a GPU if there is one), cpu, "
+        "cuda, or one GPU such as cuda:0",
     )
     threads: int = option(1, "number of PyTorch threads per client", ge=1, le=1024)
     stacked: str = option(

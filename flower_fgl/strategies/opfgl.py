@@ -32,6 +32,7 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from flower_fgl.algorithms.opfgl.class_statistics import (
@@ -74,6 +75,9 @@ class OPFGL(FglStrategy):
        sends the download and returns scores, no payload.
     2. A client whose statistics do not arrive, or are impossible, is left out of the
        second exchange. It evaluates the model of its stage 1.
+    3. The generator runs on ``device``, as the clients do. A server without that device
+       runs it on the CPU and logs a warning. X' and g_θ start from the same draws on every
+       device.
     """
 
     down = GraphDownload
@@ -165,14 +169,15 @@ class OPFGL(FglStrategy):
                 "No client uploaded statistics of %s: left out of the pseudo-graph.",
                 ", ".join(missing),
             )
+        device = server_device(self.config.device)
         share = method_config.node_share or None
         number = pseudo_counts(statistics.labelled_count, share=share)
         try:
             graph, _ = generate(
-                statistics.mean,
-                statistics.variance,
-                statistics.count,
-                number,
+                statistics.mean.to(device),
+                statistics.variance.to(device),
+                statistics.count.to(device),
+                number.to(device),
                 num_features=self.federation.num_features,
                 depth=method_config.depth,
                 settings=generator_settings(method_config),
@@ -183,7 +188,9 @@ class OPFGL(FglStrategy):
             raise PayloadError(
                 f"The pseudo-graph cannot be generated: {error}"
             ) from error
-        return graph
+        return PseudoGraph(
+            graph.features.cpu(), graph.labels.cpu(), graph.adjacency.cpu()
+        )
 
     def complete_round(self, server_round: int) -> bool:
         """Send the pseudo-graph; clients train both stages and reply with scores.
@@ -203,6 +210,22 @@ class OPFGL(FglStrategy):
         )
         trained = self.read_uploads(self.messenger.exchange(messages), Empty)
         return len(trained) >= self.config.min_replies
+
+
+def server_device(name: str) -> torch.device:
+    """Return the device of the setting ``device``, the CPU if the server lacks it."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        log.warning(
+            'device = "%s", but torch sees %d GPUs on the server: it generates the '
+            "pseudo-graph on its CPU.",
+            name,
+            torch.cuda.device_count(),
+        )
+        return torch.device("cpu")
+    return device
 
 
 def generator_settings(method_config: OPFGLSettings) -> GeneratorSettings:

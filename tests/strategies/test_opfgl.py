@@ -28,6 +28,7 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_tensors, write_tensors
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.opfgl import LocalStatistics, no_pseudo_graph
+from flower_fgl.strategies import opfgl
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.federation import Federation
 from flower_fgl.strategies.opfgl import OPFGL
@@ -126,6 +127,34 @@ def test_links_may_be_hard_and_smoothness_inverted() -> None:
         graphs.append(strategy.pseudo.graph)
     assert set(graphs[1].adjacency.flatten().tolist()) <= {0.0, 1.0}
     assert not torch.equal(graphs[0].features, graphs[2].features)
+
+
+def test_the_server_generates_on_the_chosen_device_and_sends_cpu_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[str] = []
+
+    def generate(*tensors: torch.Tensor, **options: Any) -> Any:
+        seen.extend(tensor.device.type for tensor in tensors)
+        (out,) = [torch.zeros((1, FEATURES))]
+        return PseudoGraph(out, torch.zeros(1).long(), torch.zeros((1, 1))), out
+
+    monkeypatch.setattr(opfgl, "generate", generate)
+    monkeypatch.setattr(opfgl, "server_device", lambda name: torch.device("meta"))
+    strategy = server()
+    strategy.aggregate(1, {0: upload([3, 4, 5])})
+    assert seen == ["meta"] * 4
+    assert strategy.pseudo.graph.features.device.type == "cpu"
+
+
+def test_a_server_without_the_device_warns_and_uses_its_cpu(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert opfgl.server_device("cpu") == torch.device("cpu")
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        assert opfgl.server_device("cuda:99") == torch.device("cpu")
+    assert 'device = "cuda:99"' in caplog.text
 
 
 def test_the_generator_logs_a_line_every_500_steps(

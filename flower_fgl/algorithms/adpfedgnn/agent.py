@@ -143,7 +143,8 @@ class NeighbourAgent:
 
     def distinct_rewards(self) -> int:
         """Count the different rewards in the replay buffer."""
-        return len(self.buffer.steps.reward[: len(self.buffer)].unique())
+        rewards = self.buffer.steps.reward[: len(self.buffer)]
+        return len(set(rewards.tolist()))
 
     def _remember(self, block: Block, kept: Tensor, gain: float) -> None:
         """Store a step for pairs and branches, a random part of them if there are many."""

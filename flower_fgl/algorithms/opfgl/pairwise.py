@@ -16,14 +16,20 @@ from torch import Tensor
 __all__ = ["pair_scores", "pair_similarity"]
 
 BLOCK = 2**17
-"""Numbers per block: 512 kB of float32, so that three blocks fit a core's cache."""
+"""Numbers per block on a CPU: 512 kB of float32, so that three blocks fit a core's
+cache."""
+
+GPU_BLOCK = 2**26
+"""Numbers per block on another device: 256 MB of float32. Its kernels need large products,
+and it has no cache of a block's size."""
 
 EPSILON = 1e-5
 """Added to variances in batch normalisation, PyTorch's default."""
 
 
-def _blocks(rows: int, row_size: int) -> Iterator[slice]:
-    step = max(1, BLOCK // max(row_size, 1))
+def _blocks(rows: int, row_size: int, device: torch.device) -> Iterator[slice]:
+    block = BLOCK if device.type == "cpu" else GPU_BLOCK
+    step = max(1, block // max(row_size, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
@@ -97,7 +103,7 @@ class _PairScores(torch.autograd.Function):
         total = left.new_zeros(width, dtype=torch.float64)
         squares = torch.zeros_like(total)
         inner, outer = _scratch(left, weight)
-        for rows, pairs in _pair_blocks(s, max(width, left.shape[1])):
+        for rows, pairs in _pair_blocks(s, max(width, left.shape[1]), left.device):
             lower = _lower(left[rows], right, inner).clamp_(min=0)
             block = torch.mm(lower, weight.T, out=before[pairs])
             total += block.sum(dim=0)
@@ -108,7 +114,7 @@ class _PairScores(torch.autograd.Function):
         slope = scale / deviation
         offset = shift - slope * mean
         out = left.new_empty(s * s)
-        for _, pairs in _pair_blocks(s, max(width, left.shape[1])):
+        for _, pairs in _pair_blocks(s, max(width, left.shape[1]), left.device):
             block = before[pairs]
             block = torch.addcmul(offset, block, slope, out=outer[: len(block)])
             torch.mv(block.clamp_(min=0), head, out=out[pairs])
@@ -134,7 +140,7 @@ class _PairScores(torch.autograd.Function):
         active, along = torch.zeros_like(head), torch.zeros_like(head)
         inner, outer = _scratch(left, weight)
         below = torch.empty_like(inner)
-        for _, pairs in _pair_blocks(s, max(width, left.shape[1])):
+        for _, pairs in _pair_blocks(s, max(width, left.shape[1]), left.device):
             block = _active(before[pairs], slope, offset, outer)
             active += grad[pairs] @ block
             along += grad[pairs] @ block.mul_(before[pairs])
@@ -149,7 +155,7 @@ class _PairScores(torch.autograd.Function):
         needs_ends = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         to_left, to_right = torch.zeros_like(left), torch.zeros_like(right)
         to_weight = torch.zeros_like(weight)
-        for rows, pairs in _pair_blocks(s, max(width, left.shape[1])):
+        for rows, pairs in _pair_blocks(s, max(width, left.shape[1]), left.device):
             block = _active(before[pairs], slope, offset, outer).mul_(slope * head)
             block.mul_(grad[pairs, None]).addcmul_(before[pairs], -tilt).sub_(level)
             lower = _lower(left[rows], right, inner)
@@ -165,9 +171,11 @@ class _PairScores(torch.autograd.Function):
         return None, to_left, to_right, to_weight, to_scale, to_shift, to_head
 
 
-def _pair_blocks(s: int, width: int) -> Iterator[tuple[slice, slice]]:
+def _pair_blocks(
+    s: int, width: int, device: torch.device
+) -> Iterator[tuple[slice, slice]]:
     """Yield rows i and the positions of their pairs (i, ·) in row-major order."""
-    for rows in _blocks(s, s * width):
+    for rows in _blocks(s, s * width, device):
         yield rows, slice(rows.start * s, rows.stop * s)
 
 
@@ -183,7 +191,7 @@ def _take(pool: list[Tensor], like: Tensor, rows: int, width: int) -> Tensor:
 def _scratch(left: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Allocate buffers for one block before and after W."""
     s, sizes = len(left), weight.shape
-    rows = next(_blocks(s, s * max(sizes))).stop
+    rows = next(_blocks(s, s * max(sizes), left.device)).stop
     return left.new_empty((rows * s, sizes[1])), left.new_empty((rows * s, sizes[0]))
 
 
@@ -217,7 +225,7 @@ class _PairSimilarity(torch.autograd.Function):
         ctx.is_empty = False
         similarity = x.new_zeros((s, s))
         to_x = torch.zeros_like(x)
-        for rows in _blocks(s, s * width):
+        for rows in _blocks(s, s * width, x.device):
             later = slice(
                 rows.start, s
             )  # pairs (i, j) with j before the block are done

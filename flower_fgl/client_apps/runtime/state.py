@@ -298,7 +298,7 @@ class FileStates(StateStore):
             make_private_folder(self.folder)
             with FileLock(f"{place}.lock"):
                 if not place.exists():
-                    write_file(place, str(partition_id).encode())
+                    write_file(place, str(partition_id).encode(), is_private=True)
                 bound = place.read_text()
         except OSError as error:
             raise RunError(

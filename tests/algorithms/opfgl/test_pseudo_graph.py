@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.opfgl import pairwise
 from flower_fgl.algorithms.opfgl.objective import (
     alignment_loss,
     link_weights,
@@ -280,6 +282,32 @@ def test_the_same_generator_gives_the_same_graph(target):
     assert torch.equal(first.result().features, second.result().features)
     torch.manual_seed(5)
     assert torch.equal(torch.random.get_rng_state(), state)  # nothing was drawn from it
+
+
+def grown(target, device="cpu"):
+    """Generate a graph with 12 nodes in 20 steps on a device."""
+    mean, variance = target
+    found = generate(
+        mean.to(device), variance.to(device), COUNTS.to(device),
+        torch.tensor([6, 2, 4], device=device), num_features=D, depth=1,
+        settings=replace(QUICK, steps=20), generator=torch.Generator().manual_seed(3),
+    )  # fmt: skip
+    graph, losses = found
+    return [t.cpu() for t in (graph.features, graph.adjacency, losses)]
+
+
+def test_the_large_blocks_of_a_gpu_give_the_same_graph(target, monkeypatch):
+    monkeypatch.setattr(pairwise, "BLOCK", 100)  # one row of pairs at a time
+    small = grown(target)
+    monkeypatch.setattr(pairwise, "BLOCK", pairwise.GPU_BLOCK)
+    for a, b in zip(small, grown(target), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gives_the_same_graph(target):
+    for a, b in zip(grown(target), grown(target, "cuda"), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_no_steps_give_the_initial_graph(target):
