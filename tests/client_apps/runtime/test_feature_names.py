@@ -31,7 +31,7 @@ from flower_fgl.strategies.rounds.schema_agreement import agree_features
 from tests.client_apps.runtime.test_owners import saved, without_names
 from tests.support.owners import owner_graphs, run_owners
 
-NAMES = tuple(["age", "height", "weight", "pulse", "sugar", "salt", "iron", "zinc"])
+NAMES = ("age", "height", "weight", "pulse", "sugar", "salt", "iron", "zinc")
 
 
 def swapped(client: ClientGraph, names: tuple[str, ...]) -> ClientGraph:
