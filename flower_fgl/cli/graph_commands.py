@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from flwr.common.config import parse_config_args
 
 from flower_fgl.cli.arguments import (
     SettingPairs,
@@ -15,7 +16,9 @@ from flower_fgl.cli.arguments import (
     show,
 )
 from flower_fgl.cli.tables import make_table
-from flower_fgl.methods import parse_config
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.node_settings import broken_floors, parse_node_config
+from flower_fgl.methods import METHODS, parse_config
 
 __all__ = ["check_graph", "export", "identity", "partition", "predict"]
 
@@ -77,14 +80,20 @@ def export(
 def check_graph(
     graph: Annotated[Path, typer.Argument(help="Graph: an .npz file or a CSV folder.")],
     settings: SettingPairs = None,
+    node_config: Annotated[
+        str,
+        typer.Option(help="The --node-config with which the SuperNode will start."),
+    ] = "",
 ) -> None:
     """Check a data owner's graph file.
 
     Lists all problems of the file, and everything that the server would learn about it
-    before round 1.
+    before round 1. With --node-config, also unknown keys and wrong values there, and
+    floors below which a run with these settings is.
     """
     pairs = parse_pairs(settings or [])
-    parse_config(pairs)
+    config = parse_config(pairs)
+    weaker = weaker_settings(node_config, config) if node_config else []
     # loads torch: the settings are checked first
     from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
     from flower_fgl.datasets.graph_files.problems import show_path
@@ -92,6 +101,8 @@ def check_graph(
     report = inspect_graph(graph, pairs)
     for number, problem in enumerate(report.problems, start=1):
         show(f"Problem {number}: {problem}")
+    for text in weaker:
+        show(f"Note: this node refuses a run with these settings: {text}.")
     for note in report.notes:
         show(f"Note: {note}")
     where, number = show_path(graph), len(report.problems)
@@ -128,6 +139,13 @@ def identity(
     from flower_fgl.protocols.secure_aggregation.identities import load_identity
 
     show(load_identity(path.absolute()).text)
+
+
+def weaker_settings(node_config: str, config: RunConfig) -> list[str]:
+    """Check a SuperNode's node config; return the settings that are below its floors."""
+    values = parse_config_args([node_config])
+    node = parse_node_config(dict(values))
+    return broken_floors(node, config.flat(), uploads=METHODS[config.method].uploads)
 
 
 def predict(

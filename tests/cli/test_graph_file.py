@@ -200,3 +200,22 @@ def test_predict_writes_the_table_and_says_which_model_it_was(
     assert result.exit_code == 0, result.output
     assert "fedavg, gcn, round 4, of ash" in result.output
     assert out.read_text().startswith("node,predicted,p:flu,p:cold,p:well\n")
+
+
+def test_check_graph_checks_the_node_config_before_the_node_starts(graph: Path) -> None:
+    result = invoke("check-graph", graph, "--node-config", "min-clas-count=5")
+    assert 'Did you mean "min-class-count"?' in str(result.exception)
+    result = invoke("check-graph", graph, "--node-config", "min-class-count=]")
+    assert result.exit_code == 1
+    assert "invalid format" in " ".join(result.output.split())
+    floors = 'graph="/data/a.npz" min-class-count=5 upload-noise=1.0'
+    result = invoke("check-graph", graph, "--node-config", floors)
+    assert result.exit_code == 0
+    text = " ".join(result.output.split())
+    assert "min-class-count = 1, but its node config demands at least 5" in text
+    assert "upload-noise = 0, but its node config demands at least 1" in text
+    strong = ["--set", "min-class-count=5", "--set", "upload-clip=1", "--set"]
+    result = invoke(
+        "check-graph", graph, "--node-config", floors, *strong, "upload-noise=1"
+    )
+    assert "refuses" not in result.output

@@ -9,9 +9,9 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flower_fgl.client_apps.fedala import (
     MAX_PASSES,
     FedALAClientApp,
-    _is_learned,
     blend,
     blend_step,
+    is_learned,
     last_layers,
     sample_nodes,
 )
@@ -128,14 +128,14 @@ def test_learning_the_blend_lowers_its_loss() -> None:
 def test_the_blend_weights_are_learned_to_convergence_first_and_then_once_a_round() -> (
     None
 ):
-    assert not _is_learned([], is_first=True)
-    assert not _is_learned([], is_first=False)
-    assert _is_learned([1.0], is_first=False)
-    assert not _is_learned([1.0] * 10, is_first=True)
-    assert _is_learned([9.0] + [1.0] * 10, is_first=True)
+    assert not is_learned([], is_first=True)
+    assert not is_learned([], is_first=False)
+    assert is_learned([1.0], is_first=False)
+    assert not is_learned([1.0] * 10, is_first=True)
+    assert is_learned([9.0] + [1.0] * 10, is_first=True)
     # the standard deviation of five zeros and five ones is 0.527
-    assert not _is_learned([0.0, 1.0] * 10, is_first=True)
-    assert _is_learned([0.0, 1.0] * (MAX_PASSES // 2), is_first=True)
+    assert not is_learned([0.0, 1.0] * 10, is_first=True)
+    assert is_learned([0.0, 1.0] * (MAX_PASSES // 2), is_first=True)
 
 
 def test_equal_models_leave_the_blend_weights_unchanged() -> None:

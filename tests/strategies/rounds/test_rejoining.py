@@ -66,8 +66,9 @@ def run_with(
     values = run_config_of(
         method=method, dataset="synthetic", clients=clients, seed=0, settings=settings
     )
-    with task_identity(9):
-        grid = grid_type(DispatchingClientApp(Session()), 3, values, 9)
+    run_id = 9 + bool(settings.get("resume"))  # Flower gives every run its own id
+    with task_identity(run_id):
+        grid = grid_type(DispatchingClientApp(Session()), 3, values, run_id)
         for context, node in zip(grid.contexts.values(), nodes or [], strict=False):
             context.node_config = {"model-dir": str(folder.parent / "models"), **node}
         for late in list(grid.contexts)[present:]:
