@@ -41,13 +41,13 @@ def test_ray_gives_the_numbers_of_the_local_engine(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_supernodes_give_the_numbers_of_the_local_engine(
     expected: Run, tmp_path: Path
 ) -> None:
     folder = tmp_path / "deployed"
     nodes = [f"partition-id={i} num-partitions=3" for i in range(3)]
     with deployment(tmp_path / "deployment", nodes) as stage:
-        status = stage.run(values_of(expected, folder), seconds=240)
+        status = stage.run(values_of(expected, folder), seconds=500)
         assert status == "finished:completed", stage.logs()
     assert numbers(Run.load(folder)) == numbers(expected)

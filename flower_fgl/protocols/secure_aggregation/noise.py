@@ -15,8 +15,8 @@ Notes
 2. The sum of t shares, each of width s steps, is a randomized rounding of a continuous
    Gaussian of variance t·s² − 64, up to a factor of at most 1 ± 10^-200 per outcome, if
    s is at least 12 (Peikert, "An Efficient and Parallel Gaussian Sampler for Lattices",
-   CRYPTO 2010, Theorem 3.1, with width 8). The shares are larger by these 64 squared steps,
-   so that the ε of the continuous Gaussian mechanism holds for the sum.
+   CRYPTO 2010, Theorem 3.1, with width 8). The shares are larger by these 64 squared
+   steps, so that the ε of the continuous Gaussian mechanism holds for the sum.
 """
 
 from __future__ import annotations
