@@ -295,6 +295,7 @@ def average_of(
             generator=torch_generator(
                 client.config.seed, server_round, client.partition_id, "neighbours"
             ),
+            mode=method_config.hop_mode,
         )
     made = HopAverage(pairs, annotation, client.data.num_classes)
     memo[("average",)] = (key, annotation, made)
