@@ -285,6 +285,7 @@ def average_of(
             limit=method_config.neighbor_limit,
             same_class=same_class,
             mode=method_config.hop_mode,
+            is_ranked=method_config.graph_similarity == "quantile",
         )
     else:
         pairs = select_pairs(
