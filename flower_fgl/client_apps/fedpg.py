@@ -294,6 +294,7 @@ def average_of(
             limit=method_config.neighbor_limit,
             same_class=same_class,
             mode=method_config.hop_mode,
+            is_ranked=method_config.graph_similarity == "quantile",
         )
     else:
         pairs = select_pairs(
@@ -304,6 +305,7 @@ def average_of(
             generator=torch_generator(
                 client.config.seed, server_round, client.partition_id, "neighbours"
             ),
+            mode=method_config.hop_mode,
         )
     made = HopAverage(pairs, annotation, client.data.num_classes)
     memo[("average",)] = (key, annotation, made)

@@ -125,9 +125,15 @@ class FedPGSettings:
         "between graphs: the most similar ones",
         ge=1,
     )
+    graph_similarity: str = option(
+        "quantile",
+        "meaning of ρ_h: a quantile of the cosines of all pairs of the client's graphs, "
+        "whose mean is subtracted first (quantile), or a cosine (cosine)",
+        choices="quantile cosine",
+    )
     rho: float = option(
         0.9,
-        "ρ_1, cosine similarity from which two graphs are neighbours at hop 1",
+        "ρ_1, similarity from which two graphs are neighbours at hop 1",
         gt=0,
         le=1,
     )

@@ -130,7 +130,7 @@ def test_a_client_with_one_graph_per_class_has_no_neighbours() -> None:
 
 def test_hops_without_similar_graphs_are_left_out() -> None:
     # with decay 1 every hop after the first is empty
-    client = make_client(hops=6, rho_decay=1.0)
+    client = make_client(hops=6, rho_decay=1.0, graph_similarity="cosine")
     for upload in two_rounds(client, FedPGClientApp()):
         assert upload.counts.shape == (C, 7)
         assert int(upload.counts[:, 1].sum()) > 0

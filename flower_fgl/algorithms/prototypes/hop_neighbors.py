@@ -15,6 +15,11 @@ from flower_fgl.nn.sparse import SparseOperator
 
 __all__ = ["Pairs", "annotate", "ring_pairs", "select_pairs"]
 
+MOST_PAIRS = 1 << 24
+"""Pairs of hop 2 that a client stores: 8 bytes each, 128 MiB."""
+ROW_BLOCK = 1 << 21
+"""Walks of two steps that are combined at once: about 100 MiB of sparse matrices."""
+
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
@@ -24,10 +29,14 @@ class Pairs:
     ----------
     centre, neighbour : Tensor of shape (E,), int32 or int64
         v and u of each pair, sorted by centre.
+    unlisted : Tensor of shape (n,), int64, optional
+        Centres whose pairs are left out, because they are too many. Those that
+        :func:`select_pairs` needs are drawn by random walks.
     """
 
     centre: Tensor
     neighbour: Tensor
+    unlisted: Tensor | None = None
     _made: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def start(self, num_nodes: int) -> Tensor:
@@ -77,6 +86,8 @@ class Pairs:
     def num_bytes(self) -> int:
         """Memory in bytes, including cached tensors."""
         total = self.centre.nbytes + self.neighbour.nbytes
+        if self.unlisted is not None:
+            total += self.unlisted.nbytes
         if "mean" in self._made:
             total += 2 * 8 * len(self.centre)  # 8 bytes per entry and direction
         if "start" in self._made:
@@ -88,7 +99,12 @@ class Pairs:
 
 
 def ring_pairs(
-    edge_index: Tensor, num_nodes: int, hops: int, *, mode: str = "ring"
+    edge_index: Tensor,
+    num_nodes: int,
+    hops: int,
+    *,
+    mode: str = "ring",
+    most_pairs: int = MOST_PAIRS,
 ) -> list[Pairs]:
     """Find the nodes at each distance of each node, FedPG Sec. III-A.
 
@@ -102,6 +118,9 @@ def ring_pairs(
         L, the largest distance.
     mode : {"ring", "within"}
         Nodes at distance exactly h, or at distance 1 to h.
+    most_pairs : int
+        Pairs of hop 2 to store if ``hops`` is 2. The nodes with the fewest walks of two
+        steps are listed; the others are ``unlisted``.
 
     Returns
     -------
@@ -116,6 +135,8 @@ def ring_pairs(
     2. The nodes first reached by h + 1 steps are the product of those reached by h and
        the adjacency matrix, minus all reached before. Sparse products replace a loop
        over nodes; memory is that of the largest ring.
+    3. A hub makes hop 2 quadratic in its degree: the 8,000 leaves of a star have 64
+       million pairs. With more than two hops all pairs are stored all the same.
     """
     source, target = edge_index.cpu().numpy()
     ones = np.ones(len(source), dtype=np.float32)
@@ -123,17 +144,74 @@ def ring_pairs(
     adjacency = sparse.csr_matrix((ones, (source, target)), shape=shape)
     identity = sparse.identity(num_nodes, dtype=np.float32, format="csr")
     frontier, reached = identity, identity
-    out = [_pairs(identity, edge_index.device)]
-    for _ in range(hops):
-        step = _boolean(frontier @ adjacency)
-        frontier = _boolean(step - step.multiply(reached))
-        reached = _boolean(reached + frontier)
-        kept = frontier if mode == "ring" else _boolean(reached - identity)
-        out.append(_pairs(kept, edge_index.device))
+    device = edge_index.device
+    out = [pairs_of(identity, device)]
+    for hop in range(1, hops + 1):
+        if hop == hops == 2:
+            return [*out, _bounded_two_steps(frontier, mode, most_pairs, device)]
+        step = boolean(frontier @ adjacency)
+        frontier = boolean(step - step.multiply(reached))
+        reached = boolean(reached + frontier)
+        kept = frontier if mode == "ring" else boolean(reached - identity)
+        out.append(pairs_of(kept, device))
     return out
 
 
-def _boolean(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
+def _bounded_two_steps(
+    adjacency: sparse.csr_matrix, mode: str, most_pairs: int, device: torch.device
+) -> Pairs:
+    """List hop 2 of the nodes with the fewest pairs, block by block."""
+    size = adjacency.shape[0]
+    degree = np.diff(adjacency.indptr).astype(np.float64)
+    walks = adjacency @ degree
+    # bounds of the pairs, since all pairs are not counted before they are listed
+    bound = np.minimum(walks + degree, size)
+    order = np.argsort(bound, kind="stable")
+    is_listed = np.zeros(size, dtype=bool)
+    is_listed[order[np.cumsum(bound[order]) <= most_pairs]] = True
+    nodes = np.flatnonzero(is_listed)
+    block = (np.cumsum(walks[nodes]) // ROW_BLOCK).astype(np.int64)
+    ends = np.flatnonzero(np.diff(block, append=-1)) + 1
+    parts = [pairs_of(sparse.csr_matrix((0, size)), device)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        rows = nodes[start:end]
+        parts.append(pairs_of(two_step_rows(adjacency, rows, mode), device, rows))
+    unlisted = torch.from_numpy(np.flatnonzero(~is_listed)).to(device)
+    return Pairs(
+        torch.cat([part.centre for part in parts]),
+        torch.cat([part.neighbour for part in parts]),
+        unlisted if len(unlisted) else None,
+    )
+
+
+def two_step_rows(
+    adjacency: sparse.csr_matrix, nodes: np.ndarray[Any, Any], mode: str
+) -> sparse.csr_matrix:
+    """Find the nodes at distance two of some nodes.
+
+    Parameters
+    ----------
+    adjacency : csr_matrix of shape (N, N)
+        Ones for the edges, without loops.
+    nodes : array of shape (n,), int64
+        The nodes.
+    mode : {"ring", "within"}
+        Distance exactly 2, or 1 and 2.
+
+    Returns
+    -------
+    csr_matrix of shape (n, N)
+        Ones.
+    """
+    near = adjacency[nodes]
+    here = (np.ones(len(nodes), dtype=np.float32), (np.arange(len(nodes)), nodes))
+    reached = boolean(near + sparse.csr_matrix(here, shape=near.shape))
+    step = boolean(near @ adjacency)
+    ring = boolean(step - step.multiply(reached))
+    return ring if mode == "ring" else boolean(ring + near)
+
+
+def boolean(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
     """Set all non-zero entries to 1 and drop the zeros, columns sorted."""
     matrix = matrix.tocsr()
     matrix.eliminate_zeros()
@@ -142,8 +220,15 @@ def _boolean(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
     return matrix
 
 
-def _pairs(matrix: sparse.csr_matrix, device: torch.device) -> Pairs:
-    rows = np.repeat(np.arange(matrix.shape[0], dtype=np.int32), np.diff(matrix.indptr))
+def pairs_of(
+    matrix: sparse.csr_matrix,
+    device: torch.device,
+    nodes: np.ndarray[Any, Any] | None = None,
+) -> Pairs:
+    """Return the entries of a matrix as pairs; ``nodes`` are its rows, by default all."""
+    if nodes is None:
+        nodes = np.arange(matrix.shape[0])
+    rows = np.repeat(nodes.astype(np.int32), np.diff(matrix.indptr))
     columns = matrix.indices.astype(np.int32)
     return Pairs(
         torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
@@ -182,6 +267,7 @@ def select_pairs(
     same_class: bool,
     limit: int,
     generator: torch.Generator,
+    mode: str = "ring",
 ) -> list[Pairs]:
     """Select the pairs for prototypes, N_c^h(v) of FedPG Sec. III-A.
 
@@ -197,6 +283,8 @@ def select_pairs(
         Maximum number of neighbours per node and hop.
     generator : torch.Generator
         Draws the neighbours, on the CPU.
+    mode : {"ring", "within"}
+        As in :func:`ring_pairs`; used for ``unlisted`` centres.
 
     Returns
     -------
@@ -212,18 +300,40 @@ def select_pairs(
     few = len(annotation) == 0 or int(annotation.max()) < 128
     classes = annotation.to(torch.int8 if few else torch.int16)
     selected = [
-        _select(pairs, classes, same_class, limit, generator) for pairs in hops[1:]
+        pick(pairs, classes, same_class, limit, generator) for pairs in hops[1:]
     ]
+    if len(hops) > 2 and hops[2].unlisted is not None:
+        # imported here: few graphs have such nodes
+        from flower_fgl.algorithms.prototypes.two_step_walks import draw_two_steps
+
+        drawn = draw_two_steps(
+            hops[1],
+            hops[2].unlisted,
+            classes,
+            same_class=same_class,
+            limit=limit,
+            mode=mode,
+            generator=generator,
+        )
+        selected[1] = _merged(selected[1], drawn)
     return [Pairs(centres, centres), *selected]
 
 
-def _select(
+def _merged(a: Pairs, b: Pairs) -> Pairs:
+    """Join the pairs of different centres."""
+    centre = torch.cat([a.centre, b.centre])
+    order = torch.argsort(centre, stable=True)
+    return Pairs(centre[order], torch.cat([a.neighbour, b.neighbour])[order])
+
+
+def pick(
     pairs: Pairs,
     classes: Tensor,
     same_class: bool,
     limit: int,
     generator: torch.Generator,
 ) -> Pairs:
+    """Keep the pairs of annotated centres, and draw ``limit`` of those with more."""
     size = len(classes)
     start = pairs.start(size)
     of_centre = _repeat(classes, start.diff())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
@@ -25,6 +27,7 @@ def similar_pairs(
     limit: int = 32,
     same_class: bool = True,
     mode: str = "ring",
+    is_ranked: bool = False,
 ) -> list[Pairs]:
     """Find the graphs at each similarity level of each graph, FedPG Sec. IV-E.
 
@@ -50,6 +53,10 @@ def similar_pairs(
         Whether a neighbour must have its centre's class.
     mode : {"ring", "within"}
         With ``within``, hop h are the graphs with cos ≥ ρ_h, including nearer hops.
+    is_ranked : bool
+        Whether the mean over all graphs is subtracted from the embeddings, and ρ_h is
+        the quantile of the cosines of all pairs of graphs: with 0.9 hop 1 has the tenth
+        of the pairs that are most similar.
 
     Returns
     -------
@@ -67,13 +74,22 @@ def similar_pairs(
     3. With ``within``, a graph with ``limit`` neighbours at hop 1 has the same
        neighbours at every hop.
     4. A graph whose embedding is 0 has cosine 0 with all, and no neighbours.
-    5. The rows of the similarity matrix are sorted in blocks: time G² log G, memory of
+    5. Embeddings pooled after a ReLU have no negative entries and share a large mean:
+       all cosines are above 0.99, hop 1 holds every graph and the other hops none.
+       Without the mean the cosines depend on the noise of the embeddings, and a fixed
+       threshold may select no graph. Quantiles (``is_ranked``) always select.
+    6. The rows of the similarity matrix are sorted in blocks: time G² log G, memory of
        one block.
     """
-    unit = F.normalize(embedding.detach(), dim=1)
+    embedding = embedding.detach()
+    if is_ranked and len(embedding):
+        embedding = embedding - embedding.mean(dim=0)
+    unit = F.normalize(embedding, dim=1)
     centres = (annotation >= 0).nonzero().squeeze(1)
     found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(hops)]
     thresholds = [rho * decay**h for h in range(hops)]
+    if is_ranked:
+        thresholds = _quantiles(unit, thresholds)
     rows = max(1, BLOCK // max(1, len(unit)))
     for block in torch.split(centres, rows) if hops else ():
         similarity = unit[block] @ unit.T  # (rows, G)
@@ -91,6 +107,19 @@ def similar_pairs(
             if mode == "ring":
                 start = end
     return [Pairs(centres, centres), *(_joined(parts, centres) for parts in found)]
+
+
+def _quantiles(unit: Tensor, shares: list[float]) -> list[float]:
+    """Return quantiles of the cosines of different graphs; of many graphs some rows."""
+    size = len(unit)
+    if size < 2 or not shares:
+        return [math.inf] * len(shares)
+    rows = torch.arange(0, size, math.ceil(size * size / BLOCK), device=unit.device)
+    similarity = unit[rows] @ unit.T
+    others = torch.ones_like(similarity, dtype=torch.bool)
+    others[torch.arange(len(rows), device=unit.device), rows] = False
+    found: list[float] = similarity[others].quantile(unit.new_tensor(shares)).tolist()
+    return found
 
 
 def _joined(parts: list[tuple[Tensor, Tensor]], like: Tensor) -> Pairs:

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flower_fgl.algorithms.prototypes import hop_neighbors
 from flower_fgl.algorithms.prototypes.hop_neighbors import (
     Pairs,
     annotate,
@@ -40,6 +41,40 @@ def test_rings_hold_the_nodes_at_exactly_that_distance(seed: int, p: float) -> N
             assert as_set(pairs) == want
             assert len(pairs.centre) == len(want)
             assert bool((pairs.centre.diff() >= 0).all())
+
+
+@given(
+    seed=st.integers(0, 200),
+    p=st.sampled_from([0.0, 0.1, 0.3, 0.8]),
+    most_pairs=st.sampled_from([0, 10, 40]),
+    mode=st.sampled_from(["ring", "within"]),
+)
+@settings(max_examples=25, deadline=None)
+def test_nodes_beyond_the_memory_bound_are_unlisted_and_the_others_complete(
+    seed: int, p: float, most_pairs: int, mode: str
+) -> None:
+    graph = nx.gnp_random_graph(12, p, seed=seed)
+    edges = both_ways(list(graph.edges))
+    whole = ring_pairs(edges, 12, 2, mode=mode)
+    part = ring_pairs(edges, 12, 2, mode=mode, most_pairs=most_pairs)
+    assert whole[2].unlisted is None
+    missing = [] if part[2].unlisted is None else part[2].unlisted.tolist()
+    assert as_set(part[1]) == as_set(whole[1])
+    assert as_set(part[2]) == {(v, u) for v, u in as_set(whole[2]) if v not in missing}
+    assert len(part[2].centre) <= most_pairs
+    assert bool((part[2].centre.diff() >= 0).all())
+
+
+@pytest.mark.parametrize("row_block", [1, 30])
+def test_blocks_of_rows_do_not_change_the_rings(
+    row_block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = both_ways(list(nx.gnp_random_graph(20, 0.2, seed=1).edges))
+    whole = ring_pairs(edges, 20, 2)
+    monkeypatch.setattr(hop_neighbors, "ROW_BLOCK", row_block)
+    parts = ring_pairs(edges, 20, 2)
+    assert torch.equal(whole[2].centre, parts[2].centre)
+    assert torch.equal(whole[2].neighbour, parts[2].neighbour)
 
 
 def test_hops_beyond_the_diameter_are_empty() -> None:
