@@ -138,7 +138,7 @@ class Stacker:
         for place, (message, context) in enumerate(items):
             clock = time.perf_counter()
             try:
-                client, store = app.open(message, context)
+                client, store, _ = app.open_once(message, context)
                 key = self._backbones.key(client)
                 if isinstance(key, str):
                     refused[place] = key
@@ -260,7 +260,7 @@ class Stacker:
             if settings["refresh"]:
                 continue
             try:
-                client, store = app.open(message, context)
+                client, store, _ = app.open_once(message, context)
                 key = self._backbones.key(client)
                 if isinstance(key, str) or (
                     "local" in modes
@@ -283,10 +283,12 @@ class Stacker:
             keys.append((*key, modes))
         answers: dict[int, Answer] = {}
         for cohort, _ in self._cohorts(opened, keys, is_forced=is_forced):
-            answers |= self._evaluate_cohort(cohort)
+            answers |= self._evaluate_cohort(app, cohort)
         return answers
 
-    def _evaluate_cohort(self, opened: Sequence[Opened]) -> dict[int, Answer]:
+    def _evaluate_cohort(
+        self, app: FglClientApp, opened: Sequence[Opened]
+    ) -> dict[int, Answer]:
         """Evaluate one cohort, and pack the reply of each client."""
         clock = time.perf_counter()
         clients = [one.client for one in opened]
@@ -299,6 +301,8 @@ class Stacker:
             for mine, found in zip(scores, cohort.evaluate(model), strict=True):
                 mine[str(mode)] = found
         seconds = {"evaluate": (time.perf_counter() - clock) / len(opened)}
+        for one in opened:
+            app.keep(one.client, one.store, one.context, is_state_new=False)
         return {
             one.place: Message(
                 RecordDict({METRICS: pack_metrics(mine, seconds)}),
