@@ -46,7 +46,11 @@ from flower_fgl.datasets.splits.unseen import (
     partition_unseen,
 )
 from flower_fgl.datasets.transforms.largest_component import largest_dataset
-from flower_fgl.datasets.transforms.normalize_features import scale_client
+from flower_fgl.datasets.transforms.normalize_features import (
+    can_standardize,
+    dense_features,
+    scale_client,
+)
 from flower_fgl.datasets.transforms.sparsity import Sparsity, sparsify, sparsity_sha256
 from flower_fgl.datasets.transforms.subgraph import (
     cut_clients,
@@ -165,7 +169,10 @@ def build_clients(
         clients, sha256, edges = _build_unseen(dataset, config, num_clients)
     else:
         clients, sha256, edges = _build_nodes(dataset, config, num_clients)
-    kind = config.scale_of_features(is_dense=dataset.x.layout == torch.strided)
+    is_dense = can_standardize(dataset.x)
+    kind = config.scale_of_features(is_dense=is_dense)
+    if kind == "columns" and is_dense:
+        clients = [dense_features(client) for client in clients]
     return [scale_client(client, kind) for client in clients], sha256, edges
 
 

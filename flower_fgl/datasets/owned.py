@@ -16,7 +16,11 @@ from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
 from flower_fgl.datasets.splits.split import SplitFractions, parse_split, split_nodes
-from flower_fgl.datasets.transforms.normalize_features import scale_client
+from flower_fgl.datasets.transforms.normalize_features import (
+    can_standardize,
+    dense_features,
+    scale_client,
+)
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
 __all__ = ["client_from_file", "client_from_owned"]
@@ -99,8 +103,11 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
     if not client.evaluation:
         client = in_setting(client, config)
     if client.scaling is None:
-        is_dense = client.graph.x.layout == torch.strided
-        return scale_client(client, config.scale_of_features(is_dense=is_dense))
+        is_dense = can_standardize(client.graph.x)
+        kind = config.scale_of_features(is_dense=is_dense)
+        if kind == "columns" and is_dense:
+            client = dense_features(client)
+        return scale_client(client, kind)
     if config.feature_norm not in ("default", client.scaling.kind):
         raise DataError(
             "The features of this file were normalized at export with "

@@ -14,9 +14,19 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.transforms.canonical import csr_tensor, scipy_csr
 
-__all__ = ["normalise_rows", "scale_client", "scale_features"]
+__all__ = [
+    "can_standardize",
+    "dense_features",
+    "normalise_rows",
+    "scale_client",
+    "scale_features",
+]
 
 log = logging.getLogger(__name__)
+
+LEAST_SHARE = 0.1
+"""Share of non-zero entries from which sparse features may be standardized, which makes
+them dense."""
 
 
 def scale_client(client: ClientGraph, how: str) -> ClientGraph:
@@ -53,6 +63,42 @@ def scale_client(client: ClientGraph, how: str) -> ClientGraph:
         return client
     scaled = _with_features(client, lambda x: scale_features(x, *scaling))
     return replace(scaled, scaling=Scaling("columns", *scaling))
+
+
+def can_standardize(x: Tensor) -> bool:
+    """Return whether features are dense, or hardly larger if they become dense.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Strided or sparse CSR.
+
+    Returns
+    -------
+    bool
+        False for sparse features with less than 10 % non-zero entries, which would take
+        many times their memory.
+    """
+    if x.layout != torch.sparse_csr:
+        return True
+    return int(x.values().count_nonzero()) >= LEAST_SHARE * x.numel()
+
+
+def dense_features(client: ClientGraph) -> ClientGraph:
+    """Return a client with strided features.
+
+    Parameters
+    ----------
+    client : ClientGraph
+        Client with strided or sparse features.
+
+    Returns
+    -------
+    ClientGraph
+    """
+    if client.graph.x.layout != torch.sparse_csr:
+        return client
+    return _with_features(client, lambda x: x.to_dense())
 
 
 def _with_features(

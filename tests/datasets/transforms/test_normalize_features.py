@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
+from flower_fgl.datasets import build
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.graph_files.graph_file import (
@@ -21,6 +23,7 @@ from flower_fgl.datasets.graph_files.graph_file import (
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
 from flower_fgl.datasets.transforms.normalize_features import (
+    dense_features,
     normalise_rows,
     scale_client,
 )
@@ -172,6 +175,41 @@ def test_a_file_of_raw_features_is_normalized_by_the_run(tmp_path: Path) -> None
     rows = client_from_file(tmp_path / "raw.npz", config(feature_norm="rows"))
     torch.testing.assert_close(rows.graph.x, normalise_rows(client.graph.x))
     inductive = client_from_file(tmp_path / "raw.npz", config(setting="inductive"))
+    assert mean_of(inductive)
+
+
+def features_with(share: float) -> Tensor:
+    """Features of 200 nodes of which a share is not zero."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.zeros(200, 64).flatten()
+    x[torch.randperm(x.numel(), generator=draw)[: int(share * x.numel())]] = 1.0
+    return x.view(200, 64)
+
+
+@pytest.mark.parametrize(("share", "is_possible"), [(0.12, True), (0.08, False)])
+def test_sparse_features_of_which_a_tenth_is_not_zero_can_be_standardised(
+    share: float, is_possible: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    x = features_with(share)
+    dataset = replace(build.load_dataset(config()), x=sparse(x))
+    monkeypatch.setattr(build, "load_dataset", lambda _: dataset)
+    raw = build_clients(config(), 2)[0][0]
+    assert raw.graph.x.layout == torch.sparse_csr
+    save_client_graph(tmp_path / "raw.npz", raw)
+    asked = config(feature_norm="columns")
+    if not is_possible:
+        with pytest.raises(DataError, match="Expected dense features"):
+            build_clients(asked, 2)
+        assert build_clients(config(setting="inductive"), 2)[0][0].scaling is None
+        return
+    expected = scale_client(dense_features(raw), "columns").graph.x
+    for client in (
+        build_clients(asked, 2)[0][0],
+        client_from_file(tmp_path / "raw.npz", asked),
+    ):
+        torch.testing.assert_close(client.graph.x, expected)
+    inductive = client_from_file(tmp_path / "raw.npz", config(setting="inductive"))
+    assert inductive.graph.x.layout == torch.strided
     assert mean_of(inductive)
 
 
