@@ -41,6 +41,9 @@ class NodeSettings:
     worker_idle: float = option(
         0.0, "seconds without a message after which the owner's worker stops", ge=0
     )
+    identity: str = option(
+        "", "file with the owner's identity key, for secure aggregation"
+    )
     peers: str = option(
         "", "file with the keys of the other owners, for secure aggregation"
     )
@@ -148,7 +151,8 @@ def broken_floors(
 
     def refuse(key: str, demand: str) -> None:
         value = run[key]
-        shown = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        shown = f"{value:g}" if is_number else str(value).lower()
         found.append(f"{key} = {shown}, but its node config demands {demand}")
 
     if run["min-class-count"] < node.min_class_count:  # type: ignore[operator]
@@ -163,6 +167,9 @@ def broken_floors(
             refuse("upload-clip", f"at most {node.upload_clip:g}, and clipping")
         if run["upload-noise"] < node.upload_noise:  # type: ignore[operator]
             refuse("upload-noise", f"at least {node.upload_noise:g}")
+        elif node.upload_noise and run["upload-noise-model"] != "local":
+            # a client then adds only a share of the noise
+            refuse("upload-noise-model", f'"local" with upload-noise {node.upload_noise:g}')
         if node.secure_aggregation and not run["secure-aggregation"]:
             refuse("secure-aggregation", "true")
     if run["secure-aggregation"] and run["secure-threshold"] < node.secure_threshold:  # type: ignore[operator]

@@ -125,16 +125,14 @@ def test_fedsageplus_generators_and_gradients_are_clipped(
 ) -> None:
     found: dict[str, list[float]] = {}
     strategy: Any = METHODS["fedsage+"].load_strategy()
-    original = strategy._read
+    original = strategy.check_norm
 
-    def read(self: Any, answers: Any, kind: Any, spec: Any) -> Any:
-        payloads = original(self, answers, kind, spec)
-        for payload in payloads.values():
-            squares = [float(t.square().sum()) for t in numbers_of(payload).values()]
-            found.setdefault(kind.__name__, []).append(sum(squares) ** 0.5)
-        return payloads
+    def check_norm(self: Any, upload: Any) -> None:
+        squares = [float(t.square().sum()) for t in numbers_of(upload).values()]
+        found.setdefault(type(upload).__name__, []).append(sum(squares) ** 0.5)
+        original(self, upload)
 
-    monkeypatch.setattr(strategy, "_read", read)
+    monkeypatch.setattr(strategy, "check_norm", check_norm)
     simulate("fedsage+", **shortened("fedsage+", small), upload_clip=0.01)
     assert set(found) == {"GeneratorState", "FeatureGradient"}
     lengths = [length for each in found.values() for length in each]
@@ -160,6 +158,7 @@ def test_no_upload_exceeds_the_clipping_norm(
     monkeypatch.setattr(strategy, "aggregate", aggregate)
     run = simulate(method, **shortened(method, {**small, "upload_clip": 0.01}))
     assert run.summary["upload_privacy"] == {"clip": 0.01, "noise": 0.0}
+    assert sum(run.summary["failures"].values()) == 0
     assert lengths
     assert max(lengths) == pytest.approx(0.01, rel=1e-3)
 
