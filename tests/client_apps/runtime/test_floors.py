@@ -92,6 +92,15 @@ def test_a_run_without_clipping_is_below_any_upload_clip() -> None:
     assert not METHODS["local"].uploads
 
 
+def test_a_share_of_the_noise_is_below_any_floor_of_the_noise() -> None:
+    run = {**parse_config({}).flat(), "upload-clip": 1.0, "upload-noise": 5.0}
+    node = NodeSettings(upload_noise=2.0)
+    assert broken_floors(node, run, uploads=True) == []
+    run["upload-noise-model"] = "distributed"
+    (text,) = broken_floors(node, run, uploads=True)
+    assert text.startswith("upload-noise-model = distributed, but its node config demands")
+
+
 def test_the_server_cannot_lower_a_setting_after_the_describe_query(
     nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
