@@ -76,8 +76,8 @@ def fuzz(label: str, number: int, seed: int) -> tuple[Table, Counter[str], list[
     for turn in range(number):
         kind = sorted(keys)[turn % len(keys)]
         key = draw.choice(keys[kind])
-        name, content, reason = next(streams[key])
-        outcome = recording.judge(key, content, reason)
+        name, start, reason = next(streams[key])
+        outcome = recording.judge(key, name, start, reason)
         table[kind][outcome.verdict] += 1
         if outcome.verdict == "accepted":
             reasons[outcome.detail] += 1

@@ -22,6 +22,8 @@ BENIGN = {
     "telemetry": "loss, seconds, terms and process number are only logged",
     "no scores": "a client may omit its scores: it is asked again, or not counted",
     "description": "any plausible description may be sent, see docs/security.md",
+    "mask": "a vector that is not masked, or a secret that is not shared, as agreed: with "
+    "secure aggregation the round fails, since the sum cannot be computed",
     "round": "the round of a client's state; it only decides what is sent and logged",
     "unread": "an entry of a description that nothing reads",
 }
@@ -466,13 +468,18 @@ def same(one: RecordDict, other: RecordDict) -> bool:
     return repr(dict(one)) == repr(dict(other))
 
 
-def mutants(
-    draw: random.Random, content: RecordDict
-) -> Iterator[tuple[str, RecordDict, str]]:
-    """Yield mutants without end: name of the mutation, content, key of ``BENIGN``."""
+def mutate(name: str, seed: int, content: RecordDict) -> tuple[RecordDict, str]:
+    """Apply a mutation to a content; the reason is as in :data:`Mutant`."""
+    mutation = next(m for m in MUTATIONS if m.__name__ == name)
+    made = mutation(random.Random(seed), content)
+    return (content, "") if made is None else made
+
+
+def mutants(draw: random.Random, content: RecordDict) -> Iterator[tuple[str, int, str]]:
+    """Yield mutants without end: name and seed of the mutation, key of ``BENIGN``."""
     able = [m for m in MUTATIONS if m(random.Random(0), content) is not None]
     while able:
-        mutation = draw.choice(able)
-        made = mutation(draw, content)
+        mutation, seed = draw.choice(able), draw.randrange(2**62)
+        made = mutation(random.Random(seed), content)
         if made is not None and not same(made[0], content):
-            yield mutation.__name__, made[0], made[1]
+            yield mutation.__name__, seed, made[1]

@@ -34,8 +34,8 @@ def test_a_mutated_reply_is_dropped_or_benign(label: str) -> None:
         keys = sorted(key for key in recording.replies if key.kind == kind)
         for _ in range(MUTANTS):
             key = draw.choice(keys)
-            name, content, reason = next(mutants(draw, recording.replies[key]))
-            outcome = recording.judge(key, content, reason)
+            name, number, reason = next(mutants(draw, recording.replies[key]))
+            outcome = recording.judge(key, name, number, reason)
             verdicts.add(outcome.verdict)
             assert outcome.verdict in ("dropped", "accepted", "refused"), (
                 f"{key}, {name}: {outcome}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.settings import MIN_SECURE_CLIENTS
 from flower_fgl.core.settings_validation import num_sampled
-from flower_fgl.protocols.base import Empty, Payload, Shapes
+from flower_fgl.protocols.base import METRICS, Empty, Payload, Shapes, read_payload
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.protocols.secure_aggregation.keys import KEY_BYTES
 from flower_fgl.protocols.secure_aggregation.messages import (
@@ -84,7 +84,7 @@ class SecureExchanges:
         requests: dict[int, Payload] = dict.fromkeys(partition_ids, Empty())
         for pid, content in self._messenger.ask(0, KEYS, requests).items():
             try:
-                keys[pid] = PublicKey.from_record(content).key
+                keys[pid] = read_payload(PublicKey, content).key
             except Exception as error:  # any failure drops this reply only
                 self._messenger.drop(pid, str(error))
         return keys
@@ -114,7 +114,7 @@ class SecureExchanges:
         requests: dict[int, Payload] = dict.fromkeys(current.asked, roster)
         for pid, content in self._messenger.ask(server_round, SHARES, requests).items():
             try:
-                current.add(pid, Offer.from_record(content, len(current.asked)))
+                current.add(pid, read_payload(Offer, content, len(current.asked)))
             except Exception as error:  # any failure drops this reply only
                 self._messenger.drop(pid, str(error))
         self._require(current, len(current.offers), "sent shares")
@@ -137,7 +137,8 @@ class SecureExchanges:
         if self._round is None or self._round.number != server_round:
             return Empty()
         self._shapes = self._up.summand_shapes(spec)
-        return MaskedUpload.from_record(content, 1 + num_entries(self._shapes))
+        number = 1 + num_entries(self._shapes)
+        return read_payload(MaskedUpload, content, number, beside=[METRICS])
 
     def close(self, uploads: Mapping[int, MaskedUpload]) -> dict[str, Tensor]:
         """Let the survivors confirm the sum, collect their shares, remove the masks.
@@ -175,7 +176,7 @@ class SecureExchanges:
         answers = self._messenger.ask(current.number, UNMASK, current.confirmations())
         for pid, content in answers.items():
             try:
-                current.take(pid, Reveal.from_record(content, len(current.offers)))
+                current.take(pid, read_payload(Reveal, content, len(current.offers)))
             except Exception as error:  # any failure drops this reply only
                 self._messenger.drop(pid, str(error))
         vectors = {
