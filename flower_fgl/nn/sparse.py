@@ -16,7 +16,7 @@ __all__ = [
     "csr_matrix",
     "index_sum",
     "lay_out_for_sparse",
-    "sum_segments",
+    "narrow_csr",
 ]
 
 INT32_MAX = 2**31 - 1
@@ -76,10 +76,31 @@ def _csr(
     """Build a CSR tensor with int32 indices if they suffice, else int64."""
     narrow = max(*shape, value.numel()) <= INT32_MAX
     index = torch.int32 if narrow else torch.int64
+    return narrow_csr(start.to(index), column.to(index), value, shape)
+
+
+def narrow_csr(
+    start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    """Build a CSR tensor from its parts, without checks and copies.
+
+    Parameters
+    ----------
+    start : Tensor of shape (M + 1,), int32 or int64
+        First entry of each row, and n.
+    column : Tensor of shape (n,), the same type
+        Column of each entry.
+    value : Tensor of shape (n,), float
+        The entries.
+    shape : (int, int)
+        Rows M and columns.
+
+    Returns
+    -------
+    Tensor of shape ``shape``, sparse CSR
+    """
     _pass_beta_warning()
-    return torch.sparse_csr_tensor(
-        start.to(index), column.to(index), value, shape, check_invariants=False
-    )
+    return torch.sparse_csr_tensor(start, column, value, shape, check_invariants=False)
 
 
 @cache
@@ -257,30 +278,6 @@ def index_sum(values: Tensor, index: Tensor, size: int) -> Tensor:
         Zero in rows that no index names.
     """
     return values.new_zeros((size, *values.shape[1:])).index_add(0, index, values)
-
-
-def sum_segments(values: Tensor, start: Tensor) -> Tensor:
-    """Add up consecutive groups of numbers, without gradient.
-
-    Parameters
-    ----------
-    values : Tensor of shape (n,), float
-        The numbers.
-    start : Tensor of shape (M + 1,), int64
-        First number of each group, and n; groups may be empty.
-
-    Returns
-    -------
-    Tensor of shape (M,)
-
-    Notes
-    -----
-    1. A CSR matrix of one column times 1 takes half the time of
-       ``torch.segment_reduce`` on a CPU.
-    """
-    column = torch.zeros(len(values), dtype=torch.int32, device=values.device)
-    matrix = _csr(start, column, values, (len(start) - 1, 1))
-    return torch.mv(matrix, values.new_ones(1))
 
 
 def lay_out_for_sparse(model: nn.Module, num_features: int) -> None:

@@ -10,7 +10,6 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
-from flower_fgl.nn.sparse import sum_segments
 
 __all__ = [
     "AdditiveScorer",
@@ -21,9 +20,9 @@ __all__ = [
 ]
 
 NEGATIVE_SLOPE = 0.2
-SPREAD = 60.0
-"""Largest difference of scores for which one maximum serves all softmaxes: e^−60 is far
-above the smallest float32."""
+MOST_SCORE = 30.0
+"""Largest score for which a softmax needs no maximum: e^30 and e^−30 are far from the
+limits of float32."""
 TINY = 1e-12
 
 
@@ -200,27 +199,35 @@ class _AdditiveSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor, pairs: Pairs) -> Tensor:
-        start, to_pairs = pairs.start(len(a)), pairs.neighbour
-        number = start.diff().clamp(min=1)
-        shift = b + sum_segments(c.index_select(0, to_pairs), start) / number
-        scores = a.index_select(0, to_pairs)
-        scores += shift.index_select(0, pairs.centre)
+        centre, size = pairs.centre, len(a)
+        number = pairs.start(size).diff().clamp_(min=1)
+        ones = a.new_ones(len(centre))
+        shift = b + torch.mv(pairs.matrix(ones, size), c) / number
+        scores = a.index_select(0, pairs.neighbour)
+        scores += shift.index_select(0, centre)
         scores = F.leaky_relu_(scores, NEGATIVE_SLOPE)
-        slope = (scores > 0).to(a.dtype).mul_(1 - NEGATIVE_SLOPE).add_(NEGATIVE_SLOPE)
-        weight = _softmax(scores, pairs, start)
-        ctx.save_for_backward(weight, slope, number)
+        if bool(a.abs().max() + shift.abs().max() <= MOST_SCORE):
+            weight = scores.exp()
+            total = torch.mv(pairs.matrix(weight, size), a.new_ones(size))
+            weight *= total.reciprocal_().index_select(0, centre)
+        else:
+            weight = segment_softmax(scores, centre, size)
+        ctx.save_for_backward(weight, scores, number)
         ctx.pairs = pairs
         return weight
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, slope, number = ctx.saved_tensors
+        weight, scores, number = ctx.saved_tensors
         pairs, size = ctx.pairs, len(number)
-        start = pairs.start(size)
-        mean = sum_segments(weight * grad, start)
-        inner = grad - mean.index_select(0, pairs.centre)
-        inner.mul_(weight).mul_(slope)  # gradient for each a_u + b_v + mean
-        to_centre = sum_segments(inner, start)
+        ones = weight.new_ones(size)
+        inner = weight * grad
+        mean = torch.mv(pairs.matrix(inner, size), ones)  # Σ w g
+        inner.addcmul_(weight, mean.index_select(0, pairs.centre), value=-1)
+        inner = torch.ops.aten.leaky_relu_backward(
+            inner, scores, NEGATIVE_SLOPE, self_is_result=True
+        )
+        to_centre = torch.mv(pairs.matrix(inner, size), ones)
         spread = (to_centre / number).index_select(0, pairs.centre)
         zero = inner.new_zeros(size)
         return (
@@ -229,18 +236,6 @@ class _AdditiveSoftmax(torch.autograd.Function):
             zero.scatter_add(0, pairs.neighbour, spread),
             None,
         )
-
-
-def _softmax(scores: Tensor, pairs: Pairs, start: Tensor) -> Tensor:
-    """Normalise scores over the pairs of each centre."""
-    if not len(scores):
-        return scores
-    low, high = scores.aminmax()
-    if not bool(high - low <= SPREAD):
-        return segment_softmax(scores, pairs.centre, len(start) - 1)
-    weight = (scores - high).exp_()
-    total = sum_segments(weight, start)
-    return weight.mul_(total.reciprocal_().index_select(0, pairs.centre))
 
 
 def deviation_from_uniform(weights: Sequence[Tensor], hops: Sequence[Pairs]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -96,8 +97,10 @@ class HopAverage:
         size = len(self._degree[0])
         rows = []
         for weight, place in zip(weights, self._place, strict=True):
-            flat = weight.new_zeros(self.num_classes * size)
-            rows.append(flat.index_add(0, place, weight).view(-1, size))
+            flat: Tensor = _Scatter.apply(  # type: ignore[no-untyped-call]
+                weight, place, self.num_classes * size
+            )
+            rows.append(flat.view(-1, size))
         table = torch.stack(rows, dim=1) / self.counts[..., None].clamp(min=1)
         return table.view(-1, size)
 
@@ -158,6 +161,20 @@ class HopAverage:
         else:
             made = self._uniform.matmul(unit.normalised())
         return made.view(*self.counts.shape, -1)
+
+
+class _Scatter(torch.autograd.Function):
+    """Add numbers up at their places; torch's own gradient takes four times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, place: Tensor, size: int) -> Tensor:
+        ctx.save_for_backward(place)
+        return values.new_zeros(size).scatter_add_(0, place, values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (place,) = ctx.saved_tensors
+        return grad.index_select(0, place), None, None
 
 
 def class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
