@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +319,7 @@ def test_a_client_with_one_class_and_one_without_edges_train() -> None:
     ):
         fits = run_rounds(client, 3)
         assert bool(fits[-1].upload.values.isfinite().all())
+        assert all(math.isfinite(number) for number in fits[-1].terms.values())
         model = ADPFedGNNClientApp().personal_model(client, None)
         assert 0 <= client.evaluate(model)["test"].accuracy <= 1
 

@@ -95,8 +95,8 @@ class NeighbourAgent:
         kept = draw < chance
         if self.method_config.selection == "random-drop":
             kept = shuffled(kept, self.draws)
-        self.rates.append(float(kept.float().mean()))
-        if chance.numel():
+        if chance.numel():  # none if all nodes of the batch are isolated
+            self.rates.append(float(kept.float().mean()))
             self.spreads.append(float(chance.std(correction=0)))
         return kept
 
