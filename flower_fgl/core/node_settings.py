@@ -169,7 +169,9 @@ def broken_floors(
             refuse("upload-noise", f"at least {node.upload_noise:g}")
         elif node.upload_noise and run["upload-noise-model"] != "local":
             # a client then adds only a share of the noise
-            refuse("upload-noise-model", f'"local" with upload-noise {node.upload_noise:g}')
+            refuse(
+                "upload-noise-model", f'"local" with upload-noise {node.upload_noise:g}'
+            )
         if node.secure_aggregation and not run["secure-aggregation"]:
             refuse("secure-aggregation", "true")
     if run["secure-aggregation"] and run["secure-threshold"] < node.secure_threshold:  # type: ignore[operator]

@@ -98,7 +98,9 @@ def test_a_share_of_the_noise_is_below_any_floor_of_the_noise() -> None:
     assert broken_floors(node, run, uploads=True) == []
     run["upload-noise-model"] = "distributed"
     (text,) = broken_floors(node, run, uploads=True)
-    assert text.startswith("upload-noise-model = distributed, but its node config demands")
+    assert text.startswith(
+        "upload-noise-model = distributed, but its node config demands"
+    )
 
 
 def test_the_server_cannot_lower_a_setting_after_the_describe_query(
