@@ -13,8 +13,8 @@ replace their uploads. With θ their trained weights and w the global ones they 
     hidden    w − (θ − w), a wrong step that is no longer than a right one
 
 The table shows the pooled test accuracy of the global model over the honest clients, in the
-last round: mean and standard deviation over the seeds. Each cell is also written as a JSON
-line to ``--output`` as soon as it is done.
+last round: mean and standard deviation over the seeds. Each run is also written as a JSON
+line to ``--output`` as soon as it is done; repeated with that file, the command continues.
 """
 
 from __future__ import annotations
@@ -128,6 +128,19 @@ def honest_accuracy(run: Run, attackers: int) -> float:
     return float(sum(s["accuracy"] * s["num_nodes"] for s in scores) / nodes)
 
 
+def one_run(given: argparse.Namespace, rule: str, attack: str, seed: int) -> float:
+    """Return the accuracy of one run; partition, split and model follow the seed."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_poisoned(
+            attack, given.attackers, Path(folder) / "run",
+            dataset=given.dataset, clients=given.clients, seed=seed,
+            partition_seed=seed, rounds=given.rounds, evaluate="global",
+            evaluate_every=given.rounds, aggregation=rule,
+            krum_attackers=given.krum_attackers,
+        )  # fmt: skip
+        return honest_accuracy(run, given.attackers)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -146,24 +159,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{given.rounds} rounds, {given.seeds} seeds (partition, split and model)\n"
     )
     print(f"| aggregation | {' | '.join(ATTACKS)} |", "|---|" + "---|" * 5, sep="\n")
+    known: dict[str, float] = {}
+    if given.output and given.output.exists():
+        for line in given.output.read_text().splitlines():
+            row = json.loads(line)
+            known[row["case"]] = row["accuracy"]
     for rule in RULES:
         cells = []
         for attack in ATTACKS:
             found = []
             for seed in range(given.seeds):
-                with tempfile.TemporaryDirectory() as folder:
-                    run = run_poisoned(
-                        attack, given.attackers, Path(folder) / "run",
-                        dataset=given.dataset, clients=given.clients, seed=seed,
-                        partition_seed=seed, rounds=given.rounds, evaluate="global",
-                        evaluate_every=given.rounds, aggregation=rule,
-                        krum_attackers=given.krum_attackers,
-                    )  # fmt: skip
-                    found.append(honest_accuracy(run, given.attackers))
-                if given.output:
-                    row = {"rule": rule, "attack": attack, "seed": seed}
-                    with given.output.open("a") as file:
-                        file.write(json.dumps({**row, "accuracy": found[-1]}) + "\n")
+                case = (
+                    f"{given.dataset} {given.attackers}/{given.clients} f="
+                    f"{given.krum_attackers} r={given.rounds} {rule} {attack} {seed}"
+                )
+                if case not in known:
+                    known[case] = one_run(given, rule, attack, seed)
+                    if given.output:
+                        row = {"case": case, "accuracy": known[case]}
+                        with given.output.open("a") as file:
+                            file.write(json.dumps(row) + "\n")
+                found.append(known[case])
             mean = 100 * statistics.mean(found)
             spread = 100 * statistics.stdev(found) if len(found) > 1 else 0.0
             cells.append(f"{mean:.1f} ± {spread:.1f}")

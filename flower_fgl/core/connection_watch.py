@@ -38,7 +38,7 @@ def runtime_address(arguments: Sequence[str]) -> tuple[str, int] | None:
     tuple of str and int, or None
         ``None`` if the command line has no such address.
     """
-    for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, value in zip(arguments, [*arguments[1:], ""], strict=False):
         name, equals, rest = word.partition("=")
         if name == "--runtime-api-address":
             host, _, port = (rest if equals else value).rpartition(":")
