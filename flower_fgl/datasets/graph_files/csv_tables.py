@@ -89,7 +89,7 @@ def read_csv_folder(
     if needs_labels:
         arrays |= attempt(_labels, nodes, folder) or {}
     arrays["x"] = _features(nodes, path, attempt)
-    arrays["feature_names"] = np.array(nodes.feature_names, dtype=object)
+    arrays["feature_names"] = np.array(nodes.feature_names, dtype=np.str_)
     if index is not None:
         arrays["edges"] = attempt(_edges, folder / "edges.csv", index)
         arrays["names"] = np.array(nodes.text["id"], dtype=object)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
-from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from flower_fgl.simulation.local_grid import LocalGrid, _sent_back, task_identity
 from tests.client_apps.runtime.test_owners import saved
 from tests.support.owners import in_own_order, owner_graphs
 from tests.support.short_runs import SMALL, shortened
@@ -22,9 +22,18 @@ from tests.support.short_runs import SMALL, shortened
 class Nodes(LocalGrid):
     """SuperNodes that can be killed and restarted."""
 
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [
+            self._handle(key, *self._pending.pop(key))
+            for key in message_ids
+            if key in self._pending
+        ]
+
     def _handle(self, message_id: str, sent: Message, content: RecordDict) -> Message:
         if sent.metadata.dst_node_id in self.contexts:
-            return super()._handle(message_id, sent, content)
+            item = self._arrived(message_id, sent, content)
+            (reply,) = self._handle_each([item])
+            return _sent_back(item[0], reply)
         message = Message(content, 1, sent.metadata.message_type)
         message.metadata.__dict__["_message_id"] = message_id
         return Message(Error(5, "Node Unavailable"), reply_to=message)
