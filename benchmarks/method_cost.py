@@ -5,8 +5,8 @@
     python benchmarks/method_cost.py rounds --cases fedlog "fedlog, scored" --turns 3
 
 ``parts`` compares both forms of a computation in one process, alternately: FedLoG's pair
-layer, ADPFedGNN's mask selection, O-pFGL's pair scores, and few-shot rounds of pFedFSL, F²L
-and FedPANO with the whole graph. ``rounds`` measures rounds in the local engine with one
+layer, ADPFedGNN's mask selection, and few-shot rounds of pFedFSL and F²L
+with the whole graph. ``rounds`` measures rounds in the local engine with one
 thread. All numbers are CPU seconds, of which other load on the machine changes less than of
 wall-clock seconds; the fastest of all repetitions counts.
 """
@@ -29,7 +29,6 @@ from torch import Tensor
 
 from flower_fgl.algorithms.adpfedgnn.masks import local_mask
 from flower_fgl.algorithms.fedlog import branches
-from flower_fgl.client_apps import fedpano_modules
 from flower_fgl.client_apps.f2l import F2LNetwork
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.simulation.run import run_one
@@ -121,11 +120,10 @@ def mask_selection(size: int) -> list[float]:
 
 @contextmanager
 def whole_graph() -> Iterator[None]:
-    """Train as before: pFedFSL and F²L on the whole graph, FedPANO in one pass."""
+    """Train pFedFSL and F²L on the whole graph, as before."""
     with (
         mock.patch.object(TrainingSet, "part_for", return_value=None),
         mock.patch.object(F2LNetwork, "part", None),
-        mock.patch.object(fedpano_modules, "SMALLER", 0.0),
     ):
         yield
 
@@ -160,7 +158,7 @@ def parts(options: argparse.Namespace) -> Table:
             name = f"FedLoG pair layer, {kind}, 64 nodes, {prototypes} prototypes"
             rows.append((name, pair_layer(64, prototypes, is_training=is_training)))
     rows.append(("ADPFedGNN mask of 183,424 weights", mask_selection(2 * 1433 * 64)))
-    for case in ("pfedfsl", "f2l", "fedpano"):
+    for case in ("pfedfsl", "f2l"):
         before, now = [], []
         for _ in range(options.turns):
             with whole_graph():

@@ -76,10 +76,7 @@ class FedPANOClientApp(FglClientApp):
        Algorithm 1, and not as the sum of Eq. (9). In that sum L^g would be smallest if
        all nodes had the same representation.
     2. Steps 6 and 7 use the representations from which step 5 of the next epoch starts:
-       the graph network does not change in between. If the training nodes alone need a
-       clearly smaller part of the graph than with their neighbours, step 5 computes only
-       that part. Steps 6 and 7 compute the larger part without gradient; with dropout
-       they then draw other masks than step 5.
+       the graph network does not change in between.
     3. Own classifiers start from the same weights for the same class on all clients, as
        the heads of FedPer and FedRep do. In the paper each client draws its own. Such
        classifiers pull the averaged encoders apart, most of all in variant nS.
@@ -193,21 +190,14 @@ class Trainer:
         self.restore_moments()
         self.parts.personal.train()
         terms: dict[str, Tensor] = {}
-        own, use_generator = self.part.own, self.method_config.use_generator
-        h = torch.empty(0)
-        if own is None and epochs:
-            h = self.represent()
+        h = self.represent() if epochs else torch.empty(0)
         for epoch in range(1, epochs + 1):
-            if own is None:
-                terms = self.step_parts(h[self.part.index])
-            else:
-                terms = self.step_parts(self.parts.personal.embed_nodes(own))
+            terms = self.step_parts(h)
             is_last = epoch == epochs
-            # the next step needs a gradient if it starts from this representation
-            if use_generator or (own is None and not is_last):
-                with torch.set_grad_enabled(own is None and not is_last):
+            if not is_last or self.method_config.use_generator:
+                with torch.set_grad_enabled(not is_last):
                     h = self.represent()
-            if use_generator:
+            if self.method_config.use_generator:
                 terms |= self.augment(h.detach())
         self.keep_moments()
         return {name: float(value) for name, value in terms.items()}
@@ -216,8 +206,9 @@ class Trainer:
         """Return h of the training nodes and their neighbours: (M, H)."""
         return self.parts.personal.embed_nodes(self.part.inputs)
 
-    def step_parts(self, nodes: Tensor) -> dict[str, Tensor]:
-        """Step on θ^g, θ^s and θ^c by ``L^s + L^c``, Eqs. (2) and (5); nodes: (n, H)."""
+    def step_parts(self, h: Tensor) -> dict[str, Tensor]:
+        """Step on θ^g, θ^s and θ^c by ``L^s + L^c``, Eqs. (2) and (5)."""
+        nodes = h[self.part.index]
         terms = {}
         if self.parts.shared.classifier is not None:
             logits = self.parts.shared.classifier(nodes)

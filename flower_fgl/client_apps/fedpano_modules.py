@@ -26,10 +26,6 @@ from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["Parts", "TrainingPart", "assemble_modules", "build_parts", "training_part"]
 
-SMALLER = 2 / 3
-"""A pass with gradient costs three without. Two passes, with gradient over a share s of the
-nodes and without over all, cost less than one with gradient over all below s = 2/3."""
-
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -131,22 +127,17 @@ class TrainingPart:
         Rows of the training nodes among them.
     around : SparseOperator of shape (n, M)
         Averages over the neighbours of each training node.
-    own : GraphInput or None
-        Computation graph of the n training nodes alone, if it is clearly smaller.
     """
 
     inputs: GraphInput
     index: Tensor
     around: SparseOperator
-    own: GraphInput | None = None
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the extracted parts, in bytes."""
+        """Memory of the extracted part, in bytes."""
         entries = self.around.matrix.values().numel()
-        parts = (self.inputs, self.own)
-        extracted = sum(int(getattr(part, "num_bytes", 0)) for part in parts)
-        return extracted + 2 * 8 * entries
+        return int(getattr(self.inputs, "num_bytes", 0)) + 2 * 8 * entries
 
 
 def training_part(client: Client, model: Backbone) -> TrainingPart:
@@ -170,18 +161,6 @@ def training_part(client: Client, model: Backbone) -> TrainingPart:
             part or data.inputs,
             place[data.index],
             mean_rows(place[edges], place[data.index], size),
-            _own_part(data.inputs, data.index, part, reach),
         )
     found: TrainingPart = memo[key]
     return found
-
-
-def _own_part(
-    graph: GraphInput, index: Tensor, part: GraphInput | None, reach: int | None
-) -> GraphInput | None:
-    """Extract what the training nodes alone need; ``None`` if that is most of it."""
-    if not reach or not len(index):
-        return None
-    own = receptive_field(graph, index, reach)
-    limit = SMALLER * (part or graph).num_nodes
-    return own if own is not None and own.num_nodes <= limit else None

@@ -28,7 +28,6 @@ def make_client(
     *,
     train: int = 12,
     own: list[int] | None = None,
-    is_path: bool = False,
     general: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Client:
@@ -36,8 +35,6 @@ def make_client(
     draw = torch.Generator().manual_seed(3)
     upper = torch.rand(N, N, generator=draw).triu(1) > 0.8
     upper[0] = False
-    if is_path:
-        upper = torch.ones(N, N).triu(1).bool() & torch.ones(N, N).tril(1).bool()
     x = torch.randn(N, D, generator=draw)
     own = own or OWN
     y = torch.tensor(own * (N // len(own)))
@@ -123,10 +120,7 @@ def test_each_step_changes_only_its_own_modules() -> None:
     nodes = h.detach()[trainer.part.index]
     around = trainer.part.around.matmul(h.detach())
     steps = [
-        (
-            lambda: trainer.step_parts(h[trainer.part.index]),
-            {"encoder", "generic", "own"},
-        ),
+        (lambda: trainer.step_parts(h), {"encoder", "generic", "own"}),
         (lambda: trainer.step_generator(nodes, around), {"generator"}),
         (lambda: trainer.step_classifier(nodes[:, None].repeat(1, 5, 1)), {"own"}),
     ]
@@ -154,40 +148,6 @@ def test_training_reads_only_the_neighbourhood_of_the_training_nodes(
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("variant", [{}, {"use_generator": False}])
-def test_the_fitting_step_computes_the_training_nodes_alone(
-    variant: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(computation_graph, "SHARE", 1.0)
-    general = {"model": "graphsage:linear", "dropout": 0.0}
-    found, sizes = [], []
-    for smaller in (1.0, 0.0):  # 0: one pass with gradient over the larger part
-        monkeypatch.setattr(fedpano_modules, "SMALLER", smaller)
-        client = make_client(train=2, is_path=True, general=general, **variant)
-        trainer = trainer_of(client)
-        assert (trainer.part.own is not None) == (smaller > 0)
-        embed, seen = trainer.parts.personal.embed_nodes, []
-
-        def counting(graph: Any, embed: Any = embed, seen: Any = seen) -> Any:
-            seen.append((graph.num_nodes, torch.is_grad_enabled()))
-            return embed(graph)
-
-        monkeypatch.setattr(trainer.parts.personal, "embed_nodes", counting)
-        terms = trainer.run(3)
-        parts = trainer.parts
-        found.append((terms, values(parts.shared), values(parts.own)))
-        sizes.append(seen)
-    torch.testing.assert_close(*found)
-    with_gradient, without = (
-        {size for size, is_on in sizes[0] if is_on == wanted}
-        for wanted in (True, False)
-    )
-    # a path: 2 training nodes, 2 hops; their neighbours reach one node further
-    assert with_gradient == {4}
-    assert without == ({5} if variant == {} else set())
-    assert {size for size, _ in sizes[1]} == {5}
-
-
 def test_without_own_classifier_synthetic_nodes_train_the_generic_one() -> None:
     trainer = trainer_of(make_client(use_client_classifier=False))
     before = values(trainer.parts.shared)
@@ -210,7 +170,7 @@ def test_losses_match_a_loop() -> None:
         of_own = parts.own(h[u]).detach().double()
         generic -= float(of_all.log_softmax(0)[label]) / len(data.index)
         own -= float(of_own.log_softmax(0)[OWN.index(label)]) / len(data.index)
-    terms = trainer.step_parts(h[trainer.part.index])
+    terms = trainer.step_parts(h)
     assert float(terms["generic"]) == pytest.approx(generic, rel=1e-5)
     assert float(terms["own"]) == pytest.approx(own, rel=1e-5)
 
