@@ -20,6 +20,7 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.protocols.describe import Description
 from flower_fgl.runs.checkpoints import Checkpoint, Snapshot
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -272,8 +273,11 @@ class Recording:
             grid = LocalGrid(self, 3, self.values, run_id=5)
             nodes = list(grid.contexts)
             answers = describe_nodes(grid, nodes, self.config)
-        texts = [(p, answers[n]) for p, n in enumerate(nodes)]
-        broken = {pid: text for pid, text in texts if isinstance(text, str)}
+        broken = {
+            pid: answer.reason
+            for pid, node in enumerate(nodes)
+            if not isinstance(answer := answers[node], Description)
+        }
         if set(broken) - {key.partition_id}:
             return Outcome("poisoned", "another client was dropped")
         if broken:

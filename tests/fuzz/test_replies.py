@@ -53,6 +53,7 @@ def test_every_exchange_is_recorded() -> None:
         "query.judge",
         "query.resume",
         "query.secure_shares",
+        "query.secure_check",
         "query.secure_unmask",
         "train",
         "train.finetune",

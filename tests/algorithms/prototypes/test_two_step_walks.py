@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.prototypes import two_step_walks
+from flower_fgl.algorithms.prototypes import hop_neighbors as two_step_walks
 from flower_fgl.algorithms.prototypes.hop_neighbors import ring_pairs, select_pairs
 from tests.algorithms.prototypes.test_hop_neighbors import both_ways
 
@@ -131,7 +131,7 @@ def test_drawn_pairs_are_among_the_listed_ones_and_as_many(
 STAR = """
 import resource, torch
 from flower_fgl.algorithms.prototypes.hop_neighbors import ring_pairs, select_pairs
-from flower_fgl.algorithms.prototypes import two_step_walks
+from flower_fgl.algorithms.prototypes import hop_neighbors as two_step_walks
 
 def megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
