@@ -30,6 +30,8 @@ from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from tests.support.short_runs import SMALL, comparable, shortened
 
+LONGER = {**SMALL, "rounds": 9}
+
 STACKED = [
     "clustered-sampling",
     "fedala",
@@ -82,7 +84,7 @@ def stage(method: str, stacked: str, settings: dict[str, Any]) -> Iterator[Stage
         dataset="synthetic",
         clients=CLIENTS,
         seed=0,
-        settings={**shortened(method, {**SMALL, **settings}), "stacked": stacked},
+        settings={**shortened(method, {**LONGER, **settings}), "stacked": stacked},
     )
     config = parse_config(values)
     session = Session(memory=MemoryStates())

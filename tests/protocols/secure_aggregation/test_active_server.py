@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_fgl.client_apps.runtime.secure_aggregation import download_digest
+from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.secure_aggregation import client as client_side
@@ -244,9 +245,9 @@ def test_an_answered_round_is_not_answered_again_after_a_resume_of_the_same_run(
             (reply,) = server.grid.send_and_receive(
                 [Message(content, node, "query.resume")]
             )
-            assert not reply.has_error()
+            assert "does not rewind" in reply.error.reason
 
-    with pytest.raises(Refused, match="already sent a masked vector in round 1"):
+    with pytest.raises(Refused, match=r"answers every round once|already sent a masked"):
         open_by_replay(server, resume)
 
 
@@ -260,6 +261,7 @@ def test_control_a_replayed_round_opens_an_upload(
         return original(member)
 
     monkeypatch.setattr(Member, "join", join)
+    monkeypatch.setattr(ClientState, "claim", lambda *_: None)
     server = ActiveServer(4)
     server.describe()
     assert open_by_replay(server, server.describe) <= OPENED
