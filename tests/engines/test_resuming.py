@@ -252,11 +252,6 @@ def test_resume_takes_no_settings(stopped: Path, options: list[str]) -> None:
     assert "--resume keeps the settings" in str(result.exception)
 
 
-def test_workers_belong_to_ray(stopped: Path) -> None:
-    with pytest.raises(ConfigError, match="local engine"):
-        resume(stopped, workers=2)
-
-
 def test_an_interrupted_cell_of_an_experiment_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

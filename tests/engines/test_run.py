@@ -190,7 +190,8 @@ def test_the_exit_status_is_true_when(
     )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    if "dies every round" not in name:  # the local engine logs a client's traceback
+        assert "Traceback" not in done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert Run.load(folder).status == "failed"
 

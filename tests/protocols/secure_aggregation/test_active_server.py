@@ -247,7 +247,9 @@ def test_an_answered_round_is_not_answered_again_after_a_resume_of_the_same_run(
             )
             assert "does not rewind" in reply.error.reason
 
-    with pytest.raises(Refused, match=r"answers every round once|already sent a masked"):
+    with pytest.raises(
+        Refused, match=r"answers every round once|already sent a masked"
+    ):
         open_by_replay(server, resume)
 
 
