@@ -301,7 +301,7 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--clients", "0"], "at least 1"),
         (["--engine", "rai"], "ray"),
         (["--engine", "local", "--workers", "0"], "workers must be at least 1"),
-        (["--set", "device=cuda:0"], "--client-gpus"),
+        (["--engine", "ray", "--set", "device=cuda:0"], "--client-gpus"),
         (["--set", "device=gpu"], 'device must be "auto".*"gpu"'),
         (["--rounds", "3", "--set", "rounds=4"], "--rounds and --set rounds"),
         (["--set", "fedprox.mu=0.1"], "no effect with method = fedavg"),
