@@ -23,7 +23,8 @@ BENIGN = {
     "no scores": "a client may omit its scores: it is asked again, or not counted",
     "description": "any plausible description may be sent, see docs/security.md",
     "mask": "a vector that is not masked, or a secret that is not shared, as agreed: with "
-    "secure aggregation the round fails, since the sum cannot be computed",
+    "secure aggregation the server cannot read single uploads. The sum is wrong, or the "
+    "round or a later one fails",
     "round": "the round of a client's state; it only decides what is sent and logged",
     "unread": "an entry of a description that nothing reads",
 }

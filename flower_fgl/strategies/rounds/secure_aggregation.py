@@ -167,7 +167,7 @@ class SecureExchanges:
         answers = self._messenger.ask(current.number, CHECK, requests)
         for pid, content in answers.items():
             try:
-                current.confirm(pid, Tags.from_record(content, len(uploads)))
+                current.confirm(pid, read_payload(Tags, content, len(uploads)))
             except PayloadError as error:
                 self._messenger.drop(pid, str(error))
         self._require(

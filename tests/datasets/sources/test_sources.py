@@ -184,7 +184,7 @@ def test_a_real_graph_has_its_published_size(name, real_data, cache_dir):
     assert dataset.edge_index.shape == (2, 2 * edges)
     assert dataset.y.unique().tolist() == list(range(classes))
     assert dataset.class_names == tuple(str(c) for c in range(classes))
-    is_sparse = name not in ("pubmed", "computers", "photo")
+    is_sparse = name not in ("computers", "photo")
     assert (dataset.x.layout == torch.sparse_csr) == is_sparse
     row, col = dataset.edge_index
     assert bool(((row * nodes + col).diff() > 0).all())

