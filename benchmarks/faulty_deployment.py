@@ -56,8 +56,8 @@ class Faulty(DispatchingClientApp):
     """ClientApp that produces the fault named in a file, once."""
 
     def __call__(self, message, context):
+        file = Path(context.node_config.pop("fault-file"))
         reply = super().__call__(message, context)
-        file = Path(context.node_config["fault-file"])
         if message.metadata.message_type == "train" and file.exists():
             kind = file.read_text()
             file.unlink()

@@ -7,8 +7,8 @@ Each run is a ``flower-fgl run`` in processes of its own. At one to three random
 ``kill -9`` hits the command, or with Ray one of the command, the SuperLink and the
 ServerApp. ``flower-fgl run --resume`` continues the run each time; a run that was killed
 before its first checkpoint starts anew. In the end all rows of all rounds and clients, the
-summary and the model file must equal those of a run without a kill, to the bit; seconds are
-not compared. Each result is a JSON line of ``--output`` as soon as it is known.
+summary and the model file must equal those of a run without a kill, to the bit; seconds and
+the time of the start are not compared. Each result is a JSON line of ``--output`` as soon as it is known.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def contents(run: Run) -> dict[str, Any]:
         "clients": [
             {k: v for k, v in r.items() if k != "seconds"} for r in run.clients
         ],
-        "summary": {k: v for k, v in run.summary.items() if k != "seconds"},
+        "summary": {
+            k: v for k, v in run.summary.items() if k not in ("seconds", "started")
+        },
         "model": model.read_bytes() if model.exists() else b"",
     }
 

@@ -51,8 +51,8 @@ def silent(content):
 
 class Faulty(DispatchingClientApp):
     def __call__(self, message, context):
+        faults = str(context.node_config.pop("faults", "")).split()
         reply = super().__call__(message, context)
-        faults = str(context.node_config.get("faults", "")).split()
         if message.metadata.message_type == "train":
             number = int(message.content["config"]["server-round"])
             for fault in faults:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from flwr.serverapp import Grid
@@ -32,6 +32,14 @@ __all__ = ["discover"]
 
 log = logging.getLogger(__name__)
 
+SHARED: dict[str, Callable[[Description], Hashable]] = {
+    "number of partitions": lambda d: d.num_partitions,
+    "feature width": lambda d: d.num_features,
+    "class names": lambda d: d.class_names,
+    "partition": lambda d: d.partition_sha256,
+}
+"""What all clients of a run have in common."""
+
 
 def discover(
     grid: Grid, config: RunConfig, before: Mapping[int, Description] | None = None
@@ -51,9 +59,13 @@ def discover(
     Raises
     ------
     RunError
-        If too few nodes connect, a node cannot describe itself, two nodes hold the same
-        partition, the clients disagree on features, classes or partition, or too few
-        clients can train.
+        If too few nodes connect or can take part, no majority decides on features,
+        classes or partition, or too few clients can train.
+
+    Notes
+    -----
+    1. A client that differs from most others in what all must share is left out, with a
+       warning: one client must not end the run.
     """
     if before:
         described, refused, queried = wait_for_known_clients(grid, config, before)
@@ -63,9 +75,8 @@ def discover(
     federation = Federation.of(
         described, refused=refused, turned_away=frozenset(queried) - described.keys()
     )
-    _require_equal(federation, "feature width", lambda d: d.num_features)
-    _require_equal(federation, "class names", lambda d: d.class_names)
-    _require_equal(federation, "partition", lambda d: d.partition_sha256)
+    for what, value in SHARED.items():
+        _require_equal(federation, what, value)
     _reject_untrainable(federation, config)
     # all classes of a few-shot client have ``shots`` training nodes, so that a larger
     # min-class-count hides every class
@@ -79,7 +90,11 @@ def discover(
 def _check_and_number(
     described: dict[int, Description], refused: tuple[Rejection, ...], config: RunConfig
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
-    """Agree on data owners' schemas; reject mixed data and duplicate partitions."""
+    """Agree on what all clients share; leave out clients that differ from most others."""
+    kinds = {True: "its own graph", False: "a partition of a dataset"}
+    described, refused = _keep_majority(
+        described, refused, "kind of data", lambda d: kinds[d.is_owned]
+    )
     owned = sum(d.is_owned for d in described.values())
     if 0 < owned < len(described):
         raise RunError(
@@ -89,12 +104,88 @@ def _check_and_number(
     if owned:
         described, refused = _agree_on_schema(described, refused, config)
     else:
-        for one in refused:
-            log.warning("%s does not take part: %s", one.name, one.reason)
+        described, refused = _agree_on_partition(described, refused, config)
     counts = Counter(d.partition_id for d in described.values())
     if len(counts) < len(described):
         _reject_duplicates(counts)
     return described, refused
+
+
+def _agree_on_partition(
+    described: dict[int, Description], refused: tuple[Rejection, ...], config: RunConfig
+) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
+    """Leave out nodes with another partition than most, and several nodes with one."""
+    number = len(described)
+    for what, value in SHARED.items():
+        described, refused = _keep_majority(described, refused, what, value)
+    models = assign_models(
+        config.model, max(d.num_partitions for d in described.values())
+    )
+    claims = Counter(d.partition_id for d in described.values())
+    reasons = {}
+    for node, one in described.items():
+        if one.model != (due := models[one.partition_id]):
+            reasons[node] = f'its model is "{one.model}", the run has "{due}" for it.'
+        elif claims[one.partition_id] > 1:
+            reasons[node] = (
+                f"{claims[one.partition_id]} nodes hold this partition. Give every "
+                "SuperNode its own partition-id."
+            )
+    fit = {node: one for node, one in described.items() if node not in reasons}
+    if 2 * len(fit) <= number and max(claims.values()) > 1:
+        _reject_duplicates(claims)
+    refused += tuple(Rejection(_place(n, described[n]), r) for n, r in reasons.items())
+    for out in refused:
+        log.warning("%s does not take part: %s", out.name, out.reason)
+    _require_enough(len(fit), "clients", refused, config)
+    return fit, refused
+
+
+def _keep_majority(
+    described: dict[int, Description],
+    refused: tuple[Rejection, ...],
+    what: str,
+    value: Callable[[Description], Hashable],
+) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
+    """Leave out the nodes that differ from most in one property; none without majority."""
+    (most, number), *_ = Counter(map(value, described.values())).most_common()
+    if 2 * number <= len(described) or number == len(described):
+        return described, refused
+    refused += tuple(
+        Rejection(
+            _place(node, one),
+            f"its {what} differs from that of most others: {_short(value(one))} instead "
+            f"of {_short(most)}.",
+        )
+        for node, one in described.items()
+        if value(one) != most
+    )
+    return {n: one for n, one in described.items() if value(one) == most}, refused
+
+
+def _place(node: int, description: Description) -> str:
+    """Name a node in a log: the owner, or the partition."""
+    if description.is_owned:
+        return description.name
+    return f"node {node} (partition {description.partition_id})"
+
+
+def _short(value: object) -> str:
+    """Quote at most 80 characters of a value."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _require_enough(
+    number: int, what: str, rejected: tuple[Rejection, ...], config: RunConfig
+) -> None:
+    """Raise an error if fewer clients can take part than the settings ask for."""
+    least, key = max(
+        (config.min_replies, "min-replies"), (config.min_clients, "min-clients")
+    )
+    if number < least:
+        text = "; ".join(f"{one.name}: {one.reason}" for one in rejected)
+        raise RunError(f"{number} {what} can take part, but {key} = {least}. {text}")
 
 
 def _agree_on_schema(
@@ -123,14 +214,7 @@ def _agree_on_schema(
         _warn_of_unnamed_features(fit)
     for one in rejected:
         log.warning("Data owner %s does not take part: %s", one.name, one.reason)
-    least, key = max(
-        (config.min_replies, "min-replies"), (config.min_clients, "min-clients")
-    )
-    if len(fit) < least:
-        text = "; ".join(f"{one.name}: {one.reason}" for one in rejected)
-        raise RunError(
-            f"{len(fit)} data owners can take part, but {key} = {least}. {text}"
-        )
+    _require_enough(len(fit), "data owners", rejected, config)
     numbers = number_owners(fit)
     total = max(max(numbers.values()) + 1, *(d.num_partitions for d in fit.values()))
     if config.min_clients:
@@ -184,7 +268,7 @@ def _require_equal(
     for pid, description in federation.clients.items():
         groups.setdefault(value(description), []).append(pid)
     if len(groups) > 1:
-        text = "; ".join(f"{v!r} on clients {pids}" for v, pids in groups.items())
+        text = "; ".join(f"{_short(v)} on clients {p}" for v, p in groups.items())
         raise RunError(f"The clients disagree on the {what}: {text}.")
 
 

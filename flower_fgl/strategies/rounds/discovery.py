@@ -292,8 +292,9 @@ def _count_equal(reasons: Collection[str]) -> str:
 
 
 def _num_partitions(described: Mapping[int, Description]) -> int:
-    """Return the number of partitions that nodes report, 0 before the first report."""
-    number = max((d.num_partitions for d in described.values()), default=0)
+    """Return the number of partitions that most nodes report, 0 before the first report."""
+    claims = Counter(d.num_partitions for d in described.values())
+    number = max(claims, key=lambda n: (claims[n], n), default=0)
     if described and not number:
         raise RunError(
             "Data owners with their own graphs do not report how many clients there are. "

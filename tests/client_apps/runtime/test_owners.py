@@ -240,8 +240,11 @@ def test_data_owners_and_partitions_cannot_be_mixed(
     nodes: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     partition = {"partition-id": 2, "num-partitions": 3}
-    with pytest.raises(RunError, match="2 nodes hold their own graphs and 1"):
-        run_owners([*nodes[:2], partition], tmp_path / "run")
+    run = run_owners([*nodes[:2], partition], tmp_path / "run")
+    (refused,) = run.summary["refused"]
+    assert "its kind of data differs from that of most others" in refused["reason"]
+    with pytest.raises(RunError, match="1 nodes hold their own graphs and 1"):
+        run_owners([nodes[0], partition], tmp_path / "again")
 
 
 def test_the_number_of_data_owners_must_be_set(

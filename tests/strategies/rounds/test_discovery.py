@@ -52,7 +52,7 @@ def test_one_bad_description_does_not_end_a_run_of_partition_ids(
 
 
 def test_a_bad_description_leaves_too_few_for_min_replies(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="min-replies is 3"):
+    with pytest.raises(RunError, match="min-replies = 3"):
         run(tmp_path / "run", describing(1, "garbage"), min_replies=3)
 
 
