@@ -56,8 +56,12 @@ class Faulty(DispatchingClientApp):
     """ClientApp that produces the fault named in a file, once."""
 
     def __call__(self, message, context):
-        file = Path(context.node_config.pop("fault-file"))
-        reply = super().__call__(message, context)
+        name = context.node_config.pop("fault-file")
+        try:
+            reply = super().__call__(message, context)
+        finally:
+            context.node_config["fault-file"] = name  # the SuperNode keeps the context
+        file = Path(name)
         if message.metadata.message_type == "train" and file.exists():
             kind = file.read_text()
             file.unlink()

@@ -8,7 +8,8 @@ Each run is a ``flower-fgl run`` in processes of its own. At one to three random
 ServerApp. ``flower-fgl run --resume`` continues the run each time; a run that was killed
 before its first checkpoint starts anew. In the end all rows of all rounds and clients, the
 summary and the model file must equal those of a run without a kill, to the bit; seconds and
-the time of the start are not compared. Each result is a JSON line of ``--output`` as soon as it is known.
+the time of the start are not compared. Each result is a JSON line of ``--output`` as soon
+as it is known.
 """
 
 from __future__ import annotations

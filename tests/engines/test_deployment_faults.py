@@ -51,11 +51,14 @@ def silent(content):
 
 class Faulty(DispatchingClientApp):
     def __call__(self, message, context):
-        faults = str(context.node_config.pop("faults", "")).split()
-        reply = super().__call__(message, context)
+        faults = context.node_config.pop("faults", "")
+        try:
+            reply = super().__call__(message, context)
+        finally:
+            context.node_config["faults"] = faults  # the SuperNode keeps the context
         if message.metadata.message_type == "train":
             number = int(message.content["config"]["server-round"])
-            for fault in faults:
+            for fault in str(faults).split():
                 when, _, name = fault.partition(":")
                 if int(when) == number:
                     globals()[name](reply.content)

@@ -293,7 +293,11 @@ class Recording:
             return Outcome("poisoned", "the state is not finite")
         if error.startswith("RunError"):
             return Outcome("refused", error)
-        return Outcome("crash", error) if error else Outcome("accepted", reason)
+        if error:
+            return Outcome("crash", error)
+        if refused := self.strategy.federation.refused:
+            return Outcome("dropped", refused[0].reason)
+        return Outcome("accepted", reason)
 
     # ------------------------------------------------------------------ resuming
     def _record_resume(self) -> None:

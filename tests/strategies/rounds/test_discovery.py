@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_fgl import Run
 from flower_fgl.core.errors import RunError
@@ -49,6 +51,69 @@ def test_one_bad_description_does_not_end_a_run_of_partition_ids(
     assert refused["name"].startswith("node ")
     assert ("malformed" if fault == "garbage" else "bug") in refused["reason"]
     assert f"{refused['name']} does not take part" in caplog.text
+
+
+def lying(*pids: int, **changes: Any) -> type[Nodes]:
+    """Return a grid on which clients change entries of their descriptions."""
+
+    class Liar(Nodes):
+        def _handle(self, key: str, sent: Message, content: RecordDict) -> Message:
+            reply = super()._handle(key, sent, content)
+            context = self.contexts[sent.metadata.dst_node_id]
+            is_liar = int(context.node_config["partition-id"]) in pids
+            if sent.metadata.message_type == DESCRIBE and is_liar:
+                info: Any = reply.content["info"]
+                reply.content["info"] = ConfigRecord({**info, **changes})
+            return reply
+
+    return Liar
+
+
+def run_lying(folder: Path, grid: type[Nodes], **settings: Any) -> Run:
+    settings = {"method": "fedavg", "join_timeout": 1.0, "rounds": 1, **settings}
+    return run_with(folder, nothing, grid_type=grid, **settings)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num-features": 5}, "its feature width differs .*: 5 instead of 8"),
+        ({"class-names": ["a", "b", "c"]}, "its class names differ"),
+        ({"partition-sha256": "0" * 64}, "its partition differs"),
+        (
+            {"num-partitions": 900},
+            "its number of partitions differs .*: 900 instead of 3",
+        ),
+        ({"model": "gat"}, 'its model is "gat", the run has "gcn"'),
+    ],
+)
+@pytest.mark.parametrize("clients", [0, 3])
+def test_a_client_that_differs_from_most_others_does_not_end_the_run(
+    changes: dict[str, Any], reason: str, clients: int, tmp_path: Path
+) -> None:
+    done = run_lying(tmp_path, lying(0, **changes), clients=clients)
+    assert [row["replies"] for row in done.rounds] == [2]
+    (refused,) = done.summary["refused"]
+    assert re.search(reason, refused["reason"])
+    assert re.fullmatch(r"node \d+ \(partition 0\)", refused["name"])
+
+
+def test_without_a_majority_the_run_ends_before_round_1(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"disagree on the feature width: 5 on clients"):
+        run_lying(tmp_path, lying(0, 1, **{"num-features": 5}), clients=4, present=4)
+
+
+def test_a_claim_of_another_clients_partition_costs_these_two_only(
+    tmp_path: Path,
+) -> None:
+    twins = lying(4, **{"partition-id": 1})
+    done = run_lying(tmp_path / "five", twins, clients=5, present=5)
+    assert [row["replies"] for row in done.rounds] == [3]
+    for refused in done.summary["refused"]:
+        assert "2 nodes hold this partition" in refused["reason"]
+    assert len(done.summary["refused"]) == 2
+    with pytest.raises(RunError, match=r"Several nodes hold the same partition: \[1\]"):
+        run_lying(tmp_path / "three", lying(2, **{"partition-id": 1}))
 
 
 def test_a_bad_description_leaves_too_few_for_min_replies(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def run_with(
     )
     run_id = 9 + bool(settings.get("resume"))  # Flower gives every run its own id
     with task_identity(run_id):
-        grid = grid_type(DispatchingClientApp(Session()), 3, values, run_id)
+        grid = grid_type(
+            DispatchingClientApp(Session()), max(3, clients), values, run_id
+        )
         for context, node in zip(grid.contexts.values(), nodes or [], strict=False):
             context.node_config = {"model-dir": str(folder.parent / "models"), **node}
         for late in list(grid.contexts)[present:]:
