@@ -25,6 +25,7 @@ BENIGN = {
     "mask": "a vector that is not masked, or a secret that is not shared, as agreed: with "
     "secure aggregation the server cannot read single uploads. The sum is wrong, or the "
     "round or a later one fails",
+    "nothing": "a FedSage+ client without hidden neighbors sends no generator",
     "round": "the round of a client's state; it only decides what is sent and logged",
     "unread": "an entry of a description that nothing reads",
 }
@@ -292,6 +293,8 @@ def other_records(draw: random.Random, content: RecordDict) -> Mutant:
     reason = (
         "unread" if "info" in content and made.get("info") == content["info"] else ""
     )
+    if not made and set(content) == {"generator", "nodes"}:
+        reason = "nothing"
     return RecordDict(made), reason
 
 
