@@ -147,7 +147,7 @@ def one_run(
         command = Command(*arguments)
         if len(kills) < planned:
             # anywhere between the start of the process and the end of the run
-            target = draw.randint(done, rounds - 1)
+            target = draw.randint(done, max(done, rounds - 1))
             end_by = time.monotonic() + PATIENCE
             while num_rounds(folder) < target or not (folder / "summary.json").exists():
                 if command.is_over or time.monotonic() > end_by:

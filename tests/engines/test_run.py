@@ -84,9 +84,10 @@ def run_folder(output: str) -> Path:
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("fedavg", []),  # weights
+        # tests/simulation/test_workers.py compares more methods on Ray's actors
         ("fedpg", []),  # prototypes
-        (
+        pytest.param("fedavg", [], marks=pytest.mark.slow),  # weights
+        pytest.param(
             "opfgl",  # one round
             [
                 "rounds=1",
@@ -94,6 +95,7 @@ def run_folder(output: str) -> Path:
                 "opfgl.server-steps=20",
                 "min-class-count=2",
             ],
+            marks=pytest.mark.slow,
         ),
         pytest.param("local", [], marks=pytest.mark.slow),
     ],

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,26 +77,39 @@ try:
 except KeyboardInterrupt:
     local.run_local({**values, "resume": True}, workers=2)
 """
+#: Runs that share one Ray.
 SHARES = """
-import json, sys
+import json, sys, tempfile
+import ray
+from flower_fgl.simulation.local import run_local
+from flower_fgl.simulation.superlink import short_folder
 
-run_local(json.loads(sys.argv[1]), workers=3)
+with tempfile.TemporaryDirectory(dir=short_folder()) as scratch:
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False,
+             _temp_dir=scratch)
+    for values in json.loads(sys.argv[1]):
+        run_local(values, workers=2)
+    ray.shutdown()
 """
 
 
-def run_apart(program: str, alone: Run, folder: Path) -> tuple[Run, str]:
-    """Repeat a run by a program in another process; return the run and the log."""
+def config_of(alone: Run, folder: Path) -> dict[str, Any]:
+    """Return the flat run config that repeats a run in another folder."""
     values = {k: v for k, v in flatten_config(alone.config) if k != "run-dir"}
-    text = json.dumps({**values, "run-dir": str(folder)})
+    return {**values, "run-dir": str(folder)}
+
+
+def run_apart(program: str, values: Any) -> str:
+    """Run a program in another process on a run config; return the log."""
     done = subprocess.run(
-        [sys.executable, "-c", program, text],
+        [sys.executable, "-c", program, json.dumps(values)],
         capture_output=True,
         text=True,
         timeout=250,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
-    return Run.load(folder), done.stderr
+    return done.stderr
 
 
 @pytest.mark.timeout(300)
@@ -104,17 +118,29 @@ def test_a_run_that_moves_to_workers_and_resumes_there_keeps_its_numbers(
 ) -> None:
     settings = {**SMALL, "rounds": 5, "checkpoint_every": 1}
     alone = simulate("fedper", clients=3, output_dir=str(tmp_path), **settings)
-    moved, log = run_apart(MOVES, alone, tmp_path / "moves")
+    log = run_apart(MOVES, config_of(alone, tmp_path / "moves"))
+    moved = Run.load(tmp_path / "moves")
     assert "the other 3 rounds run in 2 worker processes" in log
     assert moved.status == "completed"
     assert numbers(moved) == numbers(alone)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("method", ["fedavg", "fedpg", "fedlog", "opfgl", "fedsage+"])
-def test_workers_give_the_numbers_of_one_process(method: str, tmp_path: Path) -> None:
-    settings = shortened(method, SMALL)
-    alone = simulate(method, clients=4, output_dir=str(tmp_path), **settings)
-    shared, _ = run_apart(SHARES, alone, tmp_path / "shared")
-    assert numbers(shared) == numbers(alone)
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ("fedavg", "fedpg", "opfgl"),
+        pytest.param(("fedlog", "fedsage+"), marks=pytest.mark.slow),
+    ],
+)
+def test_workers_give_the_numbers_of_one_process(
+    methods: tuple[str, ...], tmp_path: Path
+) -> None:
+    alone = {}
+    for method in methods:
+        settings = shortened(method, SMALL)
+        folder = str(tmp_path / "alone")
+        alone[method] = simulate(method, clients=4, output_dir=folder, **settings)
+    run_apart(SHARES, [config_of(run, tmp_path / m) for m, run in alone.items()])
+    for method, run in alone.items():
+        assert numbers(Run.load(tmp_path / method)) == numbers(run)
