@@ -106,9 +106,11 @@ def compare(
         ),
     ] = "",
 ) -> None:
-    """Compare two methods with a paired t-test.
+    """Compare two methods by their paired differences.
 
-    Runs are paired by dataset, partition, number of clients and seed.
+    Runs are paired by dataset, partition, number of clients and seed. A t-test needs five
+    pairs. The command also tells whether the methods are tied within one point, and how
+    large a difference the runs could have shown.
     """
     sides = {"A": select_runs(one), "B": select_runs(other)}
     metric = metric or common_metric([run for runs in sides.values() for run in runs])
@@ -121,10 +123,13 @@ def compare(
         method = str(runs[0].summary["method"])
         table.add_row(side, method, describe_scores(scores), ", ".join(pending))
     console.print(table)
-    show(
-        f"A - B = {100 * result.difference:+.2f}, n = {len(result.one)} pairs, "
-        f"t = {result.t:.3f}, p = {result.p:.4f}: {verdict(result)}"
-    )
+    test = result.test
+    numbers = f"A - B = {100 * test.difference:+.2f}, n = {test.n} pairs"
+    if not test.why_not:
+        low, high = (100 * bound for bound in test.interval)
+        numbers += f", 95 % interval {low:+.2f} to {high:+.2f}"
+        numbers += f", t = {test.t:.3f}, p = {test.p:.4f}"
+    show(f"{numbers}: {verdict(result)}")
 
 
 def reach(

@@ -1,9 +1,8 @@
-"""The ``compare`` command: select runs, and compare two sets with a paired t-test."""
+"""The ``compare`` command: select runs, and compare two sets by paired differences."""
 
 from __future__ import annotations
 
 import glob
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,30 +15,27 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.statistics import PairedTest, paired_test
 
 __all__ = [
-    "LEVEL",
     "PER_RUN",
     "Comparison",
     "common_metric",
+    "compare_accuracy",
     "compare_runs",
-    "is_significantly_better",
     "main_metric",
     "match_scores",
-    "paired_t_test",
     "select_runs",
     "without_seed",
 ]
 
-LEVEL = 0.05
-"""A difference is significant if its p-value is below this level."""
 PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
 """Settings that may differ between runs that are averaged over seeds."""
 OF_MACHINE = {"data-dir", "threads"}
 """Settings that depend on the machine."""
 PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
 
-SEEDS = re.compile(r"(^|-)((?:partition-)?seed)\d+(?=-|$)")
+SEEDS = re.compile(r"(^|-)((?:partition-)?seed|draw)\d+(?=-|$)")
 """Part of a run folder's name that a grid over seeds adds."""
 
 Key = tuple[Any, ...]
@@ -47,58 +43,24 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Paired scores of two sets of runs, and the result of the t-test.
+    """Paired scores of two sets of runs, and what their differences show.
 
     Parameters
     ----------
     one, other : tuple of float
         Length n: paired scores of A and B.
-    t : float
-        t statistic, positive if A is better; infinite if all differences are equal, NaN
-        if all are 0.
-    p : float in [0, 1]
-        Two-sided p-value.
+    test : PairedTest
+        Tests of the differences A minus B.
     """
 
     one: tuple[float, ...]
     other: tuple[float, ...]
-    t: float
-    p: float
+    test: PairedTest
 
     @property
     def difference(self) -> float:
         """Mean of A minus mean of B."""
-        return fmean(self.one) - fmean(self.other)
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the p-value is below :data:`LEVEL`."""
-        return self.p < LEVEL
-
-
-def paired_t_test(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Test whether the mean paired difference is 0, with Student's two-sided t-test.
-
-    Parameters
-    ----------
-    one, other : sequence of float
-        Length n, at least 2: paired scores.
-
-    Returns
-    -------
-    t : float
-        ``mean(d) / (std(d) / √n)`` of the differences d, with n − 1 degrees of freedom.
-    p : float in [0, 1]
-        p-value.
-    """
-    differences = [a - b for a, b in zip(one, other, strict=True)]
-    if max(differences) == min(differences):  # no variance: scipy would divide by 0
-        value = differences[0]
-        return (math.copysign(math.inf, value), 0.0) if value else (math.nan, 1.0)
-    from scipy import stats  # slow to import, and selecting runs does not need it
-
-    result = stats.ttest_rel(one, other)
-    return float(result.statistic), float(result.pvalue)
+        return self.test.difference
 
 
 def select_runs(text: str) -> list[Run]:
@@ -313,7 +275,7 @@ def compare_runs(
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )
     scores = tuple(zip(*pairs, strict=True))
-    return Comparison(scores[0], scores[1], *paired_t_test(scores[0], scores[1]))
+    return Comparison(scores[0], scores[1], paired_test(scores[0], scores[1]))
 
 
 def _reject_mixed_settings(side: str, runs: Sequence[Run]) -> None:
@@ -344,8 +306,8 @@ def _pattern(run: Run) -> str:
     return f', e.g. with a pattern: "{place}"' if name != run.path.name else ""
 
 
-def is_significantly_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
-    """Return whether A is significantly better than B in test accuracy.
+def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | None:
+    """Test the difference of two methods in test accuracy.
 
     Few-shot runs are compared by the mean of the clients' accuracies, which papers on that
     setting report.
@@ -357,8 +319,8 @@ def is_significantly_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
 
     Returns
     -------
-    bool
-        False with fewer than two pairs.
+    PairedTest or None
+        ``None`` if no run of A has a partner in B.
 
     Raises
     ------
@@ -367,11 +329,7 @@ def is_significantly_better(one: Sequence[Run], other: Sequence[Run]) -> bool:
     """
     metric = common_metric([*one, *other])
     pairs = match_scores(one, other, column="test", metric=metric)
-    if len(pairs) < 2:
-        return False
-    first, second = zip(*pairs, strict=True)
-    t, p = paired_t_test(first, second)
-    return t > 0 and p < LEVEL
+    return paired_test(*zip(*pairs, strict=True)) if pairs else None
 
 
 def main_metric(run: Run) -> str:
@@ -392,9 +350,15 @@ def describe_scores(scores: Sequence[float]) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """State in words which side is better, if any."""
-    if not comparison.is_significant:
-        return "no significant difference at 95 %"
-    return (
-        f"{'A' if comparison.difference > 0 else 'B'} is significantly better at 95 %"
-    )
+    """State in words which side is better, or what the runs can and cannot show."""
+    test = comparison.test
+    if test.why_not:
+        return f"not testable: {test.why_not}"
+    if test.is_significant:
+        side = "A" if test.difference > 0 else "B"
+        tied = ", by less than one point" if test.is_tied else ""
+        return f"{side} is significantly better at 95 %{tied}"
+    found = f"a difference of {100 * test.detectable:.1f} points would be found in 80 %"
+    if test.is_tied:
+        return f"tied within one point (p = {test.p_equivalent:.3f}); {found}"
+    return f"no significant difference at 95 %, and not tied within one point; {found}"

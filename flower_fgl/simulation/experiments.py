@@ -4,6 +4,8 @@
 
     title = "FedAvg and Local on Cora"
     output-dir = "runs/cora"           # optional
+    draws = 10                         # optional: repeat every run with seed and
+                                       # partition-seed 0, 1, …, 9
     [config]                           # any run-config keys
     dataset = "cora"
     clients = 10
@@ -12,9 +14,9 @@
     method = "fedavg"
     optimizer-state = "reset"
     [grid]                             # one run per case and combination of values
-    seed = [0, 1, 2]
+    lr = [0.01, 0.1]
     [published]                        # test accuracy in percent, by table row: the case
-    "fedavg, reset" = 79.4             # and the grid values without seeds, joined by "/"
+    "fedavg, reset/0.1" = 79.4         # and the grid values without seeds, joined by "/"
     [published-macro-f1]               # optional: the same for test macro-F1
     [published-unseen]                 # optional: accuracy of another column: unseen,
                                        # missing, new-client, test-masked
@@ -40,7 +42,7 @@ from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
 
 REPLICATES = ("seed", "partition-seed")
-"""Grid keys over which the results table averages."""
+"""Settings over which the results table averages. ``draws`` sets both."""
 
 MEASURED = (
     "method",
@@ -91,6 +93,9 @@ class Experiment:
         Named groups of settings, each combined with the whole grid.
     grid : mapping of str to list
         Values of each setting; every combination is one run.
+    draws : int
+        Number of times that each run is repeated with another partition, split and
+        initial model; 0 if the grid or the settings choose the seeds.
     published, published_f1 : mapping of str to float
         Published test accuracy and macro-F1 in percent, by table row.
     published_columns : mapping of str to mapping of str to float
@@ -103,14 +108,15 @@ class Experiment:
     config: Mapping[str, Scalar] = field(default_factory=dict)
     cases: Sequence[Mapping[str, Scalar]] = ()
     grid: Mapping[str, Sequence[Scalar]] = field(default_factory=dict)
+    draws: int = 0
     published: Mapping[str, float] = field(default_factory=dict)
     published_f1: Mapping[str, float] = field(default_factory=dict)
     published_columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def is_grid(self) -> bool:
-        """Whether the experiment has cases or a grid."""
-        return bool(self.cases or self.grid)
+        """Whether the experiment has cases, a grid or draws."""
+        return bool(self.cases or self.grid or self.draws)
 
     def with_options(self, options: Mapping[str, Scalar]) -> Experiment:
         """Return the experiment with some settings fixed for all runs.
@@ -122,7 +128,17 @@ class Experiment:
         2. Settings that an option replaces, as ``participants`` replaces
            ``participation``, are removed.
         3. Published values are removed from rows whose method or data an option changes.
+
+        Raises
+        ------
+        ConfigError
+            If an option sets a seed of an experiment with draws.
         """
+        if self.draws and (seeds := options.keys() & set(REPLICATES)):
+            raise ConfigError(
+                f"{self.name} sets {' and '.join(REPLICATES)} of each of its draws. Remove "
+                f"{_quoted(sorted(seeds))}, or draws from the file."
+            )
         replaced = {key for key, other in INSTEAD.items() if other & options.keys()}
         replaced -= options.keys()
         fixed = replace(
@@ -180,20 +196,23 @@ class Experiment:
     def runs(self) -> list[PlannedRun]:
         """Return all runs, case by case, in grid order."""
         out = []
+        draws = list(range(self.draws)) or [-1]
         for case in self.cases or [{}]:
             settings = {k: v for k, v in case.items() if k != "name"}
             title = str(case.get("name", settings.get("method", "")))
-            for values in itertools.product(*self.grid.values()):
+            for *values, draw in itertools.product(*self.grid.values(), draws):
                 chosen = dict(zip(self.grid, values, strict=True))
+                seeds = dict.fromkeys(REPLICATES, draw) if self.draws else {}
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
+                parts += [f"draw{draw}"] if self.draws else []
                 row = [title] if title else []
                 row += [str(v) for k, v in chosen.items() if k not in REPLICATES]
                 out.append(
                     PlannedRun(
                         "-".join(parts) or "run",
                         "/".join(row) or "run",
-                        {**self.config, **settings, **chosen},
+                        {**self.config, **settings, **chosen, **seeds},
                     )
                 )
         return out
@@ -235,7 +254,7 @@ def read_experiment(path: Path) -> Experiment:
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-    known = {"title", "output-dir", "config", "case", "grid"}
+    known = {"title", "output-dir", "draws", "config", "case", "grid"}
     columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
     known |= {"published", "published-macro-f1", *columns.values()}
     if not table:
@@ -257,12 +276,14 @@ def read_experiment(path: Path) -> Experiment:
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
+    cases = _read_cases(path, table.get("case", []))
     experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
         config=dict(flatten_config(table.get("config", {}))) | output,
-        cases=_read_cases(path, table.get("case", [])),
+        cases=cases,
         grid=grid,
+        draws=_read_draws(path, table, cases, grid),
         published=_percentages(table, "published"),
         published_f1=_percentages(table, "published-macro-f1"),
         published_columns={c: _percentages(table, key) for c, key in columns.items()},
@@ -275,6 +296,30 @@ def read_experiment(path: Path) -> Experiment:
                 f"{nearest(wrong[0], rows)}"
             )
     return experiment
+
+
+def _read_draws(
+    path: Path,
+    table: Mapping[str, Any],
+    cases: Sequence[Mapping[str, Scalar]],
+    grid: Mapping[str, Any],
+) -> int:
+    """Return the number of draws; reject seeds that stand beside them."""
+    draws = table.get("draws", 0)
+    if type(draws) is not int or not 0 <= draws <= 1000:
+        raise ConfigError(
+            f"{path}: draws must be a number from 0 to 1000, got {draws!r}."
+        )
+    parts = {"[config]": table.get("config", {}), "[grid]": grid}
+    parts |= {f'case "{case["name"]}"': case for case in cases}
+    for where, settings in parts.items():
+        seeds = [key for key in REPLICATES if key in settings]
+        if draws and seeds:
+            raise ConfigError(
+                f"{path}: {where} sets {seeds[0]}, but draws = {draws} sets "
+                f"{' and '.join(REPLICATES)}. Remove one of them."
+            )
+    return draws
 
 
 def _percentages(table: Mapping[str, Any], name: str) -> dict[str, float]:

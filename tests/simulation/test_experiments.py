@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.run import Run
 from flower_fgl.simulation.experiments import (
     percent_with_spread,
     read_experiment,
@@ -179,3 +180,82 @@ def test_columns_of_the_aggregated_model_stand_in_the_table_too(tmp_path: Path) 
         ("new_client", "global new client"),
     ):
         assert row[title] == percent_with_spread([both[column]["accuracy"]])
+
+
+DRAWS = """
+draws = 3
+[config]
+dataset = "synthetic"
+clients = 3
+[[case]]
+name = "a"
+method = "local"
+[[case]]
+name = "b"
+method = "fedavg"
+[grid]
+dropout = [0.0, 0.5]
+[published]
+"b/0.5" = 80.0
+"""
+
+
+def test_a_draw_changes_partition_split_and_model_of_all_cases(tmp_path: Path) -> None:
+    (path := tmp_path / "x.toml").write_text(DRAWS)
+    runs = read_experiment(path).runs()
+    assert [run.name for run in runs[:4]] == [
+        "a-dropout0.0-draw0", "a-dropout0.0-draw1", "a-dropout0.0-draw2",
+        "a-dropout0.5-draw0",
+    ]  # fmt: skip
+    seeds = [(run.settings["seed"], run.settings["partition-seed"]) for run in runs]
+    assert seeds == [(0, 0), (1, 1), (2, 2)] * 4
+    assert {run.row for run in runs} == {f"{c}/{d}" for c in "ab" for d in (0.0, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("draws = 3", "draws = -1", "draws must be a number from 0 to 1000, got -1"),
+        ("draws = 3", 'draws = "3"', "draws must be a number .*, got '3'"),
+        ("draws = 3", "draws = true", "draws must be a number"),
+        ("[grid]", "[grid]\nseed = [1, 2]", r"\[grid\] sets seed, but draws = 3 sets"),
+        ("clients = 3", "partition-seed = 3", r"\[config\] sets partition-seed, but"),
+        ('method = "fedavg"', "seed = 1", 'case "b" sets seed, but draws = 3'),
+    ],
+)
+def test_draws_must_be_a_number_and_the_only_source_of_seeds(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / "x.toml").write_text(DRAWS.replace(old, new))
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(path)
+
+
+def test_an_option_cannot_set_the_seed_of_draws(tmp_path: Path) -> None:
+    (path := tmp_path / "x.toml").write_text(DRAWS)
+    with pytest.raises(ConfigError, match=r'sets seed and .* Remove "seed"'):
+        read_experiment(path).with_options({"seed": 1})
+    assert len(read_experiment(path).with_options({"rounds": 1}).runs()) == 12
+
+
+def test_draws_are_one_row_of_the_table_and_pairs_of_a_comparison(
+    tmp_path: Path,
+) -> None:
+    text = DRAWS.replace("draws = 3", f'draws = 5\noutput-dir = "{tmp_path}/runs"')
+    (path := tmp_path / "x.toml").write_text(
+        text.replace("[0.0, 0.5]", "[0.5]").replace(
+            "clients = 3", "clients = 3\nrounds = 2"
+        )
+    )
+    done = CliRunner().invoke(app, ["run", str(path), "--engine", "local"])
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    assert "a/0.5" in words
+    hashes = {
+        Run.load(folder).summary["partition_sha256"]
+        for folder in (tmp_path / "runs" / "x").glob("b-*")
+    }
+    assert len(hashes) == 5
+    place = f"{tmp_path}/runs/x"
+    done = CliRunner().invoke(app, ["compare", f"{place}:a", f"{place}:b"])
+    assert "n = 5 pairs" in done.output, done.output

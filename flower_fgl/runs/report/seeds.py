@@ -9,10 +9,11 @@ from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
-from flower_fgl.runs.compare import PER_RUN, is_significantly_better
+from flower_fgl.runs.compare import PER_RUN, compare_accuracy
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.statistics import LEVEL, adjust_holm
 
 __all__ = ["mark_better", "over_seeds", "scored_runs"]
 
@@ -67,7 +68,9 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
-    """Set ``is_significantly_better`` in rows that are significantly better than a method.
+    """Set ``is_better`` in rows that are significantly better than a method.
+
+    The p-values of all rows are adjusted together, by Holm's method.
 
     Raises
     ------
@@ -90,10 +93,16 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
             f"seeds for each dataset and number of clients, got {len(bases)} groups. "
             "Pass only the group to compare with."
         )
-    for group in groups:
-        group["is_better"] = any(
-            is_significantly_better(group["runs"], g["runs"]) for g in bases
-        )
+    tests = [
+        (group, test)
+        for group in groups
+        for base in bases
+        if group is not base
+        and (test := compare_accuracy(group["runs"], base["runs"])) is not None
+    ]
+    p_values = adjust_holm([test.p for _, test in tests])
+    for (group, test), p in zip(tests, p_values, strict=True):
+        group["is_better"] |= test.difference > 0 and p < LEVEL
 
 
 def _seeds(runs: Sequence[Run]) -> str:

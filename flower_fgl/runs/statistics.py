@@ -1,0 +1,140 @@
+"""Tests of paired scores: one method is better, two are tied, or there are too few runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+__all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "PairedTest", "adjust_holm", "paired_test"]
+
+LEVEL = 0.05
+"""A difference is significant if its p-value is below this level."""
+MARGIN = 0.01
+"""Two methods are tied if their difference is less than one point."""
+MIN_PAIRS = 5
+"""A t-test of fewer pairs says little about spread, and is not made."""
+POWER = 0.8
+"""Probability with which the detectable difference is found."""
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Tests of n paired differences A minus B.
+
+    Parameters
+    ----------
+    n : int
+        Number of pairs.
+    difference : float
+        Mean difference.
+    t, p : float
+        Student's t statistic with n − 1 degrees of freedom, and its two-sided p-value.
+        NaN if the differences cannot be tested.
+    interval : tuple of float
+        95 % confidence interval of the difference; NaN if not testable.
+    detectable : float
+        Smallest true difference that such a test finds with probability 0.8, given the
+        spread of these differences; NaN if not testable.
+    p_equivalent : float
+        p-value of the hypothesis that the methods differ by :data:`MARGIN` or more (two
+        one-sided tests); NaN if not testable.
+    why_not : str
+        Why the differences cannot be tested; else empty.
+    """
+
+    n: int
+    difference: float
+    t: float = math.nan
+    p: float = math.nan
+    interval: tuple[float, float] = (math.nan, math.nan)
+    detectable: float = math.nan
+    p_equivalent: float = math.nan
+    why_not: str = ""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the p-value is below :data:`LEVEL`."""
+        return self.p < LEVEL
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether a difference of :data:`MARGIN` or more can be excluded."""
+        return self.p_equivalent < LEVEL
+
+
+def paired_test(
+    one: Sequence[float], other: Sequence[float], *, margin: float = MARGIN
+) -> PairedTest:
+    """Test whether the mean paired difference is 0, and whether it is below a margin.
+
+    Parameters
+    ----------
+    one, other : sequence of float
+        Length n, at least 1: paired scores of A and B.
+    margin : float
+        Largest difference of tied methods.
+
+    Notes
+    -----
+    1. Fewer than :data:`MIN_PAIRS` pairs, or differences that are all equal, are not
+       tested: their p-value would be 0 or 1 without evidence.
+    """
+    differences = [a - b for a, b in zip(one, other, strict=True)]
+    n, mean = len(differences), fmean(differences)
+    if n < MIN_PAIRS:
+        why = f"{n} {'pair' if n == 1 else 'pairs'}, {MIN_PAIRS} are needed"
+        return PairedTest(n, mean, why_not=why)
+    spread = stdev(differences)
+    # equal differences may differ in the last bits
+    if spread <= 1e-12 * max(map(abs, differences), default=0.0):
+        return PairedTest(n, mean, why_not="all differences are equal")
+    # slow to import, and selecting runs does not need them
+    from scipy import stats
+    from statsmodels.stats.power import TTestPower
+    from statsmodels.stats.weightstats import ttost_paired
+
+    result = stats.ttest_rel(one, other)
+    interval = result.confidence_interval(1 - LEVEL)
+    effect = TTestPower().solve_power(nobs=n, alpha=LEVEL, power=POWER)
+    p_equivalent, *_ = ttost_paired(_array(one), _array(other), -margin, margin)
+    return PairedTest(
+        n,
+        mean,
+        float(result.statistic),
+        float(result.pvalue),
+        (float(interval.low), float(interval.high)),
+        float(effect) * spread,
+        float(p_equivalent),
+    )
+
+
+def _array(values: Sequence[float]) -> object:
+    import numpy as np
+
+    return np.asarray(values, dtype=np.float64)
+
+
+def adjust_holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust the p-values of one table for their number, by Holm's method.
+
+    Parameters
+    ----------
+    p_values : sequence of float
+        p-values; NaN for comparisons that cannot be tested, which do not count.
+
+    Returns
+    -------
+    list of float
+        Adjusted p-values in the same order; NaN stays NaN.
+    """
+    places = [place for place, p in enumerate(p_values) if not math.isnan(p)]
+    out = [math.nan] * len(p_values)
+    if places:
+        from statsmodels.stats.multitest import multipletests
+
+        adjusted = multipletests([p_values[k] for k in places], method="holm")[1]
+        for place, p in zip(places, adjusted, strict=True):
+            out[place] = float(p)
+    return out
