@@ -144,8 +144,9 @@ class FglClientApp(ClientApp, ABC):
     ) -> Backbone | None:
         """Train a copy of the model for ``final-local-epochs``, to evaluate it.
 
-        Used with ``eval-policy = "refresh"`` for clients that were not sampled. By default
-        the result of :meth:`fit` with that number of ``local-epochs``.
+        Used with ``eval-policy = "refresh"`` for clients that were not sampled, with
+        ``"refresh-all"`` for all. By default the result of :meth:`fit` with that number
+        of ``local-epochs``.
 
         Parameters
         ----------

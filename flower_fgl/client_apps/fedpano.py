@@ -194,11 +194,14 @@ class Trainer:
         for epoch in range(1, epochs + 1):
             terms = self.step_parts(h)
             is_last = epoch == epochs
-            if not is_last or self.method_config.use_generator:
+            steps_again = self.method_config.classifier_steps > 1
+            if not is_last or self.method_config.use_generator or steps_again:
                 with torch.set_grad_enabled(not is_last):
                     h = self.represent()
             if self.method_config.use_generator:
                 terms |= self.augment(h.detach())
+            elif steps_again:
+                self.step_again(h.detach())
         self.keep_moments()
         return {name: float(value) for name, value in terms.items()}
 
@@ -217,6 +220,12 @@ class Trainer:
             terms["own"] = F.cross_entropy(self.parts.own(nodes), self.own_labels)
         self.step("fit", torch.stack(list(terms.values())).sum())
         return {name: value.detach() for name, value in terms.items()}
+
+    def step_again(self, h: Tensor) -> None:
+        """Step on the predicting classifier by L^c, in place of L^ĉ; h: constant."""
+        labels = self.labels if self.parts.own is None else self.own_labels
+        logits = self.modules["classifier"](h[self.part.index])
+        self.step("classifier", F.cross_entropy(logits, labels))
 
     def augment(self, h: Tensor) -> dict[str, Tensor]:
         """Train φ, then the classifier on synthetic nodes; h: (M, H), constant."""

@@ -88,6 +88,9 @@ class FedPGClientApp(PrototypeClientApp):
        flows through the latter.
     7. With ``min-class-count`` = m, a prototype is uploaded only if no single node has more
        than 1/m of its weight. Then at least m distinct nodes stand behind it.
+    8. The attention has no weight decay: its gradient is small, and decay would keep all
+       neighbours' weights equal. The term ``attention-deviation`` is the distance from
+       equal weights.
     """
 
     def num_hops(self, client: Client) -> int:
@@ -124,7 +127,7 @@ class FedPGClientApp(PrototypeClientApp):
         terms = {}
         if scorer is not None:
             client.state.set_group("scorer", scorer.state_dict())
-            apart = deviation_from_uniform(weights[1:], average.hops[1:])
+            apart = deviation_from_uniform(weights, average.around)
             terms["attention-deviation"] = apart
         generator = torch_generator(
             client.config.seed, server_round, client.partition_id, "noise"

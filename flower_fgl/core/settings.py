@@ -288,12 +288,15 @@ class GeneralSettings:
         "stale",
         "personalized model that a client not sampled in the round is evaluated with; "
         "stale: the last one it trained, refresh: a copy of the newest download, "
-        "trained for final-local-epochs",
-        choices="stale refresh",
+        "trained for final-local-epochs; refresh-all: such a copy for all clients",
+        choices="stale refresh refresh-all",
         auto=True,
     )
     final_local_epochs: int = option(
-        5, "local epochs of the copy that eval-policy = refresh trains", ge=0, auto=True
+        5,
+        "local epochs of the copy that eval-policy = refresh and refresh-all train",
+        ge=0,
+        auto=True,
     )
     absent_classes: str = option(
         "ignore",

@@ -140,7 +140,7 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"{settings.method} is one-shot (one upload, one download): rounds must be 1, "
             f"got {settings.rounds}. Set rounds = 1, or remove it."
         )
-    if method.is_one_shot and settings.eval_policy == "refresh":
+    if method.is_one_shot and settings.eval_policy != "stale":
         raise ConfigError(
             f"{settings.method} samples all clients in its single round: use eval-policy = "
             '"stale", or remove it.'

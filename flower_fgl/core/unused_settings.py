@@ -37,8 +37,8 @@ NEEDED: Mapping[str, Rule] = {
     "shots": ('setting = "few-shot"', lambda config: config.setting == "few-shot"),
     "patience": ("check-every above 0", lambda config: config.check_every),
     "final-local-epochs": (
-        'eval-policy = "refresh"',
-        lambda config: config.eval_policy == "refresh",
+        'eval-policy = "refresh" or "refresh-all"',
+        lambda config: config.eval_policy != "stale",
     ),
     "trimmed-share": _aggregation("trimmed-mean"),
     "krum-attackers": _aggregation("krum"),

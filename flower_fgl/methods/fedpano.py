@@ -66,6 +66,13 @@ class FedPANOSettings:
         "whether synthetic nodes are generated, Eqs. (6)-(8); false: ablation nN of "
         "Table 3",
     )
+    classifier_steps: int = option(
+        1,
+        "steps on the client's classifier per epoch without generator (ablation nN of "
+        "Table 3); 2: as many as the full method takes",
+        ge=1,
+        le=2,
+    )
     aggregate_generator: bool = option(
         True,
         "whether the server averages the clients' generators; false: ablation nF of "
@@ -79,7 +86,13 @@ class FedPANOSettings:
     )
 
     def __post_init__(self) -> None:
-        """Reject settings without a classifier or with an unused ``augment``."""
+        """Reject settings without a classifier, or without effect."""
+        if self.classifier_steps > 1 and self.use_generator:
+            raise ConfigError(
+                "fedpano.classifier-steps counts steps without generator, but "
+                "fedpano.use-generator is true: its second step learns from synthetic "
+                "nodes. Set use-generator = false, or remove classifier-steps."
+            )
         if self.augment != "generator" and not self.use_generator:
             raise ConfigError(
                 f'fedpano.augment = "{self.augment}" sets the source of synthetic nodes, '
@@ -119,7 +132,7 @@ METHOD = Method(
         "lr": 0.1,
         "weight-decay": 0.0,
         "participants": 5,
-        "eval-policy": "refresh",
+        "eval-policy": "refresh-all",
     },
     has_global_model=False,
     graphs=False,

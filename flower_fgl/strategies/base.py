@@ -168,6 +168,7 @@ class FglStrategy(ServerHooks):
         """
         if is_scored is None:
             is_scored = self.loop.log.is_scored and self.config.evaluate != "global"
+            is_scored &= self.config.eval_policy != "refresh-all"
         settings = ConfigRecord({"server-round": server_round, "evaluate": is_scored})
         downloads = self.messenger.pack(
             {pid: self.download(server_round, pid) for pid in partition_ids}
@@ -195,7 +196,8 @@ class FglStrategy(ServerHooks):
         is_local : bool
             Whether clients that have not sent scores in this round evaluate their own
             model. With ``eval-policy = "refresh"`` they evaluate a copy trained from the
-            next download. A client that never trained receives that download too.
+            next download, with ``"refresh-all"`` all clients do. A client that never
+            trained receives that download too.
         is_global : bool
             Whether every client evaluates the aggregated model.
 
@@ -215,7 +217,7 @@ class FglStrategy(ServerHooks):
         ]
         owing = [p for p in clients if is_local and not self.loop.log.has_scores(p)]
         able = self.federation.trainable
-        is_refreshed = self.config.eval_policy == "refresh"
+        is_refreshed = self.config.eval_policy != "stale"
         refreshed = set(owing).intersection(able if is_refreshed else ())
         sent = [p for p in owing if p in refreshed or p not in self.loop.trained]
         downloads = self.messenger.pack(

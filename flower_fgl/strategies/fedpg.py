@@ -97,6 +97,7 @@ class FedPG(FglStrategy):
             is_normalised=True,
             lr=method_config.server_lr,
             weight_decay=SERVER_WEIGHT_DECAY,
+            is_fused=True,
         )
         self.nothing = no_prototypes(self.table)
         self.latest: dict[int, Upload] = {}

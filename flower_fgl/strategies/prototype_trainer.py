@@ -30,6 +30,8 @@ class PrototypeTrainer:
         Whether prototypes have unit length.
     lr, weight_decay : float
         Settings of Adam.
+    is_fused : bool
+        Whether Adam steps in one kernel: faster, and different in the last bits.
     """
 
     def __init__(
@@ -40,11 +42,15 @@ class PrototypeTrainer:
         is_normalised: bool,
         lr: float,
         weight_decay: float = 0.0,
+        is_fused: bool = False,
     ) -> None:
         with seeded(derive_seed(seed, 0, SERVER, "prototypes")):
             self.generator = PrototypeGenerator(*table, is_normalised=is_normalised)
         self.optimizer = torch.optim.Adam(
-            self.generator.parameters(), lr=lr, weight_decay=weight_decay
+            self.generator.parameters(),
+            lr=lr,
+            weight_decay=weight_decay,
+            fused=is_fused or None,
         )
         self.losses: list[float] = []
 

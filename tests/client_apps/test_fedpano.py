@@ -209,6 +209,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
         {"own", "generator", "synthetic", "spread"},
     ),
     "nN": ({"use_generator": False}, {"encoder", "classifier"}, {"generic", "own"}),
+    "nN, two steps": (
+        {"use_generator": False, "classifier_steps": 2},
+        {"encoder", "classifier"},
+        {"generic", "own"},
+    ),
     "nF": (
         {"aggregate_generator": False},
         {"encoder", "classifier"},
@@ -267,6 +272,26 @@ def test_the_bytes_match_the_formula() -> None:
     network = (2 * D * WIDTH + WIDTH) + (2 * WIDTH * WIDTH + WIDTH)
     generic, generator = WIDTH * C + C, 3 * WIDTH * WIDTH + 2 * WIDTH
     assert fit.upload.num_bytes == 4 * (network + generic + generator)
+
+
+def test_without_generator_the_classifier_may_take_as_many_steps_as_with_it() -> None:
+    steps: dict[int, Trainer] = {}
+    for number in (1, 2):
+        trainer = trainer_of(make_client(use_generator=False, classifier_steps=number))
+        trainer.run(1)
+        steps[number] = trainer
+    one, two = steps[1].parts, steps[2].parts
+    assert not changed(values(one.shared), two.shared)
+    assert one.own is not None
+    assert two.own is not None
+    # the second step by hand: the gradient of L^c at the representations after the first
+    nodes = steps[1].represent().detach()[steps[1].part.index]
+    loss = torch.nn.functional.cross_entropy(one.own(nodes), steps[1].own_labels)
+    slope = torch.autograd.grad(loss, one.own.weight)[0]
+    assert slope.abs().max() > 0
+    torch.testing.assert_close(two.own.weight, one.own.weight - 0.1 * slope)
+    with pytest.raises(ConfigError, match="classifier-steps counts steps without"):
+        make_client(classifier_steps=2)
 
 
 def test_a_variant_without_any_classifier_is_rejected() -> None:

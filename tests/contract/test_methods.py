@@ -266,7 +266,7 @@ def test_evaluation_changes_neither_weights_nor_generators(
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("settings", [{"eval_policy": "refresh"}])
+@pytest.mark.parametrize("settings", [{"eval_policy": "refresh-all"}])
 @pytest.mark.parametrize("method", several_rounds)
 def test_scoring_a_refreshed_model_changes_nothing(method: str, stage: Stage) -> None:
     stage.strategy.read_uploads(stage.replies(1))

@@ -35,6 +35,27 @@ def test_every_run_of_an_experiment_has_settings_that_parse(path: Path) -> None:
         assert set(published) <= rows
 
 
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if path.stem.startswith("fedlog-")],
+    ids=lambda path: path.stem,
+)
+def test_every_round_of_fedlogs_tables_is_scored(path: Path) -> None:
+    # a selection among every fifth round moves missing classes by 12 points
+    for run in read_experiment(path).runs():
+        assert parse_config(run.settings).evaluate_every == 1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in FILES if path.stem.startswith("fedpano-")],
+    ids=lambda path: path.stem,
+)
+def test_every_few_shot_client_is_refreshed_before_it_is_scored(path: Path) -> None:
+    for run in read_experiment(path).runs():
+        assert parse_config(run.settings).eval_policy == "refresh-all"
+
+
 FEW = """
 [config]
 dataset = "synthetic"

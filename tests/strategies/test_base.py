@@ -214,6 +214,37 @@ def test_a_refreshed_client_scores_what_the_next_round_would_make_of_it(
     assert caught_up > 0
 
 
+def test_with_refresh_all_the_sampled_clients_are_refreshed_too(
+    small: dict[str, Any],
+) -> None:
+    settings = {
+        **small,
+        "participation": 0.5,
+        "local_epochs": 2,
+        "final_local_epochs": 2,
+        "rounds": 4,
+    }
+    # the sampled clients of this run score what they trained in the round
+    run = simulate("fedavg", **settings, eval_policy="refresh")
+    fresh = simulate("fedavg", **settings, eval_policy="refresh-all")
+    trained = {
+        (row["round"], row["partition_id"]) for row in run.clients if "loss" in row
+    }
+    in_both_rounds = 0
+    for number in (1, 2, 3):
+        now, then = local_scores(fresh, number), local_scores(run, number + 1)
+        assert set(now) == {0, 1, 2}
+        for pid in range(3):
+            if (number + 1, pid) in trained:
+                assert now[pid] == then[pid]
+                in_both_rounds += (number, pid) in trained
+    assert in_both_rounds > 0
+    assert [r["loss"] for r in fresh.rounds] == [r["loss"] for r in run.rounds]
+    # every client gets the download of the next round, and the sampled two their own
+    down = [run.rounds[-1]["bytes"]["down"]["weights"] for run in (run, fresh)]
+    assert down[1] == down[0] / 3 * 5
+
+
 def test_the_evaluation_policy_leaves_training_as_it_is(small: dict[str, Any]) -> None:
     settings = {**small, "clients": 5, "participation": 0.4, "rounds": 4}
     stale = simulate("fedavg", **settings, eval_policy="stale")
@@ -229,11 +260,12 @@ def test_the_evaluation_policy_leaves_training_as_it_is(small: dict[str, Any]) -
     assert down[1] == down[0] / 2 * 5  # two train, the other three catch up
 
 
+@pytest.mark.parametrize("policy", ["refresh", "refresh-all"])
 def test_a_method_of_one_round_has_nothing_to_catch_up_with(
-    small: dict[str, Any],
+    small: dict[str, Any], policy: str
 ) -> None:
     with pytest.raises(ConfigError, match="samples all clients in its single round"):
-        simulate("opfgl", **{**small, "rounds": 1}, eval_policy="refresh")
+        simulate("opfgl", **{**small, "rounds": 1}, eval_policy=policy)
 
 
 @pytest.mark.parametrize("evaluate", ["global", "both"])

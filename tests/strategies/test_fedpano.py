@@ -143,9 +143,9 @@ def test_the_bytes_of_a_round_match_the_formula(
         for way in ("up", "down"):
             found = row["bytes"][way]["weights"] / 2
             assert 4 * parameters <= found <= 4 * parameters + headers
-    # in the last round, the two clients that were not sampled get the download as well
+    # the last round is scored: all four clients get the download of the next round
     down = [row["bytes"]["down"]["weights"] for row in run.rounds]
-    assert down[2] == 2 * down[1]
+    assert down[2] == 3 * down[1]
 
 
 def test_an_upload_with_a_non_finite_generator_is_dropped(
@@ -210,7 +210,8 @@ def test_a_generator_that_returns_nan_is_reported_and_not_evaluated(
             return original(self, *args)
 
     monkeypatch.setattr(FedPANOClientApp, "refreshed_model", refreshed)
-    run = simulate("fedpano", **few_shot)  # two of four clients are not sampled
+    # two of four clients are not sampled
+    run = simulate("fedpano", **few_shot, eval_policy="refresh")
     for row in run.rounds:
         assert len(row["failures"]) == 2
         for failure in row["failures"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -139,20 +138,22 @@ class Scorer(nn.Module):
         """Parameters without weight decay: all."""
         return list(self.parameters())
 
-    def forward(self, embedding: UnitRows, hops: Sequence[Pairs]) -> list[Tensor]:
-        """Weight the neighbours of each node.
+    def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
+        """Weight the neighbours of each node at each hop.
 
         Parameters
         ----------
         embedding : UnitRows of shape (N, p)
             f.
-        hops : sequence of Pairs
-            Pairs of each hop.
+        around : Pairs
+            E pairs of all hops. Centre v at the h-th hop has the number (h − 1) N + v.
+        num_hops : int
+            Number of hops L.
 
         Returns
         -------
-        list of Tensor of shape (E,)
-            Weight of each pair of each hop; sums to 1 over the pairs of a centre.
+        Tensor of shape (E,)
+            Weight of each pair; sums to 1 over the pairs of a centre.
         """
         raise NotImplementedError
 
@@ -183,15 +184,13 @@ class AdditiveScorer(Scorer):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(3, width))
 
-    def forward(self, embedding: UnitRows, hops: Sequence[Pairs]) -> list[Tensor]:
+    def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
         """Weight the neighbours of each node, see :meth:`Scorer.forward`."""
         neighbour, centre, context = embedding.project(self.weight)  # (N,) each
-        return [
-            _AdditiveSoftmax.apply(  # type: ignore[no-untyped-call]
-                neighbour, centre, context, pairs
-            )
-            for pairs in hops
-        ]
+        weights: Tensor = _AdditiveSoftmax.apply(  # type: ignore[no-untyped-call]
+            neighbour, centre.repeat(num_hops), context, around
+        )
+        return weights
 
 
 class _AdditiveSoftmax(torch.autograd.Function):
@@ -199,37 +198,37 @@ class _AdditiveSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor, pairs: Pairs) -> Tensor:
-        centre, size = pairs.centre, len(a)
-        number = pairs.start(size).diff().clamp_(min=1)
+        centre, shape = pairs.centre, (len(b), len(a))
+        number = pairs.start(len(b)).diff().clamp_(min=1)
         ones = a.new_ones(len(centre))
-        shift = b + torch.mv(pairs.matrix(ones, size), c) / number
+        shift = b + torch.mv(pairs.matrix(ones, shape), c) / number
         scores = a.index_select(0, pairs.neighbour)
         scores += shift.index_select(0, centre)
         scores = F.leaky_relu_(scores, NEGATIVE_SLOPE)
         if bool(a.abs().max() + shift.abs().max() <= MOST_SCORE):
             weight = scores.exp()
-            total = torch.mv(pairs.matrix(weight, size), a.new_ones(size))
+            total = torch.mv(pairs.matrix(weight, shape), torch.ones_like(a))
             weight *= total.reciprocal_().index_select(0, centre)
         else:
-            weight = segment_softmax(scores, centre, size)
+            weight = segment_softmax(scores, centre, len(b))
         ctx.save_for_backward(weight, scores, number)
-        ctx.pairs = pairs
+        ctx.pairs, ctx.shape = pairs, shape
         return weight
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         weight, scores, number = ctx.saved_tensors
-        pairs, size = ctx.pairs, len(number)
-        ones = weight.new_ones(size)
+        pairs, shape = ctx.pairs, ctx.shape
+        zero = weight.new_zeros(shape[1])
+        ones = torch.ones_like(zero)
         inner = weight * grad
-        mean = torch.mv(pairs.matrix(inner, size), ones)  # Σ w g
+        mean = torch.mv(pairs.matrix(inner, shape), ones)  # Σ w g
         inner.addcmul_(weight, mean.index_select(0, pairs.centre), value=-1)
         inner = torch.ops.aten.leaky_relu_backward(
             inner, scores, NEGATIVE_SLOPE, self_is_result=True
         )
-        to_centre = torch.mv(pairs.matrix(inner, size), ones)
+        to_centre = torch.mv(pairs.matrix(inner, shape), ones)
         spread = (to_centre / number).index_select(0, pairs.centre)
-        zero = inner.new_zeros(size)
         return (
             zero.scatter_add(0, pairs.neighbour, inner),
             to_centre,
@@ -238,15 +237,15 @@ class _AdditiveSoftmax(torch.autograd.Function):
         )
 
 
-def deviation_from_uniform(weights: Sequence[Tensor], hops: Sequence[Pairs]) -> float:
+def deviation_from_uniform(weights: Tensor, pairs: Pairs) -> float:
     """Measure how far attention is from equal weights.
 
     Parameters
     ----------
-    weights : sequence of Tensor of shape (E,), float
-        w_vu of each hop.
-    hops : sequence of Pairs
-        Their pairs.
+    weights : Tensor of shape (E,), float
+        w_vu.
+    pairs : Pairs
+        Their centres and neighbours.
 
     Returns
     -------
@@ -254,11 +253,8 @@ def deviation_from_uniform(weights: Sequence[Tensor], hops: Sequence[Pairs]) -> 
         Mean of ``|w_vu · n_v − 1|`` over the pairs of centres with n_v > 1 neighbours;
         0 without such pairs.
     """
-    total, number = 0.0, 0
-    for weight, pairs in zip(weights, hops, strict=True):
-        count = torch.bincount(pairs.centre)
-        # with one neighbour the weight is 1, and adds nothing
-        apart = weight * count.index_select(0, pairs.centre) - 1
-        total += float(apart.abs_().sum())
-        number += int(count[count > 1].sum())
-    return total / number if number else 0.0
+    count = torch.bincount(pairs.centre)
+    # with one neighbour the weight is 1, and adds nothing
+    apart = weights * count.index_select(0, pairs.centre) - 1
+    number = int(count[count > 1].sum())
+    return float(apart.abs_().sum()) / number if number else 0.0

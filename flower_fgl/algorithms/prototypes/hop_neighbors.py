@@ -77,30 +77,30 @@ class Pairs:
         found: tuple[Pairs, Tensor] = self._made["reverse"]
         return found
 
-    def mean(self, num_nodes: int) -> SparseOperator:
-        """Return the matrix (N, N) that averages over each node's neighbours; cached."""
+    def mean(self, shape: tuple[int, int]) -> SparseOperator:
+        """Return the matrix that averages over each centre's neighbours; cached."""
         if "mean" not in self._made:
-            start = self.start(num_nodes)
+            start = self.start(shape[0])
             share = (1 / start.diff()).index_select(0, self.centre)
             swapped, order = self.reverse()
             self._made["mean"] = SparseOperator.from_sorted(
                 (start, self.neighbour, share),
-                (swapped.start(num_nodes), swapped.neighbour, share[order]),
-                (num_nodes, num_nodes),
+                (swapped.start(shape[1]), swapped.neighbour, share[order]),
+                shape,
             )
         found: SparseOperator = self._made["mean"]
         return found
 
-    def matrix(self, values: Tensor, num_nodes: int) -> Tensor:
-        """Return the pairs' numbers (E,) as a matrix (N, N), sparse CSR.
+    def matrix(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
+        """Return the pairs' numbers (E,) as a matrix of centres and neighbours, CSR.
 
         Its product with a vector of ones takes half the time of ``segment_reduce``.
         """
         if "index" not in self._made:
-            start = self.start(num_nodes).to(torch.int32)
+            start = self.start(shape[0]).to(torch.int32)
             self._made["index"] = start, self.neighbour.to(torch.int32)
         start, column = self._made["index"]
-        return narrow_csr(start, column, values, (num_nodes, num_nodes))
+        return narrow_csr(start, column, values, shape)
 
     @property
     def num_bytes(self) -> int:
@@ -454,6 +454,7 @@ def draw_two_steps(
     rows = nodes[classes[nodes] >= 0]
     parts = []
     size = len(classes)
+    rows = rows[walks.number(rows) > 0]
     is_drawn = torch.zeros(size, dtype=torch.bool, device=rows.device)
     few = rows[walks.number(rows) <= MOST_WALKS * size]
     for block in torch.split(few, max(1, BLOCK // (DRAWS * limit))):

@@ -56,56 +56,58 @@ class HopAverage:
         self, hops: Sequence[Pairs], annotation: Tensor, num_classes: int
     ) -> None:
         self.hops = hops
-        self.num_classes = num_classes
-        self._degree = []
-        self._place = []
         self._uniform: Tensor | SparseOperator | None = None
-        counts = []
+        counts, places, centres = [], [], []
         size = len(annotation)
-        for pairs in hops:
+        for hop, pairs in enumerate(hops):
             degree = pairs.start(size).diff()
             classes = annotation.index_select(0, pairs.centre)
             counts.append(torch.bincount(annotation[degree > 0], minlength=num_classes))
-            self._degree.append(degree)
-            # position of the pair's weight in a flattened table (classes, nodes)
-            self._place.append(classes * size + pairs.neighbour)
+            # position of the pair's weight in a flattened table (classes, hops, nodes)
+            places.append((classes * len(hops) + hop) * size + pairs.neighbour)
+            centres.append(pairs.centre + (hop - 1) * size)
         self.counts = torch.stack(counts, dim=1)
+        # each node at hop 0 has weight 1
+        flat = torch.zeros(self.counts.numel() * size, device=annotation.device)
+        self._own = flat.index_fill_(0, places[0], 1.0)
+        nothing = places[0][:0]
+        self._place = torch.cat([nothing, *places[1:]])
+        self.around = Pairs(
+            torch.cat([nothing, *centres[1:]]),
+            torch.cat([nothing, *(pairs.neighbour for pairs in hops[1:])]),
+        )
 
     @property
     def num_bytes(self) -> int:
         """Memory in bytes."""
-        tensors = sum(t.nbytes for t in (*self._degree, *self._place, self.counts))
+        total = sum(t.nbytes for t in (self._own, self._place, self.counts))
         if isinstance(self._uniform, Tensor):
-            tensors += self._uniform.nbytes
+            total += self._uniform.nbytes
         elif self._uniform is not None:
-            tensors += 2 * 8 * self._uniform.matrix.values().numel()
-        return tensors + sum(pairs.num_bytes for pairs in self.hops)
+            total += 2 * 8 * self._uniform.matrix.values().numel()
+        total += self.around.num_bytes
+        return total + sum(pairs.num_bytes for pairs in self.hops)
 
-    def weights(self, embedding: UnitRows, scorer: Scorer | None) -> list[Tensor]:
-        """Return w_vu of each pair, (E,) for each hop; uniform at hop 0."""
-        if scorer is None:
-            return [self._equal_weights(hop) for hop in range(len(self.hops))]
-        return [self._equal_weights(0), *scorer(embedding, self.hops[1:])]
+    def weights(self, embedding: UnitRows, scorer: Scorer | None) -> Tensor:
+        """Return w_vu of each pair of ``around``, the pairs beyond hop 0, (E,)."""
+        around, size = self.around, len(embedding.rows)
+        num_hops = len(self.hops) - 1
+        if scorer is None or not len(around.centre):
+            share = 1 / around.start(num_hops * size).diff()
+            return share.index_select(0, around.centre)
+        found: Tensor = scorer(embedding, around, num_hops)
+        return found
 
-    def _equal_weights(self, hop: int) -> Tensor:
-        """Return 1/n_v for each pair of a hop, (E,)."""
-        share = 1 / self._degree[hop]
-        return share.index_select(0, self.hops[hop].centre)
-
-    def _table(self, weights: Sequence[Tensor]) -> Tensor:
+    def _table(self, weights: Tensor) -> Tensor:
         """Return the weight of each node in each prototype, (C · (L + 1), N)."""
-        size = len(self._degree[0])
-        rows = []
-        for weight, place in zip(weights, self._place, strict=True):
-            flat: Tensor = _Scatter.apply(  # type: ignore[no-untyped-call]
-                weight, place, self.num_classes * size
-            )
-            rows.append(flat.view(-1, size))
-        table = torch.stack(rows, dim=1) / self.counts[..., None].clamp(min=1)
-        return table.view(-1, size)
+        table: Tensor = _Scatter.apply(  # type: ignore[no-untyped-call]
+            weights, self._place, self._own
+        )
+        centres = self.counts.view(-1, 1).clamp(min=1)
+        return table.view(len(centres), -1) / centres
 
     @torch.no_grad()
-    def largest_shares(self, weights: Sequence[Tensor]) -> Tensor:
+    def largest_shares(self, weights: Tensor) -> Tensor:
         """Return the largest weight of a single node in each prototype.
 
         A prototype of many centres may still be the embedding of one hub: in a star of
@@ -113,7 +115,7 @@ class HopAverage:
 
         Parameters
         ----------
-        weights : sequence of Tensor
+        weights : Tensor of shape (E,)
             Result of :meth:`weights`.
 
         Returns
@@ -128,7 +130,7 @@ class HopAverage:
             return table.new_zeros(self.counts.shape)
         return table.amax(dim=1).view(self.counts.shape)
 
-    def combine(self, embedding: UnitRows, weights: Sequence[Tensor]) -> Tensor:
+    def combine(self, embedding: UnitRows, weights: Tensor) -> Tensor:
         """Average embeddings with the result of :meth:`weights`, see :meth:`__call__`."""
         made = embedding.sum(self._table(weights))
         return made.view(*self.counts.shape, -1)
@@ -164,12 +166,12 @@ class HopAverage:
 
 
 class _Scatter(torch.autograd.Function):
-    """Add numbers up at their places; torch's own gradient takes four times as long."""
+    """Add numbers at their places; torch's own gradient takes four times as long."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, place: Tensor, size: int) -> Tensor:
+    def forward(ctx: Any, values: Tensor, place: Tensor, base: Tensor) -> Tensor:
         ctx.save_for_backward(place)
-        return values.new_zeros(size).scatter_add_(0, place, values)
+        return base.to(values.dtype, copy=True).scatter_add_(0, place, values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

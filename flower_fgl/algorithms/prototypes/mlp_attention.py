@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -49,26 +49,24 @@ class NeighbourScorer(Scorer):
         self.out = nn.Linear(width, 1, bias=False)
         nn.init.zeros_(self.out.weight)
 
-    def forward(self, embedding: UnitRows, hops: Sequence[Pairs]) -> list[Tensor]:
+    def forward(self, embedding: UnitRows, around: Pairs, num_hops: int) -> Tensor:
         """Weight the neighbours of each node, see :meth:`Scorer.forward`."""
         f = embedding.normalised()
-        size = len(f)
-        return [
-            segment_softmax(
-                self.scores(f, pairs.mean(size).matmul(f), pairs), pairs.centre, size
-            )
-            for pairs in hops
-        ]
+        size = num_hops * len(f)
+        mean = around.mean((size, len(f))).matmul(f)
+        return segment_softmax(self.scores(f, mean, around), around.centre, size)
 
-    def scores(self, embedding: Tensor, mean: Tensor, pairs: Pairs) -> Tensor:
+    def scores(self, embedding: Tensor, mean: Tensor, around: Pairs) -> Tensor:
         """Score each pair.
 
         Parameters
         ----------
-        embedding, mean : Tensor of shape (N, p), float32
-            f, and its mean over each node's neighbours.
-        pairs : Pairs
-            E pairs.
+        embedding : Tensor of shape (N, p), float32
+            f.
+        mean : Tensor of shape (L · N, p), float32
+            Mean of f over each node's neighbours at each hop.
+        around : Pairs
+            E pairs, see :meth:`forward`.
 
         Returns
         -------
@@ -76,10 +74,11 @@ class NeighbourScorer(Scorer):
         """
         neighbour, centre, context = self.hidden.weight.chunk(3, dim=1)
         of_centre = F.linear(embedding, centre, self.hidden.bias)
+        of_centre = of_centre.repeat(len(mean) // len(embedding), 1)
         of_centre = of_centre + F.linear(mean, context)
         of_neighbour = F.linear(embedding, neighbour)
         scores: Tensor = _PairScore.apply(  # type: ignore[no-untyped-call]
-            of_neighbour, of_centre, self.out.weight[0], pairs
+            of_neighbour, of_centre, self.out.weight[0], around
         )
         return scores
 
@@ -92,8 +91,8 @@ class _PairScore(torch.autograd.Function):
         ctx.save_for_backward(a, b, weight)
         ctx.pairs = pairs
         scores = a.new_empty(len(pairs.centre))
-        both, rows = torch.cat([b, a]), _rows(pairs, len(a))
-        for place, _ in _blocks(pairs, len(a)):
+        both, rows = torch.cat([b, a]), _rows(pairs, len(b))
+        for place, _ in _blocks(pairs, len(b)):
             hidden = F.embedding_bag(rows[place], both, mode="sum")
             torch.mv(F.leaky_relu_(hidden, NEGATIVE_SLOPE), weight, out=scores[place])
         return scores

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import pymetis
@@ -204,7 +205,8 @@ def merge_communities(
     """Assign communities greedily, largest first, to clients of about equal size.
 
     Communities of more than ⌊N/K⌋ - δ nodes are first divided into consecutive chunks of
-    that size.
+    that size. The list of chunks is breadth-first: the first chunks of all communities,
+    then all second chunks, and so on.
 
     Parameters
     ----------
@@ -222,6 +224,9 @@ def merge_communities(
     1. The published code searches up to 1000 times for a client with room, and then uses
        a wrong index. Here a chunk that fits no client of the ring is assigned to the
        smallest client in it, on a tie to the first in the ring.
+    2. The published code appends the rest of a long community to the end of the list that
+       it reads. The breadth-first order gives the same list. A list of one community
+       after the other would put its equally large chunks into the same clients.
     """
     size = sum(len(nodes) for nodes in communities) // num_clients
     delta = max_size_difference
@@ -253,11 +258,13 @@ def merge_communities(
 
 
 def _chunks(communities: Sequence[IntArray], cap: int) -> list[IntArray]:
-    """Divide communities into chunks of at most ``cap`` nodes, largest first."""
+    """Divide communities into chunks of at most ``cap`` nodes, largest first.
+
+    Of equally large chunks, the first ones of all communities precede the second ones.
+    """
+    divided = (np.split(nodes, range(cap, len(nodes), cap)) for nodes in communities)
     chunks = [
-        chunk
-        for nodes in communities
-        for chunk in np.split(nodes, range(cap, len(nodes), cap))
+        chunk for row in zip_longest(*divided) for chunk in row if chunk is not None
     ]
     return sorted(chunks, key=len, reverse=True)  # sorted() is stable
 

@@ -41,7 +41,7 @@ __all__ = [
 
 IntArray = NDArray[np.int64]
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Increment this when a rule's result changes, to invalidate stored partitions."""
 
 SEED_END = (
@@ -267,7 +267,7 @@ def partition_key(
     Returns
     -------
     str
-        Key for a cache, e.g. ``"rules=1 metis clients=10 seed=42 recursive-up-to=8
+        Key for a cache, e.g. ``"rules=2 metis clients=10 seed=42 recursive-up-to=8
         pymetis=2025.2.2"``.
 
     Raises

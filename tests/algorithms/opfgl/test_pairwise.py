@@ -51,6 +51,15 @@ def slow_similarity(x: Tensor, weight: Tensor) -> Tensor:
     return total / weight.sum()
 
 
+def test_blocks_are_larger_on_another_device_than_in_a_cpus_cache() -> None:
+    def number(device: str) -> int:
+        # the pairs of 240 pseudo-nodes at width 128, as on Cora with node-share
+        return len(list(pairwise._blocks(240, 240 * 128, torch.device(device))))
+
+    assert number("cpu") == 60  # 4 rows of 30,720 numbers each
+    assert number("meta") == 1  # 29 MB: one product
+
+
 @pytest.mark.usefixtures("block")
 def test_scores_and_their_gradients_are_those_of_torch(layer: list[Tensor]) -> None:
     got, want = pair_scores(*layer), slow_scores(*layer)

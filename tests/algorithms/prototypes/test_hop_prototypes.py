@@ -152,8 +152,8 @@ def test_attention_passes_a_numerical_check_of_its_gradient(
 
     def weights(f: Tensor) -> Tensor:
         if isinstance(scorer, NeighbourScorer):
-            return scorer.scores(f, f.flip(0), average.hops[2])
-        return scorer(UnitRows(f), average.hops[2:])[0]
+            return scorer.scores(f, torch.cat([f.flip(0), f]), average.around)
+        return scorer(UnitRows(f), average.around, L)
 
     f = (3 * embedding.double()).requires_grad_()
     assert torch.autograd.gradcheck(weights, (f,))
@@ -201,10 +201,9 @@ def test_the_deviation_from_uniform_is_that_of_the_definition() -> None:
     pairs = Pairs(torch.tensor([0, 0, 0, 2]), torch.tensor([1, 2, 3, 0]))
     weight = torch.tensor([0.5, 0.3, 0.2, 1.0])
     # |1.5 − 1| + |0.9 − 1| + |0.6 − 1| = 1.0, over three pairs
-    found = deviation_from_uniform([weight, weight], [pairs, pairs])
-    assert found == pytest.approx(1 / 3)
+    assert deviation_from_uniform(weight, pairs) == pytest.approx(1 / 3)
     empty = Pairs(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
-    assert deviation_from_uniform([torch.empty(0)], [empty]) == 0
+    assert deviation_from_uniform(torch.empty(0), empty) == 0
 
 
 def test_a_table_with_many_rows_is_sparse_and_equal(
@@ -233,8 +232,8 @@ def test_attention_sums_to_one_over_each_neighbourhood(
     hops = chosen(graph, annotation)
     average = HopAverage(hops, annotation, C)
     weights = average.weights(UnitRows(embedding), scorer)
-    for h in (1, 2):
-        weight = weights[h]
+    parts = weights.split([len(pairs.centre) for pairs in hops[1:]])
+    for h, weight in zip((1, 2), parts, strict=True):
         assert weight.shape == hops[h].centre.shape
         total = torch.zeros(N).index_add(0, hops[h].centre, weight.detach())
         own = total[hops[h].centre.unique()]
@@ -408,8 +407,10 @@ def test_largest_shares_agree_with_a_loop(
     for attention_of in (None, scorer):
         found = average.weights(UnitRows(embedding), attention_of)
         shares = average.largest_shares(found)
-        for hop, pairs in enumerate(average.hops):
-            weights = found[hop].detach()
+        own = torch.ones(len(average.hops[0].centre))
+        sizes = [len(pairs.centre) for pairs in average.hops[1:]]
+        each = [own, *found.detach().split(sizes)]
+        for hop, (pairs, weights) in enumerate(zip(average.hops, each, strict=True)):
             for c in range(C):
                 total: dict[int, float] = {}
                 for v, u, w in zip(

@@ -128,6 +128,29 @@ def test_drawn_pairs_are_among_the_listed_ones_and_as_many(
     assert int(degrees[0].max()) == 5
 
 
+@pytest.mark.parametrize("mode", ["ring", "within"])
+@pytest.mark.parametrize("edges", [[], [(0, 1), (1, 2)]])
+def test_nodes_without_walks_draw_nothing(
+    mode: str, edges: list[tuple[int, int]]
+) -> None:
+    # nodes 3 and 4 have no edge: their walks start at the end of the list of pairs
+    adjacency = ring_pairs(both_ways(edges), 5, 1)[1]
+    drawn = two_step_walks.draw_two_steps(
+        adjacency,
+        torch.arange(5),
+        torch.zeros(5, dtype=torch.int64),
+        same_class=True,
+        limit=1,
+        mode=mode,
+        generator=torch.Generator().manual_seed(0),
+    )
+    degree = torch.bincount(drawn.centre, minlength=5).tolist()
+    if not edges:
+        assert degree == [0, 0, 0, 0, 0]
+    else:
+        assert degree == ([1, 0, 1, 0, 0] if mode == "ring" else [1, 1, 1, 0, 0])
+
+
 STAR = """
 import resource, torch
 from flower_fgl.algorithms.prototypes.hop_neighbors import ring_pairs, select_pairs

@@ -275,6 +275,7 @@ def test_a_diverging_client_fails_alone(tmp_path: Path) -> None:
         {"evaluate": "both"},
         {"participation": 0.4, "evaluate": "both"},
         {"participation": 0.4, "eval_policy": "refresh"},
+        {"participation": 0.4, "eval_policy": "refresh-all"},
         {"setting": "inductive"},
         {
             "setting": "few-shot",

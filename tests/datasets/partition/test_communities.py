@@ -47,12 +47,12 @@ def merge_by_the_letter(communities, num_clients, delta):
     total = sum(map(len, communities))
     target = total // num_clients
     cap = target - delta
-    chunks = []
-    for community in communities:
-        rest = list(community)
-        while rest:
-            chunks.append(rest[:cap])
-            rest = rest[cap:]
+    chunks, waiting = [], [list(community) for community in communities]
+    while waiting:
+        community = waiting.pop(0)
+        chunks.append(community[:cap])
+        if community[cap:]:
+            waiting.append(community[cap:])  # after all other communities
     chunks.sort(key=lambda chunk: -len(chunk))
     clients = [[] for _ in range(num_clients)]
     active, p = list(clients), 0
@@ -85,6 +85,20 @@ def test_a_merge_of_twelve_nodes_agrees_with_the_hand_computed_sizes_five_and_se
     ]
     assert merged.num_fallbacks == 1
     assert "1 of 3 chunks fitted no client" in caplog.text
+
+
+def test_chunks_of_one_community_are_not_listed_one_after_the_other():
+    # cap = 12 // 2 - 3 = 3: both communities give two chunks of 3. First the first ones
+    # of both: client 0 takes 0-2 and 6-8, is full, and client 1 takes the second ones.
+    merged = merge_communities(consecutive([6, 6]), 2, max_size_difference=3)
+    assert [part.tolist() for part in merged.parts] == [
+        [0, 1, 2, 6, 7, 8],
+        [3, 4, 5, 9, 10, 11],
+    ]
+    # a third chunk comes after all second ones: 0-2, 9-11, 3-5, 12-14 | 6-8
+    merged = merge_communities(consecutive([9, 6]), 2, max_size_difference=4)
+    assert merged.parts[0].tolist() == [0, 1, 2, 3, 4, 5, 9, 10, 11]
+    assert merged.parts[1].tolist() == [6, 7, 8, 12, 13, 14]
 
 
 def test_a_merge_in_which_every_chunk_fits_logs_no_fallback(caplog):
