@@ -1,7 +1,8 @@
 """Store of partitioned datasets: one file per client, written once per machine.
 
 The first process that needs a partition computes it under a file lock and writes one
-safetensors file per client. Later processes open only the file of their client. The index
+safetensors file per client. Later processes open only the file of their client, and map
+large files into memory: they share its pages, and only what is used is read. The index
 holds the SHA-256 of each file; a file that does not match is rebuilt, with a warning.
 """
 
@@ -16,12 +17,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
+from safetensors.torch import load_file as map_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
@@ -46,6 +50,9 @@ __all__ = ["ClientStore", "StoreIndex", "open_store"]
 log = logging.getLogger(__name__)
 FORMAT = 2
 INDEX = "index.json"
+MAPPED_FROM = 1 << 20
+"""Bytes of a client's file from which it is mapped into memory instead of read."""
+Stamp = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -152,14 +159,24 @@ class ClientStore:
         index = _write_store(self.folder, self.config, self.index.num_clients)
         return ClientStore(self.folder, self.config, index)
 
-    def _read(self, partition_id: int) -> bytes | None:
+    def _read(self, partition_id: int) -> dict[str, Tensor] | None:
         """Read a client's file; return ``None`` if its hash differs from the index."""
+        path = self.folder / _file_name(partition_id)
+        expected = self.index.files[partition_id]
         try:
-            data = (self.folder / _file_name(partition_id)).read_bytes()
-        except OSError:
+            stamp = _stamp(path)
+            if stamp[-1] >= MAPPED_FROM:
+                if _digest(path, stamp) != expected:
+                    return None
+                tensors = map_safetensors(path)
+                # another process may have replaced the file meanwhile
+                return tensors if _stamp(path) == stamp else None
+            data = path.read_bytes()
+        except (OSError, SafetensorError):
             return None
-        digest = hashlib.sha256(data).hexdigest()
-        return data if digest == self.index.files[partition_id] else None
+        if hashlib.sha256(data).hexdigest() != expected:
+            return None
+        return load_safetensors(data)
 
 
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:
@@ -213,6 +230,19 @@ def _writing(folder: Path) -> Iterator[None]:
             f"Cannot write the partition to {folder}: {error}. Free some disk space, or "
             "set FLOWER_FGL_CACHE to another folder."
         ) from error
+
+
+def _stamp(path: Path) -> Stamp:
+    """Return device, inode, time of change in nanoseconds, and bytes of a file."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, stamp: Stamp) -> str:
+    """Return the SHA-256 of a file; each process reads an unchanged file only once."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file_name(partition_id: int) -> str:
@@ -347,10 +377,9 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
 
 
 def _unpack(
-    data: bytes, partition_id: int, class_names: tuple[str, ...]
+    tensors: dict[str, Tensor], partition_id: int, class_names: tuple[str, ...]
 ) -> ClientGraph:
-    """Deserialize a client written by :func:`_pack`."""
-    tensors = load_safetensors(data)
+    """Build a client from the tensors of its file, see :func:`_pack`."""
     node_ids = tensors.pop("node_ids")
     mean, std = tensors.pop("mean", None), tensors.pop("std", None)
     groups: dict[int, dict[str, Tensor]] = {}
