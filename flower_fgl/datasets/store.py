@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -23,7 +24,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file as map_safetensors
 from safetensors.torch import save as save_safetensors
@@ -45,7 +46,7 @@ from flower_fgl.datasets.sources.load import cache_folder, data_folder
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
-__all__ = ["ClientStore", "StoreIndex", "open_store"]
+__all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
 
 log = logging.getLogger(__name__)
 FORMAT = 2
@@ -83,6 +84,36 @@ class StoreIndex:
     def num_clients(self) -> int:
         """Number of clients K."""
         return len(self.files)
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """Sizes of a client's graphs, those for evaluation included.
+
+    Parameters
+    ----------
+    num_bytes : int
+        Bytes of the client's file.
+    num_nodes, num_edges : int
+        Nodes, and entries of the adjacency matrix (2E), of all graphs.
+    num_features : int
+        Feature width d.
+    num_entries : int
+        Stored features of all graphs: N·d, or those that are not zero if sparse.
+    is_sparse : bool
+        Whether the features are sparse.
+    num_train_nodes, num_train : int
+        Nodes of the training graph, and its training nodes (or graphs).
+    """
+
+    num_bytes: int
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_entries: int
+    is_sparse: bool
+    num_train_nodes: int
+    num_train: int
 
 
 @dataclass(frozen=True)
@@ -144,6 +175,56 @@ class ClientStore:
         if self.config.scale_of_features(is_dense=is_dense) == "rows":
             return replace(client, scaling=Scaling("rows"))
         return client
+
+    def file_bytes(self) -> list[int]:
+        """Return the bytes of each client's file; 0 for a missing one."""
+        found = []
+        for partition_id in range(self.index.num_clients):
+            try:
+                found.append((self.folder / _file_name(partition_id)).stat().st_size)
+            except OSError:
+                found.append(0)
+        return found
+
+    def sizes(self, partition_id: int) -> GraphSizes:
+        """Read the sizes of a client's graphs without reading the graphs.
+
+        Parameters
+        ----------
+        partition_id : int
+            Number of the client, 0..K-1.
+
+        Raises
+        ------
+        DataError
+            If the file is missing or damaged.
+        """
+        path = self.folder / _file_name(partition_id)
+        try:
+            with safe_open(path, "pt") as file:
+                shapes = {k: file.get_slice(k).get_shape() for k in file.keys()}  # noqa: SIM118 (not a dict)
+                is_sparse = "0/x/shape" in shapes
+                x = (
+                    file.get_tensor("0/x/shape").tolist()
+                    if is_sparse
+                    else shapes["0/x"]
+                )
+                num_train = int(file.get_tensor("0/mask/train").sum())
+            num_bytes = path.stat().st_size
+        except (OSError, SafetensorError, KeyError) as error:
+            raise DataError(f"Cannot read {path}: {error}.") from error
+
+        def total(name: str) -> int:
+            return sum(
+                math.prod(s) for k, s in shapes.items() if k.endswith(f"/{name}")
+            )
+
+        entries = total("values") if is_sparse else total("x")
+        nodes = total("indptr") if is_sparse else entries // max(x[1], 1)
+        return GraphSizes(
+            num_bytes, nodes, total("edge_index") // 2, x[1], entries, is_sparse, x[0],
+            num_train,
+        )  # fmt: skip
 
     def _reread(self) -> ClientStore | None:
         """Return the store if another process has rebuilt it meanwhile, else ``None``."""
