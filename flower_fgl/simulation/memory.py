@@ -22,7 +22,7 @@ from flower_fgl.nn import assign_models, build_model, state_shapes
 __all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "require_memory"]
 
 GIB = 1 << 30
-WORKER, RAY, FLOWER = int(0.3 * GIB), int(0.3 * GIB), int(0.7 * GIB)
+WORKER, RAY, FLOWER = int(0.3 * GIB), int(0.3 * GIB), int(0.6 * GIB)
 """Bytes of a worker process (torch and Flower imported), of Ray's processes, and of those
 of Flower's simulation; measured by benchmarks/round_time.py, rounded down."""
 SAMPLED = 32

@@ -118,7 +118,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_writes_anything(
     )
     with pytest.raises(RunError, match=message):
         run_one(values, engine="local", workers=2)
-    with pytest.raises(RunError, match=r"at least 1\.3 GiB .*--engine local"):
+    with pytest.raises(RunError, match=r"at least 1\.2 GiB .*--engine local"):
         run_one(values, engine="ray", workers=1)
     monkeypatch.setattr(memory, "available_memory", lambda: 1)
     with pytest.raises(RunError, match="0 GiB are free"):
