@@ -1,67 +1,85 @@
-"""Measure a synthetic graph of ogbn-arxiv's size: partitioning, and a run with Ray.
+"""Measure a synthetic graph of ogbn-arxiv's size: partitioning, and runs of methods.
 
-    python benchmarks/large_graph.py   # 169,343 nodes, 1.17 M edges, 10 clients, SGC
+    python benchmarks/large_graph.py                   # 169,343 nodes, 1.17 M edges, FedAvg
+    python benchmarks/large_graph.py --method fedavg fedpg opfgl fedlog
+    python benchmarks/large_graph.py --model sgc --engine ray --workers 2 --rounds 5
+    python benchmarks/large_graph.py --set batch-size=1024
 
-Prints the seconds of each step, and the peak memory of this process and its descendants
-(shared pages counted once). The cache is a new folder, so nothing is reused.
+The partition is computed in one process, and each method runs in another one, so that its
+peak memory is measured alone: that of the process and its descendants, shared pages counted
+once. The cache is a new folder, so nothing is reused. Seconds of a step include messages
+and evaluation; "start and end" is the rest of the run.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from round_time import PeakMemory
 
-from flower_fgl.methods import parse_config
+from flower_fgl.methods import METHODS, parse_config
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=169_343)
     parser.add_argument("--degree", type=float, default=13.77)
     parser.add_argument("--clients", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--engine", default="ray")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["FLOWER_FGL_CACHE"] = f"{folder}/cache"
-        measure(options, folder)
+    parser.add_argument("--method", nargs="+", default=["fedavg"], choices=METHODS)
+    parser.add_argument("--model", default="", help="by default the method's own")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, help="by default one process")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="other settings"
+    )
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, folder: str) -> None:
-    from flower_fgl.datasets.build import load_dataset
-    from flower_fgl.datasets.partition.partition import partition_nodes
-    from flower_fgl.datasets.store import open_store
-    from flower_fgl.datasets.transforms.subgraph import cut_clients
-    from flower_fgl.simulation.run import run_one
-
-    values = {
-        "method": "fedavg",
-        "model": "sgc",
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that all methods share."""
+    values: dict[str, Any] = {
         "clients": options.clients,
-        "rounds": options.rounds,
         "synthetic.nodes": options.nodes,
         "synthetic.degree": options.degree,
         "synthetic.classes": 40,
         "synthetic.features": 128,
         "synthetic.blocks": 200,
-        "output-dir": f"{folder}/runs",
     }
-    config = parse_config(values)
-    table = Table("step", "seconds")
-    memory = PeakMemory()
-    memory.start()
+    for pair in options.set:
+        key, _, text = pair.partition("=")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    return values
+
+
+def prepare(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure the steps from the graph to the clients' files."""
+    from flower_fgl.datasets.build import load_dataset
+    from flower_fgl.datasets.partition.partition import partition_nodes
+    from flower_fgl.datasets.store import open_store
+    from flower_fgl.datasets.transforms.subgraph import cut_clients
+
+    config = parse_config(settings(options))
+    steps: list[tuple[str, float]] = []
     clock = time.perf_counter()
 
     def step(name: str) -> None:
         nonlocal clock
-        table.add_row(name, f"{time.perf_counter() - clock:.2f}")
+        steps.append((name, time.perf_counter() - clock))
         clock = time.perf_counter()
 
     dataset = load_dataset(config)
@@ -74,17 +92,74 @@ def measure(options: argparse.Namespace, folder: str) -> None:
     cut_clients(dataset.edge_index, dataset.num_nodes, parts)
     step("extract the clients' subgraphs")
     del dataset, parts
-    open_store(config, options.clients)
+    store = open_store(config, options.clients)
     step("all of the above, split, and write one file per client")
-    run = run_one(values, engine=options.engine, workers=options.workers)
-    step(f"{options.rounds} rounds of FedAvg with {options.engine}, including start-up")
-    peak = memory.stop()
+    return {"steps": steps, "partition": store.index.partition_sha256}
+
+
+def train(options: argparse.Namespace, method: str) -> dict[str, Any]:
+    """Run a method; measure its rounds and phases."""
+    from flower_fgl.simulation.run import run_one
+
+    values = {**settings(options), "method": method}
+    config = parse_config(values)
+    if config.rounds != 1:  # one-shot methods have one
+        values["rounds"] = options.rounds
+    if options.model:
+        values["model"] = options.model
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_one(
+            {**values, "output-dir": folder},
+            engine=options.engine,
+            workers=options.workers,
+        )
+    whole = time.perf_counter() - start
+    steps, inside = [], 0.0
+    for row in run.rounds:
+        seconds = row["seconds"]["total"]
+        name = f"{row['phase']}, round {row['round']}"
+        steps.append((f"{method}: {name}", seconds))
+        inside += seconds
+    steps.append((f"{method}: start and end", whole - inside))
+    test = run.summary["last"]["test"]["accuracy"]
+    return {"steps": steps, "test": test}
+
+
+def main() -> None:
+    options = arguments()
+    if options.measure:
+        memory = PeakMemory()
+        memory.start()
+        is_data = options.measure == "data"
+        found = prepare(options) if is_data else train(options, options.measure)
+        print(json.dumps({**found, "peak": memory.stop()}))
+        return
+    table = Table("step", "seconds", "peak GiB")
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ["data", *options.method]:
+            done = subprocess.run(
+                [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:],
+                 "--measure", name],
+                env={**os.environ, "FLOWER_FGL_CACHE": folder},
+                capture_output=True,
+                text=True,
+            )  # fmt: skip
+            if done.returncode:
+                sys.exit(done.stderr)
+            result = json.loads(done.stdout.strip().splitlines()[-1])
+            for number, (step, seconds) in enumerate(result["steps"]):
+                peak = "" if number else f"{result['peak']:.2f}"
+                table.add_row(step, f"{seconds:.2f}", peak)
+            if "test" in result:
+                lines.append(f"{name}: test accuracy {100 * result['test']:.2f}")
+            else:
+                lines.append(f"partition {result['partition']}")
     console = Console(width=120)
     console.print(table)
-    seconds = [row["seconds"]["total"] for row in run.rounds]
-    console.print("seconds per round:", ", ".join(f"{s:.2f}" for s in seconds))
-    console.print(f"peak memory of all processes: {peak:.2f} GiB")
-    console.print(f"partition {run.summary['partition_sha256']}", soft_wrap=True)
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Store of partitioned datasets: one file per client, written once per machine.
 
 The first process that needs a partition computes it under a file lock and writes one
-safetensors file per client. Later processes open only the file of their client. The index
+safetensors file per client. Later processes open only the file of their client, and map
+large files into memory: they share its pages, and only what is used is read. The index
 holds the SHA-256 of each file; a file that does not match is rebuilt, with a warning.
 """
 
@@ -11,17 +12,21 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load as load_safetensors
+from safetensors.torch import load_file as map_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
@@ -41,11 +46,14 @@ from flower_fgl.datasets.sources.load import cache_folder, data_folder
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
-__all__ = ["ClientStore", "StoreIndex", "open_store"]
+__all__ = ["ClientStore", "GraphSizes", "StoreIndex", "open_store"]
 
 log = logging.getLogger(__name__)
 FORMAT = 2
 INDEX = "index.json"
+MAPPED_FROM = 1 << 20
+"""Bytes of a client's file from which it is mapped into memory instead of read."""
+Stamp = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,36 @@ class StoreIndex:
     def num_clients(self) -> int:
         """Number of clients K."""
         return len(self.files)
+
+
+@dataclass(frozen=True)
+class GraphSizes:
+    """Sizes of a client's graphs, those for evaluation included.
+
+    Parameters
+    ----------
+    num_bytes : int
+        Bytes of the client's file.
+    num_nodes, num_edges : int
+        Nodes, and entries of the adjacency matrix (2E), of all graphs.
+    num_features : int
+        Feature width d.
+    num_entries : int
+        Stored features of all graphs: N·d, or those that are not zero if sparse.
+    is_sparse : bool
+        Whether the features are sparse.
+    num_train_nodes, num_train : int
+        Nodes of the training graph, and its training nodes (or graphs).
+    """
+
+    num_bytes: int
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_entries: int
+    is_sparse: bool
+    num_train_nodes: int
+    num_train: int
 
 
 @dataclass(frozen=True)
@@ -138,6 +176,56 @@ class ClientStore:
             return replace(client, scaling=Scaling("rows"))
         return client
 
+    def file_bytes(self) -> list[int]:
+        """Return the bytes of each client's file; 0 for a missing one."""
+        found = []
+        for partition_id in range(self.index.num_clients):
+            try:
+                found.append((self.folder / _file_name(partition_id)).stat().st_size)
+            except OSError:
+                found.append(0)
+        return found
+
+    def sizes(self, partition_id: int) -> GraphSizes:
+        """Read the sizes of a client's graphs without reading the graphs.
+
+        Parameters
+        ----------
+        partition_id : int
+            Number of the client, 0..K-1.
+
+        Raises
+        ------
+        DataError
+            If the file is missing or damaged.
+        """
+        path = self.folder / _file_name(partition_id)
+        try:
+            with safe_open(path, "pt") as file:
+                shapes = {k: file.get_slice(k).get_shape() for k in file.keys()}  # noqa: SIM118 (not a dict)
+                is_sparse = "0/x/shape" in shapes
+                x = (
+                    file.get_tensor("0/x/shape").tolist()
+                    if is_sparse
+                    else shapes["0/x"]
+                )
+                num_train = int(file.get_tensor("0/mask/train").sum())
+            num_bytes = path.stat().st_size
+        except (OSError, SafetensorError, KeyError) as error:
+            raise DataError(f"Cannot read {path}: {error}.") from error
+
+        def total(name: str) -> int:
+            return sum(
+                math.prod(s) for k, s in shapes.items() if k.endswith(f"/{name}")
+            )
+
+        entries = total("values") if is_sparse else total("x")
+        nodes = total("indptr") if is_sparse else entries // max(x[1], 1)
+        return GraphSizes(
+            num_bytes, nodes, total("edge_index") // 2, x[1], entries, is_sparse, x[0],
+            num_train,
+        )  # fmt: skip
+
     def _reread(self) -> ClientStore | None:
         """Return the store if another process has rebuilt it meanwhile, else ``None``."""
         index = _read_index(self.folder, self.index.num_clients)
@@ -152,14 +240,24 @@ class ClientStore:
         index = _write_store(self.folder, self.config, self.index.num_clients)
         return ClientStore(self.folder, self.config, index)
 
-    def _read(self, partition_id: int) -> bytes | None:
+    def _read(self, partition_id: int) -> dict[str, Tensor] | None:
         """Read a client's file; return ``None`` if its hash differs from the index."""
+        path = self.folder / _file_name(partition_id)
+        expected = self.index.files[partition_id]
         try:
-            data = (self.folder / _file_name(partition_id)).read_bytes()
-        except OSError:
+            stamp = _stamp(path)
+            if stamp[-1] >= MAPPED_FROM:
+                if _digest(path, stamp) != expected:
+                    return None
+                tensors = map_safetensors(path)
+                # another process may have replaced the file meanwhile
+                return tensors if _stamp(path) == stamp else None
+            data = path.read_bytes()
+        except (OSError, SafetensorError):
             return None
-        digest = hashlib.sha256(data).hexdigest()
-        return data if digest == self.index.files[partition_id] else None
+        if hashlib.sha256(data).hexdigest() != expected:
+            return None
+        return load_safetensors(data)
 
 
 def open_store(config: RunConfig, num_clients: int) -> ClientStore:
@@ -213,6 +311,19 @@ def _writing(folder: Path) -> Iterator[None]:
             f"Cannot write the partition to {folder}: {error}. Free some disk space, or "
             "set FLOWER_FGL_CACHE to another folder."
         ) from error
+
+
+def _stamp(path: Path) -> Stamp:
+    """Return device, inode, time of change in nanoseconds, and bytes of a file."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=4096)
+def _digest(path: Path, stamp: Stamp) -> str:
+    """Return the SHA-256 of a file; each process reads an unchanged file only once."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file_name(partition_id: int) -> str:
@@ -347,10 +458,9 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
 
 
 def _unpack(
-    data: bytes, partition_id: int, class_names: tuple[str, ...]
+    tensors: dict[str, Tensor], partition_id: int, class_names: tuple[str, ...]
 ) -> ClientGraph:
-    """Deserialize a client written by :func:`_pack`."""
-    tensors = load_safetensors(data)
+    """Build a client from the tensors of its file, see :func:`_pack`."""
     node_ids = tensors.pop("node_ids")
     mean, std = tensors.pop("mean", None), tensors.pop("std", None)
     groups: dict[int, dict[str, Tensor]] = {}

@@ -15,8 +15,10 @@ from flwr.supercore.run import Run as FlowerRun
 
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.simulation.local_grid import LocalGrid
+from flower_fgl.simulation.memory import require_memory
 from flower_fgl.simulation.workers import WorkerGrid, WorkerStates, start_workers
 
 __all__ = ["GrowingGrid", "saves_time"]
@@ -156,6 +158,11 @@ class GrowingGrid(Grid):
         self._is_decided = True
         left = self._config.rounds - server_round + 1
         if not saves_time(self._seconds, left, self._workers):
+            return
+        try:
+            require_memory(self._config, engine="local", workers=self._workers)
+        except RunError as error:
+            log.info("The run stays in one process. %s", error)
             return
         log.info(
             "The clients take %.1f s per round in one process: the other %d rounds run in "

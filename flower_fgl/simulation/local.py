@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.flower_simulation import num_cpus
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from flower_fgl.simulation.memory import require_memory
+from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
     "check_run",
@@ -196,11 +199,17 @@ def run_local(
     Raises
     ------
     FglError
-        In the cases of :func:`simulate`.
+        In the cases of :func:`simulate`, or if the run does not fit into the memory.
     """
     config = check_run(values)
     if config.stacked == "true":
         refuse_unstackable(config)
+    require_memory(
+        config,
+        engine="local",
+        workers=workers or 1,
+        is_cluster=on_cluster(os.environ),
+    )
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
     try:

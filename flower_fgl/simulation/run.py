@@ -63,14 +63,16 @@ def run_one(
     ConfigError, DataError
         If a setting is wrong or the data are missing, before the run starts.
     RunError
-        If the run folder is not empty, the run in it cannot resume, or the run did not
-        complete; the message names the folder.
+        If the run folder is not empty, the run in it cannot resume, the run does not fit
+        into the memory, or it did not complete; the message names the folder.
     KeyboardInterrupt
         After Ctrl-C; its argument is the run folder, if one was written.
     """
     from flower_fgl.client_apps.runtime.session import choose_device
+    from flower_fgl.server_app import warn_of_many_clients
     from flower_fgl.simulation.flower_simulation import fitting_workers
     from flower_fgl.simulation.local import check_run, run_local
+    from flower_fgl.simulation.memory import require_memory
     from flower_fgl.simulation.superlink import on_cluster
 
     if workers is not None and workers < 1:
@@ -93,6 +95,16 @@ def run_one(
         )
     if not uses_ray:
         choose_device(config.device)  # reports a missing device before a folder is made
+    if engine == "ray":
+        require_memory(
+            config,
+            engine="ray",
+            workers=1
+            if has_cluster
+            else fitting_workers(config.threads, client_gpus, workers),
+            is_cluster=has_cluster,
+        )
+        warn_of_many_clients(config, config.clients)
     folder = (
         Path(config.run_dir).resolve() if config.resume else _create_run_folder(config)
     )

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import logging
 import multiprocessing
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from safetensors.torch import load
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import DataError
@@ -62,7 +65,8 @@ def test_sparse_features_stay_sparse(own_cache: Path) -> None:
     }
     graph = Graph(x, torch.empty(2, 0, dtype=torch.int64), torch.zeros(6).long(), masks)
     client = ClientGraph(0, graph, ("a",), torch.arange(6))
-    assert_same(store._unpack(store._pack(client), 0, ("a",)), client)
+    tensors = load(store._pack(client))
+    assert_same(store._unpack(tensors, 0, ("a",)), client)
 
 
 def test_a_store_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +121,105 @@ def test_a_damaged_file_is_rebuilt_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert_same(opened.load(1), before)
     assert "rebuilt" in caplog.text
+
+
+@pytest.fixture
+def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Map every file into memory, as if it were large."""
+    monkeypatch.setattr(store, "MAPPED_FROM", 0)
+
+
+def file_of(opened: store.ClientStore) -> Path:
+    return opened.folder / "client-000001.safetensors"
+
+
+def mapped_files() -> str:
+    return Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_file_is_mapped_and_a_small_one_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = store.open_store(config(), 3)
+    small = opened.load(1)
+    assert str(file_of(opened)) not in mapped_files()
+    monkeypatch.setattr(store, "MAPPED_FROM", file_of(opened).stat().st_size)
+    large = opened.load(1)
+    assert str(file_of(opened)) in mapped_files()
+    assert_same(large, small)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_only_the_used_part_of_a_mapped_file_is_read() -> None:
+    opened = store.open_store(config(**{"synthetic.features": 40_000}), 3)
+    assert file_of(opened).stat().st_size > store.MAPPED_FROM
+    client = opened.load(1)
+    client.class_counts("train")
+    assert client.graph.x.nbytes > 4 << 20
+    pages = resident_bytes(file_of(opened))
+    assert pages < client.graph.x.nbytes / 2
+    client.graph.x.sum()
+    assert resident_bytes(file_of(opened)) >= client.graph.x.nbytes
+
+
+def resident_bytes(path: Path) -> int:
+    """Return the bytes of a mapped file that this process holds in memory."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    total, is_inside = 0, False
+    for line in lines:
+        if not line.split()[0].endswith(":"):
+            is_inside = line.endswith(str(path))
+        elif is_inside and line.startswith("Rss:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def test_the_hash_of_an_unchanged_mapped_file_is_computed_once(
+    mapped: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    original = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda *a: calls.append(a) or original(*a)
+    )
+    for _ in range(3):
+        store.open_store(config(), 3).load(1)
+    assert len(calls) == 1
+
+
+def test_a_change_of_a_mapped_graph_does_not_reach_the_file(mapped: None) -> None:
+    opened = store.open_store(config(), 3)
+    data = file_of(opened).read_bytes()
+    opened.load(1).graph.x.zero_()
+    assert file_of(opened).read_bytes() == data
+    assert opened.load(1).graph.x.abs().sum() > 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
+def test_a_damaged_mapped_file_is_rebuilt(
+    mapped: None, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = store.open_store(config(), 3)
+    path = file_of(opened)
+    before, data = opened.load(1), path.read_bytes()
+    path.unlink()  # the mapped file stays as it is
+    if damage != "gone":
+        end = len(data) - 1
+        flipped = data[:end] + bytes([data[end] ^ 1])
+        path.write_bytes(data[: end // 2] if damage == "truncated" else flipped)
+    with caplog.at_level(logging.WARNING):
+        assert_same(opened.load(1), before)
+    assert "rebuilt" in caplog.text
+    assert path.read_bytes() == data
+
+
+def test_a_mapped_graph_survives_the_rebuild_of_its_store(mapped: None) -> None:
+    opened = store.open_store(config(), 3)
+    client = opened.load(1)
+    kept = client.graph.x.clone()
+    opened._rebuild()
+    assert torch.equal(client.graph.x, kept)
 
 
 @pytest.mark.parametrize("damage", ["{", "", "wrong hash", "shorter"])

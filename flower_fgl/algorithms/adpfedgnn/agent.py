@@ -161,9 +161,9 @@ class NeighbourAgent:
             nodes[target].repeat(BRANCHES),
             nodes[neighbour].repeat(BRANCHES),
             ahead.repeat(BRANCHES),
-            torch.arange(BRANCHES).repeat_interleave(size),
-            kept.flatten(),
-            torch.full((BRANCHES * size,), gain),
+            torch.arange(BRANCHES, device=nodes.device).repeat_interleave(size),
+            kept.flatten().to(nodes.device),
+            torch.full((BRANCHES * size,), gain, device=nodes.device),
         )
         limit = self.method_config.steps_per_batch
         if 0 < limit < BRANCHES * size:

@@ -1,0 +1,318 @@
+"""Estimate the memory of a run before it starts, and refuse a run that cannot fit."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
+
+from flower_fgl.client_apps.dispatch import FEW as FEW_MESSAGES
+from flower_fgl.client_apps.runtime.session import CACHE_BYTES, choose_device
+from flower_fgl.client_apps.runtime.training import FEW as FEW_NODES
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import RunError
+from flower_fgl.datasets.store import ClientStore, GraphSizes, open_store
+from flower_fgl.methods import METHODS
+from flower_fgl.nn import assign_models, build_model, state_shapes
+
+__all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "require_memory"]
+
+GIB = 1 << 30
+WORKER, RAY, FLOWER = int(0.3 * GIB), int(0.3 * GIB), int(0.6 * GIB)
+"""Bytes of a worker process (torch and Flower imported), of Ray's processes, and of those
+of Flower's simulation; measured by benchmarks/round_time.py, rounded down."""
+SAMPLED = 32
+"""Clients' files whose headers are read; the other clients are estimated from these."""
+ACTIVATIONS = 3
+"""Copies of each layer's output that a training step holds, at least."""
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Memory that a run needs beyond that of the process that starts it.
+
+    Parameters
+    ----------
+    parts : mapping of str to int
+        Bytes by purpose. Each is a lower bound, so that a run that fits is never refused.
+    """
+
+    parts: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts, in bytes."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        parts = sorted(self.parts.items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts if size)
+
+
+def estimate_memory(
+    config: RunConfig, *, engine: str, workers: int = 1, is_cluster: bool = False
+) -> MemoryEstimate:
+    """Estimate the peak memory of a run from its settings and its partition.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Checked settings.
+    engine : {"local", "ray"}
+        Engine of the run.
+    workers : int
+        Worker processes; with the local engine, 1 is no other process.
+    is_cluster : bool
+        Whether the workers run on a Ray cluster, so that only the server's part is here.
+
+    Returns
+    -------
+    MemoryEstimate
+        Parts: ``worker processes``, ``graphs``, ``training`` (of the largest client),
+        ``client states``, ``uploads`` of one round and ``stacked graphs``.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If the partition cannot be opened.
+
+    Notes
+    -----
+    1. Methods with a network of their own (:attr:`Method.network`) are counted without
+       client states and uploads. Every method may need more than is counted here.
+    2. On a GPU, graphs, states and training are in its own memory and not counted.
+    """
+    store = open_store(config, config.clients)
+    row = METHODS[config.method]
+    is_ray = engine == "ray"
+    number = min(workers, config.clients)
+    has_workers = (is_ray or number > 1) and not is_cluster
+    parts = {"worker processes": WORKER * number + RAY if has_workers else 0}
+    if is_ray:
+        parts["worker processes"] += FLOWER
+    sizes, largest = _graph_sizes(store)
+    weights = _bytes_of_weights(config, store, largest)
+    is_host = choose_device(config.device).type == "cpu"
+    if not is_cluster:
+        at_most = CACHE_BYTES * (1 if is_ray else number)
+        needed = sizes.num_bytes + _operator_bytes(sizes) * is_host
+        parts["graphs"] = min(needed, at_most)
+        if is_host:
+            parts["training"] = _step_bytes(config, store, largest)
+            if not is_ray:
+                parts["stacked graphs"] = _stacked_bytes(config, sizes, largest)
+    if row.network:
+        return MemoryEstimate(parts)
+    if is_host and not (is_ray or is_cluster):  # with Ray the states are files
+        copies = 1
+        if row.takes_batches and config.optimizer_state == "keep":
+            copies += 2 * (config.optimizer != "sgd")
+        parts["client states"] = int(copies * weights * _share_ever_sampled(config))
+    if row.robust:  # uploads are weights
+        sampled = _sampled(config) / config.clients
+        parts["uploads"] = int(weights * sampled)
+    return MemoryEstimate(parts)
+
+
+def available_memory() -> int:
+    """Return the bytes that this process and its children can still use.
+
+    Returns
+    -------
+    int
+        The machine's available memory and free swap, or less if a control group (a
+        container, or a batch system) limits it.
+    """
+    free = int(psutil.virtual_memory().available + psutil.swap_memory().free)
+    return min([free, *_control_group_rooms(Path("/"))])
+
+
+def require_memory(
+    config: RunConfig, *, engine: str, workers: int = 1, is_cluster: bool = False
+) -> None:
+    """Refuse a run that cannot fit into the memory.
+
+    Parameters
+    ----------
+    config, engine, workers, is_cluster
+        See :func:`estimate_memory`.
+
+    Raises
+    ------
+    RunError
+        With the numbers, and with settings that need less.
+    ConfigError, DataError
+        If the partition cannot be opened.
+    """
+    needed = estimate_memory(
+        config, engine=engine, workers=workers, is_cluster=is_cluster
+    )
+    free = available_memory()
+    if needed.total <= free:
+        return
+    raise RunError(
+        f"The run needs at least {needed.total / GIB:.1f} GiB of memory ({needed}), and "
+        f"{free / GIB:.1f} GiB are free. {_advice(needed, engine, workers)}"
+    )
+
+
+def _advice(needed: MemoryEstimate, engine: str, workers: int) -> str:
+    """Return what reduces the largest part."""
+    largest = max(needed.parts, key=lambda name: needed.parts[name])
+    if largest == "worker processes":
+        if engine == "ray":
+            return "Use --engine local --workers 1, or fewer workers."
+        return "Use fewer workers; --workers 1 starts none."
+    advice = {
+        "client states": "Use fewer clients, a smaller backbone (hidden-channels), or "
+        'optimizer-state = "reset"',
+        "uploads": "Use a smaller backbone (hidden-channels), or sample fewer clients "
+        "per round (participation)",
+        "graphs": "Use a machine with more memory",
+        "training": "Use a smaller backbone (hidden-channels), or partition the graph "
+        "among more clients",
+        "stacked graphs": 'Use stacked = "false"',
+    }[largest]
+    has_processes = needed.parts["worker processes"]
+    return f"{advice}{', and --workers 1' if has_processes else ''}."
+
+
+def _graph_sizes(store: ClientStore) -> tuple[GraphSizes, GraphSizes]:
+    """Return the sizes of all clients together, estimated, and of the largest one."""
+    files = store.file_bytes()
+    order = sorted(range(len(files)), key=lambda pid: -files[pid])
+    read = [store.sizes(pid) for pid in order[:: math.ceil(len(order) / SAMPLED)]]
+    scale = sum(files) / sum(one.num_bytes for one in read)
+
+    def total(name: str) -> int:
+        return int(scale * sum(getattr(one, name) for one in read))
+
+    first = read[0]
+    names = ["num_bytes", "num_nodes", "num_edges"]
+    later = ["num_entries", "num_train_nodes", "num_train"]
+    sums = {name: total(name) for name in names + later}
+    together = GraphSizes(
+        num_features=first.num_features, is_sparse=first.is_sparse, **sums
+    )
+    return together, first
+
+
+def _operator_bytes(sizes: GraphSizes) -> int:
+    """Return the bytes of propagation operators, and of sparse features as operators."""
+    operators = 8 * (sizes.num_edges + sizes.num_nodes)
+    return operators + (8 * sizes.num_entries if sizes.is_sparse else 0)
+
+
+def _shapes(
+    config: RunConfig, store: ClientStore, sizes: GraphSizes, name: str
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a backbone's state."""
+    model = build_model(
+        name,
+        in_channels=sizes.num_features,
+        hidden_channels=config.hidden_channels,
+        num_classes=len(store.index.class_names),
+        num_layers=config.num_layers,
+        dropout=config.dropout,
+        readout=config.classifies_graphs,
+        initialise=False,
+    )
+    return state_shapes(model)
+
+
+def _bytes_of_weights(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int:
+    """Return the bytes of one backbone for each client."""
+    names = Counter(assign_models(config.model, config.clients))
+    return sum(
+        FLOAT
+        * count
+        * sum(math.prod(s) for s in _shapes(config, store, sizes, name).values())
+        for name, count in names.items()
+    )
+
+
+def _step_bytes(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int:
+    """Return the bytes of a training step's representations of the largest client."""
+    reads_part = sizes.num_train <= FEW_NODES * sizes.num_train_nodes
+    if config.batch_size or reads_part or METHODS[config.method].network:
+        return 0
+    name = assign_models(config.model, config.clients)[0]
+    shapes = _shapes(config, store, sizes, name).values()
+    width = sum(shape[0] for shape in shapes if len(shape) == 2)
+    return ACTIVATIONS * FLOAT * width * sizes.num_train_nodes
+
+
+def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) -> int:
+    """Return the bytes of the kept stacked graphs, 0 where clients are not stacked."""
+    from flower_fgl.client_apps.stacked.grouping import LARGEST_STEP, why_not_run
+    from flower_fgl.client_apps.stacked.handling import CACHE_BYTES as STACKED_BYTES
+
+    if config.stacked == "false" or why_not_run(config, {}):
+        return 0
+    if not vars(METHODS[config.method].load_client_app()).get("stacked"):
+        return 0
+    rows = max(largest.num_train_nodes, largest.num_features) * config.hidden_channels
+    is_worthwhile = _sampled(config) >= FEW_MESSAGES and rows <= LARGEST_STEP
+    if config.stacked == "auto" and not is_worthwhile:
+        return 0
+    kept = FLOAT * sizes.num_entries + 24 * sizes.num_edges
+    return min(kept, STACKED_BYTES // 3)  # the limit counts three times the features
+
+
+def _sampled(config: RunConfig) -> int:
+    """Return the number of clients of a round."""
+    if config.participants:
+        return min(config.participants, config.clients)
+    return math.ceil(config.participation * config.clients)
+
+
+def _share_ever_sampled(config: RunConfig) -> float:
+    """Return the expected share of clients that any round samples."""
+    share = _sampled(config) / config.clients
+    return 1 - float((1 - share) ** config.rounds)
+
+
+def _control_group_rooms(root: Path) -> list[int]:
+    """Return what each memory limit of this process's control groups leaves free."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    rooms = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        is_first = controllers == "memory"
+        top = root / "sys/fs/cgroup" / controllers
+        # in a container the path may be that of the host, and its own files are at the top
+        inner = top / path.lstrip("/")
+        for folder in {top, *([inner, *inner.parents] if inner.is_dir() else [])}:
+            if top == folder or top in folder.parents:
+                room = _room(folder, is_first=is_first)
+                rooms += [] if room is None else [room]
+    return rooms
+
+
+def _room(folder: Path, *, is_first: bool) -> int | None:
+    """Return what a control group's limit leaves free, ``None`` without a limit."""
+    prefix = "memory.limit_in_bytes" if is_first else "memory.max"
+    usage = "memory.usage_in_bytes" if is_first else "memory.current"
+    try:
+        limit = int((folder / prefix).read_text())  # "max" is no number
+        used = int((folder / usage).read_text())
+        pairs = (
+            line.split() for line in (folder / "memory.stat").read_text().splitlines()
+        )
+        stat = {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        return None
+    start = "total_" if is_first else ""
+    # pages of files, which the kernel drops first
+    cached = stat.get(f"{start}inactive_file", 0) + stat.get(f"{start}active_file", 0)
+    return max(limit - used + cached, 0) + int(psutil.swap_memory().free)
