@@ -11,6 +11,7 @@ import functools
 import io
 import math
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -18,7 +19,15 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common.serde import recorddict_to_proto
 from numpy.lib import format as npy
 from torch import Tensor
@@ -115,6 +124,24 @@ class Payload(ABC):
             If a record or entry is missing or unexpected, or has the wrong shape or
             type or a non-finite number.
         """
+
+    @classmethod
+    def read_alike(
+        cls, contents: Mapping[int, RecordDict], spec: Any
+    ) -> dict[int, Self]:
+        """Read many messages of one specification at once, as far as that is faster.
+
+        Messages that :meth:`from_record` would refuse are left out, and any others may
+        be: :meth:`from_record` reads them.
+
+        Parameters
+        ----------
+        contents : mapping of int to RecordDict
+            Contents by partition-id.
+        spec : object
+            As in :meth:`from_record`.
+        """
+        return {}
 
     @property
     @abstractmethod
@@ -218,6 +245,78 @@ def plain_record(arrays: dict[str, Array]) -> ArrayRecord:
     """Build an ArrayRecord of arrays with names of type ``str``, without copies."""
     record = ArrayRecord()
     record.__dict__["_data"].update(arrays)
+    return record
+
+
+def plain_metrics(values: dict[str, int | float]) -> MetricRecord:
+    """Build ``MetricRecord(values)`` from names of type ``str``; numbers are checked."""
+    if not {float, int}.issuperset(map(type, values.values())):
+        return MetricRecord(dict(values))
+    record = MetricRecord()
+    record.__dict__["_data"].update(values)
+    return record
+
+
+def message_like(message: Message, content: RecordDict, **metadata: object) -> Message:
+    """Build a message with the metadata of another one, except for some fields.
+
+    Flower's constructor checks and derives all fields, which takes ten times as long.
+
+    Parameters
+    ----------
+    message : Message
+        Message to take the metadata from.
+    content : RecordDict
+        Content of the new message.
+    **metadata
+        Fields of Flower's ``Metadata``, with a leading underscore, that differ.
+    """
+    about = Metadata.__new__(Metadata)
+    about.__dict__.update(vars(message.metadata), _created_at=time.time(), **metadata)
+    made = Message.__new__(Message)
+    made.__dict__.update(_metadata=about, _content=content, _error=None)
+    return made
+
+
+def reply_with(message: Message, content: RecordDict) -> Message:
+    """Build ``Message(content, reply_to=message)`` in less time."""
+    known = vars(message.metadata)
+    return message_like(
+        message,
+        content,
+        _message_id="",
+        _reply_to_message_id=known["_message_id"],
+        _src_node_id=known["_dst_node_id"],
+        _dst_node_id=known["_src_node_id"],
+        _src_task_id=known["_dst_task_id"],
+        _dst_task_id=known["_src_task_id"],
+        _ttl=known["_created_at"] + known["_ttl"] - time.time(),
+    )
+
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
+
+
+def find_record(content: RecordDict, name: str, kind: type[Record]) -> Record | None:
+    """Return a record of a message, ``None`` if it is missing or of another kind.
+
+    Flower's ``content.metric_records`` copies the table of records at every access.
+    """
+    record = content.get(name)
+    return record if isinstance(record, kind) else None
+
+
+def round_settings(content: RecordDict) -> ConfigRecord:
+    """Return the record ``config`` of a message to a client.
+
+    Raises
+    ------
+    KeyError
+        If there is none.
+    """
+    record = find_record(content, CONFIG, ConfigRecord)
+    if record is None:
+        raise KeyError(CONFIG)
     return record
 
 
@@ -348,8 +447,8 @@ def read_tensors(
     PayloadError
         If the record is missing, or an entry is missing, unexpected or malformed.
     """
-    arrays = content.get(record)
-    if not isinstance(arrays, ArrayRecord):
+    arrays = find_record(content, record, ArrayRecord)
+    if arrays is None:
         raise PayloadError(
             f'The message has no array record "{record}", only {sorted(content)}.'
         )
@@ -498,7 +597,7 @@ def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]
 
 def _check_scores(where: str, values: Mapping[str, float]) -> None:
     """Reject scores that no evaluation can produce."""
-    extra = () if values.keys() == SCORE_SET else EXTRA_SCORES
+    extra: tuple[str, ...] = () if values.keys() == SCORE_SET else EXTRA_SCORES
     extra = tuple(name for name in extra if name in values)
     odd = values.keys() ^ {*SCORES, *extra} if extra else values.keys() ^ SCORE_SET
     if odd:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -15,7 +14,6 @@ from flwr.app import (
     Context,
     Message,
     MessageType,
-    Metadata,
     MetricRecord,
     RecordDict,
 )
@@ -27,7 +25,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from flower_fgl.client_apps.dispatch import error_reply
 from flower_fgl.core.options import Scalar
-from flower_fgl.protocols.base import plain_array, plain_record
+from flower_fgl.protocols.base import (
+    message_like,
+    plain_array,
+    plain_record,
+    reply_with,
+)
 
 __all__ = ["LocalGrid", "carry", "frozen_objects", "task_identity"]
 
@@ -161,20 +164,8 @@ class LocalGrid(Grid):
         self, message_id: str, sent: Message, content: RecordDict
     ) -> tuple[Message, Context]:
         """Return a message as its client receives it, and the client's context."""
-        message = _message(content, sent, _message_id=message_id)
+        message = message_like(sent, content, _message_id=message_id)
         return message, self.contexts[sent.metadata.dst_node_id]
-
-
-def _message(content: RecordDict, like: Message, **metadata: object) -> Message:
-    """Build a message with the metadata of another one, except for some fields.
-
-    Flower's constructor checks and derives all fields, which takes ten times as long.
-    """
-    about = Metadata.__new__(Metadata)
-    about.__dict__.update(vars(like.metadata), _created_at=time.time(), **metadata)
-    message = Message.__new__(Message)
-    message.__dict__.update(_metadata=about, _content=content, _error=None)
-    return message
 
 
 def _sent_back(message: Message, reply: Message) -> Message:
@@ -185,18 +176,7 @@ def _sent_back(message: Message, reply: Message) -> Message:
         content = carry(reply.content)
     except Exception as error:
         return error_reply(message, error)
-    known = message.metadata
-    return _message(
-        content,
-        message,
-        _message_id="",
-        _reply_to_message_id=known.message_id,
-        _src_node_id=known.dst_node_id,
-        _dst_node_id=known.src_node_id,
-        _src_task_id=known.dst_task_id,
-        _dst_task_id=known.src_task_id,
-        _ttl=known.created_at + known.ttl - time.time(),
-    )
+    return reply_with(message, content)
 
 
 def carry(content: RecordDict, carried: dict[int, _Record] | None = None) -> RecordDict:
@@ -266,7 +246,7 @@ def _is_plain_array(array: Array) -> bool:
 def _is_plain_number(value: object) -> bool:
     """Return whether protobuf transmits a metric unchanged, without rounding it."""
     kind = type(value)
-    return kind is float or (kind is int and abs(value) < LARGEST_INT)  # type: ignore[arg-type, operator]
+    return kind is float or (kind is int and abs(value) < LARGEST_INT)  # type: ignore[arg-type]
 
 
 def _carry_any(name: str, record: _Record) -> _Record:

@@ -16,6 +16,8 @@ __all__ = ["mean_of_sums", "mean_pairwise_distance", "robust_mean", "weighted_me
 
 MOST = 1000
 """Clients whose pairwise distances are computed: time and memory grow with the square."""
+BLOCK = 128
+"""States whose inner products are computed at a time."""
 PIECE = 1 << 15
 """Entries of each state that are compared at a time: 128 KiB of float32."""
 
@@ -153,7 +155,11 @@ def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
         for piece in zip(*pieces, strict=True):
             rows = torch.stack(piece)
             rows -= rows.mean(dim=0)
-            product += (rows @ rows.T).double()
+            for start in range(
+                0, size, BLOCK
+            ):  # the part below the diagonal is not used
+                block = rows[start : start + BLOCK] @ rows[start:].T
+                product[start : start + BLOCK, start:] += block
     square = product.diagonal()
     first, second = torch.triu_indices(size, size, offset=1)
     squares = square[first] + square[second] - 2 * product[first, second]

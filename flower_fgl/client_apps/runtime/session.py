@@ -53,6 +53,7 @@ class DataCache:
         self._limit = limit
         self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
         self._sizes: dict[tuple[Any, ...], int] = {}
+        self._graph_sizes: dict[tuple[Any, ...], int] = {}
         self._total = 0
 
     def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
@@ -67,22 +68,33 @@ class DataCache:
         while self._total > self._limit and len(self._entries) > 1:
             oldest, _ = self._entries.popitem(last=False)
             self._total -= self._sizes.pop(oldest)
+            del self._graph_sizes[oldest]
         return self._entries[key]
 
     def _measure(self, key: tuple[Any, ...]) -> None:
         """Estimate a graph's memory."""
-        size = data_bytes(self._entries[key])
+        data = self._entries[key]
+        if key not in self._graph_sizes:
+            self._graph_sizes[key] = _graph_bytes(data)
+        size = self._graph_sizes[key] + _kept_bytes(data)
         self._total += size - self._sizes.get(key, 0)
         self._sizes[key] = size
 
 
 def data_bytes(data: ClientData) -> int:
     """Estimate the memory of features, edges, cached operators and memo, in bytes."""
+    return _graph_bytes(data) + _kept_bytes(data)
+
+
+def _graph_bytes(data: ClientData) -> int:
+    """Return the bytes of graphs and cached operators."""
     graphs = [data.graph.graph, *data.graph.evaluation]
-    kept = _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
-    return kept + sum(
-        3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
-    )
+    return sum(3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs)
+
+
+def _kept_bytes(data: ClientData) -> int:
+    """Return the bytes of what methods and training keep with a graph."""
+    return _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
 
 
 def _feature_bytes(x: Tensor) -> int:

@@ -19,6 +19,7 @@ from flower_fgl.protocols.base import (
     MAX_NAME,
     METRICS,
     ReplyMetrics,
+    find_record,
     read_loss,
     read_metrics,
     record_bytes,
@@ -110,6 +111,7 @@ class RoundLog:
         self._client_bytes: dict[int, dict[str, int]] = defaultdict(
             lambda: {"up": 0, "down": 0}
         )
+        self._read: dict[int, tuple[MetricRecord, ReplyMetrics]] = {}
         self._is_ok = True
         self._min_replies = 0
         self._num_sampled = 0
@@ -137,7 +139,7 @@ class RoundLog:
         """Store failures and seconds of a training exchange."""
         self._num_sampled = len(replies) + len(failures)
         self.failures += failures
-        busiest = _busiest_worker(replies)
+        busiest = self._busiest_worker(replies)
         for name, seconds in (
             ("send", seconds_send),
             ("clients", busiest),
@@ -177,7 +179,10 @@ class RoundLog:
         PayloadError
             If the metrics are malformed; then nothing is stored.
         """
-        loss, found = read_loss(metrics), read_metrics(metrics)
+        loss = read_loss(metrics)
+        # read before, for the seconds of the workers
+        known = self._read.pop(pid, None)
+        found = known[1] if known and known[0] is metrics else read_metrics(metrics)
         scores = self._check_scores(pid, found, client)
         self._scores.setdefault(pid, {}).update(scores)
         self._clients[pid] = {
@@ -262,6 +267,20 @@ class RoundLog:
         self._is_ok = is_ok
         self._min_replies = min_replies
         self.seconds["total"] = time.perf_counter() - self._started
+
+    def _busiest_worker(self, replies: Mapping[int, Message]) -> float:
+        """Sum the clients' compute seconds per worker process; return the largest sum."""
+        sums: dict[int, float] = defaultdict(float)
+        for pid, reply in replies.items():
+            # a reply that cannot be read is dropped, and named, when it is read
+            with contextlib.suppress(Exception):
+                metrics = find_record(reply.content, METRICS, MetricRecord)
+                if metrics is None:
+                    continue
+                found = read_metrics(metrics)
+                sums[found.worker] += sum(found.seconds.values())
+                self._read[pid] = metrics, found
+        return max(sums.values(), default=0.0)
 
     # ------------------------------------------------------------------- results
     @property
@@ -358,14 +377,3 @@ class RoundLog:
             row["bytes"] = dict(self._client_bytes[pid])
             rows.append(row)
         return rows
-
-
-def _busiest_worker(replies: Mapping[int, Message]) -> float:
-    """Sum the clients' compute seconds per worker process; return the largest sum."""
-    sums: dict[int, float] = defaultdict(float)
-    for reply in replies.values():
-        # a reply that cannot be read is dropped, and named, when it is read
-        with contextlib.suppress(Exception):
-            found = read_metrics(reply.content.metric_records[METRICS])
-            sums[found.worker] += sum(found.seconds.values())
-    return max(sums.values(), default=0.0)

@@ -1,0 +1,136 @@
+"""Pack and read the arrays of many clients at once.
+
+The records are those that ``write_tensors`` writes, byte for byte. A record that is not
+read here goes to ``read_tensors``, which names what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor
+
+from flower_fgl.protocols.base import (
+    LARGEST,
+    NUMPY,
+    Shapes,
+    dtype_name,
+    npy_header,
+    plain_array,
+    plain_record,
+)
+
+__all__ = ["read_alike", "write_stacked"]
+
+FLOAT = np.dtype("<f4")
+
+
+def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[ArrayRecord]:
+    """Pack stacked tensors into one ArrayRecord per client.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor of shape (K, ...)
+        Stacked tensors, on any device.
+    num_clients : int
+        K.
+
+    Returns
+    -------
+    list of ArrayRecord
+        What ``write_tensors`` returns for the tensors of each client.
+    """
+    parts = []
+    for name, tensor in tensors.items():
+        stack = tensor.detach().cpu().contiguous().numpy()
+        shape = stack.shape[1:]
+        header = npy_header(stack.dtype.str, shape)
+        rows = stack.reshape(num_clients, math.prod(shape)).view(np.uint8)
+        parts.append((name, dtype_name(stack.dtype), shape, header, rows))
+    return [
+        plain_record(
+            {
+                name: plain_array(dtype, shape, b"".join((header, rows[place].data)))
+                for name, dtype, shape, header, rows in parts
+            }
+        )
+        for place in range(num_clients)
+    ]
+
+
+def read_alike(
+    contents: Mapping[int, RecordDict], record: str, shapes: Shapes
+) -> dict[int, dict[str, Tensor]]:
+    """Read one ArrayRecord of every client, if it is exactly as expected.
+
+    Parameters
+    ----------
+    contents : mapping of int to RecordDict
+        Contents of messages by partition-id.
+    record : str
+        Name of the record.
+    shapes : mapping of str to tuple of int
+        Its entries with their shapes.
+
+    Returns
+    -------
+    dict of int to dict of str to Tensor, float32
+        Entries in the order of ``shapes``, by partition-id; rows of one array for all
+        clients. Clients are left out whose record is missing, differs in a name, type,
+        shape, header or length, or holds a number that is not finite or larger than
+        ``LARGEST``: :func:`~flower_fgl.protocols.base.read_tensors` refuses those.
+    """
+    if not shapes:
+        return {}
+    headers = {name: npy_header(FLOAT.str, tuple(s)) for name, s in shapes.items()}
+    lengths = {
+        name: len(headers[name]) + FLOAT.itemsize * math.prod(shape)
+        for name, shape in shapes.items()
+    }
+    names = shapes.keys()
+    found: dict[int, ArrayRecord] = {}
+    for pid, content in contents.items():
+        arrays = content.get(record)
+        if (
+            isinstance(arrays, ArrayRecord)
+            and arrays.keys() == names
+            and all(
+                array.stype == NUMPY
+                and array.dtype == FLOAT.name
+                and tuple(array.shape) == shapes[name]
+                and type(array.data) is bytes
+                and len(array.data) == lengths[name]
+                and array.data.startswith(headers[name])
+                for name, array in arrays.items()
+            )
+        ):
+            found[pid] = arrays
+    good = np.ones(len(found), dtype=bool)
+    stacks = {}
+    for name, shape in shapes.items():
+        start = len(headers[name])
+        stack = np.empty((len(found), *shape), dtype=FLOAT)
+        rows = stack.reshape(len(found), math.prod(shape))
+        for row, arrays in zip(rows, found.values(), strict=True):
+            row[:] = np.frombuffer(arrays[name].data, FLOAT, offset=start)
+        if not _is_in_range(rows):
+            good &= [_is_in_range(row) for row in rows]
+        stacks[name] = torch.from_numpy(stack).unbind()
+    entries = zip(*stacks.values(), strict=True)
+    return {
+        pid: dict(zip(names, row, strict=True))
+        for pid, row, is_good in zip(found, entries, good, strict=True)
+        if is_good
+    }
+
+
+def _is_in_range(numbers: np.ndarray) -> bool:
+    """Return whether all numbers are finite and at most ``LARGEST`` in size."""
+    if not numbers.size:
+        return True
+    low, high = (float(end) for end in torch.from_numpy(numbers).aminmax())
+    return low >= -LARGEST and high <= LARGEST
