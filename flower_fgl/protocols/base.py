@@ -248,6 +248,15 @@ def plain_record(arrays: dict[str, Array]) -> ArrayRecord:
     return record
 
 
+def plain_content(
+    records: Mapping[str, ArrayRecord | ConfigRecord | MetricRecord],
+) -> RecordDict:
+    """Build ``RecordDict(records)`` of records with names of type ``str``."""
+    content = RecordDict()
+    content.__dict__["_data"].update(records)
+    return content
+
+
 def plain_metrics(values: dict[str, int | float]) -> MetricRecord:
     """Build ``MetricRecord(values)`` from names of type ``str``; numbers are checked."""
     if not {float, int}.issuperset(map(type, values.values())):
@@ -482,6 +491,9 @@ def _count_bytes(name: str, record: Any) -> int:
     """Count a record's bytes; Flower's own count fails for empty texts or lists."""
     if isinstance(record, MetricRecord) and list not in map(type, record.values()):
         return 8 * len(record) + sum(map(len, record.keys()))
+    if isinstance(record, ArrayRecord):
+        size = sum(map(len, record.keys()))
+        return size + sum(len(array.data) for array in record.values())
     try:
         return int(record.count_bytes())
     except (ValueError, IndexError, TypeError):
@@ -545,7 +557,8 @@ def read_metrics(metrics: MetricRecord) -> ReplyMetrics:
             columns.setdefault(column, {})[metric] = float(value)
         elif len(parts) == 2:
             group = found.seconds if parts[0] == "seconds" else found.terms
-            group[parts[1]] = _read_number(key, value)
+            is_good = type(value) is float and abs(value) <= LARGEST
+            group[parts[1]] = value if is_good else _read_number(key, value)
     if min(found.seconds.values(), default=0.0) < 0:
         raise PayloadError('"seconds" must not be negative')
     for mode, columns in found.scores.items():

@@ -14,7 +14,12 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.protocols.base import Shapes, read_tensors, write_tensors
+from flower_fgl.protocols.base import (
+    Shapes,
+    plain_content,
+    read_tensors,
+    write_tensors,
+)
 from flower_fgl.protocols.many import read_alike, write_stacked
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
@@ -61,7 +66,7 @@ class Weights(AdditivePayload):
     ) -> list[RecordDict]:
         """Pack stacked weights (K, ...) as :meth:`to_record` packs those of a client."""
         return [
-            RecordDict({"weights": record})
+            plain_content({"weights": record})
             for record in write_stacked(tensors, num_clients)
         ]
 

@@ -26,7 +26,7 @@ from flower_fgl.protocols.base import (
 
 __all__ = ["read_alike", "write_stacked"]
 
-FLOAT = np.dtype("<f4")
+FLOAT, FLOAT_NAME = np.dtype("<f4"), "float32"
 
 
 def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[ArrayRecord]:
@@ -100,7 +100,7 @@ def read_alike(
             and arrays.keys() == names
             and all(
                 array.stype == NUMPY
-                and array.dtype == FLOAT.name
+                and array.dtype == FLOAT_NAME
                 and tuple(array.shape) == shapes[name]
                 and type(array.data) is bytes
                 and len(array.data) == lengths[name]

@@ -28,6 +28,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import (
     message_like,
     plain_array,
+    plain_content,
     plain_record,
     reply_with,
 )
@@ -210,10 +211,9 @@ def carry(content: RecordDict, carried: dict[int, _Record] | None = None) -> Rec
     for name, record in content.items():
         if id(record) not in carried:
             carried[id(record)] = _carry_plain(name, record) or _carry_any(name, record)
-    out = RecordDict()
-    arrived = {name: carried[id(record)] for name, record in content.items()}
-    out.__dict__["_data"].update(arrived)
-    return out
+    return plain_content(
+        {name: carried[id(record)] for name, record in content.items()}
+    )
 
 
 def _carry_plain(name: str, record: _Record) -> _Record | None:

@@ -151,9 +151,14 @@ def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
     size = len(states)
     product = torch.zeros(size, size, dtype=torch.float64)
     for name in states[0]:
-        pieces = (torch.split(state[name].flatten(), PIECE) for state in states)
-        for piece in zip(*pieces, strict=True):
-            rows = torch.stack(piece)
+        whole = [state[name].flatten() for state in states]
+        pieces = (
+            zip(*(torch.split(tensor, PIECE) for tensor in whole), strict=True)
+            if whole[0].numel() > PIECE
+            else [whole]
+        )
+        for piece in pieces:
+            rows = torch.stack(list(piece))
             rows -= rows.mean(dim=0)
             for start in range(
                 0, size, BLOCK

@@ -112,6 +112,7 @@ class RoundLog:
             lambda: {"up": 0, "down": 0}
         )
         self._read: dict[int, tuple[MetricRecord, ReplyMetrics]] = {}
+        self._pooled: dict[str, ModeScores] | None = None
         self._is_ok = True
         self._min_replies = 0
         self._num_sampled = 0
@@ -185,6 +186,7 @@ class RoundLog:
         found = known[1] if known and known[0] is metrics else read_metrics(metrics)
         scores = self._check_scores(pid, found, client)
         self._scores.setdefault(pid, {}).update(scores)
+        self._pooled = None
         self._clients[pid] = {
             "loss": loss,
             "num_examples": client.num_examples,
@@ -203,6 +205,7 @@ class RoundLog:
         """
         scores = self._check_scores(pid, read_metrics(metrics), client)
         self._scores.setdefault(pid, {}).update(scores)
+        self._pooled = None
 
     def _check_scores(
         self, pid: int, found: ReplyMetrics, client: Client
@@ -297,15 +300,18 @@ class RoundLog:
 
     def pooled(self) -> dict[str, ModeScores]:
         """Pool the scores over clients, ``{mode: {column: {metric: value}}}``."""
+        if self._pooled is not None:
+            return self._pooled
         grouped: dict[str, dict[str, list[Scores]]] = {}
         for pid in sorted(self._scores):
             for mode, columns in self._scores[pid].items():
                 for column, scores in columns.items():
                     grouped.setdefault(mode, {}).setdefault(column, []).append(scores)
-        return {
+        self._pooled = {
             mode: {column: pool(scores) for column, scores in columns.items()}
             for mode, columns in grouped.items()
         }
+        return self._pooled
 
     def validation(self) -> tuple[int, float] | None:
         """Return number of nodes and accuracy of the pooled validation score.
