@@ -6,6 +6,7 @@ read here goes to ``read_tensors``, which names what is wrong with it.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 
@@ -87,28 +88,17 @@ def read_alike(
     if not shapes:
         return {}
     headers = {name: npy_header(FLOAT.str, tuple(s)) for name, s in shapes.items()}
-    lengths = {
-        name: len(headers[name]) + FLOAT.itemsize * math.prod(shape)
-        for name, shape in shapes.items()
+    expected = {
+        name: (tuple(shape), header, len(header) + FLOAT.itemsize * math.prod(shape))
+        for (name, shape), header in zip(shapes.items(), headers.values(), strict=True)
     }
-    names = shapes.keys()
     found: dict[int, ArrayRecord] = {}
     for pid, content in contents.items():
-        arrays = content.get(record)
-        if (
-            isinstance(arrays, ArrayRecord)
-            and arrays.keys() == names
-            and all(
-                array.stype == NUMPY
-                and array.dtype == FLOAT_NAME
-                and tuple(array.shape) == shapes[name]
-                and type(array.data) is bytes
-                and len(array.data) == lengths[name]
-                and array.data.startswith(headers[name])
-                for name, array in arrays.items()
-            )
-        ):
-            found[pid] = arrays
+        # a record that raises an error here is refused when it is read alone
+        with contextlib.suppress(Exception):
+            arrays = content[record]
+            if isinstance(arrays, ArrayRecord) and _is_as_expected(arrays, expected):
+                found[pid] = arrays
     good = np.ones(len(found), dtype=bool)
     stacks = {}
     for name, shape in shapes.items():
@@ -122,10 +112,30 @@ def read_alike(
         stacks[name] = torch.from_numpy(stack).unbind()
     entries = zip(*stacks.values(), strict=True)
     return {
-        pid: dict(zip(names, row, strict=True))
+        pid: dict(zip(shapes, row, strict=True))
         for pid, row, is_good in zip(found, entries, good, strict=True)
         if is_good
     }
+
+
+def _is_as_expected(
+    arrays: ArrayRecord, expected: Mapping[str, tuple[tuple[int, ...], bytes, int]]
+) -> bool:
+    """Return whether entries have the expected shapes, headers and lengths."""
+    if arrays.keys() != expected.keys():
+        return False
+    for name, array in arrays.items():
+        shape, header, length = expected[name]
+        if (
+            type(array.data) is not bytes
+            or len(array.data) != length
+            or not array.data.startswith(header)
+            or array.stype != NUMPY
+            or array.dtype != FLOAT_NAME
+            or tuple(array.shape) != shape
+        ):
+            return False
+    return True
 
 
 def _is_in_range(numbers: np.ndarray) -> bool:
