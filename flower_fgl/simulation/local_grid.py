@@ -36,6 +36,9 @@ from flower_fgl.protocols.base import (
 __all__ = ["LocalGrid", "carry", "frozen_objects", "task_identity"]
 
 _Record = ArrayRecord | ConfigRecord | MetricRecord
+MANY, PATIENT = 200, 10_000
+"""Clients from which the search for cyclic garbage waits for so many new objects: one
+exchange creates thousands, and nearly all of them are freed without a search."""
 LARGEST_INT = 1 << 63
 """Integers of at least this size have other forms in protobuf."""
 
@@ -143,6 +146,8 @@ class LocalGrid(Grid):
             self._is_settled = True  # the graphs and operators of all clients are built
             if gc.get_freeze_count():  # inside frozen_objects
                 gc.freeze()
+                if len(self.contexts) >= MANY:
+                    gc.set_threshold(PATIENT, *gc.get_threshold()[1:])
         return replies
 
     def send_and_receive(
@@ -264,11 +269,13 @@ def frozen_objects() -> Iterator[None]:
     A search visits every object of the process: with the graphs of 1,000 clients it takes
     0.4 s, and creating their messages starts several of them.
     """
+    thresholds = gc.get_threshold()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 @contextmanager
