@@ -31,16 +31,19 @@ from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finite
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
+from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import (
-    CONFIG,
     DESCRIBE,
     METRICS,
     RESUME,
     Payload,
+    plain_metrics,
     read_tensors,
+    reply_with,
+    round_settings,
     write_scores,
 )
 from flower_fgl.protocols.describe import Rejection
@@ -264,7 +267,7 @@ class FglClientApp(ClientApp, ABC):
             If the node's ``max-releases`` are used.
         """
         client, store = self.open(message, context)
-        number = int(message.content.config_records[CONFIG]["server-round"])  # type: ignore[arg-type]
+        number = int(round_settings(message.content)["server-round"])  # type: ignore[arg-type]
         # Flower hands "train" and "train.default" to the same function
         exchange = message.metadata.message_type.removesuffix(".default")
         most = client.config.rounds + (exchange != MessageType.TRAIN)
@@ -306,7 +309,7 @@ class FglClientApp(ClientApp, ABC):
         clock = time.perf_counter()
         client, store, server_round = self.open_once(message, context)
         seconds = {"load": time.perf_counter() - clock}
-        settings = message.content.config_records[CONFIG]
+        settings = round_settings(message.content)
         download = self.read_download(client, message.content)
         clock = time.perf_counter()
         result = fit(client, server_round, download)
@@ -347,24 +350,36 @@ class FglClientApp(ClientApp, ABC):
         result: Fit,
         scores: dict[str, dict[str, Scores]],
         seconds: dict[str, float],
+        content: RecordDict | None = None,
     ) -> Message:
-        """Protect the upload, store the state, pack the reply of :meth:`handle_fit`."""
+        """Protect the upload, store the state, pack the reply of :meth:`handle_fit`.
+
+        ``content`` is the packed upload, where that is known and may be sent as it is.
+        """
         client, store = opened
         client.state.values["round"] = server_round
         upload, config = result.upload, client.config
-        if config.upload_clip or config.min_class_count > 1:
-            upload = privatize(client, upload, download)
-        if config.secure_aggregation:
-            content = pack_masked(
-                client, context, server_round, message.content, upload, download
-            )
-        else:
+        if self.changes_uploads(config):
+            content = None
+            if config.upload_clip or config.min_class_count > 1:
+                upload = privatize(client, upload, download)
+            if config.secure_aggregation:
+                content = pack_masked(
+                    client, context, server_round, message.content, upload, download
+                )
+        if content is None:
             content = upload.to_record()
         self.keep(client, store, context)
         content[METRICS] = pack_metrics(
             scores, seconds, loss=result.loss, terms=result.terms
         )
-        return Message(content, reply_to=message)
+        return reply_with(message, content)
+
+    @staticmethod
+    def changes_uploads(config: RunConfig) -> bool:
+        """Return whether uploads are clipped, thinned out or masked before they leave."""
+        is_thinned = config.min_class_count > 1
+        return bool(config.upload_clip) or is_thinned or config.secure_aggregation
 
     def _secure(self, message: Message, context: Context) -> Message:
         """Answer a query of secure aggregation."""
@@ -382,7 +397,7 @@ class FglClientApp(ClientApp, ABC):
         """Evaluate the client's own model, the aggregated one, or both."""
         client, store, number = self.open_once(message, context)
         clock = time.perf_counter()
-        settings = message.content.config_records[CONFIG]
+        settings = round_settings(message.content)
         scores = {}
         for mode in settings["modes"]:  # type: ignore[union-attr]
             if mode == "global":
@@ -407,9 +422,7 @@ class FglClientApp(ClientApp, ABC):
             scores[str(mode)] = client.evaluate(model)
         self.keep(client, store, context, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
-        return Message(
-            RecordDict({METRICS: pack_metrics(scores, seconds)}), reply_to=message
-        )
+        return reply_with(message, RecordDict({METRICS: pack_metrics(scores, seconds)}))
 
 
 def pack_metrics(
@@ -433,4 +446,4 @@ def pack_metrics(
     metrics |= {f"terms/{name}": value for name, value in finite.items()}
     if loss is not None:
         metrics["loss"] = float(loss)
-    return MetricRecord(dict(metrics))
+    return plain_metrics(metrics)

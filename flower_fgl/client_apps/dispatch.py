@@ -120,9 +120,15 @@ class Dispatcher:
             return {}
         answers: dict[int, Message | Exception] = {}
         fitting = []
+        passed: set[tuple[float, ...]] = set()
         for place, (message, context) in enumerate(items):
             try:
-                check_size(message.content, largest_message(config, context))
+                # most messages hold the same records, which are counted once
+                most = largest_message(config, context)
+                records = (most, *map(id, message.content.values()))
+                if records not in passed:
+                    check_size(message.content, most)
+                    passed.add(records)
                 fitting.append(place)
             except FglError as error:
                 answers[place] = error

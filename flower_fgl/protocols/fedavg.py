@@ -14,7 +14,13 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from flower_fgl.protocols.base import Shapes, read_tensors, write_tensors
+from flower_fgl.protocols.base import (
+    Shapes,
+    plain_content,
+    read_tensors,
+    write_tensors,
+)
+from flower_fgl.protocols.many import read_alike, write_stacked
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 
 __all__ = ["Weights"]
@@ -45,6 +51,24 @@ class Weights(AdditivePayload):
     def from_record(cls, content: RecordDict, spec: Shapes) -> Self:
         """Unpack; names and shapes must be exactly those of ``spec``."""
         return cls(read_tensors(content, "weights", spec))
+
+    @classmethod
+    def read_alike(
+        cls, contents: Mapping[int, RecordDict], spec: Shapes
+    ) -> dict[int, Self]:
+        """Read the weights of many clients into one array per name."""
+        found = read_alike(contents, "weights", spec)
+        return {pid: cls(tensors) for pid, tensors in found.items()}
+
+    @staticmethod
+    def stacked_records(
+        tensors: Mapping[str, Tensor], num_clients: int
+    ) -> list[RecordDict]:
+        """Pack stacked weights (K, ...) as :meth:`to_record` packs those of a client."""
+        return [
+            plain_content({"weights": record})
+            for record in write_stacked(tensors, num_clients)
+        ]
 
     def summands(self, weight: float) -> dict[str, Tensor]:
         """Return n_k·θ_k and n_k; the mean is the quotient of their sums."""

@@ -41,6 +41,9 @@ __all__ = ["RunWriter", "default_folder", "finite", "replace_file"]
 __all__ += ["write_lines", "writing"]
 
 
+ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
 def replace_file(path: Path, data: bytes, *, is_private: bool = False) -> None:
     """Create or replace a file atomically, and sync it to disk.
 
@@ -88,10 +91,13 @@ def finite(value: Any) -> Any:
 
 def write_lines(rows: Iterable[Row]) -> bytes:
     """Serialise rows as JSON lines; NaN and infinities become ``null``."""
-    return "".join(
-        json.dumps(finite(row), allow_nan=False, separators=(",", ":")) + "\n"
-        for row in rows
-    ).encode()
+    lines = []
+    for row in rows:
+        try:
+            lines.append(ENCODER.encode(row))
+        except (TypeError, ValueError):  # NaN, an infinity or another kind of mapping
+            lines.append(ENCODER.encode(finite(row)))
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Path:

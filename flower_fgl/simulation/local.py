@@ -24,7 +24,11 @@ from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.flower_simulation import num_cpus
-from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from flower_fgl.simulation.local_grid import (
+    LocalGrid,
+    frozen_objects,
+    task_identity,
+)
 from flower_fgl.simulation.memory import require_memory
 from flower_fgl.simulation.superlink import on_cluster
 
@@ -201,6 +205,17 @@ def run_local(
     FglError
         In the cases of :func:`simulate`, or if the run does not fit into the memory.
     """
+    with frozen_objects():
+        return _run_local(values, workers, client_gpus, on_round)
+
+
+def _run_local(
+    values: Mapping[str, Scalar],
+    workers: int | None,
+    client_gpus: float,
+    on_round: OnRound | None,
+) -> Run:
+    """Run a flat run config, see :func:`run_local`."""
     config = check_run(values)
     if config.stacked == "true":
         refuse_unstackable(config)

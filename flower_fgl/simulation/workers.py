@@ -6,6 +6,7 @@ messages of all its clients, and gets one answer with all their replies.
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import shutil
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
@@ -33,6 +34,13 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
+from flower_fgl.protocols.base import (
+    plain_array,
+    plain_content,
+    plain_metrics,
+    plain_record,
+    reply_with,
+)
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from flower_fgl.simulation.superlink import short_folder
 
@@ -41,8 +49,13 @@ __all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"
 PULL_SECONDS = 0.01
 """Seconds for which a pull waits for the next worker."""
 
-Packed = bytes | tuple[tuple[str, str, tuple[int, ...], str, bytes], ...]
-"""A record: protobuf, or the fields of every array."""
+LARGE = 100_000
+"""Bytes of shared records from which Ray stores them once for all workers."""
+
+Packed = bytes | tuple[int, tuple[Any, ...]]
+"""A record: protobuf, or the position of its layout and its numbers or bytes."""
+Layout = tuple[Any, ...]
+"""Names of metrics; or name, dtype, shape and stype of every array."""
 Letter = tuple[int, str, str, dict[str, int], tuple[int, str] | None]
 
 
@@ -58,10 +71,13 @@ class Parcel:
         For each message ``(partition-id, message type, group, names, error)``: ``names``
         maps the names of its records to positions in ``records``; ``error`` is the code
         and reason of a failed reply.
+    layouts : list of tuple
+        Names and shapes that records have in common.
     """
 
     records: list[Packed]
     letters: list[Letter]
+    layouts: list[Layout]
 
     @classmethod
     def pack(cls, messages: Iterable[tuple[int, Message]]) -> Parcel:
@@ -69,6 +85,7 @@ class Parcel:
         records: list[Packed] = []
         positions: dict[int, int] = {}
         letters: list[Letter] = []
+        layouts: dict[Layout, int] = {}
         for partition_id, message in messages:
             meta = message.metadata
             if message.has_error():
@@ -81,41 +98,51 @@ class Parcel:
             for name, record in message.content.items():
                 if id(record) not in positions:
                     positions[id(record)] = len(records)
-                    records.append(_pack_record(record))
+                    records.append(_pack_record(record, layouts))
                 names[name] = positions[id(record)]
             letters.append(
                 (partition_id, meta.message_type, meta.group_id, names, None)
             )
-        return cls(records, letters)
+        return cls(records, letters, list(layouts))
 
     def contents(self) -> Iterator[RecordDict]:
-        """Unpack the content of every message; no two share a mutable object."""
+        """Unpack the content of every message; messages share their common records."""
+        records = [_unpack_record(packed, self.layouts) for packed in self.records]
         for _, _, _, names, _ in self.letters:
-            content = RecordDict()
-            for name, position in names.items():
-                content[name] = _unpack_record(self.records[position])
-            yield content
+            yield plain_content({name: records[at] for name, at in names.items()})
 
 
-def _pack_record(record: Any) -> Packed:
+def _pack_record(record: Any, layouts: dict[Layout, int]) -> Packed:
     """Pack one record."""
+    layout: Layout
+    values: tuple[Any, ...]
     if isinstance(record, ArrayRecord):
-        return tuple(
-            (name, array.dtype, tuple(array.shape), array.stype, array.data)
+        layout = tuple(
+            (name, array.dtype, tuple(array.shape), array.stype)
             for name, array in record.items()
         )
+        values = tuple(array.data for array in record.values())
+        return layouts.setdefault(layout, len(layouts)), values
+    has_lists = list in map(type, record.values())
+    if isinstance(record, MetricRecord) and record and not has_lists:
+        layout, values = tuple(record.keys()), tuple(record.values())
+        return layouts.setdefault(layout, len(layouts)), values
     packed: bytes = recorddict_to_proto(RecordDict({"": record})).SerializeToString()
     return packed
 
 
-def _unpack_record(packed: Packed) -> Any:
+def _unpack_record(packed: Packed, layouts: Sequence[Layout]) -> Any:
     """Unpack one record."""
     if isinstance(packed, bytes):
         return recorddict_from_proto(ProtoRecordDict.FromString(packed))[""]
-    return ArrayRecord.from_array_dict(
+    place, values = packed
+    layout = layouts[place]
+    if layout and isinstance(layout[0], str):
+        return plain_metrics(dict(zip(layout, values, strict=True)))
+    return plain_record(
         {
-            name: Array(dtype, shape, stype, data)
-            for name, dtype, shape, stype, data in packed
+            name: plain_array(dtype, shape, data, stype)
+            for (name, dtype, shape, stype), data in zip(layout, values, strict=True)
         }
     )
 
@@ -136,6 +163,7 @@ class ClientHost:
     def __init__(
         self, values: Mapping[str, Scalar], num_clients: int, run_id: int
     ) -> None:
+        gc.freeze()  # imported modules; LocalGrid adds the clients' graphs
         self._run_id = run_id
         self._states = MemoryStates()
         app = Dispatcher(Session(memory=self._states))
@@ -271,6 +299,8 @@ class WorkerGrid(Grid):
 def _reply(key: str, sent: Message, answer: RecordDict | Error) -> Message:
     """Build the reply to a message."""
     sent.metadata.__dict__["_message_id"] = key
+    if isinstance(answer, RecordDict):
+        return reply_with(sent, answer)
     return Message(answer, reply_to=sent)
 
 

@@ -16,6 +16,8 @@ __all__ = ["mean_of_sums", "mean_pairwise_distance", "robust_mean", "weighted_me
 
 MOST = 1000
 """Clients whose pairwise distances are computed: time and memory grow with the square."""
+BLOCK = 128
+"""States whose inner products are computed at a time."""
 PIECE = 1 << 15
 """Entries of each state that are compared at a time: 128 KiB of float32."""
 
@@ -149,11 +151,20 @@ def mean_pairwise_distance(states: Sequence[Mapping[str, Tensor]]) -> float:
     size = len(states)
     product = torch.zeros(size, size, dtype=torch.float64)
     for name in states[0]:
-        pieces = (torch.split(state[name].flatten(), PIECE) for state in states)
-        for piece in zip(*pieces, strict=True):
-            rows = torch.stack(piece)
+        whole = [state[name].flatten() for state in states]
+        pieces = (
+            zip(*(torch.split(tensor, PIECE) for tensor in whole), strict=True)
+            if whole[0].numel() > PIECE
+            else [whole]
+        )
+        for piece in pieces:
+            rows = torch.stack(list(piece))
             rows -= rows.mean(dim=0)
-            product += (rows @ rows.T).double()
+            for start in range(
+                0, size, BLOCK
+            ):  # the part below the diagonal is not used
+                block = rows[start : start + BLOCK] @ rows[start:].T
+                product[start : start + BLOCK, start:] += block
     square = product.diagonal()
     first, second = torch.triu_indices(size, size, offset=1)
     squares = square[first] + square[second] - 2 * product[first, second]

@@ -23,6 +23,25 @@ def silent() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("label", ["fedavg", "fedper"])
+def test_replies_that_are_read_together_are_dropped_alone(
+    label: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flower_fgl.strategies.base.MANY", 1)
+    recording = Recording(label)
+    draw = random.Random(f"together {label}")
+    keys = sorted(key for key in recording.replies if key.kind == "train")
+    verdicts = set()
+    for _ in range(40):
+        key = draw.choice(keys)
+        name, number, reason = next(mutants(draw, recording.replies[key]))
+        outcome = recording.judge(key, name, number, reason)
+        verdicts.add(outcome.verdict)
+        assert outcome.verdict in ("dropped", "accepted"), f"{key}, {name}: {outcome}"
+    assert verdicts == {"dropped", "accepted"}
+
+
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("label", sorted(variants()))
 def test_a_mutated_reply_is_dropped_or_benign(label: str) -> None:
     recording = Recording(label)

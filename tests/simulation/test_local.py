@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -23,3 +24,12 @@ def test_the_settings_of_a_run_are_parsed_once(
     monkeypatch.setattr(RunConfig, "parse", classmethod(counting))
     simulate("fedavg", **small)
     assert len(parsed) == 1
+
+
+def test_a_run_returns_the_garbage_collector_as_it_was(small: dict[str, Any]) -> None:
+    frozen = []
+    simulate(
+        "fedavg", **small, on_round=lambda row: frozen.append(gc.get_freeze_count())
+    )
+    assert gc.get_freeze_count() == 0
+    assert min(frozen) > 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 
 from flower_fgl import Run, simulate
 from flower_fgl.protocols.base import write_tensors
@@ -44,9 +53,30 @@ def test_a_parcel_holds_a_shared_record_once() -> None:
         assert content["config"]["n"] == k
         array = content["weights"]["w"].numpy()
         assert (array == weights["w"].numpy()).all()
-    assert contents[0]["weights"] is not contents[1]["weights"]
+    assert contents[0]["weights"] is contents[1]["weights"]  # a broadcast, read once
     assert parcel.letters[0][:3] == (0, "train", "4")
     assert parcel.letters[3][-1] == (2, "no data")
+
+
+def test_a_parcel_returns_every_kind_of_record() -> None:
+    content = RecordDict(
+        {
+            "weights": write_tensors({"w": torch.rand(2, 3), "b": torch.rand(3)}),
+            "no weights": ArrayRecord({}),
+            "metrics": MetricRecord({"loss": math.nan, "worker": 3}),
+            "no metrics": MetricRecord(),
+            "lists": MetricRecord({"a": [1, 2], "b": 0.5}),
+            "config": ConfigRecord({"text": "ä", "is": True, "bytes": b"1"}),
+        }
+    )
+    with task_identity(1):
+        sent = Message(content, dst_node_id=3, message_type="train")
+    parcel = pickle.loads(pickle.dumps(Parcel.pack([(0, sent), (1, sent)])))
+    for found in parcel.contents():
+        assert list(found) == list(content)
+        for name, record in content.items():
+            assert type(found[name]) is type(record)
+            assert repr(found[name]) == repr(record), name
 
 
 def test_workers_start_only_if_they_save_more_than_their_start() -> None:

@@ -53,31 +53,48 @@ class DataCache:
         self._limit = limit
         self._entries: OrderedDict[tuple[Any, ...], ClientData] = OrderedDict()
         self._sizes: dict[tuple[Any, ...], int] = {}
+        self._graph_sizes: dict[tuple[Any, ...], int] = {}
+        self._total = 0
 
     def get(self, key: tuple[Any, ...], build: Callable[[], ClientData]) -> ClientData:
         """Return the graph cached under ``key``, else build and cache it."""
         if self._entries:
             # methods add results to the memo after the graph was returned
-            newest = next(reversed(self._entries))
-            self._sizes[newest] = data_bytes(self._entries[newest])
+            self._measure(next(reversed(self._entries)))
         if key not in self._entries:
             self._entries[key] = build()
+            self._measure(key)
         self._entries.move_to_end(key)
-        self._sizes[key] = data_bytes(self._entries[key])
-        total = sum(self._sizes.values())
-        while total > self._limit and len(self._entries) > 1:
+        while self._total > self._limit and len(self._entries) > 1:
             oldest, _ = self._entries.popitem(last=False)
-            total -= self._sizes.pop(oldest)
+            self._total -= self._sizes.pop(oldest)
+            del self._graph_sizes[oldest]
         return self._entries[key]
+
+    def _measure(self, key: tuple[Any, ...]) -> None:
+        """Estimate a graph's memory."""
+        data = self._entries[key]
+        if key not in self._graph_sizes:
+            self._graph_sizes[key] = _graph_bytes(data)
+        size = self._graph_sizes[key] + _kept_bytes(data)
+        self._total += size - self._sizes.get(key, 0)
+        self._sizes[key] = size
 
 
 def data_bytes(data: ClientData) -> int:
     """Estimate the memory of features, edges, cached operators and memo, in bytes."""
+    return _graph_bytes(data) + _kept_bytes(data)
+
+
+def _graph_bytes(data: ClientData) -> int:
+    """Return the bytes of graphs and cached operators."""
     graphs = [data.graph.graph, *data.graph.evaluation]
-    kept = _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
-    return kept + sum(
-        3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs
-    )
+    return sum(3 * 8 * g.edge_index.numel() + 2 * _feature_bytes(g.x) for g in graphs)
+
+
+def _kept_bytes(data: ClientData) -> int:
+    """Return the bytes of what methods and training keep with a graph."""
+    return _memo_bytes(data.memo) + _memo_bytes(data.training.fields)
 
 
 def _feature_bytes(x: Tensor) -> int:
@@ -118,6 +135,7 @@ class Session:
     memory: MemoryStates | None = None
     configs: dict[tuple[Any, ...], RunConfig] = field(default_factory=dict)
     accepted: set[tuple[Any, ...]] = field(default_factory=set)
+    _last: tuple[dict[str, Scalar], RunConfig] | None = field(default=None, init=False)
 
     def add_config(self, values: Mapping[str, Scalar], config: RunConfig) -> None:
         """Store settings that the caller has checked already."""
@@ -136,10 +154,13 @@ class Session:
         RunError
             If the node config is wrong, or the run is weaker than its floors.
         """
-        key = tuple(sorted(context.run_config.items()))
-        if key not in self.configs:
-            self.configs[key] = parse_config(context.run_config)
-        config = self.configs[key]
+        # comparing with the settings of the last message is faster than sorting them
+        if self._last is None or self._last[0] != context.run_config:
+            key = tuple(sorted(context.run_config.items()))
+            if key not in self.configs:
+                self.configs[key] = parse_config(context.run_config)
+            self._last = dict(context.run_config), self.configs[key]
+        config = self._last[1]
         pair = (id(config), tuple(sorted(context.node_config.items())))
         if pair not in self.accepted:
             refuse_weaker_run(config, context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from flower_fgl.client_apps.stacked.cohort import (
 )
 from flower_fgl.client_apps.stacked.half import StackedFit, StackedHalf
 from flower_fgl.nn import Backbone
+from flower_fgl.nn.stacked import split_state
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = [
@@ -29,7 +30,31 @@ __all__ = [
     "absent_distillation",
     "not_true_distillation",
     "suppression",
+    "weights_of",
 ]
+
+
+def weights_of(
+    model: Backbone, tensors: Mapping[str, Tensor], losses: Sequence[float]
+) -> StackedFit:
+    """Return the result of a method whose clients upload weights.
+
+    Parameters
+    ----------
+    model : Backbone
+        The personalized models.
+    tensors : mapping of str to Tensor of shape (K, ...)
+        The uploads, stacked.
+    losses : sequence of float
+        K training losses.
+    """
+    uploads = [Weights(state) for state in split_state(tensors, len(losses))]
+    return StackedFit(
+        model,
+        uploads,
+        losses,
+        lambda: Weights.stacked_records(tensors, len(losses)),
+    )
 
 
 class StackedFedAvg(StackedHalf):
@@ -53,8 +78,7 @@ class StackedFedAvg(StackedHalf):
             data_loss=self.data_loss(cohort, model),
             penalty=self.penalty(cohort, model, downloads),
         )
-        uploads = [Weights(state) for state in cohort.states(model)]
-        return StackedFit(model, uploads, losses)
+        return weights_of(model, model.state_dict(), losses)
 
 
 class StackedFedProx(StackedFedAvg):

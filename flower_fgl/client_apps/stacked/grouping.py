@@ -129,8 +129,9 @@ def cut(
                 cohorts.append(places[start:position])
                 start, nodes = position, sizes[place]
         cohorts.append(places[start:])
+    known: dict[int, float] = {}
     for cohort in cohorts:
-        cohort.sort(key=lambda place: (step_counts(clients[place][1]), place))
+        cohort.sort(key=lambda place: (step_counts(clients[place][1], known), place))
     return cohorts
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+from flwr.app import RecordDict
 
 from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.runtime.client import Client
@@ -29,11 +31,14 @@ class StackedFit:
         Payload of each client for the server.
     losses : sequence of float
         Training loss of each client.
+    records : callable, optional
+        Returns ``to_record()`` of all uploads, packed at once.
     """
 
     model: Backbone
     uploads: Sequence[Payload]
     losses: Sequence[float]
+    records: Callable[[], list[RecordDict]] | None = None
 
 
 class StackedHalf(ABC):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from torch import Tensor
 
 from flower_fgl.client_apps.base import FglClientApp, Fit, pack_metrics
@@ -29,7 +29,13 @@ from flower_fgl.client_apps.stacked.half import StackedHalf, load_stacked
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
-from flower_fgl.protocols.base import CONFIG, METRICS, read_tensors
+from flower_fgl.protocols.base import (
+    METRICS,
+    find_record,
+    read_tensors,
+    reply_with,
+    round_settings,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +65,15 @@ class Broadcasts:
 
     def __init__(self, app: FglClientApp) -> None:
         self._app = app
-        self._known: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+        self._known: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
     def read(self, client: Client, content: RecordDict) -> Any:
         """Return the download of a client, see :meth:`FglClientApp.read_download`."""
         names = self._app.down.records
-        arrays = content.array_records
-        if not all(name in arrays for name in names):
+        records = [find_record(content, name, ArrayRecord) for name in names]
+        if None in records:
             return self._app.read_download(client, content)
-        key = tuple(
-            (name, entry, id(array.data))
-            for name in names
-            for entry, array in arrays[name].items()
-        )
+        key = tuple(map(id, records))
         spec = self._app.download_spec(client)
         known = self._known.get(key)
         if known is None or known[0] != spec:
@@ -210,7 +212,7 @@ class Stacker:
         """Train one cohort, and pack the reply of each client."""
         clock = time.perf_counter()
         clients = [one.client for one in opened]
-        settings = opened[0].message.content.config_records[CONFIG]
+        settings = round_settings(opened[0].message.content)
         server_round = int(settings["server-round"])  # type: ignore[arg-type]
         cohort = Cohort(clients, self._data(clients), server_round, is_whole=is_whole)
         result = half.fit(cohort, [one.download for one in opened])
@@ -222,6 +224,9 @@ class Stacker:
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
         states = cohort.states(result.model)
         is_good = finite_clients(result.model.state_dict())
+        contents: Sequence[RecordDict | None] = [None] * len(opened)
+        if result.records is not None and not app.changes_uploads(cohort.config):
+            contents = result.records()
         answers: dict[int, Answer] = {}
         for number, one in enumerate(opened):
             try:
@@ -239,6 +244,7 @@ class Stacker:
                     Fit(None, result.uploads[number], result.losses[number]),
                     {} if scores is None else {"local": scores},
                     {"load": one.seconds, **seconds},
+                    contents[number],
                 )
             except Exception as error:
                 answers[one.place] = error
@@ -253,9 +259,9 @@ class Stacker:
         if load_stacked(app) is None or why_not_run(config, items[0][1].node_config):
             return {}
         opened, keys = [], []
-        shared: dict[tuple[Any, ...], Mapping[str, Tensor]] = {}
+        shared: dict[int, Mapping[str, Tensor]] = {}
         for place, (message, context) in enumerate(items):
-            settings = message.content.config_records[CONFIG]
+            settings = round_settings(message.content)
             modes = tuple(str(mode) for mode in settings["modes"])  # type: ignore[union-attr]
             if settings["refresh"]:
                 continue
@@ -269,8 +275,7 @@ class Stacker:
                     continue
                 received = None
                 if "global" in modes:
-                    arrays = message.content.array_records["global"]
-                    same = tuple((n, id(a.data)) for n, a in arrays.items())
+                    same = id(message.content["global"])
                     if same not in shared:
                         shapes = client.state_shapes()
                         shared[same] = read_tensors(message.content, "global", shapes)
@@ -293,7 +298,7 @@ class Stacker:
         clock = time.perf_counter()
         clients = [one.client for one in opened]
         cohort = Cohort(clients, self._data(clients), 0)
-        modes = opened[0].message.content.config_records[CONFIG]["modes"]
+        modes = round_settings(opened[0].message.content)["modes"]
         scores: list[dict[str, dict[str, Scores]]] = [{} for _ in opened]
         for mode in modes:  # type: ignore[union-attr]
             states = opened[0].download if mode == "global" else cohort.stored_models()
@@ -304,9 +309,8 @@ class Stacker:
         for one in opened:
             app.keep(one.client, one.store, one.context, is_state_new=False)
         return {
-            one.place: Message(
-                RecordDict({METRICS: pack_metrics(mine, seconds)}),
-                reply_to=one.message,
+            one.place: reply_with(
+                one.message, RecordDict({METRICS: pack_metrics(mine, seconds)})
             )
             for one, mine in zip(opened, scores, strict=True)
         }

@@ -9,10 +9,10 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.stacked.averaging import weights_of
 from flower_fgl.client_apps.stacked.cohort import Cohort
 from flower_fgl.client_apps.stacked.half import StackedFit, StackedHalf
 from flower_fgl.nn.embedding_recorder import RecordingBackbone
-from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["StackedMoon"]
 
@@ -32,8 +32,7 @@ class StackedMoon(StackedHalf):
         if self.key(cohort.clients[0]) and cohort.config.method_config.mu:
             term = self.contrast(cohort, model)
         losses = cohort.train(model, penalty=term)
-        uploads = [Weights(state) for state in cohort.states(model.backbone)]
-        return StackedFit(model.backbone, uploads, losses)
+        return weights_of(model.backbone, model.backbone.state_dict(), losses)
 
     def contrast(
         self, cohort: Cohort, model: RecordingBackbone

@@ -17,7 +17,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 """Moments of Adam and AdamW. SGD without momentum has none."""
 
 
-def step_counts(client: Client) -> tuple[tuple[str, float], ...]:
+def step_counts(
+    client: Client, known: dict[int, float] | None = None
+) -> tuple[tuple[str, float], ...]:
     """Return the number of optimizer steps of each parameter in a client's state.
 
     Clients of equal counts share one fused step: Adam corrects its moments by the count.
@@ -26,6 +28,8 @@ def step_counts(client: Client) -> tuple[tuple[str, float], ...]:
     ----------
     client : Client
         The client.
+    known : dict of int to float, optional
+        Counts by the ``id`` of their tensor, which clients may share; completed in place.
 
     Returns
     -------
@@ -35,10 +39,16 @@ def step_counts(client: Client) -> tuple[tuple[str, float], ...]:
     if client.config.optimizer_state != "keep":
         return ()
     start = "optimizer/step/"
+    known = {} if known is None else known
+
+    def number(count: Tensor) -> float:
+        if id(count) not in known:
+            known[id(count)] = float(count)
+        return known[id(count)]
+
     return tuple(
-        (name[len(start) :], float(value))
-        for name, value in sorted(client.state.tensors.items())
-        if name.startswith(start)
+        (name[len(start) :], number(client.state.tensors[name]))
+        for name in sorted(n for n in client.state.tensors if n.startswith(start))
     )
 
 
@@ -58,7 +68,8 @@ class StackedOptimizer:
         self._parameters = dict(model.named_parameters())
         self._is_kept = clients[0].config.optimizer_state == "keep"
         has_moments = clients[0].config.optimizer != "sgd"
-        counts = [step_counts(client) for client in clients]
+        known: dict[int, float] = {}
+        counts = [step_counts(client, known) for client in clients]
         bounds = [0]
         for _, run in groupby(counts):
             bounds.append(bounds[-1] + len(list(run)))
@@ -76,10 +87,10 @@ class StackedOptimizer:
             views.extend(part.values())
         self._optimizer = make_optimizer(views, clients[0].config)
         for part, (low, high) in zip(self._views, self._runs, strict=True):
-            known = dict(counts[low])
+            before = dict(counts[low])
             steps = {}
             for name, view in part.items() if has_moments else ():
-                steps[name] = torch.tensor(known.get(name, 0.0), device=view.device)
+                steps[name] = torch.tensor(before.get(name, 0.0), device=view.device)
                 self._optimizer.state[view] = {
                     "step": steps[name],
                     **{key: self._bases[key, name][low:high] for key in MOMENTS},

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flower_fgl.client_apps.stacked.averaging import weights_of
 from flower_fgl.client_apps.stacked.cohort import Cohort
 from flower_fgl.client_apps.stacked.half import StackedFit, StackedHalf
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.body_head import classifier_state, encoder_state
 from flower_fgl.protocols.base import Empty
-from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["StackedFedPer", "StackedFedRep", "StackedLocal"]
 
@@ -38,8 +38,7 @@ class StackedFedPer(StackedHalf):
         ]
         model = cohort.build_model(states)
         losses = self.train_parts(cohort, model)
-        uploads = [Weights(encoder_state(state)) for state in cohort.states(model)]
-        return StackedFit(model, uploads, losses)
+        return weights_of(model, encoder_state(model.state_dict()), losses)
 
     def train_parts(self, cohort: Cohort, model: Backbone) -> list[float]:
         """Train body and head jointly; return the losses."""

@@ -17,7 +17,14 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError, one_line
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
-from flower_fgl.protocols.base import CONFIG, METRICS, Payload, check_size
+from flower_fgl.protocols.base import (
+    CONFIG,
+    METRICS,
+    Payload,
+    check_size,
+    find_record,
+    message_like,
+)
 from flower_fgl.strategies.hooks import Recorder, Upload
 from flower_fgl.strategies.rounds.loop_state import LoopState
 from flower_fgl.strategies.rounds.round_log import Client, Failure
@@ -116,7 +123,7 @@ class Messenger:
         for pid, payload in payloads.items():
             if id(payload) not in packed:
                 packed[id(payload)] = payload.to_record()
-            contents[pid] = RecordDict(dict(packed[id(payload)]))
+            contents[pid] = packed[id(payload)].copy()
         return contents
 
     def address(
@@ -140,7 +147,7 @@ class Messenger:
             Round, for Flower's logs.
         """
         federation = self.loop.federation
-        messages = []
+        messages: list[Message] = []
         for pid, content in contents.items():
             content[CONFIG] = (
                 settings if isinstance(settings, ConfigRecord) else settings[pid]
@@ -148,10 +155,13 @@ class Messenger:
             agreement = federation.agreements.get(pid)
             if agreement is not None:
                 content.update(agreement.to_record())
+            node = federation.nodes[pid]
             messages.append(
-                Message(
+                message_like(messages[0], content, _dst_node_id=node)
+                if messages
+                else Message(
                     content,
-                    dst_node_id=federation.nodes[pid],
+                    dst_node_id=node,
                     message_type=message_type,
                     group_id=str(server_round),
                 )
@@ -460,7 +470,7 @@ def metrics_of(reply: Message) -> MetricRecord:
     PayloadError
         If there are none.
     """
-    metrics = reply.content.metric_records.get(METRICS)
+    metrics = find_record(reply.content, METRICS, MetricRecord)
     if metrics is None:
         raise PayloadError(f'the reply has no record "{METRICS}"')
     return metrics

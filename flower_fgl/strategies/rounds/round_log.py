@@ -19,6 +19,7 @@ from flower_fgl.protocols.base import (
     MAX_NAME,
     METRICS,
     ReplyMetrics,
+    find_record,
     read_loss,
     read_metrics,
     record_bytes,
@@ -110,6 +111,8 @@ class RoundLog:
         self._client_bytes: dict[int, dict[str, int]] = defaultdict(
             lambda: {"up": 0, "down": 0}
         )
+        self._read: dict[int, tuple[MetricRecord, ReplyMetrics]] = {}
+        self._pooled: dict[str, ModeScores] | None = None
         self._is_ok = True
         self._min_replies = 0
         self._num_sampled = 0
@@ -137,7 +140,7 @@ class RoundLog:
         """Store failures and seconds of a training exchange."""
         self._num_sampled = len(replies) + len(failures)
         self.failures += failures
-        busiest = _busiest_worker(replies)
+        busiest = self._busiest_worker(replies)
         for name, seconds in (
             ("send", seconds_send),
             ("clients", busiest),
@@ -177,9 +180,13 @@ class RoundLog:
         PayloadError
             If the metrics are malformed; then nothing is stored.
         """
-        loss, found = read_loss(metrics), read_metrics(metrics)
+        loss = read_loss(metrics)
+        # read before, for the seconds of the workers
+        known = self._read.pop(pid, None)
+        found = known[1] if known and known[0] is metrics else read_metrics(metrics)
         scores = self._check_scores(pid, found, client)
         self._scores.setdefault(pid, {}).update(scores)
+        self._pooled = None
         self._clients[pid] = {
             "loss": loss,
             "num_examples": client.num_examples,
@@ -198,6 +205,7 @@ class RoundLog:
         """
         scores = self._check_scores(pid, read_metrics(metrics), client)
         self._scores.setdefault(pid, {}).update(scores)
+        self._pooled = None
 
     def _check_scores(
         self, pid: int, found: ReplyMetrics, client: Client
@@ -263,6 +271,20 @@ class RoundLog:
         self._min_replies = min_replies
         self.seconds["total"] = time.perf_counter() - self._started
 
+    def _busiest_worker(self, replies: Mapping[int, Message]) -> float:
+        """Sum the clients' compute seconds per worker process; return the largest sum."""
+        sums: dict[int, float] = defaultdict(float)
+        for pid, reply in replies.items():
+            # a reply that cannot be read is dropped, and named, when it is read
+            with contextlib.suppress(Exception):
+                metrics = find_record(reply.content, METRICS, MetricRecord)
+                if metrics is None:
+                    continue
+                found = read_metrics(metrics)
+                sums[found.worker] += sum(found.seconds.values())
+                self._read[pid] = metrics, found
+        return max(sums.values(), default=0.0)
+
     # ------------------------------------------------------------------- results
     @property
     def num_replies(self) -> int:
@@ -278,15 +300,18 @@ class RoundLog:
 
     def pooled(self) -> dict[str, ModeScores]:
         """Pool the scores over clients, ``{mode: {column: {metric: value}}}``."""
+        if self._pooled is not None:
+            return self._pooled
         grouped: dict[str, dict[str, list[Scores]]] = {}
         for pid in sorted(self._scores):
             for mode, columns in self._scores[pid].items():
                 for column, scores in columns.items():
                     grouped.setdefault(mode, {}).setdefault(column, []).append(scores)
-        return {
+        self._pooled = {
             mode: {column: pool(scores) for column, scores in columns.items()}
             for mode, columns in grouped.items()
         }
+        return self._pooled
 
     def validation(self) -> tuple[int, float] | None:
         """Return number of nodes and accuracy of the pooled validation score.
@@ -358,14 +383,3 @@ class RoundLog:
             row["bytes"] = dict(self._client_bytes[pid])
             rows.append(row)
         return rows
-
-
-def _busiest_worker(replies: Mapping[int, Message]) -> float:
-    """Sum the clients' compute seconds per worker process; return the largest sum."""
-    sums: dict[int, float] = defaultdict(float)
-    for reply in replies.values():
-        # a reply that cannot be read is dropped, and named, when it is read
-        with contextlib.suppress(Exception):
-            found = read_metrics(reply.content.metric_records[METRICS])
-            sums[found.worker] += sum(found.seconds.values())
-    return max(sums.values(), default=0.0)

@@ -1,0 +1,146 @@
+"""Pack and read the arrays of many clients at once.
+
+The records are those that ``write_tensors`` writes, byte for byte. A record that is not
+read here goes to ``read_tensors``, which names what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor
+
+from flower_fgl.protocols.base import (
+    LARGEST,
+    NUMPY,
+    Shapes,
+    dtype_name,
+    npy_header,
+    plain_array,
+    plain_record,
+)
+
+__all__ = ["read_alike", "write_stacked"]
+
+FLOAT, FLOAT_NAME = np.dtype("<f4"), "float32"
+
+
+def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[ArrayRecord]:
+    """Pack stacked tensors into one ArrayRecord per client.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor of shape (K, ...)
+        Stacked tensors, on any device.
+    num_clients : int
+        K.
+
+    Returns
+    -------
+    list of ArrayRecord
+        What ``write_tensors`` returns for the tensors of each client.
+    """
+    parts = []
+    for name, tensor in tensors.items():
+        stack = tensor.detach().cpu().contiguous().numpy()
+        shape = stack.shape[1:]
+        header = npy_header(stack.dtype.str, shape)
+        rows = stack.reshape(num_clients, math.prod(shape)).view(np.uint8)
+        parts.append((name, dtype_name(stack.dtype), shape, header, rows))
+    return [
+        plain_record(
+            {
+                name: plain_array(dtype, shape, b"".join((header, rows[place].data)))
+                for name, dtype, shape, header, rows in parts
+            }
+        )
+        for place in range(num_clients)
+    ]
+
+
+def read_alike(
+    contents: Mapping[int, RecordDict], record: str, shapes: Shapes
+) -> dict[int, dict[str, Tensor]]:
+    """Read one ArrayRecord of every client, if it is exactly as expected.
+
+    Parameters
+    ----------
+    contents : mapping of int to RecordDict
+        Contents of messages by partition-id.
+    record : str
+        Name of the record.
+    shapes : mapping of str to tuple of int
+        Its entries with their shapes.
+
+    Returns
+    -------
+    dict of int to dict of str to Tensor, float32
+        Entries in the order of ``shapes``, by partition-id; rows of one array for all
+        clients. Clients are left out whose record is missing, differs in a name, type,
+        shape, header or length, or holds a number that is not finite or larger than
+        ``LARGEST``: :func:`~flower_fgl.protocols.base.read_tensors` refuses those.
+    """
+    if not shapes:
+        return {}
+    headers = {name: npy_header(FLOAT.str, tuple(s)) for name, s in shapes.items()}
+    expected = {
+        name: (tuple(shape), header, len(header) + FLOAT.itemsize * math.prod(shape))
+        for (name, shape), header in zip(shapes.items(), headers.values(), strict=True)
+    }
+    found: dict[int, ArrayRecord] = {}
+    for pid, content in contents.items():
+        # a record that raises an error here is refused when it is read alone
+        with contextlib.suppress(Exception):
+            arrays = content[record]
+            if isinstance(arrays, ArrayRecord) and _is_as_expected(arrays, expected):
+                found[pid] = arrays
+    good = np.ones(len(found), dtype=bool)
+    stacks = {}
+    for name, shape in shapes.items():
+        start = len(headers[name])
+        stack = np.empty((len(found), *shape), dtype=FLOAT)
+        rows = stack.reshape(len(found), math.prod(shape))
+        for row, arrays in zip(rows, found.values(), strict=True):
+            row[:] = np.frombuffer(arrays[name].data, FLOAT, offset=start)
+        if not _is_in_range(rows):
+            good &= [_is_in_range(row) for row in rows]
+        stacks[name] = torch.from_numpy(stack).unbind()
+    entries = zip(*stacks.values(), strict=True)
+    return {
+        pid: dict(zip(shapes, row, strict=True))
+        for pid, row, is_good in zip(found, entries, good, strict=True)
+        if is_good
+    }
+
+
+def _is_as_expected(
+    arrays: ArrayRecord, expected: Mapping[str, tuple[tuple[int, ...], bytes, int]]
+) -> bool:
+    """Return whether entries have the expected shapes, headers and lengths."""
+    if arrays.keys() != expected.keys():
+        return False
+    for name, array in arrays.items():
+        shape, header, length = expected[name]
+        if (
+            type(array.data) is not bytes
+            or len(array.data) != length
+            or not array.data.startswith(header)
+            or array.stype != NUMPY
+            or array.dtype != FLOAT_NAME
+            or tuple(array.shape) != shape
+        ):
+            return False
+    return True
+
+
+def _is_in_range(numbers: np.ndarray) -> bool:
+    """Return whether all numbers are finite and at most ``LARGEST`` in size."""
+    if not numbers.size:
+        return True
+    low, high = (float(end) for end in torch.from_numpy(numbers).aminmax())
+    return low >= -LARGEST and high <= LARGEST
