@@ -17,6 +17,7 @@ from flower_fgl.nn import (
     num_parameters,
     state_shapes,
 )
+from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.body_head import encoder_state
 
 SIZES: dict[str, Any] = {
@@ -234,3 +235,26 @@ def test_the_ten_architectures_of_opfgl_can_be_assigned() -> None:
         *[1] * 4,
         *[2] * 2,
     ]
+
+
+@names
+def test_a_copied_network_is_a_deep_copy(name: str) -> None:
+    model = build_model(name, **SIZES)
+    first = next(model.parameters())
+    first.requires_grad_(requires_grad=False)
+    made, right = copy_network(model), copy.deepcopy(model)
+    assert repr(made) == repr(right)
+    for one, other in zip(made.modules(), right.modules(), strict=True):
+        assert type(one) is type(other)
+        assert vars(one).keys() == vars(other).keys()
+    old = dict(model.named_parameters())
+    pairs = zip(made.named_parameters(), right.named_parameters(), strict=True)
+    for (key, one), (_, other) in pairs:
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+        assert one.requires_grad == other.requires_grad
+        assert one.data_ptr() != old[key].data_ptr()
+    graph = GraphInput(torch.rand(3, SIZES["in_channels"]), TRIANGLE)
+    assert torch.equal(made.eval()(graph), right.eval()(graph))
+    made.register_forward_hook(lambda *_: None)
+    assert not model._forward_hooks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar, cast
@@ -31,6 +30,7 @@ from flower_fgl.nn import (
     build_model,
     state_shapes,
 )
+from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.sparse import lay_out_for_sparse
 
 __all__ = ["Client"]
@@ -106,7 +106,7 @@ class Client:
         config, name = self.config, self.model_name
         sizes = (config.hidden_channels, config.num_layers, config.dropout, num_outputs)
         if not initialise and (name, *sizes) in self.data.templates:
-            return cast(Backbone, deepcopy(self.data.templates[name, *sizes]))
+            return copy_network(cast(Backbone, self.data.templates[name, *sizes]))
         drawn_for = self.partition_id if own_weights else SERVER
         with seeded(derive_seed(config.seed, 0, drawn_for, "init")):
             model = build_model(
@@ -121,7 +121,7 @@ class Client:
             )
         model = self.settle(model)
         if not initialise:
-            self.data.templates[name, *sizes] = deepcopy(model)
+            self.data.templates[name, *sizes] = copy_network(model)
         return model
 
     def settle(self, model: Module) -> Module:
