@@ -49,8 +49,6 @@ __all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"
 PULL_SECONDS = 0.01
 """Seconds for which a pull waits for the next worker."""
 
-LARGE = 100_000
-"""Bytes of shared records from which Ray stores them once for all workers."""
 
 Packed = bytes | tuple[int, tuple[Any, ...]]
 """A record: protobuf, or the position of its layout and its numbers or bytes."""
