@@ -288,8 +288,12 @@ def message_like(message: Message, content: RecordDict, **metadata: object) -> M
 
 
 def reply_with(message: Message, content: RecordDict) -> Message:
-    """Build ``Message(content, reply_to=message)`` in less time."""
+    """Build ``Message(content, reply_to=message)``, in less time within one process."""
     known = vars(message.metadata)
+    if (
+        message.metadata.delivered_at
+    ):  # Flower delivered it: nothing may be left of that
+        return Message(content, reply_to=message)
     return message_like(
         message,
         content,

@@ -227,6 +227,8 @@ def _run_local(
     )
     run_id = secrets.randbits(62) + 1
     threads = torch.get_num_threads()
+    # clients set it too, but with workers none is in this process
+    torch.set_num_threads(config.threads)
     try:
         with (
             task_identity(run_id),

@@ -42,8 +42,8 @@ CARD = ModelCard(
 )  # fmt: skip
 
 
-SCORED_LATER = {"adpfedgnn"}
-"""Methods that evaluate with the next global model, so that the last one is saved."""
+SCORED_LATER = {"adpfedgnn", "fedpano"}
+"""Methods that evaluate with the next download, so that the last model is saved."""
 ON_MENDED_GRAPHS = {"fedsage+"}
 """Methods that evaluate on other graphs than those in the owners' files."""
 

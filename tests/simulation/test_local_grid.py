@@ -54,6 +54,16 @@ def test_messages_are_those_of_flowers_constructor() -> None:
         )
 
 
+def test_a_reply_says_nothing_of_the_delivery_of_its_message() -> None:
+    content = RecordDict({"c": ConfigRecord({"n": 1})})
+    with task_identity(9):
+        sent = Message(content, 5, "train")
+        sent.metadata.delivered_at = "2026-01-01T00:00:00"  # as by a SuperLink
+        reply, right = reply_with(sent, content), Message(content, reply_to=sent)
+    assert reply.metadata.delivered_at == ""
+    assert about(reply) == about(right)
+
+
 def test_records_are_those_of_flowers_constructors() -> None:
     array = Array("float32", (2,), "numpy.ndarray", b"1234")
     made = plain_array("float32", (2,), b"1234")

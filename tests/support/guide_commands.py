@@ -194,5 +194,7 @@ def _check_script(words: list[str], block: Block) -> None:
     text = path.read_text("utf-8")
     for word in words[1:]:
         option = word.partition("=")[0]
+        if "BooleanOptionalAction" in text:
+            option = option.replace("--no-", "--")
         is_known = not option.startswith("--") or f'"{option}"' in text
         assert is_known, f"{block.place}: {words[0]} has no {option}"

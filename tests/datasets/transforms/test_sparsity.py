@@ -157,12 +157,10 @@ def test_the_log_counts_the_remaining_labels_and_edges_of_a_client(
     assert "Client 7 keeps 6 of 10 training labels and 10 of 20 edges" in caplog.text
 
 
-def test_hash_and_folder_are_unchanged_without_sparsity(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("FLOWER_FGL_DATA", raising=False)
-    folder = "synthetic-uniform-3-8b4f7533b37fa70f"  # without a key for sparsity
-    assert store._folder_name(config(partition="uniform"), 3) == folder
+def test_hash_and_folder_are_unchanged_without_sparsity() -> None:
+    none = config(partition="uniform", **dict.fromkeys(ALL_THREE, 0.0))
+    plain = config(partition="uniform")
+    assert store._folder_name(none, 3) == store._folder_name(plain, 3)
     clients, sha256, _ = build_clients(config(partition="uniform"), 3)
     parts = b"".join(c.node_ids.numpy().astype("<i8").tobytes() for c in clients)
     header = np.array([3, 30, 30, 30], "<i8").tobytes()
