@@ -5,21 +5,43 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+#: Forks a process for each command: importing the command line takes most of the time.
 PROGRAM = """
-import atexit, json, sys
+import json, os, sys
 
-def report():
-    heavy = ("torch", "torch_geometric", "ray", "matplotlib")
-    print(json.dumps([name for name in heavy if name in sys.modules]))
-
-atexit.register(report)
-sys.argv = ["flower-fgl", *json.loads(sys.argv[1])]
 from flower_fgl.cli.main import main
-main()
+
+HEAVY = ("torch", "torch_geometric", "ray", "matplotlib")
+
+
+def run(number, arguments):
+    out = os.open(f"{number}.out", os.O_CREAT | os.O_WRONLY)
+    err = os.open(f"{number}.err", os.O_CREAT | os.O_WRONLY)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    sys.argv = ["flower-fgl", *arguments.split()]
+    code = 0
+    try:
+        main()
+    except SystemExit as error:
+        code = error.code or 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    loaded = [name for name in HEAVY if name in sys.modules]
+    with open(f"{number}.json", "w") as file:
+        json.dump([code, loaded], file)
+    os._exit(0)
+
+
+assert not set(HEAVY) & set(sys.modules)
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        run(number, arguments)
+    os.waitpid(child, 0)
 """
 COMMANDS = (
     "run",
@@ -36,6 +58,7 @@ COMMANDS = (
     "reach",
 )
 LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
+HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
 USAGE_ERRORS = (
     "nosuch",
     "run --nosuch",
@@ -76,41 +99,58 @@ USER_ERRORS = {
 }
 
 
-def start(arguments: str, folder: Path) -> tuple[int, list[str], str]:
-    """Return the exit status, the heavy modules that were loaded, and the errors."""
+Results = dict[str, tuple[int, list[str], str]]
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Exit status, heavy modules that were loaded, and errors of each command."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "garbled.toml").write_text("[config")
+    (folder / "unknown-setting.toml").write_text("[config]\nnosuch = 1\n")
+    (folder / "unknown-value.toml").write_text(
+        '[[case]]\nname = "a"\nmodel = "nosuch"\n[grid]\nseed = [0, 1]\n'
+    )
+    commands = [*HELP, *USAGE_ERRORS, *USER_ERRORS]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(arguments.split())],
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
     )
-    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
+    assert done.returncode == 0, done.stderr
+    return {
+        command: (
+            *json.loads((folder / f"{number}.json").read_text()),
+            (folder / f"{number}.err").read_text(),
+        )
+        for number, command in enumerate(commands)
+    }
 
 
-@pytest.mark.parametrize("arguments", [*LISTS, *(f"{c} --help" for c in COMMANDS)])
-def test_help_and_lists_load_no_tensor_library(arguments: str, tmp_path: Path) -> None:
-    code, loaded, errors = start(arguments, tmp_path)
+@pytest.mark.parametrize("arguments", HELP)
+def test_help_and_lists_load_no_tensor_library(
+    arguments: str, results: Results
+) -> None:
+    code, loaded, errors = results[arguments]
     assert (code, errors) == (0, "")
     assert not {"torch", "torch_geometric"} & {*loaded}
 
 
 @pytest.mark.parametrize("arguments", USAGE_ERRORS)
-def test_usage_errors_load_no_tensor_library(arguments: str, tmp_path: Path) -> None:
-    code, loaded, errors = start(arguments, tmp_path)
+def test_usage_errors_load_no_tensor_library(arguments: str, results: Results) -> None:
+    code, loaded, errors = results[arguments]
     assert code == 2
     assert "Usage: flower-fgl" in errors
     assert not {"torch", "torch_geometric"} & {*loaded}
 
 
 @pytest.mark.parametrize("arguments", USER_ERRORS)
-def test_argument_errors_load_no_tensor_library(arguments: str, tmp_path: Path) -> None:
-    (tmp_path / "garbled.toml").write_text("[config")
-    (tmp_path / "unknown-setting.toml").write_text("[config]\nnosuch = 1\n")
-    (tmp_path / "unknown-value.toml").write_text(
-        '[[case]]\nname = "a"\nmodel = "nosuch"\n[grid]\nseed = [0, 1]\n'
-    )
-    code, loaded, errors = start(arguments, tmp_path)
+def test_argument_errors_load_no_tensor_library(
+    arguments: str, results: Results
+) -> None:
+    code, loaded, errors = results[arguments]
     assert code == 1
     assert errors.startswith("Error: ")
     assert USER_ERRORS[arguments] in errors

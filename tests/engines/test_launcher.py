@@ -277,12 +277,10 @@ def test_a_killed_launcher_leaves_no_process_behind(waiting_app, home, signals):
     assert eventually(lambda: not processes_of(home), 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "culprit"),
-    [
-        pytest.param("flower-superlink", "SuperLink", marks=pytest.mark.slow),
-        ("flwr-simulation", "run's process"),
-    ],
+    [("flower-superlink", "SuperLink"), ("flwr-simulation", "run's process")],
 )
 def test_a_program_killed_in_mid_run_is_a_failed_run(
     waiting_app, home, program, culprit

@@ -86,15 +86,17 @@ def test_workers_start_only_if_they_save_more_than_their_start() -> None:
     assert not saves_time(10.0, 100, workers=1)
 
 
-#: Ray leaves its processes' handles open, so it runs in a process of its own.
-MOVES = """
-import json, logging, sys
+#: Ray leaves its processes' handles open, so it runs in a process of its own. The first
+#: run starts Ray and ends it, the others share one.
+PROGRAM = """
+import json, logging, sys, tempfile
+import ray
 from flower_fgl.simulation import growing_grid, local
+from flower_fgl.simulation.superlink import short_folder
 
 logging.basicConfig(level="INFO")
-growing_grid.START_SECONDS = -60.0
-local.num_cpus = lambda: 2
-values = json.loads(sys.argv[1])
+moves, first, *others = json.loads(sys.argv[1])
+local.run_local(first, workers=2)
 
 
 def stop(row):
@@ -102,23 +104,17 @@ def stop(row):
         raise KeyboardInterrupt
 
 
-try:
-    local.run_local(values, on_round=stop)
-except KeyboardInterrupt:
-    local.run_local({**values, "resume": True}, workers=2)
-"""
-#: Runs that share one Ray.
-SHARES = """
-import json, sys, tempfile
-import ray
-from flower_fgl.simulation.local import run_local
-from flower_fgl.simulation.superlink import short_folder
-
 with tempfile.TemporaryDirectory(dir=short_folder()) as scratch:
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False,
              _temp_dir=scratch)
-    for values in json.loads(sys.argv[1]):
-        run_local(values, workers=2)
+    for values in others:
+        local.run_local(values, workers=2)
+    growing_grid.START_SECONDS = -60.0
+    local.num_cpus = lambda: 2
+    try:
+        local.run_local(moves, on_round=stop)
+    except KeyboardInterrupt:
+        local.run_local({**moves, "resume": True}, workers=2)
     ray.shutdown()
 """
 
@@ -129,13 +125,13 @@ def config_of(alone: Run, folder: Path) -> dict[str, Any]:
     return {**values, "run-dir": str(folder)}
 
 
-def run_apart(program: str, values: Any) -> str:
-    """Run a program in another process on a run config; return the log."""
+def run_apart(values: list[dict[str, Any]]) -> str:
+    """Run the program on run configs; return the log."""
     done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(values)],
+        [sys.executable, "-c", PROGRAM, json.dumps(values)],
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=280,
         env=environment(),
     )
     assert done.returncode == 0, done.stderr
@@ -143,34 +139,26 @@ def run_apart(program: str, values: Any) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_that_moves_to_workers_and_resumes_there_keeps_its_numbers(
-    tmp_path: Path,
-) -> None:
-    settings = {**SMALL, "rounds": 5, "checkpoint_every": 1}
-    alone = simulate("fedper", clients=3, output_dir=str(tmp_path), **settings)
-    log = run_apart(MOVES, config_of(alone, tmp_path / "moves"))
-    moved = Run.load(tmp_path / "moves")
-    assert "the other 3 rounds run in 2 worker processes" in log
-    assert moved.status == "completed"
-    assert numbers(moved) == numbers(alone)
-
-
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "methods",
     [
         ("fedavg", "fedpg", "opfgl"),
-        pytest.param(("fedlog", "fedsage+"), marks=pytest.mark.slow),
+        pytest.param(("fedsage+", "fedlog"), marks=pytest.mark.slow),
     ],
 )
 def test_workers_give_the_numbers_of_one_process(
     methods: tuple[str, ...], tmp_path: Path
 ) -> None:
-    alone = {}
+    folder = str(tmp_path / "alone")
+    settings = {**SMALL, "rounds": 5, "checkpoint_every": 1}
+    alone = {"fedper": simulate("fedper", clients=3, output_dir=folder, **settings)}
     for method in methods:
         settings = shortened(method, SMALL)
-        folder = str(tmp_path / "alone")
         alone[method] = simulate(method, clients=4, output_dir=folder, **settings)
-    run_apart(SHARES, [config_of(run, tmp_path / m) for m, run in alone.items()])
+    log = run_apart([config_of(run, tmp_path / m) for m, run in alone.items()])
+    # fedper's run moves to workers after two rounds, stops and resumes there
+    assert "the other 3 rounds run in 2 worker processes" in log
     for method, run in alone.items():
-        assert numbers(Run.load(tmp_path / method)) == numbers(run)
+        again = Run.load(tmp_path / method)
+        assert again.status == "completed"
+        assert numbers(again) == numbers(run), method
