@@ -7,9 +7,9 @@ Each run is a ``flower-fgl run`` in processes of its own. At one to three random
 ``kill -9`` hits the command, or with Ray one of the command, the SuperLink and the
 ServerApp. ``flower-fgl run --resume`` continues the run each time; a run that was killed
 before its first checkpoint starts anew. In the end all rows of all rounds and clients, the
-summary and the model file must equal those of a run without a kill, to the bit; seconds and
-the time of the start are not compared. Each result is a JSON line of ``--output`` as soon
-as it is known.
+summary and the model file must equal those of a run without a kill, to the bit; seconds,
+the time of the start and the environment are not compared. Each result is a JSON line of
+``--output`` as soon as it is known.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import psutil
 from flower_fgl import Run
 
 METHODS = ("fedavg", "fedpg", "clustered-sampling", "fedproto")
+OF_THE_PLACE = ("seconds", "started", "environment")
 SETTINGS = (
     "checkpoint-every=2", "synthetic.nodes=200", "synthetic.blocks=6",
     "hidden-channels=8", "participation=0.6",
@@ -127,9 +128,7 @@ def contents(run: Run) -> dict[str, Any]:
         "clients": [
             {k: v for k, v in r.items() if k != "seconds"} for r in run.clients
         ],
-        "summary": {
-            k: v for k, v in run.summary.items() if k not in ("seconds", "started")
-        },
+        "summary": {k: v for k, v in run.summary.items() if k not in OF_THE_PLACE},
         "model": model.read_bytes() if model.exists() else b"",
     }
 

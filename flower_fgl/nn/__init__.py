@@ -8,6 +8,7 @@ from flower_fgl.nn.models import (
     MODELS,
     assign_models,
     build_model,
+    model_of,
     num_parameters,
     state_shapes,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "assign_models",
     "build_model",
     "graph_filter",
+    "model_of",
     "num_parameters",
     "state_shapes",
 ]

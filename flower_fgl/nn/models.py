@@ -15,7 +15,14 @@ from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 
-__all__ = ["MODELS", "assign_models", "build_model", "num_parameters", "state_shapes"]
+__all__ = [
+    "MODELS",
+    "assign_models",
+    "build_model",
+    "model_of",
+    "num_parameters",
+    "state_shapes",
+]
 
 MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
     {
@@ -133,6 +140,18 @@ def assign_models(names: str, num_clients: int) -> list[str]:
     """
     models = split_models(names)
     return [models[client % len(models)] for client in range(num_clients)]
+
+
+def model_of(names: str, partition_id: int) -> str:
+    """Return one client's backbone, see :func:`assign_models`."""
+    models = _split_known(names)
+    return models[partition_id % len(models)]
+
+
+@functools.lru_cache(maxsize=64)
+def _split_known(names: str) -> tuple[str, ...]:
+    """Split the names of backbones once, since every message asks for one of them."""
+    return tuple(split_models(names))
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TypeVar, cast
 
 import torch
@@ -26,8 +25,8 @@ from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.nn import (
     Backbone,
-    assign_models,
     build_model,
+    model_of,
     state_shapes,
 )
 from flower_fgl.nn.backbone import copy_network
@@ -68,7 +67,7 @@ class Client:
     @property
     def model_name(self) -> str:
         """Backbone of this client: the names in ``model`` are assigned in turn."""
-        return _model_name(self.config.model, self.num_partitions, self.partition_id)
+        return model_of(self.config.model, self.partition_id)
 
     @property
     def weight(self) -> float:
@@ -324,9 +323,3 @@ class Client:
                     own, y, masks["test"], num_classes, absent_classes=absent
                 )
         return scores
-
-
-@lru_cache(maxsize=4096)
-def _model_name(models: str, num_partitions: int, partition_id: int) -> str:
-    """Return the backbone assigned to a client."""
-    return assign_models(models, num_partitions)[partition_id]
