@@ -380,14 +380,21 @@ def _resolved(folder: Path | None) -> str:
 
 def _read_index(folder: Path, num_clients: int) -> StoreIndex | None:
     """Read the index; return ``None`` if it is missing, damaged or of other clients."""
+    path = folder / INDEX
     try:
-        digest, _, text = (folder / INDEX).read_text("utf-8").partition("\n")
-        if hashlib.sha256(text.encode()).hexdigest() != digest:
-            return None
-        index = StoreIndex(**json.loads(text))
+        index = _parse_index(path, _stamp(path))
     except (OSError, ValueError, TypeError):
         return None
     return index if index.num_clients == num_clients else None
+
+
+@lru_cache(maxsize=8)
+def _parse_index(path: Path, stamp: Stamp) -> StoreIndex:
+    """Parse an index; once, though every client of a process opens it."""
+    digest, _, text = path.read_text("utf-8").partition("\n")
+    if hashlib.sha256(text.encode()).hexdigest() != digest:
+        raise ValueError("damaged")
+    return StoreIndex(**json.loads(text))
 
 
 def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreIndex:

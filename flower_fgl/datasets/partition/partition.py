@@ -8,6 +8,7 @@ selects K of the networks.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -281,5 +282,11 @@ def partition_key(
         words.append(f"alpha={float(alpha)!r}")
     if "pymetis" in row.libraries:
         words.append(f"recursive-up-to={RECURSIVE_UP_TO}")
-    words += [f"{library}={version(library)}" for library in row.libraries]
+    words += [f"{library}={_version(library)}" for library in row.libraries]
     return " ".join(words)
+
+
+@functools.cache
+def _version(library: str) -> str:
+    """Return the version of an installed library; reading it takes milliseconds."""
+    return version(library)
