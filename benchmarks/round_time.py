@@ -44,7 +44,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--rows", nargs="+", default=["floor", "local", "ray"])
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=["floor", "local", "workers", "ray"],
+        default=["floor", "local", "workers", "ray"],
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -120,8 +125,9 @@ def engine(options: argparse.Namespace, name: str) -> list[dict[str, float]]:
 
     with tempfile.TemporaryDirectory() as folder:
         values = {**settings(options), "output-dir": folder}
-        workers = options.workers if name == "ray" else None
-        run = run_one(values, engine=name, workers=workers)
+        workers = 1 if name == "local" else options.workers
+        engine = "local" if name == "workers" else name
+        run = run_one(values, engine=engine, workers=workers)
         return [row["seconds"] for row in run.rounds]
 
 
