@@ -8,7 +8,6 @@ from flower_fgl.nn.models import (
     MODELS,
     assign_models,
     build_model,
-    model_of,
     num_parameters,
     state_shapes,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "assign_models",
     "build_model",
     "graph_filter",
-    "model_of",
     "num_parameters",
     "state_shapes",
 ]

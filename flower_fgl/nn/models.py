@@ -19,7 +19,6 @@ __all__ = [
     "MODELS",
     "assign_models",
     "build_model",
-    "model_of",
     "num_parameters",
     "state_shapes",
 ]
@@ -140,18 +139,6 @@ def assign_models(names: str, num_clients: int) -> list[str]:
     """
     models = split_models(names)
     return [models[client % len(models)] for client in range(num_clients)]
-
-
-def model_of(names: str, partition_id: int) -> str:
-    """Return one client's backbone, see :func:`assign_models`."""
-    models = _split_known(names)
-    return models[partition_id % len(models)]
-
-
-@functools.lru_cache(maxsize=64)
-def _split_known(names: str) -> tuple[str, ...]:
-    """Split the names of backbones once, since every message asks for one of them."""
-    return tuple(split_models(names))
 
 
 def num_parameters(model: nn.Module) -> int:

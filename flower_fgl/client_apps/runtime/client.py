@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar, cast
 
 import torch
@@ -22,11 +23,11 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score
+from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.nn import (
     Backbone,
     build_model,
-    model_of,
     state_shapes,
 )
 from flower_fgl.nn.backbone import copy_network
@@ -67,7 +68,8 @@ class Client:
     @property
     def model_name(self) -> str:
         """Backbone of this client: the names in ``model`` are assigned in turn."""
-        return model_of(self.config.model, self.partition_id)
+        models = _models_in_turn(self.config.model)
+        return models[self.partition_id % len(models)]
 
     @property
     def weight(self) -> float:
@@ -323,3 +325,9 @@ class Client:
                     own, y, masks["test"], num_classes, absent_classes=absent
                 )
         return scores
+
+
+@lru_cache(maxsize=64)
+def _models_in_turn(names: str) -> tuple[str, ...]:
+    """Split the names of backbones once: every message asks for one of them."""
+    return tuple(split_models(names))
