@@ -108,15 +108,17 @@ def test_every_upload_is_noised_and_the_summary_reports_epsilon(
 ) -> None:
     small = shortened(method, small)
     privacy = {"upload_clip": 0.5, "upload_noise": 2.0, "upload_delta": 1e-4}
-    first, second = (simulate(method, **small, **privacy) for _ in range(2))
+    first = simulate(method, **small, **privacy)
     reported = first.summary["upload_privacy"]
     # before round 1, FedLoG uploads prompt generators, FedSage+ generators and gradients
     uploads = small["rounds"] + {"fedlog": 1, "fedsage+": 2}.get(method, 0)
     assert reported["uploads"] == uploads
     assert reported["epsilon"] == epsilon(2.0, uploads, 1e-4)
     assert (reported["clip"], reported["noise"], reported["delta"]) == (0.5, 2.0, 1e-4)
-    # the noise does not depend on the seed of the run
-    assert comparable(first) != comparable(second)
+    # The noise does not depend on the seed of the run. The scores of a few nodes may be
+    # equal by chance.
+    again = (simulate(method, **small, **privacy) for _ in range(4))
+    assert any(comparable(run) != comparable(first) for run in again)
     assert sum(first.summary["failures"].values()) == 0
 
 
