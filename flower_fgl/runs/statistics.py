@@ -91,6 +91,7 @@ def paired_test(
     if spread <= 1e-12 * max(map(abs, differences), default=0.0):
         return PairedTest(n, mean, why_not="all differences are equal")
     # slow to import, and selecting runs does not need them
+    import numpy as np
     from scipy import stats
     from statsmodels.stats.power import TTestPower
     from statsmodels.stats.weightstats import ttost_paired
@@ -98,7 +99,7 @@ def paired_test(
     result = stats.ttest_rel(one, other)
     interval = result.confidence_interval(1 - LEVEL)
     effect = TTestPower().solve_power(nobs=n, alpha=LEVEL, power=POWER)
-    p_equivalent, *_ = ttost_paired(_array(one), _array(other), -margin, margin)
+    p_equivalent, *_ = ttost_paired(np.array(one), np.array(other), -margin, margin)
     return PairedTest(
         n,
         mean,
@@ -108,12 +109,6 @@ def paired_test(
         float(effect) * spread,
         float(p_equivalent),
     )
-
-
-def _array(values: Sequence[float]) -> object:
-    import numpy as np
-
-    return np.asarray(values, dtype=np.float64)
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:

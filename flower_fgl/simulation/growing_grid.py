@@ -9,15 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from flwr.app import Message, MessageType, RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run as FlowerRun
+from flwr.app import Message, MessageType
 
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
-from flower_fgl.simulation.local_grid import LocalGrid
+from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid
 from flower_fgl.simulation.memory import require_memory
 from flower_fgl.simulation.workers import WorkerGrid, WorkerStates, start_workers
 
@@ -50,7 +48,7 @@ def saves_time(round_seconds: float, rounds_left: int, workers: int) -> bool:
     return alone - alone / workers > START_SECONDS + WORTH_SECONDS
 
 
-class GrowingGrid(Grid):
+class GrowingGrid(OneRunGrid):
     """Grid that starts in this process and may move to worker processes in round 3.
 
     It is also the keeper of the client states. The numbers are the same in both places.
@@ -77,6 +75,7 @@ class GrowingGrid(Grid):
         values: dict[str, Scalar],
         workers: int,
     ) -> None:
+        super().__init__(grid.run.run_id)
         self._grid: LocalGrid | WorkerGrid = grid
         self._keeper: MemoryStates | WorkerStates = memory
         self._config = config
@@ -92,25 +91,6 @@ class GrowingGrid(Grid):
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
-
-    def set_run(self, run: FlowerRun) -> None:
-        """Do nothing: the grid serves a single run."""
-
-    @property
-    def run(self) -> FlowerRun:
-        """The run, with only its ID set."""
-        return self._grid.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the node IDs in arbitrary order."""

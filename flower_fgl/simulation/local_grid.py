@@ -33,7 +33,7 @@ from flower_fgl.protocols.base import (
     reply_with,
 )
 
-__all__ = ["LocalGrid", "carry", "frozen_objects", "task_identity"]
+__all__ = ["LocalGrid", "OneRunGrid", "carry", "frozen_objects", "task_identity"]
 
 _Record = ArrayRecord | ConfigRecord | MetricRecord
 MANY, PATIENT = 200, 10_000
@@ -43,7 +43,39 @@ LARGEST_INT = 1 << 63
 """Integers of at least this size have other forms in protobuf."""
 
 
-class LocalGrid(Grid):
+class OneRunGrid(Grid):
+    """Grid that serves a single run.
+
+    Parameters
+    ----------
+    run_id : int
+        Run ID.
+    """
+
+    def __init__(self, run_id: int) -> None:
+        self._run_id = run_id
+
+    def set_run(self, run: FlowerRun) -> None:
+        """Do nothing: the grid serves a single run."""
+
+    @property
+    def run(self) -> FlowerRun:
+        """The run, with only its ID set."""
+        return FlowerRun.create_empty(run_id=self._run_id)
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+class LocalGrid(OneRunGrid):
     """Grid that runs its nodes in this process, one after the other.
 
     Messages and replies pass through Flower's wire format, so content that a deployment
@@ -70,8 +102,8 @@ class LocalGrid(Grid):
         run_config: Mapping[str, Scalar] | None = None,
         run_id: int = 1,
     ) -> None:
+        super().__init__(run_id)
         self._app = client_app
-        self._run_id = run_id
         self._pending: dict[str, tuple[Message, RecordDict]] = {}
         self._is_settled = False
         self.contexts: dict[int, Context] = {}
@@ -95,25 +127,6 @@ class LocalGrid(Grid):
             node_id: int(context.node_config["partition-id"])
             for node_id, context in self.contexts.items()
         }
-
-    def set_run(self, run: FlowerRun) -> None:
-        """Do nothing: the grid serves a single run."""
-
-    @property
-    def run(self) -> FlowerRun:
-        """The run, with only its ID set."""
-        return FlowerRun.create_empty(run_id=self._run_id)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the node IDs in arbitrary order."""

@@ -21,8 +21,6 @@ from typing import Any
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.run import Run as FlowerRun
 
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
@@ -41,7 +39,7 @@ from flower_fgl.protocols.base import (
     plain_record,
     reply_with,
 )
-from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+from flower_fgl.simulation.local_grid import LocalGrid, OneRunGrid, task_identity
 from flower_fgl.simulation.superlink import short_folder
 
 __all__ = ["ClientHost", "Parcel", "WorkerGrid", "WorkerStates", "start_workers"]
@@ -194,7 +192,7 @@ class ClientHost:
         self._states.restore(self._run_id, states)
 
 
-class WorkerGrid(Grid):
+class WorkerGrid(OneRunGrid):
     """Grid whose clients are spread over worker processes.
 
     Parameters
@@ -210,30 +208,11 @@ class WorkerGrid(Grid):
     def __init__(
         self, hosts: Sequence[Any], partitions: Mapping[int, int], run_id: int
     ) -> None:
+        super().__init__(run_id)
         self.hosts = hosts
-        self._run_id = run_id
         self._partitions = partitions
         self._calls: dict[Any, list[tuple[str, Message]]] = {}
         self._ready: dict[str, Message] = {}
-
-    def set_run(self, run: FlowerRun) -> None:
-        """Do nothing: the grid serves a single run."""
-
-    @property
-    def run(self) -> FlowerRun:
-        """The run, with only its ID set."""
-        return FlowerRun.create_empty(run_id=self._run_id)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Create a message."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
         """Return the node IDs in arbitrary order."""

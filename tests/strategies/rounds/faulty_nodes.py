@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -53,6 +54,18 @@ def faulty(plan: Plan) -> type[Nodes]:
             return [n for p, k, n in self.asked if (p, k) == (pid, kind)]
 
     return FaultyNodes
+
+
+def places_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return node configs of three clients that keep their states in a folder."""
+    return [
+        {
+            "partition-id": i,
+            "num-partitions": 3,
+            "state-dir": str(folder / f"{name}-{i}"),
+        }
+        for i in range(3)
+    ]
 
 
 def _message(key: str, sent: Message) -> Message:

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_fgl import Run
 from flower_fgl.core.errors import RunError
-from tests.strategies.rounds.faulty_nodes import Plan, faulty
+from tests.strategies.rounds.faulty_nodes import Plan, faulty, places_of
 from tests.strategies.rounds.test_rejoining import Nodes, run_with
 from tests.support.short_runs import comparable
 
@@ -212,25 +212,16 @@ def test_a_run_that_left_a_node_out_resumes_without_it(tmp_path: Path) -> None:
         "engine": "deployment",
     }
 
-    def places(name: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "partition-id": i,
-                "num-partitions": 3,
-                "state-dir": str(tmp_path / f"{name}-{i}"),
-            }
-            for i in range(3)
-        ]
-
     def stop(grid: Nodes, number: int) -> None:
         if number == 3:
             raise KeyboardInterrupt
 
     bad = faulty(describing(1, "garbage"))
+    places = {name: places_of(tmp_path, name) for name in "ab"}
     whole = run_with(
-        tmp_path / "whole", nothing, places("a"), grid_type=bad, **settings
+        tmp_path / "whole", nothing, places["a"], grid_type=bad, **settings
     )
     with pytest.raises(KeyboardInterrupt):
-        run_with(tmp_path / "run", stop, places("b"), grid_type=bad, **settings)
-    done = run_with(tmp_path / "run", nothing, places("b"), resume=True, **settings)
+        run_with(tmp_path / "run", stop, places["b"], grid_type=bad, **settings)
+    done = run_with(tmp_path / "run", nothing, places["b"], resume=True, **settings)
     assert comparable(done) == comparable(whole)

@@ -14,7 +14,7 @@ from flower_fgl.strategies.rounds.silence import (
     note_replies,
     without_paused,
 )
-from tests.strategies.rounds.faulty_nodes import faulty
+from tests.strategies.rounds.faulty_nodes import faulty, places_of
 from tests.strategies.rounds.test_rejoining import Nodes, run_with
 from tests.support.short_runs import comparable
 
@@ -149,28 +149,34 @@ def test_pauses_survive_a_resumed_run(tmp_path: Path) -> None:
         "engine": "deployment",
     }
 
-    def places(name: str) -> list[dict[str, Any]]:
-        return [
-            {
-                "partition-id": i,
-                "num-partitions": 3,
-                "state-dir": str(tmp_path / f"{name}-{i}"),
-            }
-            for i in range(3)
-        ]
-
     def stop(nodes: Nodes, number: int) -> None:
         if number == 8:  # its checkpoint is of round 7, within a pause
             raise KeyboardInterrupt
 
+    places = {name: places_of(tmp_path, name) for name in "ab"}
     whole = run_with(
-        tmp_path / "whole", nothing, places("a"), grid_type=mute(1), **settings
+        tmp_path / "whole",
+        nothing,
+        places["a"],
+        grid_type=mute(1),
+        **settings,
     )
     with pytest.raises(KeyboardInterrupt):
-        run_with(tmp_path / "run", stop, places("b"), grid_type=mute(1), **settings)
+        run_with(
+            tmp_path / "run",
+            stop,
+            places["b"],
+            grid_type=mute(1),
+            **settings,
+        )
     grid: Any = mute(1)
     done = run_with(
-        tmp_path / "run", nothing, places("b"), grid_type=grid, resume=True, **settings
+        tmp_path / "run",
+        nothing,
+        places["b"],
+        grid_type=grid,
+        resume=True,
+        **settings,
     )
     assert comparable(done) == comparable(whole)
     assert [n for p, k, n in grid.asked if (p, k) == (1, "train")] == [11]
