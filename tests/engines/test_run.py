@@ -80,14 +80,14 @@ def run_folder(output: str) -> Path:
     return Path(lines[-1].removeprefix("Run folder: "))
 
 
+@pytest.mark.engines
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        # tests/simulation/test_workers.py compares more methods on Ray's actors
+        ("fedavg", []),  # weights
         ("fedpg", []),  # prototypes
-        pytest.param("fedavg", [], marks=pytest.mark.slow),  # weights
-        pytest.param(
+        (
             "opfgl",  # one round
             [
                 "rounds=1",
@@ -95,9 +95,7 @@ def run_folder(output: str) -> Path:
                 "opfgl.server-steps=20",
                 "min-class-count=2",
             ],
-            marks=pytest.mark.slow,
         ),
-        pytest.param("local", [], marks=pytest.mark.slow),
     ],
 )
 def test_ray_gives_the_numbers_of_the_local_engine(
