@@ -109,6 +109,7 @@ class GeneralSettings:
         "",
         "folder of the raw datasets; empty: the environment variable FLOWER_FGL_DATA, "
         "or else the user's cache folder",
+        keeps_commas=True,
     )
     partition: str = option(
         "metis",
@@ -167,6 +168,7 @@ class GeneralSettings:
         "(gcn,gin); sizes may follow the name: gcn:3x512 has 3 layers of width 512, "
         "gcn:linear has a linear classifier",
         auto=True,
+        keeps_commas=True,
     )
     hidden_channels: int = option(
         64, "width of the hidden layers and of the embedding", ge=1, auto=True
@@ -377,12 +379,21 @@ class GeneralSettings:
         "faster, true: refuse a run that cannot be stacked, false: one by one",
         choices="auto true false",
     )
-    output_dir: str = option("runs", "folder in which run folders are created")
-    run_dir: str = option("", "folder of this run; empty: a new folder in output-dir")
+    output_dir: str = option(
+        "runs",
+        "folder in which run folders are created",
+        keeps_commas=True,
+    )
+    run_dir: str = option(
+        "",
+        "folder of this run; empty: a new folder in output-dir",
+        keeps_commas=True,
+    )
     state_dir: str = option(
         "",
         "folder in which clients keep large state between rounds; empty: in Flower's "
         "context",
+        keeps_commas=True,
     )
     checkpoint_every: int = option(
         10,
