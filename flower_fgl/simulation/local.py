@@ -20,7 +20,6 @@ from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.flower_simulation import num_cpus
@@ -30,6 +29,8 @@ from flower_fgl.simulation.local_grid import (
     task_identity,
 )
 from flower_fgl.simulation.memory import require_memory
+from flower_fgl.simulation.progress import show_progress
+from flower_fgl.simulation.results import Run
 from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
@@ -103,6 +104,7 @@ def simulate(
     clients: int = 10,
     seed: int = 0,
     workers: int = 1,
+    progress: bool = False,
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Run:
@@ -121,8 +123,10 @@ def simulate(
     workers : int
         Processes that share the clients. 1 runs them in this process, more start as many
         Ray actors. The numbers are the same.
+    progress : bool
+        Whether to show a progress bar, or lines of text where no bar can be drawn.
     on_round : callable, optional
-        Called with the row of each round, e.g. to show progress.
+        Called with the row of each round.
     **settings
         Other settings, with ``_`` in place of ``-``. Settings of a method are a mapping:
         ``simulate("fedprox", fedprox={"mu": 0.1}, local_epochs=1)``.
@@ -144,7 +148,11 @@ def simulate(
     values = run_config_of(
         method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
     )
-    return run_local(values, workers=workers, on_round=on_round)
+    if not progress:
+        return run_local(values, workers=workers, on_round=on_round)
+    rounds = parse_config(values).rounds
+    with show_progress(f"{method} on {dataset}", rounds, on_round) as shown:
+        return run_local(values, workers=workers, on_round=shown)
 
 
 def refuse_unstackable(config: RunConfig) -> None:
