@@ -123,6 +123,13 @@ def run(
         typer.Option(help="GPUs per worker process; 0.25 lets four share one."),
     ] = 0.0,
     quiet: Annotated[bool, typer.Option(help="Hide the progress bar.")] = False,
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="Report every round to tensorboard, mlflow or wandb, or to several, "
+            "separated by commas."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Folder of an interrupted run to resume.")
     ] = None,
@@ -139,7 +146,12 @@ def run(
     from flower_fgl.cli.run import RunOptions, resume_folder, run_all
 
     options = given(
-        method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
+        method=method,
+        dataset=dataset,
+        clients=clients,
+        rounds=rounds,
+        seed=seed,
+        track=track,
     )
     pairs = parse_pairs(settings or [])
     if twice := sorted(options.keys() & pairs.keys()):

@@ -29,7 +29,7 @@ __all__ = [
     "without_seed",
 ]
 
-PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
+PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir", "track"}
 """Settings that may differ between runs that are averaged over seeds."""
 OF_MACHINE = {"data-dir", "threads"}
 """Settings that depend on the machine."""

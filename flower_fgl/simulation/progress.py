@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 import warnings
@@ -43,8 +42,8 @@ def show_progress(
     callable
         To be called with the row of each round.
     """
-    has_bar = importlib.util.find_spec("tqdm") is not None and _is_live(sys.stderr)
-    shown = _bar(name, rounds, first) if has_bar else _lines(name, rounds, sys.stderr)
+    is_live = _is_live(sys.stderr)
+    shown = _bar(name, rounds, first) if is_live else _lines(name, rounds, sys.stderr)
     with shown as show:
 
         def both(row: Row) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from flower_fgl import resume, simulate
-from flower_fgl.simulation import progress
 from flower_fgl.simulation.progress import describe_round, show_progress
 
 
@@ -53,19 +52,6 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fedavg: 100%" in last
     assert "4/4" in last
     assert "val 50.0 %" in last
-
-
-def test_without_tqdm_a_terminal_gets_lines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
-    with show_progress("fedavg", 1) as show:
-        show(row(1))
-    assert terminal.getvalue() == (
-        "fedavg, round 1 of 1: loss 0.500  val 50.0 %  test 25.0 %\n"
-    )
 
 
 def test_a_round_without_scores_shows_its_status() -> None:
