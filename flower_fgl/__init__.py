@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flower_fgl.core.version import VERSION
 
 if TYPE_CHECKING:
+    from flower_fgl.cli.experiment import run_experiment
     from flower_fgl.methods import METHODS
     from flower_fgl.simulation.local import simulate
     from flower_fgl.simulation.results import Run, RunSet, compare, load
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 
 __all__ = ["METHODS", "Run", "RunSet", "__version__", "compare", "load"]
-__all__ += ["resume", "simulate"]
+__all__ += ["resume", "run_experiment", "simulate"]
 
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "compare": "flower_fgl.simulation.results",
     "load": "flower_fgl.simulation.results",
     "resume": "flower_fgl.simulation.resume",
+    "run_experiment": "flower_fgl.cli.experiment",
     "simulate": "flower_fgl.simulation.local",
 }
 

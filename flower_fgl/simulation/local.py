@@ -36,6 +36,7 @@ from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
     "check_run",
+    "flat_settings",
     "run_config_of",
     "run_local",
     "simulate",
@@ -62,12 +63,14 @@ def run_config_of(
     dict of str to bool, int, float or str
         Values by kebab-case key.
     """
-    flat: dict[str, Scalar] = {
-        "method": method,
-        "dataset": dataset,
-        "clients": clients,
-        "seed": seed,
-    }
+    first: dict[str, Scalar] = {"method": method, "dataset": dataset}
+    first |= {"clients": clients, "seed": seed}
+    return {**first, **flat_settings(settings)}
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return settings given as Python keywords by kebab-case key."""
+    flat: dict[str, Scalar] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
             flat |= {f"{kebab(key)}.{kebab(k)}": v for k, v in value.items()}

@@ -279,3 +279,43 @@ def test_two_methods_are_compared_by_runs_or_by_folders(runs: RunSet) -> None:
     assert by_name.test.n == 2
     with pytest.raises(RunError, match="at least 2 pairs"):
         flower_fgl.compare(runs[0], runs[2])
+
+
+def test_an_experiment_file_runs_from_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = """
+    [config]
+    clients = 3
+    rounds = 1
+    hidden-channels = 8
+    synthetic = { nodes = 120, classes = 3, features = 8, blocks = 6 }
+    [[case]]
+    name = "plain"
+    method = "fedavg"
+    [[case]]
+    name = "proximal"
+    method = "fedprox"
+    [grid]
+    seed = [0, 1]
+    """
+    Path("study.toml").write_text(text)
+    alone = flower_fgl.run_experiment(
+        "study.toml", cases=["proximal"], local_epochs=1, fedprox={"mu": 0.5}
+    )
+    assert [run.summary["seed"] for run in alone] == [0, 1]
+    assert {run.config["fedprox"]["mu"] for run in alone} == {0.5}
+    assert {run.config["local-epochs"] for run in alone} == {1}
+    assert capsys.readouterr().out == ""
+    again = flower_fgl.run_experiment(
+        "study.toml",
+        cases=["proximal"],
+        local_epochs=1,
+        fedprox={"mu": 0.5},
+        progress=True,
+    )
+    assert list(again) == list(alone)  # complete runs are read
+    assert capsys.readouterr().out.count("already complete") == 2
+    with pytest.raises(ConfigError, match='no case "other"'):
+        flower_fgl.run_experiment("study.toml", cases=["other"])
