@@ -159,6 +159,7 @@ def by_cost(curves: Sequence[Curve]) -> Figure:
         ends = [x[-1] for x in places if x and x[-1] > 0]
         if len(ends) > 1 and max(ends) > WIDE * min(ends):
             panel.set_xscale("log")
+            panel.xaxis.set_major_formatter("{x:g}")
         lines = []
         for number, (curve, x) in enumerate(zip(curves, places, strict=True)):
             look = _look(curve, number)
