@@ -140,6 +140,13 @@ def run(
         ),
     ] = 1,
     quiet: Annotated[bool, typer.Option(help="Hide the progress bar.")] = False,
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="Report every round to tensorboard, mlflow or wandb, or to several, "
+            "separated by commas."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Folder of an interrupted run to resume.")
     ] = None,
@@ -158,7 +165,12 @@ def run(
     from flower_fgl.cli.run import RunOptions, resume_folder, run_all
 
     options = given(
-        method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
+        method=method,
+        dataset=dataset,
+        clients=clients,
+        rounds=rounds,
+        seed=seed,
+        track=track,
     )
     values = read_options(options, settings or [])
     if resume is not None:

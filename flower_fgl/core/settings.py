@@ -11,9 +11,11 @@ __all__ = [
     "GRAPH_PARTITIONS",
     "MIN_SECURE_CLIENTS",
     "PARTITIONS",
+    "TRACKERS",
     "GeneralSettings",
     "SyntheticSettings",
     "is_file",
+    "names_of_trackers",
 ]
 
 DATASETS = [
@@ -51,6 +53,8 @@ PARTITIONS = (
 )
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
 """Rules that assign whole graphs to clients (a test compares them)."""
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+"""Experiment trackers in ``runs/trackers.py`` (an assertion compares them)."""
 MIN_SECURE_CLIENTS = 3
 """With one or two clients the sum reveals individual updates."""
 
@@ -406,10 +410,20 @@ class GeneralSettings:
         "whether a completed run keeps a checkpoint of its last round; `flower-fgl "
         "embeddings` needs it to draw FedPANO's synthetic nodes",
     )
+    track: str = option(
+        "",
+        "experiment trackers that get the scores of every round: tensorboard, mlflow, "
+        "wandb, or several of them separated by commas; empty: none",
+    )
     resume: bool = option(
         False,
         "whether to resume the interrupted run in run-dir from its last checkpoint",
     )
+
+
+def names_of_trackers(track: str) -> list[str]:
+    """Return the trackers that the setting ``track`` names."""
+    return [name.strip() for name in track.split(",") if name.strip()]
 
 
 def is_file(dataset: str) -> bool:

@@ -14,8 +14,10 @@ from flower_fgl.core.options import kebab, nearest
 from flower_fgl.core.settings import (
     GRAPH_PARTITIONS,
     MIN_SECURE_CLIENTS,
+    TRACKERS,
     GeneralSettings,
     is_file,
+    names_of_trackers,
 )
 
 __all__ = [
@@ -95,7 +97,8 @@ def check_settings(
     Raises
     ------
     ConfigError
-        If ``device`` is malformed; if the method does not support a setting; with
+        If ``device`` is malformed, or ``track`` names an unknown tracker; if the method
+        does not support a setting; with
         ``setting = "graph"``, for a partition of a single graph, or any sparsity; with
         ``closed-set`` or ``open-set``, for a partition other than METIS, or any
         sparsity; with ``few-shot``, for too many shots, a split, or ``label-sparsity``;
@@ -110,6 +113,9 @@ def check_settings(
         raise ConfigError(
             f'device must be "auto", "cpu", "cuda" or "cuda:N", got "{settings.device}".'
         )
+    for name in names_of_trackers(settings.track):
+        if name not in TRACKERS:
+            raise ConfigError(f'Unknown tracker "{name}". {nearest(name, TRACKERS)}')
     _check_method(settings, method)
     _check_graphs(settings, method, methods)
     _check_unseen(settings)

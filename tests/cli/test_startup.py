@@ -79,6 +79,7 @@ USER_ERRORS = {
     "run --rounds 0": "rounds must be >= 1",
     "run --clients 0": "clients must be at least 1, got 0",
     "run --engine nosuch": "--engine",
+    "run --track nosuch": 'Unknown tracker "nosuch"',
     "run --case first": "--case",
     "run missing.toml": "missing.toml",
     "run garbled.toml": "garbled.toml is not valid TOML",
