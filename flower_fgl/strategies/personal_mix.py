@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from flower_fgl.algorithms.personal_mix import Part, mix_numbers, mix_states
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import Payload, Shapes
+from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
@@ -35,16 +38,30 @@ class PersonalMix(FedAvg):
        uploads, weighted by ``weight-by``; with ``absent = "last"`` from its own last
        mixture, if it has one.
     3. There is no global model: that average is never evaluated.
-    4. An upload with a number that is not finite is refused when it is read, so it never
-       enters a mix.
+    4. An upload with a number that is not finite is refused when it is read. If numbers
+       are so large that a similarity is not finite, the aggregation fails; the client
+       with by far the largest number is then named and left out.
+    5. By default an upload is :class:`~flower_fgl.protocols.described.DescribedWeights`
+       with the tensors of :meth:`descriptor_shapes`.
     """
 
     down = Weights
+    up: ClassVar[type[Payload]] = DescribedWeights
 
     def prepare(self) -> None:
         """Build the initial model."""
         super().prepare()
         self.personal: dict[int, Weights] = {}
+
+    def descriptor_shapes(self) -> Shapes:
+        """Return names and shapes of a client's description, by default none."""
+        return {}
+
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the weights and of the description."""
+        if self.up is Weights:
+            return self.shapes
+        return self.shapes, self.descriptor_shapes()
 
     @abstractmethod
     def similarity(self, uploads: Sequence[Any]) -> Tensor:
@@ -75,6 +92,8 @@ class PersonalMix(FedAvg):
         found = list(uploads.values())
         payloads = [upload.payload for upload in found]
         similarity = self.similarity(payloads)
+        if not similarity.isfinite().all():
+            raise PayloadError("a similarity of two clients is not finite")
         attention = self.attention(similarity, found)
         states = [payload.tensors for payload in payloads]
         mixed = mix_states(states, attention.float(), self.parts())
