@@ -159,9 +159,7 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         ("adpfedgnn", {}),
         ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
         ("adpfedgnn", {"selection": "all"}),
-        ("fedaux", {}),
         ("fediih", {"factors": 3}),
-        ("fedaux", {"score": "cosine", "sigma": 2.0}),
     ],
     ids=str,
 )

@@ -1,4 +1,0 @@
-METHOD = "fedaux"
-UNWEIGHTED = (
-    "cross-entropy only, of weights and direction: tests/algorithms/test_fedaux.py"
-)
