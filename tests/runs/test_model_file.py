@@ -159,6 +159,7 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         ("adpfedgnn", {}),
         ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
         ("adpfedgnn", {"selection": "all"}),
+        ("fediih", {"factors": 3}),
     ],
     ids=str,
 )
