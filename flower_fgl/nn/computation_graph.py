@@ -222,11 +222,10 @@ class _Level(GraphInput):
             with torch.inference_mode(False), torch.no_grad():
                 whole = cast(SparseOperator, self._whole.operator(kind)).matrix
                 part = select_rows(whole, self._nodes[: self._inner])
-                row = torch.repeat_interleave(part.crow_indices().diff().long())
                 column = self._place[part.col_indices().long()]
                 shape = (self._inner, self.num_nodes)
-                self._operators[kind] = SparseOperator.from_entries(
-                    row, column, part.values(), shape
+                self._operators[kind] = SparseOperator.from_rows(
+                    part.crow_indices(), column, part.values(), shape
                 )
         return self._operators[kind]
 
