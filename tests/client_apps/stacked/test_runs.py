@@ -230,7 +230,11 @@ def test_other_methods_are_refused_or_run_one_by_one(
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"check_every": 1}, "check-every"), ({"setting": "graph"}, "whole graphs")],
+    [
+        ({"check_every": 1}, "check-every"),
+        ({"num_neighbors": "5,5", "batch_size": 8}, "num-neighbors"),
+        ({"setting": "graph"}, "whole graphs"),
+    ],
 )
 def test_settings_that_cannot_be_stacked_are_refused(
     settings: dict[str, Any], reason: str
