@@ -177,7 +177,6 @@ class Client:
         float
             Mean loss of the last epoch.
         """
-
         text = self.config.num_neighbors
         limits = read_num_neighbors(text) if text else ()
 
