@@ -16,6 +16,7 @@ __all__ = [
     "SyntheticSettings",
     "is_file",
     "names_of_trackers",
+    "read_num_neighbors",
 ]
 
 DATASETS = [
@@ -204,6 +205,11 @@ class GeneralSettings:
         "training nodes (or graphs) per optimizer step; 0: all of them (full batch)",
         ge=0,
         auto=True,
+    )
+    num_neighbors: str = option(
+        "",
+        "most neighbors per node that a batch reads in each layer, those of the last layer "
+        "first (10,10), drawn anew in each step; needs batch-size; empty: all neighbors",
     )
     optimizer: str = option(
         "adam", "optimizer of the clients", choices="adam adamw sgd", auto=True
@@ -429,3 +435,24 @@ def names_of_trackers(track: str) -> list[str]:
 def is_file(dataset: str) -> bool:
     """Return whether ``dataset`` is a path instead of the name of a dataset."""
     return any(mark in dataset for mark in ("/", "\\", ".npz"))
+
+
+def read_num_neighbors(text: str) -> tuple[int, ...]:
+    """Return the numbers of the setting ``num-neighbors``.
+
+    Parameters
+    ----------
+    text : str
+        Positive numbers separated by commas, or nothing.
+
+    Raises
+    ------
+    ValueError
+        If a part is not a positive number.
+    """
+    if not text:
+        return ()
+    numbers = tuple(int(part) for part in text.split(","))
+    if min(numbers) < 1:
+        raise ValueError(text)
+    return numbers

@@ -18,6 +18,7 @@ from flower_fgl.core.settings import (
     GeneralSettings,
     is_file,
     names_of_trackers,
+    read_num_neighbors,
 )
 
 __all__ = [
@@ -151,6 +152,8 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"{settings.method} samples all clients in its single round: use eval-policy = "
             '"stale", or remove it.'
         )
+    if settings.num_neighbors:
+        _check_neighbors(settings, method)
     if not method.takes_batches and (settings.batch_size or settings.check_every):
         raise ConfigError(
             f"{settings.method} trains on all training nodes of a client at once and keeps "
@@ -188,6 +191,31 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"min-replies is {settings.min_replies}, but {describe_sampling(settings)} "
             f"samples {sampled} of {settings.clients} clients per round, so every round "
             "would fail. Lower min-replies or sample more clients."
+        )
+
+
+def _check_neighbors(settings: GeneralSettings, method: Any) -> None:
+    """Raise an error if ``num-neighbors`` is malformed or would have no effect."""
+    text = settings.num_neighbors
+    try:
+        read_num_neighbors(text)
+    except ValueError:
+        raise ConfigError(
+            "num-neighbors must be positive numbers, one per layer and separated by "
+            f'commas as in "10,10", got "{text}".'
+        ) from None
+    if not method.samples_neighbors:
+        raise ConfigError(
+            f"{settings.method} has its own training steps, which do not read "
+            "num-neighbors: remove it."
+        )
+    if settings.setting == "graph":
+        raise ConfigError(
+            'num-neighbors is for node classification: remove it for setting = "graph".'
+        )
+    if not settings.batch_size:
+        raise ConfigError(
+            "num-neighbors limits what a batch reads: set batch-size, or remove it."
         )
 
 
