@@ -116,6 +116,7 @@ def test_every_third_party_import_is_declared() -> None:
         for entry in [
             *project["project"]["dependencies"],
             *project["project"]["optional-dependencies"]["privacy"],
+            *project["project"]["optional-dependencies"]["tune"],
         ]
     }
     other_names = {
