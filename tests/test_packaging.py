@@ -117,7 +117,7 @@ def test_every_third_party_import_is_declared() -> None:
             *project["project"]["dependencies"],
             *(
                 entry
-                for extra in ("privacy", "tensorboard", "mlflow", "wandb")
+                for extra in ("privacy", "tensorboard", "mlflow", "wandb", "tune")
                 for entry in project["project"]["optional-dependencies"][extra]
             ),
         ]

@@ -34,16 +34,16 @@ from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.experiments import (
+    DEFAULT_CLIENTS,
     REPLICATES,
     Experiment,
     PlannedRun,
+    describe_tuning,
     read_experiment,
     results_table,
 )
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
-
-DEFAULT_CLIENTS = 10
 
 
 @dataclass(frozen=True)
@@ -375,6 +375,11 @@ def _print_results(
     console.print(rows_table(results_table(experiment, done)))
     hashes = sorted({str(run.summary.get("partition_sha256", "")) for _, run in done})
     console.print("partition", *hashes, sep="\n  ", markup=False, highlight=False)
+    tuning = describe_tuning(experiment.tuning)
+    if tuning:
+        console.print(
+            f"tuning: {tuning}", markup=False, highlight=False, soft_wrap=True
+        )
     folder = done[0][1].path.parent
     report = write_report([run for _, run in done])
     for text in (f"Run folders: {folder}", f"Report: {report}"):

@@ -21,6 +21,8 @@
     [published-macro-f1]               # optional: the same for test macro-F1
     [published-unseen]                 # optional: accuracy of another column: unseen,
                                        # missing, new-client, test-masked
+    [tune]                             # optional: search space of flower-fgl tune, see
+    lr = [0.003, 0.01, 0.03]           # simulation/search_space.py
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
+from flower_fgl.simulation.search_space import Dimension, read_space
 
+DEFAULT_CLIENTS = 10
+"""Clients of a run whose settings name no number."""
 REPLICATES = ("seed", "partition-seed")
 """Settings over which the results table averages. ``draws`` sets both."""
 
@@ -59,7 +64,7 @@ MEASURED = (
 )
 """Settings that a published value depends on; if one changes, the value is dropped."""
 
-__all__ = ["Experiment", "read_experiment", "results_table"]
+__all__ = ["Experiment", "describe_tuning", "read_experiment", "results_table"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,13 @@ class Experiment:
     published_columns : mapping of str to mapping of str to float
         Published accuracy in percent of the columns that only some settings have, by
         column (``unseen``, ``missing``, …) and table row.
+    tune : mapping of str to Dimension
+        Search space of ``flower-fgl tune``, by setting.
+    tune_draws : sequence of int
+        Draws on which ``flower-fgl tune`` compares settings.
+    tuning : mapping
+        How the settings were tuned, in a file that ``flower-fgl tune`` wrote: ``budget``,
+        ``draws``, ``study``, …
     """
 
     name: str
@@ -119,6 +131,9 @@ class Experiment:
     published: Mapping[str, float] = field(default_factory=dict)
     published_f1: Mapping[str, float] = field(default_factory=dict)
     published_columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tune: Mapping[str, Dimension] = field(default_factory=dict)
+    tune_draws: Sequence[int] = ()
+    tuning: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_grid(self) -> bool:
@@ -303,6 +318,7 @@ def read_experiment(path: Path) -> Experiment:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     known = {"title", "output-dir", "draws", "config", "case", "grid"}
+    known |= {"tune", "tune-draws", "tuning"}
     columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
     known |= {"published", "published-macro-f1", *columns.values()}
     if not table:
@@ -325,16 +341,20 @@ def read_experiment(path: Path) -> Experiment:
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
     cases = _read_cases(path, table.get("case", []))
+    draws = _read_draws(path, table, cases, grid)
     experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
         config=dict(flatten_config(table.get("config", {}))) | output,
         cases=cases,
         grid=grid,
-        draws=_read_draws(path, table, cases, grid),
+        draws=draws,
         published=_percentages(table, "published"),
         published_f1=_percentages(table, "published-macro-f1"),
         published_columns={c: _percentages(table, key) for c, key in columns.items()},
+        tune=read_space(path, table.get("tune", {})),
+        tune_draws=_read_tune_draws(path, table, draws),
+        tuning=dict(table.get("tuning", {})),
     )
     runs = experiment.runs()
     rows = {run.row: run.row for run in runs} | {run.label: run.row for run in runs}
@@ -385,6 +405,22 @@ def _read_draws(
     return draws
 
 
+def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[int]:
+    """Return the draws of the tuning runs; by default the first one after the table's."""
+    found = table.get("tune-draws", [draws])
+    if (
+        not isinstance(found, list)
+        or not found
+        or len(set(found)) < len(found)
+        or not all(type(draw) is int and draw >= 0 for draw in found)
+    ):
+        raise ConfigError(
+            f"{path}: tune-draws must be a list of distinct draws such as [{draws}], got "
+            f"{found!r}."
+        )
+    return found
+
+
 def _percentages(table: Mapping[str, Any], name: str) -> dict[str, float]:
     """Return the published values in a table of the file, by table row."""
     return {cell: float(value) for cell, value in table.get(name, {}).items()}
@@ -399,6 +435,34 @@ def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{path}: every [[case]] needs a unique name, got {names}.")
     return flat
+
+
+def describe_tuning(tuning: Mapping[str, Any]) -> str:
+    """Describe the table ``[tuning]`` in one line, e.g. below a table of results.
+
+    Parameters
+    ----------
+    tuning : mapping
+        ``budget``, ``draws``, ``metric``, ``study`` and ``trials`` by row.
+
+    Returns
+    -------
+    str
+        Empty if the table is.
+    """
+    if not tuning:
+        return ""
+    draws = ", ".join(str(draw) for draw in tuning["draws"])
+    kind = "draw" if len(tuning["draws"]) == 1 else "draws"
+    text = (
+        f"best of {tuning['budget']} trials per row by {tuning['metric']} on {kind} "
+        f"{draws}; study {str(tuning['study'])[:12]}"
+    )
+    fewer = {k: n for k, n in tuning.get("trials", {}).items() if n < tuning["budget"]}
+    if fewer:
+        rows = ", ".join(f"{name} {n}" for name, n in fewer.items())
+        text += f"; fewer trials: {rows}"
+    return text
 
 
 def results_table(
