@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,21 +16,9 @@ from rich.progress import (
     TextColumn,
 )
 
-__all__ = ["GridProgress", "TimeLeft", "clock", "numbers_of"]
+from flower_fgl.simulation.progress import score_text
 
-
-def numbers_of(row: Mapping[str, Any]) -> str:
-    """Return loss and accuracies of a round as text for a progress bar."""
-    parts = [f"loss {row['loss']:.3f}"] if row.get("loss") is not None else []
-    modes = row.get("metrics") or {}
-    columns = modes.get("local") or modes.get("global") or {}
-    for column in ("val", "test"):
-        value = columns.get(column, {}).get("accuracy")
-        if value is not None and not math.isnan(
-            value
-        ):  # NaN if there are no such nodes
-            parts.append(f"{column} {100 * value:.1f} %")
-    return "  ".join(parts)
+__all__ = ["GridProgress", "TimeLeft", "clock"]
 
 
 def clock(seconds: float | None) -> str:
@@ -184,7 +171,7 @@ class GridProgress:
         now = self._now()
         if row["phase"] == "train":
             self._estimate.round(name, row["round"])
-        self._latest[name] = numbers_of(row)
+        self._latest[name] = score_text(row)
         if self._bars is not None:
             self._bars.update(
                 self._tasks[name],

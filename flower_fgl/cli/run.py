@@ -22,7 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from flower_fgl.cli.progress import GridProgress, TimeLeft, numbers_of
+from flower_fgl.cli.progress import GridProgress, TimeLeft
 from flower_fgl.cli.value_lists import Given
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
@@ -42,6 +42,7 @@ from flower_fgl.simulation.experiments import (
     read_experiment,
     results_table,
 )
+from flower_fgl.simulation.progress import score_text
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
 
@@ -411,7 +412,7 @@ def _progress(
                 description=f"{name}: {'round' if is_round else row['phase']}",
                 completed=min(row["round"], rounds),
                 total=rounds,
-                numbers=numbers_of(row),
+                numbers=score_text(row),
             )
 
         with _logged_to(progress.console):

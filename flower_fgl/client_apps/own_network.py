@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
@@ -29,18 +28,6 @@ class OwnNetworkClientApp(FedAvgClientApp):
             client.data.memo[key] = state_shapes(self.build(client))
         found: Mapping[str, tuple[int, ...]] = client.data.memo[key]
         return found
-
-    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
-        """Train for ``local-epochs`` from the received weights."""
-        model = self.build(client)
-        load_state(model, download.tensors)
-        loss = client.train(
-            model,
-            server_round,
-            data_loss=self.data_loss(client, model, download),
-            penalty=self.penalty(client, model, download),
-        )
-        return Fit(model, Weights(model.state_dict()), loss)
 
     def personal_model(
         self, client: Client, download: Weights | None

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from flower_fgl.runs.files import OnRound, Row
 
-__all__ = ["describe_round", "show_progress"]
+__all__ = ["describe_round", "score_text", "show_progress"]
 
 LINES = 10
 """Largest number of lines that a run prints where no bar can be drawn."""
@@ -98,7 +98,23 @@ def _is_live(stream: TextIO) -> bool:
 
 
 def describe_round(row: Mapping[str, Any]) -> str:
-    """Return loss and accuracies of a round as text.
+    """Return loss and accuracies of a round as text, or its status.
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``rounds.jsonl``.
+
+    Returns
+    -------
+    str
+        See :func:`score_text`; the round's status if there is nothing to show.
+    """
+    return score_text(row) or str(row.get("status", ""))
+
+
+def score_text(row: Mapping[str, Any]) -> str:
+    """Return loss and accuracies of a round as text, empty without them.
 
     Parameters
     ----------
@@ -119,4 +135,4 @@ def describe_round(row: Mapping[str, Any]) -> str:
         value = columns.get(column, {}).get("accuracy")
         if value is not None and not math.isnan(value):  # NaN without such nodes
             parts.append(f"{column} {100 * value:.1f} %")
-    return "  ".join(parts) or str(row.get("status", ""))
+    return "  ".join(parts)
