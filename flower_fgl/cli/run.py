@@ -106,8 +106,10 @@ def run_all(
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
     # loads torch: the settings of all runs are checked first
+    from flower_fgl.simulation.local import count_owners
     from flower_fgl.simulation.run import run_one
 
+    planned = [replace(run, settings=count_owners(run.settings)) for run in planned]
     done: list[tuple[PlannedRun, Run]] = []
     for run in planned:
         if experiment.is_grid:
@@ -138,7 +140,9 @@ def run_all(
 
 def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     """Add the default number of clients and, in a grid, the run folder."""
-    settings: dict[str, Scalar] = {"clients": DEFAULT_CLIENTS, **run.settings}
+    settings: dict[str, Scalar] = dict(run.settings)
+    if not settings.get("owners"):  # else the owners are counted
+        settings.setdefault("clients", DEFAULT_CLIENTS)
     if experiment.is_grid:
         base = Path(str(settings.get("output-dir", "runs")))
         settings["run-dir"] = str((base / experiment.name / run.name).resolve())
@@ -151,7 +155,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None
     for run in planned:
         try:
             config = parse_config(run.settings)
-            if config.clients < 1:
+            if config.clients < 1 and not config.owners:
                 raise ConfigError(f"clients must be at least 1, got {config.clients}.")
             configs.append(config)
         except ConfigError as error:

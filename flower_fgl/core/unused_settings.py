@@ -19,6 +19,11 @@ _SECURE: Rule = (
     lambda config: config.secure_aggregation,
 )
 
+_PARTITIONED: Rule = (
+    "a dataset that is partitioned, not owners",
+    lambda config: not config.owners,
+)
+
 
 def _aggregation(rule: str) -> Rule:
     """Return the condition that ``aggregation`` is a rule."""
@@ -26,6 +31,8 @@ def _aggregation(rule: str) -> Rule:
 
 
 NEEDED: Mapping[str, Rule] = {
+    "partition": _PARTITIONED,
+    "dataset": _PARTITIONED,
     "dirichlet-alpha": (
         'partition = "dirichlet"',
         lambda config: config.partition == "dirichlet",

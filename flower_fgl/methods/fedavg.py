@@ -35,4 +35,6 @@ METHOD = Method(
     payload="4P up, 4P down",
     additive=True,
     robust=True,
+    keeps_first_layer=True,
+    keeps_head=True,
 )

@@ -15,4 +15,6 @@ METHOD = Method(
     uploads=False,
     has_global_model=False,
     mixes_models=True,
+    keeps_first_layer=True,
+    keeps_head=True,
 )
