@@ -126,7 +126,7 @@ class FedAvg(FglStrategy):
     def local_names(self, model: str) -> frozenset[str]:
         """Return the weights that stay on the owners, see ``feature-align``."""
         config = self.config
-        if not config.keeps_layers:
+        if not config.owners or not config.keeps_layers:
             return frozenset()
         return local_names(
             lambda width: draw_model(
@@ -186,7 +186,8 @@ class FedAvg(FglStrategy):
 
     def global_state(self) -> Mapping[str, Tensor] | None:
         """Return the aggregated weights; ``None`` if a part of the model stays local."""
-        return None if self.config.keeps_layers else self.weights.tensors
+        is_partial = self.config.owners and self.config.keeps_layers
+        return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:
         """Return the aggregated weights."""

@@ -13,7 +13,7 @@ import torch
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
-from flower_fgl.datasets.owners import build_owners, list_owners
+from flower_fgl.datasets.owners import absolute_owners, build_owners, list_owners
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import parse_config
 from tests.support.owners import CLASSES, in_own_order, owner_graphs
@@ -198,3 +198,19 @@ def test_the_number_of_clients_is_the_number_of_owners(
     folder = save(tmp_path / "all", graphs)
     with pytest.raises(ConfigError, match=r"owners holds 3 graphs.*4 clients"):
         open_store(config_of(folder), 4)
+
+
+def test_a_relative_path_is_looked_up_in_the_data_folder(
+    graphs: list[Any], tmp_path: Path
+) -> None:
+    save(tmp_path / "data" / "trees", graphs)
+    config = config_of("trees", data_dir=str(tmp_path / "data"))
+    assert len(list_owners(config)) == 3
+    whole = str((tmp_path / "data" / "trees").resolve())
+    assert absolute_owners(config.owners, config) == whole
+    several = f"cora,{Path('trees') / 'c.npz'}"
+    assert absolute_owners(several, config) == f"cora,{whole}/c.npz"
+    assert [o.name for o in list_owners(config_of(f"{whole}/d.npz,{whole}/c.npz"))] == [
+        "d",
+        "c",
+    ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flower_fgl import Run, simulate
+from flower_fgl import Run, resume, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.fedper import FedPerClientApp
@@ -24,6 +27,7 @@ from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.per_owner import gains_per_owner
 from tests.support.owners import owner_graphs, run_owners
 from tests.support.random_clients import random_client
+from tests.support.short_runs import comparable
 
 NAMES = ("ash", "birch", "cedar")
 SHORT: dict[str, Any] = {"hidden_channels": 8, "rounds": 2, "seed": 0}
@@ -256,3 +260,81 @@ def test_whole_sets_of_graphs_keep_their_own_heads(
     # of two layers and a head only the second layer is exchanged: 8·8 + 8 + 8·8 + 8
     assert run.rounds[0]["bytes"]["down"]["weights"] >= 2 * 4 * 144
     assert run.rounds[0]["bytes"]["down"]["weights"] < 2 * 4 * 144 + 2000
+
+
+def test_an_interrupted_run_with_local_layers_resumes_as_if_nothing_happened(
+    uneven: Path, tmp_path: Path
+) -> None:
+    def interrupt(row: Any) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {
+        **SHORT,
+        "owners": str(uneven),
+        "feature_align": "project",
+        "rounds": 4,
+        "checkpoint_every": 2,
+        "num_layers": 3,  # of two, FedPer's body would be the local layer alone
+    }
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedper", run_dir=str(tmp_path / "a"), on_round=interrupt, **settings)
+    resumed = resume(tmp_path / "a")
+    whole = simulate("fedper", run_dir=str(tmp_path / "b"), **settings)
+    assert comparable(resumed) == comparable(whole)
+
+
+def test_a_finished_run_of_an_experiment_is_not_run_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "trees.toml"
+    file.write_text(
+        f'draws = 1\n[config]\nowners = "{folder}"\nrounds = 1\nhidden-channels = 8\n'
+        f'output-dir = "{tmp_path / "runs"}"\n[[case]]\nname = "local"\nmethod = "local"\n'
+    )
+    first, again = (
+        CliRunner().invoke(app, ["run", str(file), "--quiet"]) for _ in range(2)
+    )
+    assert first.exit_code == 0, first.output
+    assert again.exit_code == 0, again.output
+    assert "already complete" not in first.output
+    assert "local-draw0: already complete" in again.output
+
+
+ENGINES = """
+from flower_fgl.simulation.run import run_one
+from tests.support.short_runs import comparable
+if __name__ == "__main__":
+    values = {values}
+    runs = [
+        run_one(values, engine=engine, workers=workers)
+        for engine, workers in (("local", 1), ("local", 2), ("ray", 1))
+    ]
+    same = {{comparable(run) for run in runs}}
+    print("numbers of", len(same), "kind from", len(runs), "engines")
+"""
+
+
+@pytest.mark.slow
+def test_all_engines_give_the_same_numbers(uneven: Path, tmp_path: Path) -> None:
+    values = {
+        "method": "fedavg",
+        "owners": str(uneven),
+        "feature-align": "project",
+        "rounds": 2,
+        "hidden-channels": 8,
+        "output-dir": str(tmp_path / "runs"),
+    }
+    script = tmp_path / "compare_engines.py"
+    script.write_text(ENGINES.format(values=values))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "RAY_ADDRESS": "local"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "numbers of 1 kind from 3 engines" in done.stdout, done.stderr[-3000:]

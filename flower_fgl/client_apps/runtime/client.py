@@ -153,7 +153,7 @@ class Client:
     def local_names(self) -> frozenset[str]:
         """Return the weights that stay on this client; none in most runs."""
         config, key = self.config, ("local names", self.model_name)
-        if not config.keeps_layers:
+        if not config.owners or not config.keeps_layers:
             return frozenset()
         if key not in self.data.memo:
             self.data.memo[key] = local_names(
