@@ -76,12 +76,15 @@ def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) 
     ConfigError
         Naming the unused key and the setting it needs.
     """
-    names = {config.method for config in configs} | {c.dataset for c in configs}
+    names = {config.method for config in configs} | {
+        config.dataset for config in configs if not config.owners
+    }
     for key in keys:
         table, dot, name = key.partition(".")
         if dot and table not in names:
             kind = "dataset" if table == "synthetic" else "method"
-            found = ", ".join(sorted({getattr(config, kind) for config in configs}))
+            key_of = "data_name" if kind == "dataset" else kind
+            found = ", ".join(sorted({getattr(config, key_of) for config in configs}))
             raise ConfigError(
                 f"{key} belongs to {kind} = {table} and has no effect with {kind} = "
                 f"{found}. Remove it, or choose {kind} = {table}."
