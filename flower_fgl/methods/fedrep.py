@@ -39,4 +39,5 @@ METHOD = Method(
     robust=True,
     keeps_first_layer=True,
     keeps_head=True,
+    samples_neighbors=True,
 )

@@ -17,4 +17,5 @@ METHOD = Method(
     mixes_models=True,
     keeps_first_layer=True,
     keeps_head=True,
+    samples_neighbors=True,
 )

@@ -142,7 +142,7 @@ def run_apart(values: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize(
     "methods",
     [
-        ("fedavg", "fedpg", "opfgl"),
+        pytest.param(("fedavg", "fedpg", "opfgl"), marks=pytest.mark.engines),
         pytest.param(("fedsage+", "fedlog"), marks=pytest.mark.slow),
     ],
 )

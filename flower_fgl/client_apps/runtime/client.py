@@ -26,6 +26,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score
 from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.core.settings import read_num_neighbors
 from flower_fgl.nn import (
     Backbone,
     build_model,
@@ -170,7 +171,11 @@ class Client:
         kept = self.local_names()
         return {name: entry for name, entry in state.items() if name not in kept}
 
-    def receive(self, weights: Mapping[str, Tensor]) -> Backbone:
+    def receive(
+        self,
+        weights: Mapping[str, Tensor],
+        build: Callable[[Client], Backbone] | None = None,
+    ) -> Backbone:
         """Build the backbone with received weights, and with the client's own layers.
 
         The own layers, if there are any, are those of the model trained last, or the
@@ -180,9 +185,14 @@ class Client:
         ----------
         weights : mapping of str to Tensor
             Weights of all exchanged layers, see :meth:`shared`.
+        build : callable, optional
+            Builds the network if it is not the backbone; then it has no local layers.
         """
         kept = self.local_names()
-        model = self.build_model(initialise=bool(kept))
+        if build is None or kept:
+            model = self.build_model(initialise=bool(kept))
+        else:
+            model = build(self)
         if kept:
             own = self.state.group("model")
             load_state(model, {name: t for name, t in own.items() if name in kept})
@@ -227,6 +237,8 @@ class Client:
         float
             Mean loss of the last epoch.
         """
+        text = self.config.num_neighbors
+        limits = read_num_neighbors(text) if text else ()
 
         def run(
             optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
@@ -240,6 +252,7 @@ class Client:
                 data_loss=data_loss,
                 penalty=penalty,
                 generator=generator,
+                num_neighbors=limits,
             )
 
         return self.train_by(
