@@ -104,6 +104,7 @@ class GeneralSettings:
         "natural owners instead of the partitions of a dataset: a folder of graph files, "
         "or a comma-separated list of datasets and graph files, one client each; empty: "
         "partition the dataset (docs/owners.md)",
+        keeps_commas=True,
     )
     feature_align: str = option(
         "name",

@@ -153,9 +153,8 @@ class Run:
             for cells in (titles, *rows)
         ]
         end = f"Run folder: {self.path}"
-        return "\n".join(
-            [self.headline(), *(lines if rows else []), *self.failures(), end]
-        )
+        below = [*self.owner_lines(), *self.failures(), end]
+        return "\n".join([self.headline(), *(lines if rows else []), *below])
 
     def scores(self) -> tuple[list[str], list[list[str]]]:
         """Return titles and rows of the results table, with scores in percent.
@@ -203,10 +202,11 @@ class Run:
             + (f"\nerror: {about['error']}" if "error" in about else "")
         )
 
-    def _owner_lines(self, metric: str) -> list[str]:
+    def owner_lines(self) -> list[str]:
         """Return the worst, the mean and the best natural owner, if there are owners."""
         if not self.config.get("owners"):
             return []
+        metric = "auroc" if "auroc" in (self.best or {}).get("test", {}) else "accuracy"
         scores = self.per_owner(metric=metric)
         if not scores:
             return []
