@@ -84,7 +84,7 @@ class FedAvgClientApp(FglClientApp):
         received weights, is a candidate. Without validation nodes the last epoch is kept.
         ``check-every`` replaces these rules by its own.
         """
-        model = client.build_model()
+        model = self.build(client)
         load_state(model, download.tensors)
         epochs = client.config.method_config.finetune_epochs
         if client.config.check_every:
