@@ -37,7 +37,9 @@ class Lines(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(logging.Formatter("%(levelname)s: %(message)s").format(record))
+        self.texts.append(
+            logging.Formatter("%(levelname)s: %(message)s").format(record)
+        )
 
 
 @pytest.fixture
