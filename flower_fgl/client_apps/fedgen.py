@@ -92,7 +92,7 @@ class FedGenClientApp(FedAvgClientApp):
         draw = torch_generator(
             client.config.seed, server_round, client.partition_id, "generated"
         )
-        fall = settings.decay**server_round
+        fall = float(settings.decay**server_round)
         graphs: dict[int, GraphInput] = {}
 
         def predict(labels: Tensor) -> Tensor:
@@ -115,7 +115,8 @@ class FedGenClientApp(FedAvgClientApp):
             with torch.no_grad():
                 generated = predict(labels)
             near = latent_divergence(logits, generated)
-            extra = settings.label_weight * taught + settings.latent_weight * near
+            extra: Tensor = settings.label_weight * taught
+            extra = extra + settings.latent_weight * near
             return F.cross_entropy(logits, labels) + fall * extra
 
         return loss

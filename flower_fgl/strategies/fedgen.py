@@ -133,7 +133,10 @@ class FedGen(FedAvg):
             (loss + settings.diversity_weight * diversity).backward()
             self.optimizer.step()
             if step + 1 == settings.server_steps:
-                numbers = {"ensemble": float(loss), "diversity": float(diversity)}
+                numbers = {
+                    "ensemble": float(loss.detach()),
+                    "diversity": float(diversity.detach()),
+                }
         self.generator.eval()
         if not all(t.isfinite().all() for t in self.generator.sent_state().values()):
             raise PayloadError("the trained generator is not finite")
