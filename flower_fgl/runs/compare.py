@@ -39,6 +39,9 @@ PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
 SEEDS = re.compile(r"(^|-)((?:partition-)?seed|draw)\d+(?=-|$)")
 """Part of a run folder's name that a grid over seeds adds."""
 
+DRAW = re.compile(r"-draw\d+")
+"""End of a run folder's name in an experiment with draws."""
+
 Key = tuple[Any, ...]
 
 
@@ -81,8 +84,8 @@ def select_runs(text: str) -> list[Run]:
     ----------
     text : str
         Comma-separated paths, or patterns such as ``runs/cora/fedavg-*``, of run folders
-        or folders of run folders. The suffix ``:name`` selects the runs of one method,
-        or of one case of an experiment.
+        or folders of run folders. The suffix ``:name`` selects the runs of one case of
+        an experiment or, if no case has that name, of one method.
 
     Returns
     -------
@@ -105,9 +108,9 @@ def select_runs(text: str) -> list[Run]:
         if name:
             known = {str(run.summary["method"]) for run in found.values()}
             known |= {without_seed(path.name) for path in found}
-            found = {
+            found = _of_case(found, name) or {
                 p: run for p, run in found.items() if run.summary["method"] == name
-            } or _of_case(found, name)
+            }
             if known and not found:
                 raise RunError(
                     f'{place} holds no run of "{name}", only of '
@@ -144,14 +147,15 @@ def _places(text: str) -> list[tuple[str, str]]:
 
 
 def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
-    """Return the runs whose folder name is the case name followed by grid values."""
+    """Return the runs whose folder is named after the case, grid values and draw."""
     begin = in_folder_name(name)
     found = {}
     for path, run in runs.items():
         rest = path.name.removeprefix(begin)
         keys = {key.rpartition(".")[2] for key, _ in flatten_config(run.config)}
         is_grid = any(rest.startswith(f"-{key}") for key in keys)
-        if path.name.startswith(begin) and (not rest or is_grid):
+        is_case = not rest or is_grid or DRAW.fullmatch(rest)
+        if path.name.startswith(begin) and is_case:
             found[path] = run
     return found
 

@@ -197,7 +197,7 @@ class RunSet(Sequence[Run]):
         ----------
         text : Path or str
             Comma-separated run folders, folders of run folders, or patterns such as
-            ``runs/cora/fedavg-*``; ``FOLDER:NAME`` selects one method or case.
+            ``runs/cora/fedavg-*``; ``FOLDER:NAME`` selects one case or method.
 
         Raises
         ------
