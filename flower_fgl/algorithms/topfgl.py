@@ -21,9 +21,9 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.fedstar import return_probabilities
 from flower_fgl.nn import Backbone, GraphInput, conv
 from flower_fgl.nn.pyg import GCNConv
-from flower_fgl.nn.structure import return_probabilities, without_loops
 
 __all__ = [
     "AugmentedNet",
@@ -67,9 +67,11 @@ def edge_statistics(edge_index: Tensor, num_nodes: int) -> Tensor:
         over all edges and averaged over the neighbours q of i. 0 for isolated nodes, and
         where all edges have one value.
     """
-    source, target = without_loops(edge_index.cpu(), num_nodes)
-    if not len(source):
+    source, target = edge_index.cpu()
+    codes = (source * num_nodes + target)[source != target].unique()
+    if not len(codes):
         return torch.zeros(num_nodes, 2)
+    source, target = codes // num_nodes, codes % num_nodes
     degree = torch.bincount(source, minlength=num_nodes).double()
     ones = np.ones(len(source))
     adjacency = csr_array(
@@ -91,15 +93,13 @@ def edge_statistics(edge_index: Tensor, num_nodes: int) -> Tensor:
     return (total / degree.clamp(min=1)[:, None]).float()
 
 
-def structural_encoding(edge_index: Tensor, num_nodes: int) -> Tensor:
+def structural_encoding(graph: GraphInput) -> Tensor:
     """Compute h^T of every node: return probabilities, then :func:`edge_statistics`.
 
     Parameters
     ----------
-    edge_index : Tensor of shape (2, E), int64
-        Each undirected edge in both directions.
-    num_nodes : int
-        N.
+    graph : GraphInput
+        N nodes.
 
     Returns
     -------
@@ -111,8 +111,8 @@ def structural_encoding(edge_index: Tensor, num_nodes: int) -> Tensor:
        averaged layer cannot read them. Here the walk part holds the probabilities of
        being back after 1 to 8 steps, which are equal on equal graphs.
     """
-    walks = return_probabilities(edge_index, num_nodes, WALKS)
-    edges = edge_statistics(edge_index, num_nodes).to(walks.device)
+    walks = return_probabilities(graph, WALKS)
+    edges = edge_statistics(graph.edge_index, graph.num_nodes).to(walks.device)
     return torch.cat([walks, edges], dim=1)
 
 
@@ -234,7 +234,7 @@ def nearest_pairs(points: Tensor, number: int) -> Tensor:
         near = distance.topk(number, dim=1, largest=False).indices
         node = block[:, None].expand_as(near)
         codes.append(torch.minimum(node, near) * size + torch.maximum(node, near))
-    found = torch.cat([code.flatten() for code in codes]).unique()
+    found = torch.unique(torch.cat([code.flatten() for code in codes]))
     return torch.stack([found // size, found % size])
 
 

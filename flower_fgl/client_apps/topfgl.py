@@ -103,7 +103,7 @@ class TopFGLClientApp(FedAvgClientApp):
         """Return h^T of the training graph, computed once."""
         memo, key = client.data.memo, ("topfgl-encoding",)
         if key not in memo:
-            memo[key] = structural_encoding(graph.edge_index, graph.num_nodes)
+            memo[key] = structural_encoding(graph)
         encoding: Tensor = memo[key]
         return encoding
 

@@ -33,18 +33,12 @@ class TopFGL(PersonalMix):
 
     Notes
     -----
-    1. The random graph holds no client's data: the server draws it from the run's seed.
+    1. The random graph holds no client's data: the server draws the same one in every
+       round, from the run's seed.
     2. The first rounds, a share ``warmup`` of all, average by ``weight-by``.
     """
 
     up = Weights
-
-    def prepare(self) -> None:
-        """Build the initial network and learner, and draw the random graph."""
-        super().prepare()
-        generator = torch_generator(self.config.seed, 0, SERVER, "probe")
-        self.probe = probe_graph(self.federation.num_features, generator)
-        self.encoding = structural_encoding(self.probe.edge_index, self.probe.num_nodes)
 
     def build(self, model: str) -> nn.Module:
         """Draw the network as FedAvg does, then the learner."""
@@ -61,17 +55,21 @@ class TopFGL(PersonalMix):
         settings = self.config.method_config
         if settings.warmup == 1:
             return False
-        return server_round >= math.ceil(settings.warmup * self.config.rounds)
+        first: int = math.ceil(settings.warmup * self.config.rounds)
+        return server_round >= first
 
     @torch.no_grad()
     def similarity(self, uploads: Sequence[Weights]) -> Tensor:
         """Return the CKA of the learners' outputs."""
         network, outputs = self.network.eval(), []
+        generator = torch_generator(self.config.seed, 0, SERVER, "probe")
+        probe = probe_graph(self.federation.num_features, generator)
+        encoding = structural_encoding(probe)
         for payload in uploads:
             network.load_state_dict(dict(payload.tensors))
-            logits = network(self.probe)
+            logits = network(probe)
             learner = network.get_submodule("learner")
-            outputs.append(learner(self.encoding, self.probe, logits))
+            outputs.append(learner(encoding, probe, logits))
         return linear_cka(torch.stack(outputs))
 
     def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:

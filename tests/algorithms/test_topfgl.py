@@ -32,7 +32,7 @@ def test_the_degree_and_the_jaccard_part() -> None:
     # one value on all edges, and no edges
     assert not edge_statistics(EDGES[:, [0, 4]], 5).any()
     assert edge_statistics(EDGES[:, :0], 5).shape == (5, 2)
-    assert structural_encoding(EDGES, 5).shape == (5, 10)
+    assert structural_encoding(GraphInput(torch.zeros(5, 1), EDGES)).shape == (5, 10)
 
 
 def test_the_number_of_parameters() -> None:
@@ -61,7 +61,7 @@ def test_the_learners_loss_reaches_the_learner_only() -> None:
     graph = GraphInput(torch.randn(5, 3), EDGES)
     logits = torch.randn(5, 2, requires_grad=True)
     learner = TopologyLearner(2, 4, 0.0)  # q = 5, so that some channels pass the ReLU
-    out = learner(structural_encoding(EDGES, 5), graph, logits)
+    out = learner(structural_encoding(graph), graph, logits)
     torch.nn.functional.cross_entropy(out, torch.tensor([0, 1, 0, 1, 1])).backward()
     assert logits.grad is None
     for parameter in learner.parameters():
