@@ -36,13 +36,14 @@ from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.graph_files.npz import read_bytes
+from flower_fgl.datasets.owned import build_owned_clients, owner_files
 from flower_fgl.datasets.partition.partition import (
     GRAPH_RULES,
     NETWORK_RULES,
     NODE_RULES,
     partition_key,
 )
-from flower_fgl.datasets.sources.load import cache_folder, data_folder
+from flower_fgl.datasets.sources.load import cache_folder, data_folder, find_source
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
@@ -362,10 +363,13 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["sparsity"] = asdict(sparsity)
     if config.dataset == "synthetic":
         key["synthetic"] = asdict(config.synthetic)
+    elif not is_file(config.dataset) and find_source(config.dataset).version:
+        key["version"] = find_source(config.dataset).version
     path = Path(os.path.expanduser(config.dataset))
     if is_file(config.dataset):
         key["dataset"] = path.name
         files = sorted(path.glob("*.csv")) if os.path.isdir(path) else [path]
+        files = owner_files(config.dataset) or files
         key["has_feature_names"] = True
         key["content"] = [hashlib.sha256(read_bytes(f)).hexdigest() for f in files]
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
@@ -399,7 +403,8 @@ def _parse_index(path: Path, stamp: Stamp) -> StoreIndex:
 
 def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreIndex:
     """Write all clients to a temporary folder, then rename it to the target."""
-    clients, sha256, num_edges = build_clients(config, num_clients)
+    build = build_owned_clients if owner_files(config.dataset) else build_clients
+    clients, sha256, num_edges = build(config, num_clients)
     with _writing(folder):
         # temporary folders left by killed processes
         for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):

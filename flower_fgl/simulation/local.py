@@ -17,6 +17,8 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.datasets.pyg_data import store_graph, store_graphs
+from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
@@ -98,9 +100,9 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
 
 def simulate(
     method: str = "fedavg",
-    dataset: str = "synthetic",
+    dataset: Any = "synthetic",
     *,
-    clients: int = 10,
+    clients: int | None = None,
     seed: int = 0,
     workers: int = 1,
     on_round: OnRound | None = None,
@@ -111,11 +113,13 @@ def simulate(
     Parameters
     ----------
     method : str
-        A name in ``METHODS``.
-    dataset : str
-        A dataset name, ``tu:NAME``, or the path of a graph file.
-    clients : int
-        Number of clients K, at least 1.
+        A name in ``METHODS``, see :func:`flower_fgl.register` for methods of your own.
+    dataset : str, torch_geometric.data.Data or list of Data
+        A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
+        partitioned; or a list with one graph for each client. Graphs are written to the
+        cache folder as graph files, see :func:`flower_fgl.to_npz`.
+    clients : int, optional
+        Number of clients K, at least 1; by default 10, or the length of the list.
     seed : int
         Seed of the run; the partition has its own seed (``partition_seed``).
     workers : int
@@ -141,10 +145,39 @@ def simulate(
     RunError
         If the run fails, e.g. because no client replied.
     """
+    if not isinstance(dataset, str):
+        dataset, clients = _graphs_as_files(dataset, clients, settings)
     values = run_config_of(
-        method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
+        method=method,
+        dataset=dataset,
+        clients=10 if clients is None else clients,
+        seed=seed,
+        settings=settings,
     )
     return run_local(values, workers=workers, on_round=on_round)
+
+
+def _graphs_as_files(
+    dataset: Any, clients: int | None, settings: Mapping[str, Any]
+) -> tuple[str, int | None]:
+    """Write a graph, or one graph per client; return the setting and the clients."""
+    folder = cache_folder() / "graphs"
+    if isinstance(dataset, os.PathLike):
+        return str(dataset), clients
+    if not isinstance(dataset, list | tuple):
+        return str(store_graph(dataset, folder)), clients
+    if clients not in (None, len(dataset)):
+        raise ConfigError(
+            f"A list of {len(dataset)} graphs gives {len(dataset)} clients, got clients = "
+            f"{clients}. Leave clients out."
+        )
+    unused = [k for k in map(kebab, settings) if k in ("partition", "dirichlet-alpha")]
+    if unused:
+        raise ConfigError(
+            f"{unused[0]} has no effect with a list of graphs: each is one client. Remove "
+            "it, or give a single graph to partition."
+        )
+    return str(store_graphs(dataset, folder)), len(dataset)
 
 
 def refuse_unstackable(config: RunConfig) -> None:
