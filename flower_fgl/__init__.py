@@ -12,23 +12,29 @@ from typing import TYPE_CHECKING, Any
 from flower_fgl.core.version import VERSION
 
 if TYPE_CHECKING:
+    from flower_fgl.cli.experiment import run_experiment
     from flower_fgl.datasets.pyg_data import to_npz
     from flower_fgl.methods import METHODS
-    from flower_fgl.runs.run import Run
     from flower_fgl.simulation.local import simulate
     from flower_fgl.simulation.register import register
+    from flower_fgl.simulation.results import Run, RunSet, compare, load
     from flower_fgl.simulation.resume import resume
 
 __version__ = VERSION
 
-__all__ = ["METHODS", "Run", "__version__", "register", "resume", "simulate", "to_npz"]
+__all__ = ["METHODS", "Run", "RunSet", "__version__", "compare", "load", "register"]
+__all__ += ["resume", "run_experiment", "simulate", "to_npz"]
 
 
 _HOMES = {
     "METHODS": "flower_fgl.methods",
-    "Run": "flower_fgl.runs.run",
+    "Run": "flower_fgl.simulation.results",
+    "RunSet": "flower_fgl.simulation.results",
+    "compare": "flower_fgl.simulation.results",
+    "load": "flower_fgl.simulation.results",
     "register": "flower_fgl.simulation.register",
     "resume": "flower_fgl.simulation.resume",
+    "run_experiment": "flower_fgl.cli.experiment",
     "simulate": "flower_fgl.simulation.local",
     "to_npz": "flower_fgl.datasets.pyg_data",
 }
@@ -39,3 +45,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the public names too, which tab completion in a notebook needs."""
+    return sorted({*globals(), *__all__})

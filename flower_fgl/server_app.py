@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter, default_folder
 
 if TYPE_CHECKING:
+    from flower_fgl.runs.trackers import Tracker
     from flower_fgl.strategies.base import FglStrategy
 
 __all__ = ["app", "run_server", "warn_of_many_clients"]
@@ -58,6 +59,7 @@ def run_server(
     states: StateKeeper | None = None,
     on_round: OnRound | None = None,
     config: RunConfig | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Path:
     """Run a method's server half and write its run folder.
 
@@ -76,6 +78,8 @@ def run_server(
         Called with the row of each round.
     config : RunConfig, optional
         ``values``, if the caller has checked them already.
+    trackers : sequence of Tracker
+        Trackers besides those that the setting ``track`` names.
 
     Returns
     -------
@@ -98,6 +102,12 @@ def run_server(
             f"client has its own process (engine {engine}). Use --engine local, or "
             'stacked = "auto".'
         )
+    group = None
+    if config.track or trackers:
+        # further files: a plain round does not run through them
+        from flower_fgl.runs.trackers import TrackerGroup, open_trackers
+
+        group = TrackerGroup([*open_trackers(config.track), *trackers])
     keeps = engine == "deployment" or states is not None
     if config.resume:
         if not (config.run_dir and keeps):
@@ -109,7 +119,7 @@ def run_server(
         with hold(folder, is_server=True, timeout=LET_GO_SECONDS):
             resumed = rewind(folder, config)
             writer = RunWriter(folder, on_round)
-            _run(grid, config, writer, engine, states, resumed)
+            _run(grid, config, writer, engine, states, resumed, group)
         return folder
     folder = (
         Path(config.run_dir)
@@ -126,7 +136,7 @@ def run_server(
         environment=describe_environment(engine, config.device),
     )
     with hold(folder, is_server=True):
-        _run(grid, config, writer, engine, states, None)
+        _run(grid, config, writer, engine, states, None, group)
     return folder
 
 
@@ -137,6 +147,7 @@ def _run(
     engine: str,
     states: StateKeeper | None,
     resumed: Checkpoint | None,
+    tracker: Tracker | None,
 ) -> None:
     """Run all rounds; write the summary whatever happens."""
     checkpoints = None
@@ -159,6 +170,10 @@ def _run(
         add_exit_handler(
             partial(_record_stop, writer.folder), run_before_force_exit=True
         )
+    if tracker is not None:
+        first = resumed.server_round + 1 if resumed is not None else 1
+        tracker.on_start(writer.folder, config.flat(), first)
+        writer.tracker = tracker
     strategy: FglStrategy | None = None
     status, error = "failed", ""
     try:
@@ -209,6 +224,8 @@ def _run(
             if not error:
                 raise
             log.warning("The summary was not updated: %s", late)  # the error is raised
+        if tracker is not None:
+            tracker.on_end(summary)
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
 

@@ -115,7 +115,11 @@ def test_every_third_party_import_is_declared() -> None:
         re.split(r"[\[<>=~]", entry)[0].replace("-", "_").lower()
         for entry in [
             *project["project"]["dependencies"],
-            *project["project"]["optional-dependencies"]["privacy"],
+            *(
+                entry
+                for extra in ("privacy", "tensorboard", "mlflow", "wandb", "tune")
+                for entry in project["project"]["optional-dependencies"][extra]
+            ),
         ]
     }
     other_names = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -11,6 +10,7 @@ import typer
 from rich.console import Console
 
 from flower_fgl.cli.tables import WIDE
+from flower_fgl.cli.value_lists import parse_value, split_pair
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
@@ -25,7 +25,10 @@ console = Console(width=None if sys.stdout.isatty() else WIDE)
 SettingPairs = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", help="Set any run-config key, e.g. --set fedprox.mu=0.1. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any run-config key, e.g. --set fedprox.mu=0.1. Repeatable. In `run` "
+        "also a list or a range.",
     ),
 ]
 
@@ -56,24 +59,21 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
     Raises
     ------
     ConfigError
-        If a pair has no ``=``, an empty key, or a list or table as its value.
+        If a pair has no ``=``, an empty key, or a list or table as its value, or if a
+        key is given twice.
     """
     out: dict[str, Scalar] = {}
-    for pair in pairs:
-        key, sign, text = pair.partition("=")
-        if not sign or not key.strip():
-            raise ConfigError(f'--set expects key=value, got "{pair}".')
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
+    for key, text in map(split_pair, pairs):
+        value = parse_value(text)
         if not isinstance(value, bool | int | float | str):
             raise ConfigError(f"--set {key} expects a single value, got {text}.")
-        out[key.strip()] = value
+        if key in out:
+            raise ConfigError(f"--set {key}=… is given twice: give it once.")
+        out[key] = value
     return out
 
 
-def given(**values: Scalar | None) -> dict[str, Scalar]:
+def given(**values: str | None) -> dict[str, str]:
     """Return the options that the user gave, by run-config key."""
     return {k.replace("_", "-"): v for k, v in values.items() if v is not None}
 

@@ -159,7 +159,7 @@ def predict(
 
     Writes the class probabilities of each node as CSV.
     """
-    from flower_fgl.cli.predict import predict_graph, write_csv
+    from flower_fgl.simulation.prediction import predict_graph, write_csv
 
     prediction = predict_graph(model, graph)
     write_csv(prediction, output)

@@ -14,14 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_fgl.cli import graph_commands, report_commands
+from flower_fgl.cli import tune as tuning
 from flower_fgl.cli.arguments import (
     SettingPairs,
     console,
     encodable,
     given,
-    parse_pairs,
 )
+from flower_fgl.cli.commands import App
 from flower_fgl.cli.tables import make_table
+from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import DATASET_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.options import kebab, nearest
@@ -31,7 +33,7 @@ __all__ = ["app", "main"]
 
 
 typer.core.HAS_RICH = False  # rich would escape brackets for markup, which is off
-app = typer.Typer(
+app = App(
     help="Train, evaluate and compare federated graph learning methods with Flower.\n\n"
     "Example: flower-fgl run --method fedavg --dataset cora --clients 10",
     no_args_is_help=True,
@@ -91,19 +93,28 @@ def run(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="Method (default fedavg), see flower-fgl methods."),
+        typer.Option(
+            help="Method (default fedavg), see flower-fgl methods; several: "
+            "local,fedavg."
+        ),
     ] = None,
     dataset: Annotated[
         str | None,
-        typer.Option(help="Dataset (default synthetic), see flower-fgl datasets."),
+        typer.Option(
+            help="Dataset (default synthetic), see flower-fgl datasets; several: "
+            "cora,citeseer."
+        ),
     ] = None,
     clients: Annotated[
-        int | None, typer.Option(help="Number of clients (default 10).")
+        str | None, typer.Option(help="Number of clients (default 10); several: 5,10.")
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Number of rounds (default: see settings).")
+        str | None, typer.Option(help="Number of rounds (default: see settings).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed (default 0).")] = None,
+    seed: Annotated[
+        str | None,
+        typer.Option(help="Random seed (default 0); several: 0,1,2 or 0..4."),
+    ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -122,7 +133,21 @@ def run(
         float,
         typer.Option(help="GPUs per worker process; 0.25 lets four share one."),
     ] = 0.0,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Runs of a grid at once, each in one process; 0: one per core.",
+        ),
+    ] = 1,
     quiet: Annotated[bool, typer.Option(help="Hide the progress bar.")] = False,
+    track: Annotated[
+        str | None,
+        typer.Option(
+            help="Report every round to tensorboard, mlflow or wandb, or to several, "
+            "separated by commas."
+        ),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(help="Folder of an interrupted run to resume.")
     ] = None,
@@ -131,24 +156,26 @@ def run(
         typer.Option(help="Run only this case of the experiment file. Repeatable."),
     ] = None,
 ) -> None:
-    """Run a method, or all runs of an experiment file.
+    """Run a method, a grid of several values, or all runs of an experiment file.
 
     Each run writes a folder with its settings, the results of every round, and the
-    aggregated model. Runs of an experiment file that are complete are skipped.
+    aggregated model. A list of values (--method local,fedavg --seed 0..4) makes a grid:
+    all combinations run, then a table and a report compare them. Runs of a grid that are
+    complete are skipped.
     """
     from flower_fgl.cli.run import RunOptions, resume_folder, run_all
 
     options = given(
-        method=method, dataset=dataset, clients=clients, rounds=rounds, seed=seed
+        method=method,
+        dataset=dataset,
+        clients=clients,
+        rounds=rounds,
+        seed=seed,
+        track=track,
     )
-    pairs = parse_pairs(settings or [])
-    if twice := sorted(options.keys() & pairs.keys()):
-        raise ConfigError(
-            f"--{twice[0]} and --set {twice[0]}=… set the same key: give only one."
-        )
-    options |= pairs
+    values = read_options(options, settings or [])
     if resume is not None:
-        if experiment is not None or options or engine is not None or case:
+        if experiment is not None or values or engine is not None or case or jobs != 1:
             raise ConfigError(
                 "--resume keeps the settings and the engine of the run: besides the "
                 "folder, only --workers, --client-gpus and --quiet are allowed."
@@ -163,9 +190,9 @@ def run(
         raise ConfigError(
             "--case selects from an experiment file: name the file as well."
         )
-    run_options = RunOptions(engine, workers, client_gpus, quiet)
+    run_options = RunOptions(engine, workers, client_gpus, quiet, jobs)
     with report_how_to_resume():
-        run_all(experiment, options, run_options, console, cases=case or ())
+        run_all(experiment, values, run_options, console, cases=case or ())
 
 
 @app.command()
@@ -261,5 +288,6 @@ for command in (
     report_commands.embeddings,
     report_commands.compare,
     report_commands.reach,
+    tuning.tune,
 ):
     app.command()(command)

@@ -15,7 +15,6 @@ from flower_fgl.runs.compare import (
     compare_runs,
     describe_scores,
     select_runs,
-    verdict,
 )
 from flower_fgl.runs.cost_to_accuracy import cost_until
 from flower_fgl.runs.run import Run
@@ -123,13 +122,7 @@ def compare(
         method = str(runs[0].summary["method"])
         table.add_row(side, method, describe_scores(scores), ", ".join(pending))
     console.print(table)
-    test = result.test
-    numbers = f"A - B = {100 * test.difference:+.2f}, n = {test.n} pairs"
-    if not test.why_not:
-        low, high = (100 * bound for bound in test.interval)
-        numbers += f", 95 % interval {low:+.2f} to {high:+.2f}"
-        numbers += f", t = {test.t:.3f}, p = {test.p:.4f}"
-    show(f"{numbers}: {verdict(result)}")
+    show(str(result))
 
 
 def reach(

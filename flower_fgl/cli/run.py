@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-import math
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,23 +22,29 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from flower_fgl.cli.progress import GridProgress, TimeLeft
+from flower_fgl.cli.value_lists import Given
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.files import OnRound, flatten_config
+from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.experiments import (
+    DEFAULT_CLIENTS,
+    REPLICATES,
     Experiment,
     PlannedRun,
+    describe_tuning,
     read_experiment,
     results_table,
 )
+from flower_fgl.simulation.progress import score_text
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
-
-DEFAULT_CLIENTS = 10
 
 
 @dataclass(frozen=True)
@@ -54,33 +61,38 @@ class RunOptions:
         GPUs per client with Ray.
     quiet : bool
         Whether to hide the progress bar.
+    jobs : int
+        Runs of a grid at once, each in a process of its own; 0: one per core.
     """
 
     engine: str
     workers: int | None = None
     client_gpus: float = 0.0
     quiet: bool = False
+    jobs: int = 1
 
 
 def run_all(
     experiment_file: Path | None,
-    options: Mapping[str, Scalar],
+    options: Mapping[str, Given],
     run_options: RunOptions,
     console: Console,
     *,
     cases: Sequence[str] = (),
 ) -> list[Run]:
-    """Run all runs of an experiment, or the one run that the options describe.
+    """Run all runs of an experiment, or the run or grid that the options describe.
 
     Each run of a grid has a folder with a fixed name. A run that is complete is skipped,
-    and an interrupted one resumes from its checkpoint.
+    and an interrupted one resumes from its checkpoint. A run that fails does not stop the
+    others.
 
     Parameters
     ----------
     experiment_file : Path or None
         Experiment file (TOML).
-    options : mapping of str to bool, int, float or str
-        Settings from the command line, which override those of the file.
+    options : mapping of str to bool, int, float, str or list of these
+        Settings from the command line, which override those of the file; a list is a
+        grid.
     run_options : RunOptions
         Engine and display options.
     console : Console
@@ -99,41 +111,130 @@ def run_all(
         If the file or a setting is wrong, which is checked before the first run, or if a
         run fails. The folders of earlier runs are kept.
     """
-    experiment = Experiment("run", config=options)
+    experiment = _ad_hoc(options)
     if experiment_file is not None:
         experiment = read_experiment(experiment_file).with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
+    if experiment.is_grid:
+        return _run_grid(experiment, planned, run_options, console)
+    if run_options.jobs != 1:
+        raise ConfigError(
+            f"--jobs {run_options.jobs} runs the runs of a grid side by side, but there is "
+            "only one run. List several values, e.g. --seed 0..4, or use --workers."
+        )
     # loads torch: the settings of all runs are checked first
     from flower_fgl.simulation.run import run_one
 
-    done: list[tuple[PlannedRun, Run]] = []
+    (run,) = planned
+    rounds = parse_config(run.settings).rounds
+    with _progress(console, run.name, rounds, run_options.quiet) as on_round:
+        made = run_one(
+            run.settings,
+            engine=run_options.engine,
+            workers=run_options.workers,
+            client_gpus=run_options.client_gpus,
+            on_round=on_round,
+        )
+    console.print(made.table(), markup=False, highlight=False, soft_wrap=True)
+    return [made]
+
+
+def _ad_hoc(options: Mapping[str, Given]) -> Experiment:
+    """Return the single run that options describe, or the grid if they hold lists.
+
+    The folder of a grid is named after its settings, so that the same command resumes it.
+    """
+    single = {k: v for k, v in options.items() if not isinstance(v, list)}
+    if len(single) == len(options):
+        return Experiment("run", config=single)
+    method = str(single.pop("method", GeneralSettings.method))
+    lists = {k: v for k, v in options.items() if isinstance(v, list)}
+    grid: dict[str, Sequence[Scalar]] = {"method": [method], **lists}
+    for key in REPLICATES:  # the last keys vary fastest
+        if key in grid:
+            grid[key] = grid.pop(key)
+    fixed = {k: v for k, v in single.items() if k != "output-dir"}
+    fixed |= {"method": method} if "method" not in lists else {}
+    text = json.dumps([sorted(fixed.items()), sorted(lists)])
+    parts = [str(fixed.get("method", "")), str(fixed.get("dataset", ""))]
+    parts = ["grid", *(Path(part).stem for part in parts), *sorted(lists)]
+    name = "-".join(in_folder_name(part) for part in parts if part)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    shown = {
+        k: grid.get(k) or [fixed[k]] for k in ("method", "dataset") if k in fixed | grid
+    }
+    title = " on ".join(", ".join(map(str, values)) for values in shown.values())
+    return Experiment(f"{name[:80]}-{digest}", title, config=single, grid=grid)
+
+
+def _run_grid(
+    experiment: Experiment,
+    planned: Sequence[PlannedRun],
+    run_options: RunOptions,
+    console: Console,
+) -> list[Run]:
+    """Run the missing runs of a grid; print the table and write the report."""
+    # loads torch: the settings of all runs are checked first
+    from flower_fgl.simulation.flower_simulation import num_cpus
+    from flower_fgl.simulation.jobs import Job, run_jobs
+
+    number = run_options.jobs or num_cpus()
+    done: dict[str, Run] = {}
+    jobs, left = [], TimeLeft(max(number, 1))
     for run in planned:
-        if experiment.is_grid:
-            finished, can_resume = _existing_run(run)
-            if finished is not None:
-                console.print(f"{run.name}: already complete", highlight=False)
-                done.append((run, finished))
-                continue
-            if can_resume:
-                console.print(f"{run.name}: resumes", highlight=False)
-                run = replace(run, settings={**run.settings, "resume": True})
-        rounds = parse_config(run.settings).rounds
-        with _progress(console, run.name, rounds, run_options.quiet) as on_round:
-            made = run_one(
-                run.settings,
+        finished, can_resume = _existing_run(run)
+        if finished is not None:
+            console.print(f"{run.name}: already complete", highlight=False)
+            done[run.name] = finished
+            continue
+        settings = dict(run.settings)
+        if can_resume:
+            console.print(f"{run.name}: resumes", highlight=False)
+            settings["resume"] = True
+        jobs.append(Job(run.name, settings))
+        left.add(run.name, run.row, parse_config(settings).rounds)
+    errors = {}
+    if jobs:
+        with (
+            _resumable(console),
+            GridProgress(console, left, quiet=run_options.quiet) as progress,
+        ):
+            errors = run_jobs(
+                jobs,
+                progress,
+                side_by_side=number,
                 engine=run_options.engine,
                 workers=run_options.workers,
                 client_gpus=run_options.client_gpus,
-                on_round=on_round,
             )
-        done.append((run, made))
-        text = f"Run folder: {made.path}" if experiment.is_grid else made.table()
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-    if experiment.is_grid:
-        _print_results(experiment, done, console)
-    return [run for _, run in done]
+    for run in planned:
+        if run.name not in errors and run.name not in done:
+            done[run.name] = Run.load(str(run.settings["run-dir"]))
+    complete = [(run, done[run.name]) for run in planned if run.name in done]
+    if complete:
+        _print_results(experiment, complete, console)
+    if errors:
+        raise RunError(
+            f"{len(errors)} of {len(planned)} runs failed: {', '.join(errors)}. The same "
+            "command runs only these again.\n"
+            + "\n".join(f"{name}: {error}" for name, error in errors.items())
+        )
+    return [run for _, run in complete]
+
+
+@contextmanager
+def _resumable(console: Console) -> Iterator[None]:
+    """After Ctrl-C, print how to continue a grid."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(
+            "To continue the grid, run the same command again: complete runs are skipped, "
+            "interrupted ones resume from their last checkpoint."
+        )
+        raise KeyboardInterrupt from None
 
 
 def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
@@ -142,10 +243,10 @@ def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     if experiment.is_grid:
         base = Path(str(settings.get("output-dir", "runs")))
         settings["run-dir"] = str((base / experiment.name / run.name).resolve())
-    return PlannedRun(run.name, run.row, settings)
+    return replace(run, settings=settings)
 
 
-def _check_all(planned: list[PlannedRun], options: Mapping[str, Scalar]) -> None:
+def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
     """Reject wrong settings, options without effect, and runs with the same folder."""
     configs = []
     for run in planned:
@@ -266,13 +367,24 @@ def _can_resume(run: Run, config: RunConfig) -> bool:
 def _print_results(
     experiment: Experiment, done: list[tuple[PlannedRun, Run]], console: Console
 ) -> None:
-    """Print the results table of a grid and the hashes of its partitions."""
+    """Print the table and the partitions of a grid; write its report."""
+    # loads matplotlib, which a run does not need
     from flower_fgl.cli.tables import rows_table
+    from flower_fgl.runs.report.page import write_report
 
     console.print(experiment.title or experiment.name, markup=False)
     console.print(rows_table(results_table(experiment, done)))
     hashes = sorted({str(run.summary.get("partition_sha256", "")) for _, run in done})
     console.print("partition", *hashes, sep="\n  ", markup=False, highlight=False)
+    tuning = describe_tuning(experiment.tuning)
+    if tuning:
+        console.print(
+            f"tuning: {tuning}", markup=False, highlight=False, soft_wrap=True
+        )
+    folder = done[0][1].path.parent
+    report = write_report([run for _, run in done])
+    for text in (f"Run folders: {folder}", f"Report: {report}"):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -300,7 +412,7 @@ def _progress(
                 description=f"{name}: {'round' if is_round else row['phase']}",
                 completed=min(row["round"], rounds),
                 total=rounds,
-                numbers=_numbers(row),
+                numbers=score_text(row),
             )
 
         with _logged_to(progress.console):
@@ -323,17 +435,3 @@ def _logged_to(console: Console) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
-
-
-def _numbers(row: Mapping[str, Any]) -> str:
-    """Return loss and accuracies of a round as text for the progress bar."""
-    parts = [f"loss {row['loss']:.3f}"] if row.get("loss") is not None else []
-    modes = row.get("metrics") or {}
-    columns = modes.get("local") or modes.get("global") or {}
-    for column in ("val", "test"):
-        value = columns.get(column, {}).get("accuracy")
-        if value is not None and not math.isnan(
-            value
-        ):  # NaN if there are no such nodes
-            parts.append(f"{column} {100 * value:.1f} %")
-    return "  ".join(parts)

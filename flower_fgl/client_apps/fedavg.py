@@ -38,6 +38,10 @@ class FedAvgClientApp(FglClientApp):
         """Return the shapes of the weights of the client's backbone."""
         return client.state_shapes()
 
+    def build(self, client: Client) -> Backbone:
+        """Build the network to train; its weights are overwritten."""
+        return client.build_model()
+
     def penalty(
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor] | None:
@@ -52,7 +56,7 @@ class FedAvgClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train for ``local-epochs`` from the received weights."""
-        model = client.build_model()
+        model = self.build(client)
         load_state(model, download.tensors)
         loss = client.train(
             model,

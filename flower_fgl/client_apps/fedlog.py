@@ -78,7 +78,9 @@ class FedLogClientApp(FglClientApp):
     5. For a class with fewer training nodes than ``min-class-count`` a client uploads the
        initial learnable nodes, which the server knows, as if it had no node of the class.
     6. The noise of ``class-rate-noise`` comes from the operating system's entropy.
-    7. Each round starts with a new Adam optimizer, as in the published code. Its first step
+    7. A client with more than 2,048 training nodes trains its prompt generator on 256
+       of them per epoch by default (``prompt-batch-size``); the paper uses all.
+    8. Each round starts with a new Adam optimizer, as in the published code. Its first step
        moves every entry by the learning rate, whatever the gradient. A client with one
        batch per round takes only such steps. ``optimizer-state = "keep"`` avoids this.
     """
@@ -126,6 +128,7 @@ class FedLogClientApp(FglClientApp):
                     epochs=method_config.prompt_epochs,
                     networks=method_config.prompt_networks,
                     lr=method_config.prompt_lr,
+                    batch_size=method_config.prompt_batch(len(data.index)),
                 )
             prompts = {n: t.detach().cpu() for n, t in generator.state_dict().items()}
             refuse_non_finite(prompts, rate="fedlog.prompt-lr")

@@ -44,7 +44,7 @@ from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fggp import ModelAndPrototypes
 from flower_fgl.protocols.prototypes import Prototypes
 
-__all__ = ["FGGPClientApp"]
+__all__ = ["FGGPClientApp", "TwoViews"]
 
 EDGE_TAU = 0.5
 """Temperature at which the edges of the second view are drawn."""
@@ -78,6 +78,7 @@ class FGGPClientApp(FedAvgClientApp):
        starts with fresh moments of the optimizer.
     """
 
+    stacked = "flower_fgl.client_apps.stacked.fggp:StackedFGGP"
     down = ModelAndPrototypes
     up = ModelAndPrototypes
 

@@ -35,6 +35,7 @@ def option(
     lt: float | None = None,
     choices: str = "",
     auto: bool = False,
+    keeps_commas: bool = False,
 ) -> Any:
     """Declare one setting of a settings dataclass.
 
@@ -50,6 +51,9 @@ def option(
         Space-separated values that a string may take; empty: any.
     auto : bool
         Whether a method may have its own default (the value ``"auto"``).
+    keeps_commas : bool
+        Whether a comma belongs to a single value (a list, or a path). The command line
+        then does not read it as several values of a grid.
     """
     metadata = {
         "text": text,
@@ -59,6 +63,7 @@ def option(
         "lt": lt,
         "choices": tuple(choices.split()),
         "auto": auto,
+        "keeps_commas": keeps_commas,
     }
     return field(default=default, metadata=metadata)
 

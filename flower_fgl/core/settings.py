@@ -11,9 +11,12 @@ __all__ = [
     "GRAPH_PARTITIONS",
     "MIN_SECURE_CLIENTS",
     "PARTITIONS",
+    "TRACKERS",
     "GeneralSettings",
     "SyntheticSettings",
     "is_file",
+    "names_of_trackers",
+    "read_num_neighbors",
 ]
 
 DATASETS = [
@@ -51,6 +54,8 @@ PARTITIONS = (
 )
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
 """Rules that assign whole graphs to clients (a test compares them)."""
+TRACKERS = ("tensorboard", "mlflow", "wandb")
+"""Experiment trackers in ``runs/trackers.py`` (an assertion compares them)."""
 MIN_SECURE_CLIENTS = 3
 """With one or two clients the sum reveals individual updates."""
 
@@ -109,6 +114,7 @@ class GeneralSettings:
         "",
         "folder of the raw datasets; empty: the environment variable FLOWER_FGL_DATA, "
         "or else the user's cache folder",
+        keeps_commas=True,
     )
     partition: str = option(
         "metis",
@@ -167,6 +173,7 @@ class GeneralSettings:
         "(gcn,gin); sizes may follow the name: gcn:3x512 has 3 layers of width 512, "
         "gcn:linear has a linear classifier",
         auto=True,
+        keeps_commas=True,
     )
     hidden_channels: int = option(
         64, "width of the hidden layers and of the embedding", ge=1, auto=True
@@ -198,6 +205,11 @@ class GeneralSettings:
         "training nodes (or graphs) per optimizer step; 0: all of them (full batch)",
         ge=0,
         auto=True,
+    )
+    num_neighbors: str = option(
+        "",
+        "most neighbors per node that a batch reads in each layer, those of the last layer "
+        "first (10,10), drawn anew in each step; needs batch-size; empty: all neighbors",
     )
     optimizer: str = option(
         "adam", "optimizer of the clients", choices="adam adamw sgd", auto=True
@@ -377,12 +389,21 @@ class GeneralSettings:
         "faster, true: refuse a run that cannot be stacked, false: one by one",
         choices="auto true false",
     )
-    output_dir: str = option("runs", "folder in which run folders are created")
-    run_dir: str = option("", "folder of this run; empty: a new folder in output-dir")
+    output_dir: str = option(
+        "runs",
+        "folder in which run folders are created",
+        keeps_commas=True,
+    )
+    run_dir: str = option(
+        "",
+        "folder of this run; empty: a new folder in output-dir",
+        keeps_commas=True,
+    )
     state_dir: str = option(
         "",
         "folder in which clients keep large state between rounds; empty: in Flower's "
         "context",
+        keeps_commas=True,
     )
     checkpoint_every: int = option(
         10,
@@ -395,12 +416,43 @@ class GeneralSettings:
         "whether a completed run keeps a checkpoint of its last round; `flower-fgl "
         "embeddings` needs it to draw FedPANO's synthetic nodes",
     )
+    track: str = option(
+        "",
+        "experiment trackers that get the scores of every round: tensorboard, mlflow, "
+        "wandb, or several of them separated by commas; empty: none",
+    )
     resume: bool = option(
         False,
         "whether to resume the interrupted run in run-dir from its last checkpoint",
     )
 
 
+def names_of_trackers(track: str) -> list[str]:
+    """Return the trackers that the setting ``track`` names."""
+    return [name.strip() for name in track.split(",") if name.strip()]
+
+
 def is_file(dataset: str) -> bool:
     """Return whether ``dataset`` is a path instead of the name of a dataset."""
     return any(mark in dataset for mark in ("/", "\\", ".npz"))
+
+
+def read_num_neighbors(text: str) -> tuple[int, ...]:
+    """Return the numbers of the setting ``num-neighbors``.
+
+    Parameters
+    ----------
+    text : str
+        Positive numbers separated by commas, or nothing.
+
+    Raises
+    ------
+    ValueError
+        If a part is not a positive number.
+    """
+    if not text:
+        return ()
+    numbers = tuple(int(part) for part in text.split(","))
+    if min(numbers) < 1:
+        raise ValueError(text)
+    return numbers

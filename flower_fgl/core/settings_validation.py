@@ -20,8 +20,11 @@ from flower_fgl.core.options import kebab, nearest
 from flower_fgl.core.settings import (
     GRAPH_PARTITIONS,
     MIN_SECURE_CLIENTS,
+    TRACKERS,
     GeneralSettings,
     is_file,
+    names_of_trackers,
+    read_num_neighbors,
 )
 
 __all__ = [
@@ -103,7 +106,8 @@ def check_settings(
     Raises
     ------
     ConfigError
-        If ``device`` is malformed; if the method does not support a setting; with
+        If ``device`` is malformed, or ``track`` names an unknown tracker; if the method
+        does not support a setting; with
         ``setting = "graph"``, for a partition of a single graph, or any sparsity; with
         ``closed-set`` or ``open-set``, for a partition other than METIS, or any
         sparsity; with ``few-shot``, for too many shots, a split, or ``label-sparsity``;
@@ -118,6 +122,9 @@ def check_settings(
         raise ConfigError(
             f'device must be "auto", "cpu", "cuda" or "cuda:N", got "{settings.device}".'
         )
+    for name in names_of_trackers(settings.track):
+        if name not in TRACKERS:
+            raise ConfigError(f'Unknown tracker "{name}". {nearest(name, TRACKERS)}')
     _check_method(settings, method)
     _check_graphs(settings, method, methods)
     _check_unseen(settings)
@@ -153,6 +160,8 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"{settings.method} samples all clients in its single round: use eval-policy = "
             '"stale", or remove it.'
         )
+    if settings.num_neighbors:
+        _check_neighbors(settings, method)
     if not method.takes_batches and (settings.batch_size or settings.check_every):
         raise ConfigError(
             f"{settings.method} trains on all training nodes of a client at once and keeps "
@@ -190,6 +199,31 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"min-replies is {settings.min_replies}, but {describe_sampling(settings)} "
             f"samples {sampled} of {settings.clients} clients per round, so every round "
             "would fail. Lower min-replies or sample more clients."
+        )
+
+
+def _check_neighbors(settings: GeneralSettings, method: Any) -> None:
+    """Raise an error if ``num-neighbors`` is malformed or would have no effect."""
+    text = settings.num_neighbors
+    try:
+        read_num_neighbors(text)
+    except ValueError:
+        raise ConfigError(
+            "num-neighbors must be positive numbers, one per layer and separated by "
+            f'commas as in "10,10", got "{text}".'
+        ) from None
+    if not method.samples_neighbors:
+        raise ConfigError(
+            f"{settings.method} has its own training steps, which do not read "
+            "num-neighbors: remove it."
+        )
+    if settings.setting == "graph":
+        raise ConfigError(
+            'num-neighbors is for node classification: remove it for setting = "graph".'
+        )
+    if not settings.batch_size:
+        raise ConfigError(
+            "num-neighbors limits what a batch reads: set batch-size, or remove it."
         )
 
 

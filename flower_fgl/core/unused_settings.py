@@ -1,4 +1,4 @@
-"""Rejection of command-line settings that have no effect."""
+"""Rejection of settings that have no effect."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import removed_settings
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 
-__all__ = ["reject_unused_settings"]
+__all__ = ["reject_unused_settings", "unused_settings"]
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
 
@@ -52,33 +52,38 @@ NEEDED: Mapping[str, Rule] = {
 """Settings that depend on another one: the condition as text and as a function."""
 
 
-def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
-    """Reject a command-line key that has no effect in any of the runs.
-
-    Files are not checked: their keys may be meant for some cases or grid values only.
+def unused_settings(keys: Iterable[str], config: RunConfig) -> list[str]:
+    """Return those of the given settings that have no effect in one run.
 
     Parameters
     ----------
     keys : iterable of str
-        Settings given on the command line.
+        Settings that were given.
+    config : RunConfig
+        Configuration of the run.
+    """
+    return [key for key in keys if _why_unused(key, [config])]
+
+
+def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
+    """Reject a setting that has no effect in any of the runs.
+
+    Parameters
+    ----------
+    keys : iterable of str
+        Settings that the user gave.
     configs : collection of RunConfig
         Configurations of all runs.
 
     Raises
     ------
     ConfigError
-        Naming the unused key and the setting it needs.
+        Naming the unused key and the setting it needs, or a former setting.
     """
-    names = {config.method for config in configs} | {c.dataset for c in configs}
     for key in keys:
-        table, dot, name = key.partition(".")
-        if dot and table not in names:
-            kind = "dataset" if table == "synthetic" else "method"
-            found = ", ".join(sorted({getattr(config, kind) for config in configs}))
-            raise ConfigError(
-                f"{key} belongs to {kind} = {table} and has no effect with {kind} = "
-                f"{found}. Remove it, or choose {kind} = {table}."
-            )
+        if reason := _why_unused(key, configs):
+            raise ConfigError(reason)
+        table, _, name = key.partition(".")
         for config in configs:
             removed = removed_settings(type(config.method_config))
             if table == config.method and name in removed:
@@ -86,8 +91,21 @@ def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) 
                     f"{key} is no longer a setting: its value is always "
                     f"{removed[name]!r}. Remove it."
                 )
-        if key in NEEDED and not any(map(NEEDED[key][1], configs)):
-            raise ConfigError(
-                f"{key} has no effect: it needs {NEEDED[key][0]}. Set that too, or remove "
-                f"{key}."
-            )
+
+
+def _why_unused(key: str, configs: Collection[RunConfig]) -> str:
+    """Return why a setting has no effect in any of the runs; empty if it has one."""
+    table, dot, _ = key.partition(".")
+    if dot:
+        kind = "dataset" if table == "synthetic" else "method"
+        found = sorted({str(getattr(config, kind)) for config in configs})
+        if table in found:
+            return ""
+        return (
+            f"{key} belongs to {kind} = {table} and has no effect with {kind} = "
+            f"{', '.join(found)}. Remove it, or choose {kind} = {table}."
+        )
+    if key in NEEDED and not any(map(NEEDED[key][1], configs)):
+        need = NEEDED[key][0]
+        return f"{key} has no effect: it needs {need}. Set that too, or remove {key}."
+    return ""

@@ -34,4 +34,5 @@ METHOD = Method(
     client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
     settings=ClusteredSamplingSettings,
     payload="4P up, 4P down",
+    samples_neighbors=True,
 )

@@ -46,4 +46,5 @@ METHOD = Method(
     payload="4P up, 4P down",
     additive=True,
     robust=True,
+    samples_neighbors=True,
 )

@@ -12,6 +12,9 @@ from flower_fgl.methods.method import Method
 
 __all__ = ["METHOD", "FedLogSettings"]
 
+MANY_NODES, SAMPLED_NODES = 2048, 256
+"""Training nodes above which ``prompt-batch-size = 0`` draws a batch, and its size."""
+
 
 @dataclass(frozen=True)
 class FedLogSettings:
@@ -113,6 +116,13 @@ class FedLogSettings:
         "generator matches",
         ge=1,
     )
+    prompt_batch_size: int = option(
+        0,
+        "training nodes on which an epoch of the prompt generator computes its losses, "
+        f"drawn anew in each epoch; 0: all, but {SAMPLED_NODES} on a client with more "
+        f"than {MANY_NODES}",
+        ge=0,
+    )
     local_pretrain_epochs: int = option(
         0,
         "largest number of epochs in which a client trains its encoder alone before "
@@ -131,6 +141,17 @@ class FedLogSettings:
         "a, standard deviation of class-rate-noise = gauss as a share of the rate",
         ge=0,
     )
+
+    def prompt_batch(self, num_nodes: int) -> int:
+        """Return the batch size of a prompt generator's training; 0: all nodes.
+
+        Parameters
+        ----------
+        num_nodes : int
+            The client's training nodes.
+        """
+        is_large = num_nodes > MANY_NODES
+        return self.prompt_batch_size or (SAMPLED_NODES if is_large else 0)
 
 
 METHOD = Method(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from flower_fgl.core.options import option
 from flower_fgl.methods.method import Method
+from flower_fgl.methods.personalmix import PersonalMixSettings
 
 __all__ = ["METHOD", "FedPubSettings"]
 
 
 @dataclass(frozen=True)
-class FedPubSettings:
+class FedPubSettings(PersonalMixSettings):
     """Settings of FED-PUB."""
 
     tau: float = option(

@@ -37,4 +37,5 @@ METHOD = Method(
     has_global_model=False,
     additive=True,
     robust=True,
+    samples_neighbors=True,
 )

@@ -35,4 +35,5 @@ METHOD = Method(
     settings=FedSEMSettings,
     payload="4P up, 4P down",
     has_global_model=False,
+    samples_neighbors=True,
 )

@@ -15,4 +15,5 @@ METHOD = Method(
     uploads=False,
     has_global_model=False,
     mixes_models=True,
+    samples_neighbors=True,
 )

@@ -67,6 +67,9 @@ class Method:
         before round 1 prepare every client.
     takes_batches : bool
         Whether training uses ``batch-size`` and ``check-every``.
+    samples_neighbors : bool
+        Whether the steps of a batch are those of ``Client.train`` with the client's
+        backbone alone, so that ``num-neighbors`` may limit what they read.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Method:
     sums_scaled_uploads: bool = True
     takes_late_clients: bool = True
     takes_batches: bool = True
+    samples_neighbors: bool = False
 
     def __post_init__(self) -> None:
         for f in () if self.settings is None else fields(self.settings):

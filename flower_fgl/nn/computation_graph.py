@@ -13,7 +13,7 @@ from flower_fgl.nn.graph_union import select_rows
 from flower_fgl.nn.sparse import Operator, SparseOperator
 from flower_fgl.nn.topology import OperatorKind
 
-__all__ = ["output_nodes", "receptive_field"]
+__all__ = ["Level", "output_nodes", "receptive_field"]
 
 SHARE, SHARE_IN_BATCH = 0.75, 0.5
 """Largest share of the nodes that is worth extracting, once or for every batch."""
@@ -61,9 +61,9 @@ def receptive_field(
     nodes, extents = found
     place = torch.full((graph.num_nodes,), -1, device=nodes.device)
     place[nodes] = torch.arange(len(nodes), device=nodes.device)
-    levels: list[_Level] = []
+    levels: list[Level] = []
     for size, inner in zip(extents[:0:-1], extents[-2::-1], strict=True):
-        level = _Level(graph, nodes[:size], inner, place, levels, is_batch)
+        level = Level(graph, nodes[:size], inner, place, levels, is_batch)
         levels.append(level)
     return levels[0]
 
@@ -103,10 +103,10 @@ def output_nodes(field: GraphInput, reach: int) -> list[Tensor]:
     list of Tensor of shape (n_l,), int64
         Nodes of the whole graph; the last are the targets.
     """
-    return [cast(_Level, field.level(number)).output_nodes for number in range(reach)]
+    return [cast(Level, field.level(number)).output_nodes for number in range(reach)]
 
 
-class _Level(GraphInput):
+class Level(GraphInput):
     """Input of one layer, which reads nodes up to a distance and outputs fewer."""
 
     def __init__(
@@ -115,7 +115,7 @@ class _Level(GraphInput):
         nodes: Tensor,
         inner: int,
         place: Tensor,
-        levels: list[_Level],
+        levels: list[Level],
         is_batch: bool,
     ) -> None:
         self.topology, self.union = whole.topology, None
@@ -164,7 +164,7 @@ class _Level(GraphInput):
         """Propagate to the output nodes: (inner, p)."""
         return self._operator(kind).matmul(h)
 
-    def level(self, number: int) -> _Level:
+    def level(self, number: int) -> Level:
         """Return the input of layer ``number``."""
         return self._levels[number]
 
@@ -220,15 +220,23 @@ class _Level(GraphInput):
         """Return rows of the output nodes and columns of the input nodes."""
         if kind not in self._operators:
             with torch.inference_mode(False), torch.no_grad():
-                whole = cast(SparseOperator, self._whole.operator(kind)).matrix
-                part = select_rows(whole, self._nodes[: self._inner])
-                row = torch.repeat_interleave(part.crow_indices().diff().long())
-                column = self._place[part.col_indices().long()]
-                shape = (self._inner, self.num_nodes)
-                self._operators[kind] = SparseOperator.from_entries(
-                    row, column, part.values(), shape
-                )
+                self._operators[kind] = self.make_operator(kind)
         return self._operators[kind]
+
+    def make_operator(self, kind: OperatorKind) -> SparseOperator:
+        """Build the operator of a kind, once."""
+        whole = cast(SparseOperator, self._whole.operator(kind)).matrix
+        part = select_rows(whole, self._nodes[: self._inner])
+        return SparseOperator.from_rows(
+            part.crow_indices(),
+            self.place_of(part.col_indices().long()),
+            part.values(),
+            (self._inner, self.num_nodes),
+        )
+
+    def place_of(self, nodes: Tensor) -> Tensor:
+        """Return the positions of nodes of the whole graph among the input nodes."""
+        return self._place[nodes]
 
     def _features(self, size: int) -> Tensor | SparseOperator:
         """Return the features of the first ``size`` input nodes."""

@@ -6,6 +6,8 @@ import warnings
 from functools import cache
 from typing import Any, Protocol
 
+import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,7 @@ __all__ = [
     "index_sum",
     "lay_out_for_sparse",
     "narrow_csr",
+    "transpose_csr",
 ]
 
 INT32_MAX = 2**31 - 1
@@ -103,6 +106,40 @@ def narrow_csr(
     return torch.sparse_csr_tensor(start, column, value, shape, check_invariants=False)
 
 
+def transpose_csr(
+    start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Transpose a CSR matrix, given by its parts, on the CPU.
+
+    Parameters
+    ----------
+    start : Tensor of shape (M + 1,), int32 or int64
+        First entry of each row, and n.
+    column : Tensor of shape (n,), the same type
+        Column of each entry, in any order within a row.
+    value : Tensor of shape (n,), float
+        The entries.
+    shape : (int, int)
+        Rows M and columns N.
+
+    Returns
+    -------
+    start : Tensor of shape (N + 1,), int32 or int64
+    column : Tensor of shape (n,), the same type
+        Row of each entry, sorted for each column.
+    value : Tensor of shape (n,), float
+
+    Notes
+    -----
+    1. SciPy counts the entries of each column: linear time, a tenth of that of sorting.
+    """
+    parts = (value.numpy(), column.numpy(), start.numpy())
+    turned = scipy.sparse.csr_array(parts, shape=shape).tocsc()
+    arrays: tuple[np.ndarray, ...] = (turned.indptr, turned.indices, turned.data)
+    first, second, third = (torch.from_numpy(array) for array in arrays)
+    return first, second, third
+
+
 @cache
 def _pass_beta_warning() -> None:
     """Build a first CSR tensor, without the warning that torch gives once per process.
@@ -149,6 +186,30 @@ class SparseOperator:
         return cls(csr_matrix(row, column, value, shape))
 
     @classmethod
+    def from_rows(
+        cls, start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, int]
+    ) -> SparseOperator:
+        """Build from rows whose columns are in any order.
+
+        Parameters
+        ----------
+        start : Tensor of shape (M + 1,), int32 or int64
+            First entry of each row, and n.
+        column : Tensor of shape (n,), int64
+            Column of each entry.
+        value : Tensor of shape (n,), float
+            The entries.
+        shape : (int, int)
+            Rows M and columns N.
+        """
+        if column.device.type != "cpu":
+            row = torch.repeat_interleave(start.diff().long())
+            return cls.from_entries(row, column, value, shape)
+        # a transpose has sorted rows, and so has the transpose of that
+        across = transpose_csr(start.to(column.dtype), column, value, shape)
+        return cls.from_sorted(transpose_csr(*across, shape[::-1]), across, shape)
+
+    @classmethod
     def from_sorted(
         cls,
         rows: tuple[Tensor, Tensor, Tensor],
@@ -181,9 +242,13 @@ class SparseOperator:
         """Compute the transpose, or return the matrix itself if it is symmetric."""
         a = self.matrix
         rows, columns = a.shape
-        start = a.crow_indices().long()
-        row = torch.repeat_interleave(start.diff(), output_size=a.values().numel())
-        t = csr_matrix(a.col_indices().long(), row, a.values(), (columns, rows))
+        if a.device.type == "cpu":
+            parts = (a.crow_indices(), a.col_indices(), a.values())
+            t = _csr(*transpose_csr(*parts, (rows, columns)), (columns, rows))
+        else:
+            start = a.crow_indices().long()
+            row = torch.repeat_interleave(start.diff(), output_size=a.values().numel())
+            t = csr_matrix(a.col_indices().long(), row, a.values(), (columns, rows))
         is_symmetric = (
             rows == columns
             and torch.equal(a.crow_indices(), t.crow_indices())

@@ -9,7 +9,7 @@ nodes are padding: they have no edges to other rows, and the caller does not rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,24 @@ class StackedInput(GraphInput):
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a block-diagonal propagation operator, see :meth:`Topology.operator`."""
         return BlockOperator(self.topology.operator(kind))
+
+    def with_edges(
+        self, edge_index: Tensor, edge_weight: Tensor | None = None
+    ) -> StackedInput:
+        """Return an input with the same features and other edges.
+
+        Parameters
+        ----------
+        edge_index : Tensor of shape (2, E'), int64
+            Edges between flattened rows, each within one client.
+        edge_weight : Tensor of shape (E',), float, optional
+            Weight of each edge; may require grad.
+        """
+        out = copy(self)
+        total = self.num_clients * self.num_rows
+        out.topology = Topology(edge_index, edge_weight, total, self.topology.dtype)
+        out._filtered = {}
+        return out
 
     def per_row(self, vector: Tensor) -> Tensor:
         """Return vectors (K, p) in a shape that adds to representations (K, n, p)."""

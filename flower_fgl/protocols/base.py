@@ -493,11 +493,13 @@ def record_bytes(content: RecordDict) -> dict[str, int]:
 
 def _count_bytes(name: str, record: Any) -> int:
     """Count a record's bytes; Flower's own count fails for empty texts or lists."""
+    if isinstance(record, ArrayRecord):
+        size = 0
+        for entry, array in record.items():
+            size += len(entry) + len(array.data)
+        return size
     if isinstance(record, MetricRecord) and list not in map(type, record.values()):
         return 8 * len(record) + sum(map(len, record.keys()))
-    if isinstance(record, ArrayRecord):
-        size = sum(map(len, record.keys()))
-        return size + sum(len(array.data) for array in record.values())
     try:
         return int(record.count_bytes())
     except (ValueError, IndexError, TypeError):

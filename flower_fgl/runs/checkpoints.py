@@ -52,6 +52,7 @@ UNCOMPARED = (
     "data-dir",
     "checkpoint-every",
     "keep-checkpoint",
+    "track",
     "resume",
 )
 """Settings that do not change the results of a run."""

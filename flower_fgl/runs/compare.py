@@ -29,7 +29,7 @@ __all__ = [
     "without_seed",
 ]
 
-PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir"}
+PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir", "track"}
 """Settings that may differ between runs that are averaged over seeds."""
 OF_MACHINE = {"data-dir", "threads"}
 """Settings that depend on the machine."""
@@ -41,7 +41,7 @@ SEEDS = re.compile(r"(^|-)((?:partition-)?seed|draw)\d+(?=-|$)")
 Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Paired scores of two sets of runs, and what their differences show.
 
@@ -61,6 +61,16 @@ class Comparison:
     def difference(self) -> float:
         """Mean of A minus mean of B."""
         return self.test.difference
+
+    def __repr__(self) -> str:
+        """State the difference, its interval and the verdict."""
+        test = self.test
+        text = f"A - B = {100 * test.difference:+.2f}, n = {test.n} pairs"
+        if not test.why_not:
+            low, high = (100 * bound for bound in test.interval)
+            text += f", 95 % interval {low:+.2f} to {high:+.2f}"
+            text += f", t = {test.t:.3f}, p = {test.p:.4f}"
+        return f"{text}: {verdict(self)}"
 
 
 def select_runs(text: str) -> list[Run]:

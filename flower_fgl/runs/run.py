@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SETTING_COLUMNS
@@ -24,6 +24,8 @@ from flower_fgl.runs.files import (
 from flower_fgl.runs.summary import summarise
 
 __all__ = ["Run"]
+
+AUROC = "test AUROC"
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +55,7 @@ class Run:
     clients: list[dict[str, Any]]
 
     @classmethod
-    def load(cls, path: Path | str) -> Run:
+    def load(cls, path: Path | str) -> Self:
         """Read the folder of a run, finished or not.
 
         Parameters
@@ -108,6 +110,30 @@ class Run:
 
     def table(self) -> str:
         """Return the results as a text table, with scores in percent."""
+        titles, rows = self.scores()
+        widths = (20, 6, 9, 10, 9, *(12 if t == AUROC else 13 for t in titles[5:]))
+        lines = [
+            "".join(
+                f"{c:<{w}}" if w == widths[0] else f"{c:>{w}}"
+                for c, w in zip(cells, widths, strict=True)
+            )
+            for cells in (titles, *rows)
+        ]
+        end = f"Run folder: {self.path}"
+        return "\n".join(
+            [self.headline(), *(lines if rows else []), *self.failures(), end]
+        )
+
+    def scores(self) -> tuple[list[str], list[list[str]]]:
+        """Return titles and rows of the results table, with scores in percent.
+
+        Returns
+        -------
+        list of str
+            Titles of the columns; the first, of the rows' names, is empty.
+        list of list of str
+            One row for each selected round that was scored.
+        """
         about = self.summary
         scored = [
             (
@@ -120,32 +146,31 @@ class Run:
         both = about.get("global", {})
         scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
         scored.append(("finetuned", about.get("finetuned")))
-        lines = [f"{'':<20}{'round':>6}{'val acc':>9}{'test acc':>10}{'test F1':>9}"]
         is_ranked = any("auroc" in (e or {}).get("test", {}) for _, e in scored)
-        lines[0] += f"{'test AUROC':>12}" if is_ranked else ""
         own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
-        lines[0] += "".join(f"{title:>13}" for title in own.values())
-        for name, entry in scored:
-            if entry:
-                val = _percent(entry, "val", "accuracy")
-                test = _percent(entry, "test", "accuracy")
-                f1 = _percent(entry, "test", "macro_f1")
-                line = f"{name:<20}{entry['round']:>6}{val:>9}{test:>10}{f1:>9}"
-                area = _percent(entry, "test", "auroc")
-                line += f"{area:>12}" if is_ranked else ""
-                more = (_percent(entry, column, "accuracy") for column in own)
-                lines.append(line + "".join(f"{value:>13}" for value in more))
-        head = (
+        shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
+        shown += [("test", "auroc")] if is_ranked else []
+        shown += [(column, "accuracy") for column in own]
+        titles = ["", "round", "val acc", "test acc", "test F1"]
+        titles += [AUROC] if is_ranked else []
+        rows = [
+            [name, str(entry["round"]), *(_percent(entry, *where) for where in shown)]
+            for name, entry in scored
+            if entry
+        ]
+        return titles + list(own.values()), rows
+
+    def headline(self) -> str:
+        """Return method, dataset, clients, seed, rounds, status, and the error if any."""
+        about = self.summary
+        return (
             f"{about['method']} on {about['dataset']}, "
             f"{about['clients'] or '?'} clients, "
             f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
+            + (f"\nerror: {about['error']}" if "error" in about else "")
         )
-        why = [f"error: {about['error']}"] if "error" in about else []
-        failures = self._failures()
-        end = f"Run folder: {self.path}"
-        return "\n".join([head, *why, *(lines if lines[1:] else []), *failures, end])
 
-    def _failures(self) -> list[str]:
+    def failures(self) -> list[str]:
         """Return one line about failed rounds and messages, if there are any."""
         failed = sum(row.get("status") == "failed" for row in self.rounds)
         reasons: dict[str, int] = self.summary.get("failures") or {}

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import RunError
@@ -126,6 +126,13 @@ def default_folder(output_dir: Path, method: str, dataset: str, seed: int) -> Pa
     return folder
 
 
+class RoundCallback(Protocol):
+    """What the writer calls of :class:`flower_fgl.runs.trackers.Tracker`."""
+
+    def on_round(self, row: Row) -> None:
+        """Report a round."""
+
+
 class RunWriter:
     """Write the files of one run folder; :meth:`create` makes a new one.
 
@@ -140,12 +147,15 @@ class RunWriter:
     ----------
     rounds : list of mapping
         Rows of all rounds so far, for the summary.
+    tracker : RoundCallback or None
+        Gets the row of each round as well.
     """
 
     def __init__(self, folder: Path, on_round: OnRound | None = None) -> None:
         self.folder = folder
         self.on_round = on_round
         self.rounds: list[Row] = []
+        self.tracker: RoundCallback | None = None
         self._settings: tuple[Row, Mapping[str, str]] = ({}, {})
         self._about = ""
         self._origin: Row = {}
@@ -259,6 +269,8 @@ class RunWriter:
         """
         self.rounds.append(row)
         self._append(ROUNDS, [row])
+        if self.tracker is not None:
+            self.tracker.on_round(row)
         if self.on_round is not None:
             self.on_round(row)
 

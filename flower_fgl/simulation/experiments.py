@@ -16,10 +16,13 @@
     [grid]                             # one run per case and combination of values
     lr = [0.01, 0.1]
     [published]                        # test accuracy in percent, by table row: the case
-    "fedavg, reset/0.1" = 79.4         # and the grid values without seeds, joined by "/"
+    "fedavg, reset, lr=0.1" = 79.4     # and the grid values without seeds; also accepted:
+                                       # the values alone, "fedavg, reset/0.1"
     [published-macro-f1]               # optional: the same for test macro-F1
     [published-unseen]                 # optional: accuracy of another column: unseen,
                                        # missing, new-client, test-masked
+    [tune]                             # optional: search space of flower-fgl tune, see
+    lr = [0.003, 0.01, 0.03]           # simulation/search_space.py
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,10 +41,15 @@ from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.unused_settings import NEEDED, unused_settings
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
+from flower_fgl.simulation.search_space import Dimension, read_space
 
+DEFAULT_CLIENTS = 10
+"""Clients of a run whose settings name no number."""
 REPLICATES = ("seed", "partition-seed")
 """Settings over which the results table averages. ``draws`` sets both."""
 
@@ -55,7 +64,7 @@ MEASURED = (
 )
 """Settings that a published value depends on; if one changes, the value is dropped."""
 
-__all__ = ["Experiment", "read_experiment", "results_table"]
+__all__ = ["Experiment", "describe_tuning", "read_experiment", "results_table"]
 
 
 @dataclass(frozen=True)
@@ -70,11 +79,14 @@ class PlannedRun:
         Row of the results table, the same for all seeds.
     settings : mapping of str to bool, int, float or str
         Flat run config.
+    label : str
+        ``row`` with the keys of grid values, as the table shows it; empty: ``row``.
     """
 
     name: str
     row: str
     settings: Mapping[str, Scalar]
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,13 @@ class Experiment:
     published_columns : mapping of str to mapping of str to float
         Published accuracy in percent of the columns that only some settings have, by
         column (``unseen``, ``missing``, …) and table row.
+    tune : mapping of str to Dimension
+        Search space of ``flower-fgl tune``, by setting.
+    tune_draws : sequence of int
+        Draws on which ``flower-fgl tune`` compares settings.
+    tuning : mapping
+        How the settings were tuned, in a file that ``flower-fgl tune`` wrote: ``budget``,
+        ``draws``, ``study``, …
     """
 
     name: str
@@ -112,14 +131,23 @@ class Experiment:
     published: Mapping[str, float] = field(default_factory=dict)
     published_f1: Mapping[str, float] = field(default_factory=dict)
     published_columns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tune: Mapping[str, Dimension] = field(default_factory=dict)
+    tune_draws: Sequence[int] = ()
+    tuning: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_grid(self) -> bool:
         """Whether the experiment has cases, a grid or draws."""
         return bool(self.cases or self.grid or self.draws)
 
-    def with_options(self, options: Mapping[str, Scalar]) -> Experiment:
-        """Return the experiment with some settings fixed for all runs.
+    def with_options(self, options: Mapping[str, Scalar | list[Scalar]]) -> Experiment:
+        """Return the experiment with some settings fixed for all runs, or as a grid.
+
+        Parameters
+        ----------
+        options : mapping of str to bool, int, float, str or list of these
+            Values by setting. A list is a grid setting, in place of the experiment's own
+            values.
 
         Notes
         -----
@@ -141,17 +169,23 @@ class Experiment:
             )
         replaced = {key for key, other in INSTEAD.items() if other & options.keys()}
         replaced -= options.keys()
+        single = {k: v for k, v in options.items() if not isinstance(v, list)}
+        lists = {k: v for k, v in options.items() if isinstance(v, list)}
+        gone = replaced | lists.keys()
         fixed = replace(
             self,
             config={
-                **{k: v for k, v in self.config.items() if k not in replaced},
-                **options,
+                **{k: v for k, v in self.config.items() if k not in gone},
+                **single,
             },
             cases=[
                 {k: v for k, v in case.items() if k not in replaced | options.keys()}
                 for case in self.cases
             ],
-            grid={k: [options[k]] if k in options else v for k, v in self.grid.items()},
+            grid={
+                **{k: [single[k]] if k in single else v for k, v in self.grid.items()},
+                **lists,
+            },
         )
         before = {run.row: run.settings for run in self.runs()}
         unchanged = {
@@ -194,28 +228,37 @@ class Experiment:
         return replace(self, cases=[c for c in self.cases if c["name"] in names])
 
     def runs(self) -> list[PlannedRun]:
-        """Return all runs, case by case, in grid order."""
-        out = []
+        """Return all runs, case by case, in grid order.
+
+        A grid setting that has no effect in a run, e.g. ``fedprox.mu`` with FedAvg, is
+        left out of it, so that no run is repeated.
+        """
+        out: dict[str, list[PlannedRun]] = {}
+        names = Counter(map(_short, self.grid))
         draws = list(range(self.draws)) or [-1]
         for case in self.cases or [{}]:
             settings = {k: v for k, v in case.items() if k != "name"}
             title = str(case.get("name", settings.get("method", "")))
             for *values, draw in itertools.product(*self.grid.values(), draws):
-                chosen = dict(zip(self.grid, values, strict=True))
+                given = dict(zip(self.grid, values, strict=True))
+                chosen = _with_effect(given, {**self.config, **settings, **given})
                 seeds = dict.fromkeys(REPLICATES, draw) if self.draws else {}
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
                 parts += [f"draw{draw}"] if self.draws else []
-                row = [title] if title else []
-                row += [str(v) for k, v in chosen.items() if k not in REPLICATES]
-                out.append(
-                    PlannedRun(
-                        "-".join(parts) or "run",
-                        "/".join(row) or "run",
-                        {**self.config, **settings, **chosen, **seeds},
-                    )
+                shown = {k: v for k, v in chosen.items() if k not in REPLICATES}
+                row = [title, *map(str, shown.values())]
+                label = [title]
+                label += [_labelled(k, v, names) for k, v in shown.items()]
+                run = PlannedRun(
+                    "-".join(parts) or "run",
+                    "/".join(part for part in row if part) or "run",
+                    {**self.config, **settings, **chosen, **seeds},
+                    ", ".join(part for part in label if part) or "run",
                 )
-        return out
+                if given == chosen or run not in out.get(run.name, ()):
+                    out.setdefault(run.name, []).append(run)
+        return [run for runs in out.values() for run in runs]
 
 
 def _quoted(names: Sequence[str]) -> str:
@@ -226,6 +269,26 @@ def _quoted(names: Sequence[str]) -> str:
 def _short(key: str) -> str:
     """Return the prefix of a grid value in the name of a run folder."""
     return "" if key == "method" else key.rpartition(".")[2]
+
+
+def _labelled(key: str, value: Scalar, names: Mapping[str, int]) -> str:
+    """Return ``key=value`` for the table; a method, which needs no key, stands alone."""
+    short = _short(key)
+    return f"{short if names[short] == 1 else key}={value}" if short else str(value)
+
+
+def _with_effect(
+    chosen: Mapping[str, Scalar], settings: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    """Leave out the grid values that have no effect in the run with these settings."""
+    if not any("." in key or key in NEEDED for key in chosen):
+        return dict(chosen)
+    try:
+        config = parse_config(settings)
+    except ConfigError:  # reported for the whole experiment, with the name of the run
+        return dict(chosen)
+    unused = unused_settings(chosen, config)
+    return {key: value for key, value in chosen.items() if key not in unused}
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -255,6 +318,7 @@ def read_experiment(path: Path) -> Experiment:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     known = {"title", "output-dir", "draws", "config", "case", "grid"}
+    known |= {"tune", "tune-draws", "tuning"}
     columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
     known |= {"published", "published-macro-f1", *columns.values()}
     if not table:
@@ -277,25 +341,44 @@ def read_experiment(path: Path) -> Experiment:
         if not isinstance(values, list) or not values:
             raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
     cases = _read_cases(path, table.get("case", []))
+    draws = _read_draws(path, table, cases, grid)
     experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
         config=dict(flatten_config(table.get("config", {}))) | output,
         cases=cases,
         grid=grid,
-        draws=_read_draws(path, table, cases, grid),
+        draws=draws,
         published=_percentages(table, "published"),
         published_f1=_percentages(table, "published-macro-f1"),
         published_columns={c: _percentages(table, key) for c, key in columns.items()},
+        tune=read_space(path, table.get("tune", {})),
+        tune_draws=_read_tune_draws(path, table, draws),
+        tuning=dict(table.get("tuning", {})),
     )
-    rows = {run.row for run in experiment.runs()}
+    runs = experiment.runs()
+    rows = {run.row: run.row for run in runs} | {run.label: run.row for run in runs}
     for key in sorted(known & set(table)):
-        if key.startswith("published") and (wrong := sorted(set(table[key]) - rows)):
+        if key.startswith("published") and (
+            wrong := sorted(set(table[key]) - rows.keys())
+        ):
             raise ConfigError(
                 f'{path}: [{key}] names "{wrong[0]}", which is not a row of the table. '
-                f"{nearest(wrong[0], rows)}"
+                f"{nearest(wrong[0], {run.label for run in runs})}"
             )
-    return experiment
+
+    def by_row(values: Mapping[str, float]) -> dict[str, float]:
+        return {rows[name]: value for name, value in values.items()}
+
+    return replace(
+        experiment,
+        published=by_row(experiment.published),
+        published_f1=by_row(experiment.published_f1),
+        published_columns={
+            column: by_row(values)
+            for column, values in experiment.published_columns.items()
+        },
+    )
 
 
 def _read_draws(
@@ -322,6 +405,22 @@ def _read_draws(
     return draws
 
 
+def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[int]:
+    """Return the draws of the tuning runs; by default the first one after the table's."""
+    found = table.get("tune-draws", [draws])
+    if (
+        not isinstance(found, list)
+        or not found
+        or len(set(found)) < len(found)
+        or not all(type(draw) is int and draw >= 0 for draw in found)
+    ):
+        raise ConfigError(
+            f"{path}: tune-draws must be a list of distinct draws such as [{draws}], got "
+            f"{found!r}."
+        )
+    return found
+
+
 def _percentages(table: Mapping[str, Any], name: str) -> dict[str, float]:
     """Return the published values in a table of the file, by table row."""
     return {cell: float(value) for cell, value in table.get(name, {}).items()}
@@ -336,6 +435,34 @@ def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{path}: every [[case]] needs a unique name, got {names}.")
     return flat
+
+
+def describe_tuning(tuning: Mapping[str, Any]) -> str:
+    """Describe the table ``[tuning]`` in one line, e.g. below a table of results.
+
+    Parameters
+    ----------
+    tuning : mapping
+        ``budget``, ``draws``, ``metric``, ``study`` and ``trials`` by row.
+
+    Returns
+    -------
+    str
+        Empty if the table is.
+    """
+    if not tuning:
+        return ""
+    draws = ", ".join(str(draw) for draw in tuning["draws"])
+    kind = "draw" if len(tuning["draws"]) == 1 else "draws"
+    text = (
+        f"best of {tuning['budget']} trials per row by {tuning['metric']} on {kind} "
+        f"{draws}; study {str(tuning['study'])[:12]}"
+    )
+    fewer = {k: n for k, n in tuning.get("trials", {}).items() if n < tuning["budget"]}
+    if fewer:
+        rows = ", ".join(f"{name} {n}" for name, n in fewer.items())
+        text += f"; fewer trials: {rows}"
+    return text
 
 
 def results_table(
@@ -359,11 +486,12 @@ def results_table(
         cell states how many have it.
     """
     groups: dict[str, list[Run]] = {}
+    labels = {planned.row: planned.label or planned.row for planned, _ in runs}
     for planned, run in runs:
         groups.setdefault(planned.row, []).append(run)
     rows = []
     for name, members in groups.items():
-        row = {"run": name, "seeds": str(len(members))}
+        row = {"run": labels[name], "seeds": str(len(members))}
         for title, path in (
             ("val acc.", ("best", "val", "accuracy")),
             ("test acc.", ("best", "test", "accuracy")),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,8 @@ from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import StateKeeper
+from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.flower_simulation import num_cpus
 from flower_fgl.simulation.local_grid import (
@@ -32,10 +32,13 @@ from flower_fgl.simulation.local_grid import (
     task_identity,
 )
 from flower_fgl.simulation.memory import require_memory
+from flower_fgl.simulation.progress import show_progress
+from flower_fgl.simulation.results import Run
 from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
     "check_run",
+    "flat_settings",
     "run_config_of",
     "run_local",
     "simulate",
@@ -62,12 +65,14 @@ def run_config_of(
     dict of str to bool, int, float or str
         Values by kebab-case key.
     """
-    flat: dict[str, Scalar] = {
-        "method": method,
-        "dataset": dataset,
-        "clients": clients,
-        "seed": seed,
-    }
+    first: dict[str, Scalar] = {"method": method, "dataset": dataset}
+    first |= {"clients": clients, "seed": seed}
+    return {**first, **flat_settings(settings)}
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return settings given as Python keywords by kebab-case key."""
+    flat: dict[str, Scalar] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
             flat |= {f"{kebab(key)}.{kebab(k)}": v for k, v in value.items()}
@@ -94,6 +99,7 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     config = parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
+    open_trackers(config.track)  # reports a missing package before a folder is made
     open_store(config, config.clients)
     return config
 
@@ -105,7 +111,9 @@ def simulate(
     clients: int | None = None,
     seed: int = 0,
     workers: int = 1,
+    progress: bool = False,
     on_round: OnRound | None = None,
+    track: str | Tracker | Sequence[Tracker] = "",
     **settings: Any,
 ) -> Run:
     """Train a method over the clients of a partitioned dataset.
@@ -125,8 +133,13 @@ def simulate(
     workers : int
         Processes that share the clients. 1 runs them in this process, more start as many
         Ray actors. The numbers are the same.
+    progress : bool
+        Whether to show a progress bar, or lines of text where no bar can be drawn.
     on_round : callable, optional
-        Called with the row of each round, e.g. to show progress.
+        Called with the row of each round.
+    track : str, Tracker or sequence of Tracker
+        Experiment trackers: ``"tensorboard"``, ``"mlflow"``, ``"wandb"``, or several of
+        them separated by commas; or own ones, see :mod:`flower_fgl.runs.trackers`.
     **settings
         Other settings, with ``_`` in place of ``-``. Settings of a method are a mapping:
         ``simulate("fedprox", fedprox={"mu": 0.1}, local_epochs=1)``.
@@ -154,7 +167,16 @@ def simulate(
         seed=seed,
         settings=settings,
     )
-    return run_local(values, workers=workers, on_round=on_round)
+    own: Sequence[Tracker] = ()
+    if isinstance(track, str):
+        values["track"] = track
+    else:
+        own = [track] if isinstance(track, Tracker) else track
+    if not progress:
+        return run_local(values, workers=workers, on_round=on_round, trackers=own)
+    rounds = parse_config(values).rounds
+    with show_progress(f"{method} on {dataset}", rounds, on_round) as shown:
+        return run_local(values, workers=workers, on_round=shown, trackers=own)
 
 
 def _graphs_as_files(
@@ -217,6 +239,7 @@ def run_local(
     workers: int | None = None,
     client_gpus: float = 0.0,
     on_round: OnRound | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> Run:
     """Run a flat run config with the local engine; see :func:`simulate`.
 
@@ -232,6 +255,8 @@ def run_local(
         GPUs of each actor.
     on_round : callable, optional
         Called with the row of each round.
+    trackers : sequence of Tracker
+        Trackers besides those of the setting ``track``.
 
     Raises
     ------
@@ -239,7 +264,7 @@ def run_local(
         In the cases of :func:`simulate`, or if the run does not fit into the memory.
     """
     with frozen_objects():
-        return _run_local(values, workers, client_gpus, on_round)
+        return _run_local(values, workers, client_gpus, on_round, trackers)
 
 
 def _run_local(
@@ -247,6 +272,7 @@ def _run_local(
     workers: int | None,
     client_gpus: float,
     on_round: OnRound | None,
+    trackers: Sequence[Tracker],
 ) -> Run:
     """Run a flat run config, see :func:`run_local`."""
     config = check_run(values)
@@ -274,6 +300,7 @@ def _run_local(
                 states=states,
                 on_round=on_round,
                 config=config,
+                trackers=trackers,
             )
     finally:
         torch.set_num_threads(threads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.rewind import require_checkpoint
-from flower_fgl.runs.run import Run
+from flower_fgl.simulation.progress import show_progress
+from flower_fgl.simulation.results import Run
 
 __all__ = ["resume"]
 
@@ -20,6 +22,7 @@ def resume(
     *,
     workers: int | None = None,
     client_gpus: float = 0.0,
+    progress: bool = False,
     on_round: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Run:
     """Resume an interrupted run from its newest checkpoint, with its own settings.
@@ -32,6 +35,8 @@ def resume(
         Run folder.
     workers, client_gpus
         As for :func:`flower_fgl.simulation.run.run_one`.
+    progress : bool
+        As for :func:`flower_fgl.simulate`.
     on_round : callable, optional
         Called with the row of each further round.
 
@@ -60,10 +65,14 @@ def resume(
             f'run-dir="{path}" resume=true added to --run-config.'
         )
     values: dict[str, Scalar] = dict(flatten_config(run.config))
-    return run_one(
-        {**values, "run-dir": str(path), "resume": True},
-        engine=engine,
-        workers=workers,
-        client_gpus=client_gpus,
-        on_round=on_round,
-    )
+    about = f"{run.summary['method']} on {run.summary['dataset']}"
+    rounds, before = int(values["rounds"]), int(run.summary["rounds"])
+    shown = show_progress(about, rounds, on_round, first=before)
+    with shown if progress else nullcontext(on_round) as callback:
+        return run_one(
+            {**values, "run-dir": str(path), "resume": True},
+            engine=engine,
+            workers=workers,
+            client_gpus=client_gpus,
+            on_round=callback,
+        )

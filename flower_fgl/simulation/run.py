@@ -20,8 +20,8 @@ from flower_fgl.core.settings import is_file
 from flower_fgl.methods import METHODS, drop_removed
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
-from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import RunWriter, default_folder
+from flower_fgl.simulation.results import Run
 
 __all__ = ["OnRound", "run_one"]
 

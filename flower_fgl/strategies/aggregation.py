@@ -14,7 +14,7 @@ from flower_fgl.core.errors import PayloadError
 
 __all__ = ["mean_of_sums", "mean_pairwise_distance", "robust_mean", "weighted_mean"]
 
-MOST = 1000
+MOST = 256
 """Clients whose pairwise distances are computed: time and memory grow with the square."""
 BLOCK = 128
 """States whose inner products are computed at a time."""

@@ -7,14 +7,14 @@ symbol                 argument or attribute
 =====================  ==================================================
 o_i                    ``embeddings[i]``
 a_ij                   ``client_attention(...)[i, j]``
-w_i                    ``FedPub.personal[i]``
+w_i                    ``PersonalMix.personal[i]``
 τ                      ``fed-pub.tau``
 =====================  ==================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -22,13 +22,12 @@ from torch import Tensor
 
 from flower_fgl.core.model_spec import read_model
 from flower_fgl.protocols.base import Shapes
-from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights
-from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import FedAvg, common_model
+from flower_fgl.strategies.fedavg import common_model
+from flower_fgl.strategies.personal_mix import PersonalMix
 
-__all__ = ["FedPub", "client_attention", "mix_states"]
+__all__ = ["FedPub", "client_attention"]
 
 
 def client_attention(embeddings: Tensor, *, tau: float) -> Tensor:
@@ -46,37 +45,16 @@ def client_attention(embeddings: Tensor, *, tau: float) -> Tensor:
     Tensor of shape (K, K)
         Each row sums to 1.
     """
+    return (tau * _cosines(embeddings)).softmax(dim=1)
+
+
+def _cosines(embeddings: Tensor) -> Tensor:
+    """Return the cosines of all pairs of rows (K, K)."""
     unit = F.normalize(embeddings, dim=1)
-    return (tau * (unit @ unit.T)).softmax(dim=1)
+    return unit @ unit.T
 
 
-def mix_states(
-    states: Sequence[Mapping[str, Tensor]], attention: Tensor
-) -> list[dict[str, Tensor]]:
-    """Compute w_i = Σ_j a_ij θ_j for every client, Baek et al., Eq. (3).
-
-    Parameters
-    ----------
-    states : sequence of mapping of str to Tensor, float32
-        θ_j, with equal names and shapes.
-    attention : Tensor of shape (K, K), float32
-        a_ij.
-
-    Returns
-    -------
-    list of dict of str to Tensor
-        w_i, length K.
-    """
-    mixed: list[dict[str, Tensor]] = [{} for _ in states]
-    for name in states[0]:
-        rows = torch.stack([state[name] for state in states])  # (K, …)
-        made = torch.tensordot(attention, rows, dims=1)
-        for state, tensor in zip(mixed, made, strict=True):
-            state[name] = tensor
-    return mixed
-
-
-class FedPub(FedAvg):
+class FedPub(PersonalMix):
     """Average weights of clients whose models give similar outputs on a random graph.
 
     Notes
@@ -88,7 +66,6 @@ class FedPub(FedAvg):
     3. There is no global model: that average is never evaluated.
     """
 
-    down = Weights
     up = EmbeddedWeights
 
     def prepare(self) -> None:
@@ -96,47 +73,16 @@ class FedPub(FedAvg):
         super().prepare()
         named = read_model(common_model(self.config, self.federation)).hidden_channels
         self.width = named or self.config.hidden_channels
-        self.personal: dict[int, Weights] = {}
-
-    def download(self, server_round: int, partition_id: int) -> Weights:
-        """Return w_i, or the average for a client that was not in the last round."""
-        return self.personal.get(partition_id, self.weights)
 
     def upload_spec(self, partition_id: int) -> tuple[Shapes, int]:  # type: ignore[override]
         """Return the shapes of the weights and the width of the embedding."""
         return self.shapes, self.width
 
-    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
-        """Mix the uploads for each client by the similarity of their embeddings."""
-        super().aggregate(server_round, uploads)
-        payloads = [upload.payload for upload in uploads.values()]
-        attention = client_attention(
-            torch.stack([payload.embedding for payload in payloads]),
-            tau=self.config.method_config.tau,
-        )
-        mixed = mix_states([payload.tensors for payload in payloads], attention)
-        self.personal = dict(zip(uploads, map(Weights, mixed), strict=True))
+    def similarity(self, uploads: Sequence[EmbeddedWeights]) -> Tensor:
+        """Return the cosines of the proxy embeddings, float32."""
+        return _cosines(torch.stack([payload.embedding for payload in uploads]))
 
-    def global_state(self) -> None:
-        """Return ``None``: every client has its own model."""
-
-    def server_state(self) -> Snapshot:
-        """Return the average and every w_i."""
-        parts = {
-            f"client-{pid}": Snapshot(w.tensors) for pid, w in self.personal.items()
-        }
-        clients = Snapshot(values={"clients": list(self.personal)})
-        return Snapshot.join(
-            {"mean": super().server_state(), "order": clients, **parts}
-        )
-
-    def load_server_state(self, state: Snapshot) -> None:
-        """Restore the average and every w_i."""
-        super().load_server_state(state.part("mean"))
-        self.personal = {
-            pid: Weights(state.part(f"client-{pid}").tensors)
-            for pid in state.part("order").values["clients"]
-        }
-
-    def finish(self) -> None:
-        """Do nothing: the clients' models are already personalized."""
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return the softmax of τ times the cosines, float32."""
+        tau: float = self.config.method_config.tau
+        return (tau * similarity).softmax(dim=1)

@@ -62,7 +62,6 @@ HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
 USAGE_ERRORS = (
     "nosuch",
     "run --nosuch",
-    "run --rounds x",
     "partition --nosuch",
     "export --nosuch",
     "export",
@@ -72,6 +71,7 @@ USER_ERRORS = {
     "settings nosuch": 'Unknown method "nosuch"',
     "run --method nosuch": 'Unknown method "nosuch"',
     "run --dataset nosuch": "nosuch",
+    "run --rounds x": "rounds must be of type int",
     "run --set nosuch=1": "nosuch",
     "run --set lr": "--set expects key=value",
     "run --set lr=x": "lr must be of type float",
@@ -79,6 +79,7 @@ USER_ERRORS = {
     "run --rounds 0": "rounds must be >= 1",
     "run --clients 0": "clients must be at least 1, got 0",
     "run --engine nosuch": "--engine",
+    "run --track nosuch": 'Unknown tracker "nosuch"',
     "run --case first": "--case",
     "run missing.toml": "missing.toml",
     "run garbled.toml": "garbled.toml is not valid TOML",

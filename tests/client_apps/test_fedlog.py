@@ -394,6 +394,20 @@ def test_generators_start_from_the_same_weights_on_all_clients() -> None:
     torch.testing.assert_close(*found)
 
 
+def test_only_large_clients_train_their_generator_on_batches() -> None:
+    settings = make_client().config.method_config
+    assert [settings.prompt_batch(n) for n in (20, 2048, 2049)] == [0, 0, 256]
+    smaller = make_client(prompt_batch_size=4)
+    assert smaller.config.method_config.prompt_batch(20) == 4
+    states = [
+        FedLogClientApp().pretrain(c, 0, FedLogDownload()).upload.prompts
+        for c in (make_client(), make_client(prompt_batch_size=99), smaller)
+    ]
+    for name, tensor in states[0].items():
+        assert torch.equal(states[1][name], tensor)
+    assert any(not torch.equal(states[2][n], t) for n, t in states[0].items())
+
+
 def test_the_error_of_a_diverged_generator_names_its_learning_rate() -> None:
     client = make_client(prompt_lr=1e30)
     with pytest.raises(FglError, match=r"non-finite.*smaller fedlog\.prompt-lr"):

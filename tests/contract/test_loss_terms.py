@@ -10,12 +10,14 @@ from torch import Tensor
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.client_apps.base import FglClientApp
+from tests.support.methods import collected
 from tests.support.short_runs import shortened
 
 # Weight of each term, and a value at which the term shows after two rounds. The run is
 # repeated with twice the value: both draw the same random numbers, so different weights
 # of the model mean a gradient that is not zero.
 WEIGHTED: dict[str, dict[str, float]] = {
+    **collected("WEIGHTED"),
     "adpfedgnn": {"lambda_mi": 0.3, "lambda_reg": 0.003},
     "f2l": {"contrast_weight": 0.1, "distillation_weight": 0.1},
     "fed-pub": {"l1": 1e-3, "l2": 1e-3},
@@ -34,6 +36,7 @@ WEIGHTED: dict[str, dict[str, float]] = {
 
 # Methods whose losses have no weight: where their gradients are tested.
 UNWEIGHTED: dict[str, str] = {
+    **collected("UNWEIGHTED"),
     "adpfedgnn": "the agent's loss and the estimator's: tests/algorithms/adpfedgnn",
     "clustered-sampling": "cross-entropy only",
     "f2l": "episodes: tests/client_apps/test_f2l.py",
@@ -53,6 +56,7 @@ UNWEIGHTED: dict[str, str] = {
 
 # Terms that the short run would leave out
 NEEDED: dict[str, dict[str, Any]] = {
+    **collected("NEEDED"),
     # the estimator of mutual information knows nothing at first, and its bound is then 0
     "adpfedgnn": {"rounds": 4, "adpfedgnn": {"network_lr": 0.01, "overlap": "allowed"}},
     # clients lack classes: the distillation is that of absent classes

@@ -146,6 +146,13 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"method": "opfgl", "rounds": 100}, ["one upload", "rounds = 1", "100"]),
         ({"num-layers": 1}, ['"gcn" needs at least 2', "1 by num-layers", "sgc"]),
         ({"model": "sgc,gin:1x8", "method": "local"}, ['"gin:1x8"', "1 by its name"]),
+        ({"num-neighbors": "10,10"}, ["num-neighbors", "set batch-size"]),
+        ({"num-neighbors": "10,x", "batch-size": 3}, ['as in "10,10"', '"10,x"']),
+        ({"num-neighbors": "0", "batch-size": 3}, ["positive", '"0"']),
+        (
+            {"method": "fedlog", "num-neighbors": "5,5", "batch-size": 3},
+            ["fedlog", "its own training steps", "remove it"],
+        ),
         ({"method": "opfgl", "batch-size": 3}, ["as a whole", "must be 0, got 3"]),
         ({"method": "fedpano", "batch-size": 8}, ["fedpano", "batch-size", "0", "8"]),
         ({"method": "fedpano", "check-every": 2}, ["fedpano", "check-every", "0", "2"]),

@@ -31,7 +31,13 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("idle", [0, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "idle",
+    [
+        pytest.param(0, marks=pytest.mark.engines),
+        pytest.param(600, marks=pytest.mark.slow),
+    ],
+)
 def test_two_supernodes_give_the_numbers_of_the_local_engine(
     tmp_path: Path, idle: int
 ) -> None:

@@ -96,6 +96,7 @@ def start(app: TinyApp, home: Path, **options: object) -> LaunchResult:
     return launch(app.folder, home=home, **(arguments | options))
 
 
+@pytest.mark.engines
 def test_a_run_completes_and_leaves_no_trace(tmp_path, home, monkeypatch):
     monkeypatch.setenv("FLWR_TELEMETRY_ENABLED", "1")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")  # the virtual environment not active

@@ -13,6 +13,7 @@ from flower_fgl.nn.sparse import (
     csr_matrix,
     index_sum,
     lay_out_for_sparse,
+    transpose_csr,
 )
 
 
@@ -138,13 +139,13 @@ def test_a_symmetric_matrix_is_its_own_transpose_in_memory() -> None:
 def test_the_transpose_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     operator = SparseOperator.from_entries(*entries(4, 3, 7), shape=(4, 3))
     sorts = []
-    original = module.csr_matrix
+    original = module.transpose_csr
 
-    def counted(*args: object) -> Tensor:
+    def counted(*args: object) -> tuple[Tensor, Tensor, Tensor]:
         sorts.append(1)
         return original(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(module, "csr_matrix", counted)
+    monkeypatch.setattr(module, "transpose_csr", counted)
     h = torch.randn(3, 2, requires_grad=True)
     for _ in range(3):
         operator.matmul(h).sum().backward()
@@ -233,3 +234,34 @@ def test_weights_laid_out_by_columns_train_as_before(name: str) -> None:
         found.append({n: t.contiguous() for n, t in model.state_dict().items()})
     for key, tensor in found[0].items():
         assert torch.equal(tensor, found[1][key])
+
+
+def test_a_linear_transpose_equals_the_sorted_one_to_the_bit() -> None:
+    row, column, value = entries(30, 20, 200)
+    sorted_one = csr_matrix(row, column, value, (30, 20))
+    parts = (
+        sorted_one.crow_indices(),
+        sorted_one.col_indices(),
+        sorted_one.values(),
+    )
+    expected = csr_matrix(column, row, value, (20, 30))
+    start, other, kept = transpose_csr(*parts, (30, 20))
+    assert torch.equal(start.int(), expected.crow_indices())
+    assert torch.equal(other.int(), expected.col_indices())
+    assert torch.equal(kept, expected.values())
+
+
+def test_rows_in_any_order_are_sorted_as_entries_are() -> None:
+    row, column, value = entries(30, 20, 200)
+    order = row.argsort(stable=True)  # rows sorted, columns in any order
+    start = torch.zeros(31, dtype=torch.int64)
+    start[1:] = torch.bincount(row, minlength=30).cumsum(0)
+    made = SparseOperator.from_rows(start, column[order], value[order], (30, 20))
+    expected = SparseOperator.from_entries(row, column, value, (30, 20))
+    for one, other in (
+        (made.matrix, expected.matrix),
+        (made.transpose, expected.transpose),
+    ):
+        assert torch.equal(one.crow_indices(), other.crow_indices())
+        assert torch.equal(one.col_indices(), other.col_indices())
+        assert torch.equal(one.values(), other.values())

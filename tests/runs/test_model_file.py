@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 from flower_fgl import METHODS, simulate
 from flower_fgl.algorithms.f2l import Adaptation, AdaptedModel
 from flower_fgl.algorithms.fedpano.model import PersonalNet, build_encoder
-from flower_fgl.cli.predict import predict_graph, write_csv
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp
 from flower_fgl.client_apps.runtime.model_store import copy_model_of_run, is_better
 from flower_fgl.core.errors import DataError, RunError
@@ -30,6 +29,7 @@ from flower_fgl.datasets.transforms.normalize_features import scale_client
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput, build_model
 from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
+from flower_fgl.simulation.prediction import predict_graph, write_csv
 from tests.client_apps.runtime.test_owners import NAMES, saved
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 from tests.support.random_clients import FEATURES, random_client
@@ -159,6 +159,7 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         ("adpfedgnn", {}),
         ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
         ("adpfedgnn", {"selection": "all"}),
+        ("fediih", {"factors": 3}),
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shutil
+import statistics
 import warnings
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -14,14 +15,16 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.methods import METHODS
 from flower_fgl.runs import compare as comparing
 from flower_fgl.runs import plots
-from flower_fgl.runs.report import figures as report_pictures
 from flower_fgl.runs.report import page as report
+from flower_fgl.runs.report.lines import has_one_objective, lines_of, looks_of
 from flower_fgl.runs.report.page import percent, show_bytes, show_seconds, write_report
 from flower_fgl.runs.report.sweeps import find_sweeps
 from flower_fgl.runs.run import Run
@@ -185,7 +188,7 @@ def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
 def test_the_report_is_one_file_without_scripts_or_network(tmp_path: Path) -> None:
     page = Page(write_report([make(tmp_path / "one")], None))
     assert not {"script", "link", "iframe", "object", "a", "form"} & set(page.tags)
-    assert len(page.links) == 5  # curves, clients, labels, bytes, seconds
+    assert len(page.links) == 6  # curves, cost, clients, labels, bytes, seconds
     assert all(link.startswith("data:image/svg+xml;base64,") for link in page.links)
     assert not any("<script" in svg(link) for link in page.links)
 
@@ -235,12 +238,12 @@ def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
     assert "onerror" in path.read_text()
     assert evil not in path.read_text()
     page = Page(path)
-    assert len(page.links) == 5
+    assert len(page.links) == 6
     assert "script" not in page.tags
     words = page.words()
     assert f"ValueError: {evil} 1 1 2" in words
     assert f"data-dir {evil}" in words
-    heat_map = svg(page.links[2])
+    heat_map = svg(page.links[3])
     assert "<script" not in heat_map
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in heat_map
 
@@ -270,10 +273,11 @@ def test_a_killed_run_shows_its_class_names_if_the_clients_told_them(
     tmp_path: Path,
 ) -> None:
     run = make(tmp_path / "one", status="running")
-    numbered = svg(Page(write_report([run], None)).links[2])
+    numbered = svg(Page(write_report([run], None)).links[3])
     assert "<!-- alpha -->" not in numbered
+    assert "<!-- class 0 -->" in numbered
     described = [{**row, "class_names": CLASSES} for row in run.clients]
-    named = svg(Page(write_report([replace(run, clients=described)], None)).links[2])
+    named = svg(Page(write_report([replace(run, clients=described)], None)).links[3])
     assert "<!-- alpha -->" in named
 
 
@@ -388,8 +392,9 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     assert "local cora ? 0 running 2 49.6 49.6" in words
     assert "local: running. The run is still active or was killed" in words
     assert "fedprox.mu – 0.1 –" in words
-    assert len(page.links) == 4  # curves, clients, bytes, seconds
+    assert len(page.links) == 5  # curves, cost, clients, bytes, seconds
     assert "Over seeds" not in words
+    assert "Training losses are not drawn" in words
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -406,15 +411,17 @@ def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> No
     assert "fedavg · seed 2" in words
 
 
-def test_many_runs_of_several_seeds_are_one_line(
+def test_runs_of_several_seeds_are_one_line_with_a_band(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[list[plots.Curve]] = []
     convergence = plots.convergence
     monkeypatch.setattr(
-        plots, "convergence", lambda curves: drawn.append(curves) or convergence(curves)
+        plots,
+        "convergence",
+        lambda curves, **more: drawn.append(curves) or convergence(curves, **more),
     )
-    monkeypatch.setattr(report_pictures, "to_data_uri", lambda figure: "")
+    monkeypatch.setattr(report, "to_data_uri", lambda figure: "")
     runs = [
         make(
             tmp_path / f"{method}-modelgcn-seed{seed}",
@@ -431,17 +438,21 @@ def test_many_runs_of_several_seeds_are_one_line(
     assert "Each line is the mean of runs that differ only in their seeds" in words
     (curves,) = drawn
     assert [curve.label for curve in curves] == [
-        "fedavg-modelgcn",
-        "local-modelgcn",
+        "fedavg",
+        "local",
         "fedprox · seed 0",
     ]
     assert curves[0].rounds == [1, 2]  # rounds that all runs have
-    write_report(runs[:8], tmp_path)
-    assert len(drawn[1]) == 8
-    for number in (0, 1):
-        alone = [curve.val[number] for curve in drawn[1][:4]]
-        assert len(set(alone)) > 1
-        assert curves[0].val[number] == pytest.approx(sum(alone) / 4)
+    for number, alone in ((0, (0.9, 0.5, 0.5, 0.5)), (1, (0.6, 0.7, 0.7, 0.7))):
+        # pooled over 10 nodes of this accuracy, and 30 of half of it
+        pooled = [0.625 * value for value in alone]
+        assert curves[0].val[number] == pytest.approx(statistics.mean(pooled))
+        spread = statistics.stdev(pooled)
+        assert curves[0].val_spread[number] == pytest.approx(spread)
+        assert curves[0].test_spread[number] == pytest.approx(spread)
+    assert curves[2].val_spread == ()  # one run
+    assert curves[0].bytes == pytest.approx([246_450, 492_900])
+    assert curves[0].seconds == pytest.approx([0.042, 0.084])
     # the same folder names for two datasets
     others = [
         make(tmp_path / "y" / run.path.name, seed=seed)
@@ -450,7 +461,7 @@ def test_many_runs_of_several_seeds_are_one_line(
     for run in others:
         run.summary["dataset"] = "citeseer"
     write_report(runs + others, tmp_path)
-    names = [curve.label for curve in drawn[2]]
+    names = [curve.label for curve in drawn[1]]
     assert len(set(names)) == len(names) == 4
     assert {"fedavg on cora", "fedavg on citeseer"} < set(names)
 
@@ -852,3 +863,150 @@ def test_with_few_shots_methods_are_marked_by_the_mean_of_the_clients(
     assert "mean of clients" in words
     plain = [make(tmp_path / f"p{seed}", seed=seed) for seed in (0, 1)]
     assert "mean of clients" not in Page(write_report(plain, None)).words()
+
+
+# -------------------------------------------------------------- the look of several runs
+def test_a_method_looks_the_same_on_every_page() -> None:
+    names = sorted(METHODS)
+    alone = {name: looks_of([name])[0] for name in names}
+    shown = {(look["color"], look["linestyle"]) for look in alone.values()}
+    assert len(shown) == len(names)
+    together = dict(zip(names, looks_of(names), strict=True))
+    assert together == alone
+    assert looks_of(["fedpg", "gone"]) == looks_of(["local", "fedpg", "gone"])[1:]
+
+
+def test_lines_of_one_method_differ_by_marker_or_by_colour() -> None:
+    both = looks_of(["fedpg", "fedavg", "fedpg"])
+    first, other, second = ((look["color"], look["linestyle"]) for look in both)
+    assert first == second != other
+    assert both[0].get("marker") != both[2].get("marker")
+    alone = looks_of(["fedpg"] * 3)
+    assert len({look["color"] for look in alone}) == 3
+
+
+def test_all_figures_of_a_page_share_the_looks(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{method}{seed}", method=method, seed=seed)
+        for method in ("local", "fedpg")
+        for seed in (0, 1)
+    ]
+    figures = report.comparison_figures(runs)
+    expected = [look["color"] for look in looks_of(["local", "fedpg"])]
+    for name in ("convergence", "cost"):
+        for panel in figures[name].axes:
+            assert [line.get_color() for line in panel.lines] == expected
+            bands = [to_hex(band.get_facecolor()[0][:3]) for band in panel.collections]
+            assert bands == expected
+    dots = figures["clients"].axes[0].collections
+    assert [to_hex(dot.get_facecolor()[0][:3]) for dot in dots] == expected
+
+
+def test_shortened_names_stay_different() -> None:
+    names = [f"fedpg · server-epochs=10 · personalized=true · mu=0.{k}" for k in (1, 2)]
+    names += ["short", "a" * 40 + "x" + "b" * 40, "a" * 40 + "y" + "b" * 40, "short"]
+    shown = plots.distinct(names)
+    assert len(set(shown)) == 5
+    assert shown[2] == shown[5]
+    assert max(map(len, shown)) <= 34
+    by_end = plots.distinct(names[:2])
+    assert by_end[0].endswith("mu=0.1")
+    assert plots.distinct(["a", "b"]) == ["a", "b"]
+    assert plots.distinct([]) == []
+
+
+def test_accuracy_is_drawn_by_bytes_and_by_seconds() -> None:
+    one = replace(curve("a"), bytes=[1e6, 2e6], seconds=[1.0, 2.0])
+    other = replace(curve("b"), bytes=[3e7, 6e7], seconds=[2.0, 4.0])
+    by_bytes, by_seconds = plots.by_cost([one, other]).axes
+    assert by_bytes.get_xlabel() == "MB sent by all"
+    assert [list(line.get_xdata()) for line in by_bytes.lines] == [[1, 2], [30, 60]]
+    assert [list(line.get_xdata()) for line in by_seconds.lines] == [[1, 2], [2, 4]]
+    assert by_bytes.lines[0].get_ydata()[0] == 0.2  # test accuracy
+    assert by_bytes.get_xscale() == "log"  # 60 MB are more than 20 times 2 MB
+    assert by_seconds.get_xscale() == "linear"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"seed": 1}, True),
+        ({"settings": {"lr": 1.0}}, True),
+        ({"method": "fedprox"}, False),
+        ({"settings": {"fedavg": {"mu": 2.0}}}, False),
+        ({"settings": {"setting": "graph"}}, False),
+    ],
+)
+def test_losses_are_drawn_where_runs_have_one_objective(
+    tmp_path: Path, change: dict[str, Any], expected: bool
+) -> None:
+    runs = [make(tmp_path / "a"), make(tmp_path / "b", **change)]
+    assert has_one_objective(runs) is expected
+    panels = report.comparison_figures(runs)["convergence"].axes
+    titles = [panel.get_title(loc="left") for panel in panels]
+    assert ("Training loss" in titles) is expected
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_best_method_and_those_tied_with_it_are_highlighted(
+    tmp_path: Path,
+) -> None:
+    jitter = (0.0, 0.002, 0.004, 0.001, 0.003)
+    scores = {
+        "fedprox": [0.8 + x for x in jitter],
+        "fedavg": [0.799 + x for x in reversed(jitter)],  # 0.1 points worse
+        "moon": [0.7 + x for x in jitter],
+        "local": [0.2, 1.0, 0.9, 0.9, 0.99],  # 0.3 points worse, but widely spread
+    }
+    runs = [
+        make(tmp_path / f"{method}-{seed}", method=method, seed=seed, val=(value,))
+        for method, values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+    path = write_report(runs, None)
+    marked = re.findall(r'<tr class="best"><td class="text">(\S+) on', path.read_text())
+    assert marked == ["fedprox", "fedavg"]
+    words = Page(path).words()
+    assert re.search(r"fedavg on cora 3 0, 1, 2, 3, 4 \S+ ± \S+ \S+ ± \S+ ≈", words)
+    assert "a difference of one point or more can be excluded" in words
+    assert len(re.findall(r'class="n main"', path.read_text())) == 1
+    few = [run for run in runs if run.summary["seed"] < 3]
+    path = write_report(few, None)
+    assert path.read_text().count('<tr class="best">') == 1
+    assert "can be excluded" not in Page(path).words()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_page_of_many_runs_folds_what_is_about_single_runs(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{method}-{lr}-{seed}", method=method, seed=seed, settings=lrs)
+        for method in ("fedavg", "fedprox", "local")
+        for lr in (0.1, 0.2, 0.4)
+        for seed, lrs in (
+            (s, {"lr": lr, "run-dir": f"{lr}-{s}", method: {"own": True}})
+            for s in range(3)
+        )
+    ]
+    labels = [line.label for line in lines_of(runs, [""] * 27)]
+    assert len(set(labels)) == 9
+    assert "fedavg · lr=0.1" in labels
+    path = write_report(runs, None)
+    words = Page(path).words()
+    assert "Table of the 27 runs" in words
+    assert "Commands of the 27 runs" in words
+    assert path.read_text().count("<details>") == 3  # the third: shared settings
+    # one row for each run, not a column
+    assert "Settings that differ between the runs. method seed lr fedavg" in words
+    assert "run-dir" not in words
+    assert "local.own true" in words  # among the settings that are shared
+
+
+def test_a_picture_has_the_colours_of_a_dark_page(tmp_path: Path) -> None:
+    page = Page(write_report([make(tmp_path / "one")], None))
+    style = "@media (prefers-color-scheme: dark)"
+    for link in page.links:
+        assert style in svg(link)
+    dark = svg(page.links[0]).split(style)[1].split("</style>")[0]
+    for light in ("#ffffff", "#1d2733"):  # paper and ink, which the figure uses
+        assert f'[style*="fill: {light}"]' in dark
+        assert f"fill: {light}" in svg(page.links[0]).split("</style>", 2)[2]

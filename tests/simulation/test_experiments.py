@@ -271,7 +271,7 @@ def test_draws_are_one_row_of_the_table_and_pairs_of_a_comparison(
     done = CliRunner().invoke(app, ["run", str(path), "--engine", "local"])
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
-    assert "a/0.5" in words
+    assert "a, dropout=0.5" in words
     hashes = {
         Run.load(folder).summary["partition_sha256"]
         for folder in (tmp_path / "runs" / "x").glob("b-*")

@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 
+from flower_fgl.algorithms.personal_mix import mix_states
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedpub import FedPub, client_attention, mix_states
+from flower_fgl.strategies.fedpub import FedPub, client_attention
 
 
 def test_the_attention_is_a_softmax_of_cosines_by_hand() -> None:

@@ -15,10 +15,12 @@ from flwr.common.config import parse_config_args
 from typer.testing import CliRunner
 
 from flower_fgl import METHODS
-from flower_fgl.cli.main import app, parse_pairs
+from flower_fgl.cli.main import app
+from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import RunConfig, pyproject_table
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.simulation.experiments import read_experiment
+from flower_fgl.simulation.experiments import Experiment, read_experiment
 from tests.support.guides import PLACEHOLDER, ROOT, Block, Command
 
 NODES = {
@@ -90,18 +92,24 @@ def _parse(command: Any, words: list[str], place: str) -> tuple[str, dict[str, A
 def _check_own(words: list[str], block: Block) -> None:
     """Check a command of flower-fgl."""
     name, given = _parse(typer.main.get_command(app), words, block.place)
-    options: dict[str, Any] = parse_pairs(given.get("settings") or [])
+    texts = {}
     if name in ("run", "partition", "export"):
         keys = ("method", "dataset", "clients", "rounds", "seed")
-        options |= {key: given[key] for key in keys if given.get(key) is not None}
-        options |= {"partition": given["rule"]} if "rule" in given else {}
+        texts = {key: str(given[key]) for key in keys if given.get(key) is not None}
+        texts |= {"partition": given["rule"]} if "rule" in given else {}
+    try:
+        options: dict[str, Any] = read_options(texts, given.get("settings") or [])
+    except ConfigError as error:
+        raise AssertionError(f"{block.place}: {error}") from error
     if given.get("experiment") is None:
-        _check_config(options, block.place)
+        for run in Experiment("guide").with_options(options).runs():
+            _check_config(run.settings, block.place)
     else:
         _check_experiment(
             Path(given["experiment"]), given["case"], options, block.place
         )
-    if block.reason is None and _is_cheap(name, given, options):
+    is_grid = any(isinstance(value, list) for value in options.values())
+    if block.reason is None and not is_grid and _is_cheap(name, given, options):
         _execute(name, words, options, block.place)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.support.methods import collected
+
 __all__ = ["SHORT", "SMALL", "comparable", "shortened", "timeless"]
 
 SMALL: dict[str, Any] = {
@@ -13,6 +15,7 @@ SMALL: dict[str, Any] = {
     "rounds": 2,
 }
 SHORT: dict[str, dict[str, Any]] = {
+    **collected("SHORT"),
     "fedpano": {"participants": 0},
     "fedlog": {
         "fedlog": {

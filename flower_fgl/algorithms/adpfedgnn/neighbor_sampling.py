@@ -8,58 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_fgl.nn.graph_union import concatenated_ranges
+from flower_fgl.nn.neighbor_sampling import NeighbourLists
 
 __all__ = ["Block", "Candidates", "NeighbourLists", "sample_block", "sample_neighbours"]
-
-
-@dataclass(frozen=True, eq=False)
-class NeighbourLists:
-    """The neighbours of every node, in compressed sparse rows.
-
-    Parameters
-    ----------
-    start : Tensor of shape (N + 1,), int64
-        Start of each node's neighbours in ``neighbour``.
-    neighbour : Tensor of shape (E,), int64
-        Sources of the edges, sorted by target.
-    """
-
-    start: Tensor
-    neighbour: Tensor
-
-    @classmethod
-    def of(cls, edge_index: Tensor, num_nodes: int) -> NeighbourLists:
-        """Sort the edges of a graph by their target.
-
-        Parameters
-        ----------
-        edge_index : Tensor of shape (2, E), int64
-            Sources and targets.
-        num_nodes : int
-            Number of nodes N.
-
-        Returns
-        -------
-        NeighbourLists
-            Usable inside and outside inference mode.
-        """
-        with torch.inference_mode(False):
-            source, target = edge_index.clone()
-            order = torch.argsort(target, stable=True)
-            start = torch.zeros(num_nodes + 1, dtype=torch.int64, device=target.device)
-            start[1:] = torch.bincount(target, minlength=num_nodes).cumsum(0)
-            return cls(start, source[order])
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes N."""
-        return self.start.numel() - 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory in bytes."""
-        return int(self.start.nbytes + self.neighbour.nbytes)
 
 
 class Candidates(NamedTuple):
@@ -115,38 +66,8 @@ def sample_neighbours(
     Candidates
         Targets as positions in ``nodes``; neighbours as nodes of the graph.
     """
-    first = lists.start[nodes]
-    degree = lists.start[nodes + 1] - first
-    count = degree.clamp(max=limit)
-    place = torch.arange(len(nodes), device=nodes.device)
-    target = torch.repeat_interleave(place, count)
-    entry = concatenated_ranges(first, count)
-    crowded = degree > limit
-    if bool(crowded.any()):
-        picks = _distinct(degree[crowded], limit, generator)
-        drawn = first[crowded][:, None] + picks
-        entry.masked_scatter_(crowded.index_select(0, target), drawn)
+    target, entry = lists.sample(nodes, limit, generator)
     return Candidates(target, lists.neighbour.index_select(0, entry))
-
-
-def _distinct(sizes: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Draw ``count`` different numbers below each size: (n, count), int64."""
-    # Floyd's algorithm (Bentley & Floyd, CACM 30(9), 1987) for all rows at once: step j
-    # draws t from 0 to size − count + j, and takes that maximum instead if t was drawn
-    # before. The work does not grow with the sizes.
-    # float64 can represent every integer up to 2⁵³
-    draws = torch.rand(count, len(sizes), generator=generator, dtype=torch.float64).to(
-        sizes.device
-    )
-    picks = torch.empty_like(draws, dtype=torch.int64)
-    for j in range(count):
-        last = sizes - count + j
-        pick = (draws[j] * (last + 1)).long()
-        is_taken = torch.zeros_like(pick, dtype=torch.bool)
-        for earlier in picks[:j]:
-            is_taken |= earlier == pick
-        picks[j] = torch.where(is_taken, last, pick)
-    return picks.T
 
 
 def sample_block(

@@ -12,12 +12,15 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl.nn import GraphInput
+from flower_fgl.nn.computation_graph import output_nodes, receptive_field
 from flower_fgl.nn.graph_union import select_rows
 
 __all__ = ["HIDDEN", "OUT", "PromptTask", "RandomNets"]
 
 HIDDEN, OUT = 128, 64
 """Widths of the random networks of Eq. (12), those of the encoder."""
+LAYERS = 2
+"""Their layers that read neighbours."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +30,7 @@ class PromptTask:
     Parameters
     ----------
     graph : GraphInput
-        The client's graph.
+        The client's graph, or the part of it that a batch needs.
     index, labels : Tensor of shape (n,), int64
         All training nodes, used by ℓ_true, and their classes.
     num_classes : int
@@ -38,6 +41,14 @@ class PromptTask:
     index: Tensor
     labels: Tensor
     num_classes: int
+
+    @property
+    def has_neighbours(self) -> Tensor:
+        """Training nodes that have a neighbour: (n,), bool."""
+        degree = torch.bincount(
+            self.graph.edge_index[1], minlength=self.graph.num_nodes
+        )
+        return degree[self.index] > 0
 
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs and targets of the generator.
@@ -50,14 +61,39 @@ class PromptTask:
             Mean features of their neighbours.
         labels : Tensor of shape (m,), int64
         """
-        degree = torch.bincount(
-            self.graph.edge_index[1], minlength=self.graph.num_nodes
-        )
-        has_any = degree[self.index] > 0
+        has_any = self.has_neighbours
         rows = self.index[has_any]
         x = self.graph.x
         mean = self.graph.operator("mean").matmul(_dense(x))
         return _dense(select_rows(x, rows)), mean[rows], self.labels[has_any]
+
+    def batch(self, places: Tensor) -> PromptTask:
+        """Return the task of some training nodes.
+
+        Parameters
+        ----------
+        places : Tensor of shape (b,), int64
+            Distinct places in ``index``.
+
+        Returns
+        -------
+        PromptTask
+            Its graph is the part that determines ℓ_true of these nodes, all their
+            neighbours included, if that is at most half of the graph.
+        """
+        index, labels = self.index[places], self.labels[places]
+        part = receptive_field(self.graph, index, LAYERS, is_batch=True)
+        if part is None:
+            return PromptTask(self.graph, index, labels, self.num_classes)
+        first = torch.arange(len(index), device=index.device)
+        return PromptTask(part, first, labels, self.num_classes)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes whose hidden representations ℓ_true computes."""
+        if type(self.graph) is GraphInput:
+            return self.graph.num_nodes
+        return len(output_nodes(self.graph, LAYERS)[0])
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -165,7 +201,8 @@ class RandomNets:
         h = (h + graph.linear(None, self.own)).relu()
         h = h.view(-1, self.number, HIDDEN)
         around = torch.einsum("vnh,nho->vno", h, self.around_2).flatten(1)
-        around = graph.operator("mean").matmul(around).view(-1, self.number, OUT)
+        around = graph.level(1).propagate(around, "mean")
+        around = around.view(-1, self.number, OUT)
         return self.second(h[task.index], around[task.index], task.labels)
 
     def pair_loss(

@@ -118,6 +118,7 @@ def train_prompt_generator(
     epochs: int,
     networks: int,
     lr: float,
+    batch_size: int = 0,
 ) -> float:
     """Train PG_k by ``L_feat + L_grad``, FedLoG Eqs. (11)-(13), one step per epoch.
 
@@ -133,6 +134,9 @@ def train_prompt_generator(
         N, newly initialised in each epoch.
     lr : float
         Learning rate.
+    batch_size : int
+        Training nodes with neighbours on which an epoch computes both losses, drawn anew
+        in each epoch; 0, or at least their number: all of them.
 
     Returns
     -------
@@ -145,26 +149,36 @@ def train_prompt_generator(
     1. The paper sums Eq. (11) over all nodes of the graph. Here the sum covers training
        nodes with neighbours: labels of validation and test nodes are unknown, and nodes
        without neighbours have no target.
-    2. Draws from torch's global generator.
+    2. With ``batch_size`` both sides of Eq. (12) use the same nodes, and ℓ_true all
+       their neighbours. Time and memory of an epoch then depend on the batch and its
+       neighbours, not on the size of the graph.
+    3. Draws from torch's global generator.
     """
     x, around, labels = task.features()
+    places = task.has_neighbours.nonzero().squeeze(1)
     width = task.graph.num_features
-    rows = max(task.graph.num_nodes, 2 * len(x))
-    at_once = max(1, min(networks, BUDGET // (rows * HIDDEN)))
+    is_sampled = 0 < batch_size < len(x)
     optimizer = torch.optim.Adam(generator.parameters(), lr=lr, fused=True)
     loss = torch.zeros(())
     generator.train()
     for _ in range(epochs if len(x) else 0):
+        some, inputs, targets, classes = task, x, around, labels
+        if is_sampled:
+            drawn = torch.randperm(len(x))[:batch_size].to(places.device)
+            some = task.batch(places[drawn])
+            inputs, targets, classes = x[drawn], around[drawn], labels[drawn]
+        rows = max(some.num_rows, 2 * len(inputs))
+        at_once = max(1, min(networks, BUDGET // (rows * HIDDEN)))
         optimizer.zero_grad(set_to_none=True)
-        prompts = generator(x)
+        prompts = generator(inputs)
         # networks run in groups to bound memory; gradients accumulate at the prompts
         leaf = prompts.detach().requires_grad_()
-        loss = (leaf - around).square().sum(1).mean()  # Eq. (11)
+        loss = (leaf - targets).square().sum(1).mean()  # Eq. (11)
         slope = torch.autograd.grad(loss, leaf)[0]
         for start in range(0, networks, at_once):
             number = min(at_once, networks - start)
             nets = RandomNets.draw(number, width, task.num_classes, x.device)
-            part = nets.mismatch(task, x, leaf, labels) / networks
+            part = nets.mismatch(some, inputs, leaf, classes) / networks
             slope = slope + torch.autograd.grad(part, leaf)[0]
             loss = loss + part
         prompts.backward(slope)

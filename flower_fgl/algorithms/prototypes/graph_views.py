@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 __all__ = [
+    "all_pairs",
     "confidence_means",
     "confident_labels",
     "edge_loss",
@@ -210,11 +211,27 @@ def edge_loss(embedding: Tensor, pairs: Tensor) -> Tensor:
     number, edges = len(embedding), pairs.shape[1]
     scores = edge_scores(embedding, pairs)
     others = number * (number - 1) // 2 - edges
-    every = _AllPairs.apply(embedding)  # type: ignore[no-untyped-call]
+    every = all_pairs(embedding)
     on_edges = F.softplus(scores).sum()
     apart = (every - on_edges) / max(1, others)
     linked = F.softplus(-scores).sum() / max(1, edges)
     out: Tensor = 0.5 * (linked + apart * (others > 0))
+    return out
+
+
+def all_pairs(embedding: Tensor) -> Tensor:
+    """Sum softplus(h_u·h_v) over all pairs u < v of nodes.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (N, p), float32
+        h, with gradient.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    out: Tensor = _AllPairs.apply(embedding)  # type: ignore[no-untyped-call]
     return out
 
 

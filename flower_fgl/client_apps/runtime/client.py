@@ -25,6 +25,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score
 from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.core.settings import read_num_neighbors
 from flower_fgl.nn import (
     Backbone,
     build_model,
@@ -176,6 +177,8 @@ class Client:
         float
             Mean loss of the last epoch.
         """
+        text = self.config.num_neighbors
+        limits = read_num_neighbors(text) if text else ()
 
         def run(
             optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
@@ -189,6 +192,7 @@ class Client:
                 data_loss=data_loss,
                 penalty=penalty,
                 generator=generator,
+                num_neighbors=limits,
             )
 
         return self.train_by(

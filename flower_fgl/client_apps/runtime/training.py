@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import FglError
+from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.nn import Backbone, GraphInput
 from flower_fgl.nn.computation_graph import receptive_field
+
+if TYPE_CHECKING:
+    from flower_fgl.nn.neighbor_sampling import NeighborSampler
 
 __all__ = [
     "DataLoss",
@@ -53,12 +57,15 @@ class TrainingSet:
     ----------
     fields : dict of int to (GraphInput or None)
         Cached receptive fields of all training nodes, by number of hops.
+    samplers : list of NeighborSampler
+        The sampler of the graph's neighbours, once it was needed.
     """
 
     inputs: GraphInput
     index: Tensor
     labels: Tensor
     fields: dict[int, GraphInput | None] = field(default_factory=dict, init=False)
+    samplers: list[NeighborSampler] = field(default_factory=list, init=False)
 
     def logits(self, model: Backbone, index: Tensor) -> Tensor:
         """Return differentiable logits of some nodes or graphs.
@@ -84,6 +91,52 @@ class TrainingSet:
         if inputs.batch is None or len(index) == inputs.num_graphs:
             return model(inputs)[index]  # type: ignore[no-any-return]
         return model(inputs.select(index))  # type: ignore[no-any-return]
+
+    def sampled_logits(
+        self,
+        model: Backbone,
+        index: Tensor,
+        limits: Sequence[int],
+        generator: torch.Generator,
+    ) -> Tensor:
+        """Return differentiable logits of some nodes from drawn neighbours.
+
+        Parameters
+        ----------
+        model : Backbone
+            The network.
+        index : Tensor of shape (b,), int64
+            Nodes.
+        limits : sequence of int
+            Most neighbours per node in each layer, those of the last layer first.
+        generator : torch.Generator
+            Draws the neighbours.
+
+        Returns
+        -------
+        Tensor of shape (b, C)
+
+        Raises
+        ------
+        ConfigError
+            If the network's layers are not as many, or not known.
+        """
+        if model.reach != len(limits):
+            layers = (
+                "a backbone with other layers"
+                if model.reach is None
+                else f"{model.reach} layers"
+            )
+            raise ConfigError(
+                f"num-neighbors has {len(limits)} numbers, one for each layer of gcn, "
+                f"graphsage or gin, but the client's network has {layers}."
+            )
+        from flower_fgl.nn.neighbor_sampling import NeighborSampler
+
+        if not self.samplers:
+            self.samplers.append(NeighborSampler(self.inputs))
+        part = self.samplers[0].draw(index, limits, generator)
+        return model(part)  # type: ignore[no-any-return]
 
     def uses_small_batches(self, reach: int | None, batch_size: int) -> bool:
         """Return whether a batch may read only its receptive field.
@@ -294,6 +347,7 @@ def train_epochs(
     data_loss: DataLoss | None = None,
     penalty: Callable[[], Tensor] | None = None,
     generator: torch.Generator | None = None,
+    num_neighbors: Sequence[int] = (),
 ) -> float:
     """Minimize the cross-entropy, or another loss, of the training nodes or graphs.
 
@@ -316,6 +370,9 @@ def train_epochs(
         Returns a term added to the loss of every step.
     generator : torch.Generator, optional
         Draws the batches.
+    num_neighbors : sequence of int
+        Most neighbours per node in each layer that a batch reads, those of the last
+        layer first; empty: all neighbours.
 
     Returns
     -------
@@ -345,7 +402,10 @@ def train_epochs(
         steps = len(batches)
         for index, labels in batches:
             optimizer.zero_grad(set_to_none=True)
-            logits = data.logits(model, index)
+            if num_neighbors and generator is not None:
+                logits = data.sampled_logits(model, index, num_neighbors, generator)
+            else:
+                logits = data.logits(model, index)
             if data_loss is None:
                 loss = F.cross_entropy(logits, labels)
             else:

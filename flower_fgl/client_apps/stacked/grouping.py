@@ -39,6 +39,8 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         return 'setting = "graph" classifies whole graphs'
     if config.check_every:
         return "check-every stops the training of each client at another epoch"
+    if config.num_neighbors:
+        return "num-neighbors draws the graph of every step of each client"
     if "graph" in node or "model-dir" in node:
         return "the clients are data owners with their own files"
     return ""

@@ -195,7 +195,7 @@ def _ogb_surroundings() -> Iterator[None]:
 
 def _ogb_version(package: Path, name: str) -> str:
     """Return the release of a dataset that the installed ``ogb`` reads."""
-    import pandas as pd  # type: ignore[import-untyped]  # takes a second to import
+    import pandas as pd  # takes a second to import
 
     table = pd.read_csv(
         package / "nodeproppred" / "master.csv", index_col=0, keep_default_na=False

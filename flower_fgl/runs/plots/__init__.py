@@ -6,23 +6,33 @@ They use neither pyplot nor global state, so they work in any process or thread.
 from flower_fgl.runs.plots.clients import client_bars, client_spread, label_heat_map
 from flower_fgl.runs.plots.clouds import Cloud, node_clouds
 from flower_fgl.runs.plots.costs import scale_bytes, stacked_bars
-from flower_fgl.runs.plots.rounds import Curve, by_round, column_curves, convergence
-from flower_fgl.runs.plots.style import PALETTE, to_svg
+from flower_fgl.runs.plots.rounds import (
+    Curve,
+    by_cost,
+    by_round,
+    column_curves,
+    convergence,
+)
+from flower_fgl.runs.plots.style import PALETTE, distinct, look_of, to_svg, variant_look
 from flower_fgl.runs.plots.sweeps import by_value
 
 __all__ = [
     "PALETTE",
     "Cloud",
     "Curve",
+    "by_cost",
     "by_round",
     "by_value",
     "client_bars",
     "client_spread",
     "column_curves",
     "convergence",
+    "distinct",
     "label_heat_map",
+    "look_of",
     "node_clouds",
     "scale_bytes",
     "stacked_bars",
     "to_svg",
+    "variant_look",
 ]

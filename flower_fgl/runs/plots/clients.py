@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from flower_fgl.runs.plots.style import (
+    CELL_INK,
     INK,
     MUTED,
     PALETTE,
@@ -58,7 +59,8 @@ def client_bars(
     for x, value in enumerate(values):
         if np.isnan(value) or len(place) <= 36:
             text = "none" if np.isnan(value) else f"{100 * value:.0f}"
-            panel.text(x, 0.03, text, ha="center", fontsize=size, color=INK)
+            colour = CELL_INK if value > 0.08 else INK  # on the bar, or above it
+            panel.text(x, 0.03, text, ha="center", fontsize=size, color=colour)
     client_ticks(panel, partition_ids)
     panel.set_xlim(-0.7, len(place) - 0.3)
     panel.set_ylim(0, 1.06)
@@ -77,6 +79,7 @@ def client_spread(
     labels: Sequence[str],
     accuracy: Sequence[Sequence[float]],
     pooled: Sequence[float | None],
+    colours: Sequence[str] = (),
 ) -> Figure:
     """Draw the clients' test accuracies of several runs, one row of dots per run.
 
@@ -88,12 +91,14 @@ def client_spread(
         One value per client; NaN is not drawn.
     pooled : sequence of float in [0, 1] or None
         Length R: accuracy over the nodes of all clients, drawn as a bar.
+    colours : sequence of str
+        Length R; by default those of the palette, in turn.
     """
     figure = new_figure(1.0 + 0.34 * len(labels))
     panel = figure.subplots()
     dress(panel, xlabel="test accuracy", grid="x")
     for row, (values, middle) in enumerate(zip(accuracy, pooled, strict=True)):
-        colour = PALETTE[row % len(PALETTE)]
+        colour = colours[row] if colours else PALETTE[row % len(PALETTE)]
         # a fixed zigzag separates equal values
         offset = 0.16 * (np.arange(len(values)) % 3 - 1)
         panel.scatter(
@@ -154,7 +159,7 @@ def label_heat_map(
     )
     if num_clients <= 20 and num_classes <= 40:
         for (y, x), count in np.ndenumerate(table):
-            colour = "white" if count > 0.4 * top else INK
+            colour = "#fffffe" if count > 0.4 * top else CELL_INK  # not the page's
             if count:
                 panel.text(
                     x, y, f"{count}", ha="center", va="center", fontsize=8, color=colour

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from flower_fgl.runs.plots.costs import scale_bytes
 from flower_fgl.runs.plots.style import (
     PALETTE,
     add_legend,
@@ -21,7 +22,10 @@ from flower_fgl.runs.plots.style import (
     new_figure,
 )
 
-__all__ = ["Curve", "by_round", "column_curves", "convergence"]
+__all__ = ["Curve", "by_cost", "by_round", "column_curves", "convergence"]
+
+WIDE = 20
+"""Ratio of the largest to the smallest total cost above which an axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,12 @@ class Curve:
         Round with the best validation accuracy.
     columns : mapping of str to sequence of float in [0, 1]
         Accuracies in ``rounds`` by column title, for :func:`column_curves`.
+    val_spread, test_spread : sequence of float
+        Standard deviations over the averaged runs; empty for one run.
+    bytes, seconds : sequence of float
+        Bytes sent by all, and seconds, from the start to each of ``rounds``.
+    look : mapping of str to object
+        Colour, dash and marker; by default those of the curve's number.
     """
 
     label: str
@@ -54,6 +64,11 @@ class Curve:
     loss: Sequence[float]
     best_round: int | None
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    val_spread: Sequence[float] = ()
+    test_spread: Sequence[float] = ()
+    bytes: Sequence[float] = ()
+    seconds: Sequence[float] = ()
+    look: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_validated(self) -> bool:
@@ -61,14 +76,16 @@ class Curve:
         return any(math.isfinite(value) for value in self.val)
 
 
-def convergence(curves: Sequence[Curve]) -> Figure:
+def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     """Draw accuracy and training loss by round.
 
     Parameters
     ----------
     curves : sequence of Curve
         Of one run, validation and test accuracy share a panel. For several runs, each
-        score has its own panel.
+        score has its own panel. A band is one standard deviation wide on each side.
+    has_loss : bool
+        Whether to draw the losses; those of different objectives cannot be compared.
     """
     is_single = len(curves) == 1
     columns = 3 if is_single else min(3, len(curves))
@@ -77,28 +94,28 @@ def convergence(curves: Sequence[Curve]) -> Figure:
     panels = (
         figure.subplots(1, 2, width_ratios=(3, 2))
         if is_single
-        else (figure.subplots(1, 3))
+        else figure.subplots(1, 3 if has_loss else 2)
     )
     titles = ["Accuracy"] if is_single else ["Validation accuracy", "Test accuracy"]
-    for panel, title in zip(panels, [*titles, "Training loss"], strict=True):
+    titles += ["Training loss"] if is_single or has_loss else []
+    for panel, title in zip(panels, titles, strict=True):
         dress(panel, xlabel="round", title=title)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        panel.set_xlim(0, 1.02 * max([2, *(r for c in curves for r in c.loss_rounds)]))
-    for panel in panels[:-1]:
+        panel.set_xlim(0, 1.02 * _last_round(curves))
+    for panel in panels[: len(panels) - (is_single or has_loss)]:
         panel.yaxis.set_major_formatter(PercentFormatter(1))
     if is_single:
         _draw_one(panels, curves[0])
         return figure
     lines = []
     for number, curve in enumerate(curves):
-        look = look_of(number)
-        lines += panels[0].plot(
-            curve.rounds, curve.val, **line_of(curve.rounds), **look
-        )
-        panels[1].plot(curve.rounds, curve.test, **line_of(curve.rounds), **look)
-        panels[2].plot(
-            curve.loss_rounds, curve.loss, **line_of(curve.loss_rounds), **look
-        )
+        look = _look(curve, number)
+        lines += panels[0].plot(curve.rounds, curve.val, **look)
+        panels[1].plot(curve.rounds, curve.test, **look)
+        _band(panels[0], curve.rounds, curve.val, curve.val_spread, look)
+        _band(panels[1], curve.rounds, curve.test, curve.test_spread, look)
+        if has_loss:
+            panels[2].plot(curve.loss_rounds, curve.loss, **look)
     if not any(curve.is_validated for curve in curves):
         panels[0].set_yticks([])
         panels[0].text(
@@ -112,6 +129,76 @@ def convergence(curves: Sequence[Curve]) -> Figure:
         figure, lines, [c.label for c in curves], "outside lower center", columns
     )
     return figure
+
+
+def by_cost(curves: Sequence[Curve]) -> Figure:
+    """Draw test accuracy by the bytes and the seconds that it took.
+
+    Parameters
+    ----------
+    curves : sequence of Curve
+        With ``bytes`` and ``seconds``; the axes are logarithmic if the curves' totals
+        differ more than twenty-fold.
+    """
+    columns = min(3, len(curves))
+    legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0
+    figure = new_figure(2.9 + 0.22 * legend_rows)
+    panels = figure.subplots(1, 2, sharey=True)
+    factor, unit = scale_bytes(max((c.bytes[-1] for c in curves if c.bytes), default=0))
+    axes = (
+        (
+            "bytes",
+            f"{unit} sent by all",
+            [[b / factor for b in c.bytes] for c in curves],
+        ),
+        ("seconds", "seconds", [list(c.seconds) for c in curves]),
+    )
+    lines: list[Any] = []
+    for panel, (cost, xlabel, places) in zip(panels, axes, strict=True):
+        dress(panel, xlabel=xlabel, title=f"Test accuracy by {cost}")
+        ends = [x[-1] for x in places if x and x[-1] > 0]
+        if len(ends) > 1 and max(ends) > WIDE * min(ends):
+            panel.set_xscale("log")
+            panel.xaxis.set_major_formatter("{x:g}")
+        lines = []
+        for number, (curve, x) in enumerate(zip(curves, places, strict=True)):
+            look = _look(curve, number)
+            lines += panel.plot(x, curve.test, **look)
+            _band(panel, x, curve.test, curve.test_spread, look)
+        panel.yaxis.set_major_formatter(PercentFormatter(1))
+    if len(curves) > 1:
+        names = [curve.label for curve in curves]
+        add_legend(figure, lines, names, "outside lower center", columns)
+    return figure
+
+
+def _look(curve: Curve, number: int) -> dict[str, Any]:
+    """Return the style of a curve, its own or that of its number."""
+    own = curve.look or look_of(number)
+    base = line_of(curve.rounds)
+    if len(curve.rounds) > 2:  # markers tell the lines of one method apart
+        base.pop("marker", None)
+    return {**base, **own}
+
+
+def _band(
+    panel: Any,
+    x: Sequence[float],
+    middle: Sequence[float],
+    spread: Sequence[float],
+    look: Mapping[str, Any],
+) -> None:
+    """Draw the band of one standard deviation around a mean."""
+    if not spread:
+        return
+    low = [m - s for m, s in zip(middle, spread, strict=True)]
+    high = [m + s for m, s in zip(middle, spread, strict=True)]
+    panel.fill_between(x, low, high, color=look["color"], alpha=0.16, linewidth=0)
+
+
+def _last_round(curves: Sequence[Curve]) -> int:
+    """Return the last round with a score or a loss, at least 2."""
+    return max([2, *(r for c in curves for r in (*c.loss_rounds, *c.rounds))])
 
 
 def _draw_one(panels: Any, curve: Curve) -> None:
@@ -135,7 +222,10 @@ def _draw_one(panels: Any, curve: Curve) -> None:
 
 
 def by_round(
-    curves: Sequence[tuple[str, Sequence[int], Sequence[float]]], *, ylabel: str
+    curves: Sequence[tuple[str, Sequence[int], Sequence[float]]],
+    *,
+    ylabel: str,
+    looks: Sequence[Mapping[str, Any]] = (),
 ) -> Figure:
     """Draw a value by round.
 
@@ -145,6 +235,8 @@ def by_round(
         Name, rounds and values of each run.
     ylabel : str
         Name of the value.
+    looks : sequence of mapping
+        Colour, dash and marker of each curve; by default those of its number.
     """
     columns = min(3, len(curves))
     legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0
@@ -154,7 +246,8 @@ def by_round(
     panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
     lines = []
     for number, (_, rounds, values) in enumerate(curves):
-        lines += panel.plot(rounds, values, **line_of(rounds), **look_of(number))
+        look = looks[number] if looks else look_of(number)
+        lines += panel.plot(rounds, values, **{**line_of(rounds), **look})
     panel.set_ylim(bottom=0)
     if len(curves) > 1:
         names = [name for name, _, _ in curves]
@@ -185,23 +278,27 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
         for title, lines in drawn.items()
     }
     if len(curves) == 1:
-        names, look = list(drawn), dashed_look
+        names = list(drawn)
+        looks: list[Mapping[str, Any]] = [
+            dashed_look(number) for number in range(len(names))
+        ]
         layout = {"Accuracy": [lines[0] for lines in drawn.values()]}
     else:
-        names, look, layout = [curve.label for curve in curves], look_of, drawn
+        names, layout = [curve.label for curve in curves], drawn
+        looks = [c.look or look_of(number) for number, c in enumerate(curves)]
     selected = curves[0].best_round if len(curves) == 1 else None
     columns = min(5 if len(curves) == 1 else 3, len(names) + (selected is not None))
     figure = new_figure(3.1 + 0.22 * -(-len(names) // columns))
     panels = figure.subplots(1, len(layout), sharey=True, squeeze=False)[0]
-    last = max([2, *(number for curve in curves for number in curve.rounds)])
+    last = _last_round(curves)
     for panel, (title, shown) in zip(panels, layout.items(), strict=True):
         dress(panel, xlabel="round", title=title)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         panel.set_xlim(0, 1.02 * last)
         panel.yaxis.set_major_formatter(PercentFormatter(1))
         lines = [
-            panel.plot(rounds, values, **line_of(rounds), **look(number))[0]
-            for number, (rounds, values) in enumerate(shown)
+            panel.plot(rounds, values, **{**line_of(rounds), **look})[0]
+            for (rounds, values), look in zip(shown, looks, strict=True)
         ]
     if selected is not None:
         lines.append(mark_selected(panels[0], selected))

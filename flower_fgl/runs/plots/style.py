@@ -6,15 +6,17 @@ Names from data are shown on one line, shortened, and never parsed as mathematic
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 __all__ = [
+    "CELL_INK",
     "DASHES",
     "INK",
     "MUTED",
@@ -22,6 +24,7 @@ __all__ = [
     "add_legend",
     "client_ticks",
     "dashed_look",
+    "distinct",
     "dress",
     "line_of",
     "look_of",
@@ -30,6 +33,7 @@ __all__ = [
     "new_figure",
     "plain",
     "to_svg",
+    "variant_look",
 ]
 
 PALETTE = (
@@ -40,17 +44,40 @@ PALETTE = (
     "#56b4e9",
     "#d55e00",
     "#8c8c8c",
-    "#b8a600",
+    "#7b4fa3",
 )
 INK, MUTED, GRID = "#1d2733", "#5f6b7a", "#e4e8ed"
 WIDTH = 9.6
 """Width of a figure in inches; 1 inch is shown as 100 pixels."""
 DASHES = ("-", "--", ":", "-.")
+VARIANT_MARKS = ("", "o", "s", "^", "D", "v", "P", "X", "*")
+"""Markers that distinguish lines of the same colour and dash."""
+CELL_INK = "#1d2734"
+"""Ink on coloured surfaces, which stays dark on a dark page."""
+DARK = {
+    INK: "#e3e8ee",
+    MUTED: "#9aa7b5",
+    GRID: "#2c3642",
+    "#b6bec8": "#526070",
+    "#ffffff": "#171d25",
+    "#f3f5f8": "#222b36",
+}
+"""Colours of a figure on a dark page."""
+
+
+class ReportFigure(Figure):
+    """A figure that a notebook shows as an image."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        with quiet_glyphs():
+            self.savefig(buffer, format="png")
+        return buffer.getvalue()
 
 
 def new_figure(height: float) -> Figure:
     """Return an empty white figure of a height in inches."""
-    figure = Figure(figsize=(WIDTH, height), dpi=100, layout="constrained")
+    figure = ReportFigure(figsize=(WIDTH, height), dpi=100, layout="constrained")
     figure.set_facecolor("white")
     return figure
 
@@ -76,6 +103,13 @@ def look_of(number: int) -> dict[str, Any]:
         "color": PALETTE[number % len(PALETTE)],
         "linestyle": DASHES[number // len(PALETTE) % len(DASHES)],
     }
+
+
+def variant_look(number: int, variant: int) -> dict[str, Any]:
+    """Return the style of a line: colour and dash by number, the marker by variant."""
+    mark = VARIANT_MARKS[variant % len(VARIANT_MARKS)]
+    marker = {"marker": mark, "markersize": 4.5, "markevery": 0.12} if mark else {}
+    return {**look_of(number), **marker}
 
 
 def dashed_look(number: int) -> dict[str, Any]:
@@ -106,7 +140,7 @@ def client_ticks(panel: Any, ids: Sequence[int]) -> None:
 
 def name_rows(panel: Any, names: Sequence[str]) -> None:
     """Label the rows on the vertical axis, the first on top."""
-    labels = [plain(name) for name in names]
+    labels = distinct(names)
     panel.set_yticks(np.arange(len(names)), labels=labels, parse_math=False)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.tick_params(axis="y", length=0)
@@ -118,7 +152,7 @@ def add_legend(
 ) -> None:
     """Add a legend without a frame to an axes or a figure."""
     # matplotlib omits names that begin with an underscore
-    labels = [" " + plain(n) if n.startswith("_") else plain(n) for n in names]
+    labels = [f" {n}" if n.startswith("_") else n for n in distinct(names)]
     legend = owner.legend(
         artists,
         labels,
@@ -142,11 +176,55 @@ def plain(name: str, limit: int = 34) -> str:
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def to_svg(figure: Figure) -> bytes:
-    """Render a figure as SVG with text as outlines, identical on every machine."""
-    buffer = io.BytesIO()
+def distinct(names: Sequence[str], limit: int = 34) -> list[str]:
+    """Shorten names so that different names stay different.
+
+    Names that would be shortened to the same text lose their middle instead of their end;
+    if that does not help, they are numbered.
+    """
+    different = list(dict.fromkeys(names))
+    for shorten in (plain, _without_middle):
+        if len({shorten(name, limit) for name in different}) == len(different):
+            return [shorten(name, limit) for name in names]
+    numbers = {name: k for k, name in enumerate(different, 1)}
+    return [f"{numbers[n]}: {plain(n, limit - 4)}" for n in names]
+
+
+def _without_middle(name: str, limit: int) -> str:
+    """Return a name on one line, shortened in the middle."""
+    line = plain(name, len(name))
+    if len(line) <= limit:
+        return line
+    head = limit // 3
+    return f"{line[:head]}…{line[head + 1 - limit :]}"
+
+
+@contextlib.contextmanager
+def quiet_glyphs() -> Iterator[None]:
+    """Suppress warnings about characters that matplotlib's font draws as boxes."""
     with warnings.catch_warnings():
-        # matplotlib draws boxes for characters that its font lacks
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def to_svg(figure: Figure) -> bytes:
+    """Render a figure as SVG with text as outlines, identical on every machine.
+
+    The image has the colours of a dark page where the reader prefers one.
+    """
+    buffer = io.BytesIO()
+    with quiet_glyphs():
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+    head, tag, rest = buffer.getvalue().partition(b"<defs>")
+    return head + _DARK_STYLE.encode() + tag + rest
+
+
+_DARK_STYLE = (
+    "<style>@media (prefers-color-scheme: dark) {"
+    + "".join(
+        f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important }}'
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    + "}</style>\n "
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -20,6 +21,7 @@ def by_value(
     panels: Mapping[str, Sequence[tuple[str, Sequence[float], Sequence[float]]]],
     *,
     xlabel: str,
+    looks: Sequence[Mapping[str, Any]] = (),
 ) -> Figure:
     """Draw scores by the value of a setting, with error bars of one standard deviation.
 
@@ -32,6 +34,8 @@ def by_value(
         [0, 1]; NaN if missing. All panels have the same names.
     xlabel : str
         Name of the setting.
+    looks : sequence of mapping
+        Colour, dash and marker of each line; by default those of its number.
     """
     names = [name for name, _, _ in next(iter(panels.values()))]
     columns = min(3, len(names))
@@ -47,12 +51,15 @@ def by_value(
                 range(len(values)),
                 means,
                 yerr=deviations,
-                marker=MARKERS[number // len(PALETTE) % len(MARKERS)],
-                markersize=3.5,
                 linewidth=1.6,
                 elinewidth=0.9,
                 capsize=2,
-                **look_of(number),
+                **{
+                    "marker": MARKERS[number // len(PALETTE) % len(MARKERS)],
+                    **(looks[number] if looks else look_of(number)),
+                    "markersize": 3.5,
+                    "markevery": 1,
+                },
             ).lines[0]
             for number, (_, means, deviations) in enumerate(scores)
         ]

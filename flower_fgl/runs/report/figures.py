@@ -1,15 +1,19 @@
-"""Figures of the report: images, as data URIs, drawn from run folders."""
+"""Figures of the report, drawn from run folders."""
 
 from __future__ import annotations
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from dataclasses import replace
+from itertools import accumulate
+from statistics import fmean, stdev
 
 from matplotlib.figure import Figure
 
 from flower_fgl.runs import plots
+from flower_fgl.runs.report.lines import Line, has_one_objective, looks_of
 from flower_fgl.runs.report.numbers import (
     client_accuracy,
     column_name,
@@ -26,81 +30,69 @@ from flower_fgl.runs.summary import is_scored
 __all__ = ["draw_run", "draw_runs", "draw_sweeps", "to_data_uri"]
 
 NAN = float("nan")
-Lines = Sequence[tuple[str, Sequence[Run]]]
-"""Lines to draw: the name of each, and the runs of which it is the mean."""
+Pictures = dict[str, Figure]
+"""Figures by their name in the template; those without content are omitted."""
 
 
-def draw_run(run: Run) -> dict[str, str]:
-    """Draw all figures of one run.
-
-    Parameters
-    ----------
-    run : Run
-        Run, finished or not. Figures without content are omitted.
-
-    Returns
-    -------
-    dict of str to str
-        Images as data URIs, by their name in the template.
-    """
-    lines = [("", [run])]
+def draw_run(run: Run) -> Pictures:
+    """Draw all figures of one run, finished or not."""
+    lines = [Line("", [run])]
     curves = [_curve(run, "")]
     pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
+    pictures |= _by_cost(curves)
     if accuracy := client_accuracy(run):
         values = [_number(value) for value in accuracy.values()]
-        figure = plots.client_bars(
+        pictures["clients"] = plots.client_bars(
             list(accuracy), values, test_accuracy(run), items=item_kind([run])
         )
-        pictures["clients"] = to_data_uri(figure)
     counted = [r for r in run.clients if r.get("class_counts")]
     if counted:
         counted.sort(key=lambda row: int(row["partition_id"]))
         counts = [row["class_counts"] for row in counted]
         numbers = [str(c) for c in range(len(counts[0]))]
         names = counted[0].get("class_names") or run.summary.get("class_names")
-        ids = [row["partition_id"] for row in counted]
-        pictures["labels"] = to_data_uri(
-            plots.label_heat_map(counts, names or numbers, ids, items=item_kind([run]))
+        pictures["labels"] = plots.label_heat_map(
+            counts,
+            [f"class {n}" if n.isdigit() else n for n in names or numbers],
+            [row["partition_id"] for row in counted],
+            items=item_kind([run]),
         )
-    return pictures | _costs([run], [""])
+    return pictures | _costs(lines)
 
 
-def draw_runs(
-    runs: Sequence[Run], labels: Sequence[str], lines: Lines
-) -> dict[str, str]:
+def draw_runs(lines: Sequence[Line]) -> Pictures:
     """Draw all figures that compare several runs.
 
     Parameters
     ----------
-    runs : sequence of Run
-        Length R, at least 2.
-    labels : sequence of str
-        Length R: names of the runs.
-    lines : sequence of (str, sequence of Run)
-        Name and runs of each curve; curves of several runs are averaged by round.
-
-    Returns
-    -------
-    dict of str to str
-        Images as data URIs, by their name in the template.
+    lines : sequence of Line
+        Name, runs and look of each line; those of several runs are averaged.
     """
     curves = [
-        _mean_curve(label, [_curve(run, label) for run in members])
-        for label, members in lines
+        replace(
+            _mean_curve(line.label, [_curve(run, line.label) for run in line.runs]),
+            look=line.look,
+        )
+        for line in lines
     ]
     per_client = [
-        [_number(value) for value in client_accuracy(run).values()] for run in runs
+        [_number(v) for run in line.runs for v in client_accuracy(run).values()]
+        for line in lines
     ]
-    pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
+    one = has_one_objective([run for line in lines for run in line.runs])
+    pictures = _progress(curves, has_loss=one) | _by_cost(curves)
+    pictures |= _columns(lines, curves) | _distances(lines)
     if any(per_client):
-        pooled = [test_accuracy(run) for run in runs]
-        pictures["clients"] = to_data_uri(
-            plots.client_spread(labels, per_client, pooled)
+        pictures["clients"] = plots.client_spread(
+            [line.label for line in lines],
+            per_client,
+            [_mean_accuracy(line.runs) for line in lines],
+            [line.look["color"] for line in lines],
         )
-    return pictures | _costs(runs, labels)
+    return pictures | _costs(lines)
 
 
-def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
+def draw_sweeps(sweeps: Sequence[Sweep]) -> Pictures:
     """Draw test accuracy and macro-F1 by the value of each varied setting.
 
     Parameters
@@ -110,8 +102,8 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
 
     Returns
     -------
-    dict of str to str
-        Images as data URIs, by ``setting-<key>``.
+    dict of str to Figure
+        By ``setting-<key>``.
     """
     titles = {"Test accuracy": "accuracy", "Test macro-F1": "macro_f1"}
     pictures = {}
@@ -128,68 +120,105 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> dict[str, str]:
             ]
             for title, metric in titles.items()
         }
-        figure = plots.by_value(values, panels, xlabel=sweep.key)
-        pictures[f"setting-{sweep.key}"] = to_data_uri(figure)
+        looks = looks_of([line.method for line in sweep.lines])
+        pictures[f"setting-{sweep.key}"] = plots.by_value(
+            values, panels, xlabel=sweep.key, looks=looks
+        )
     return pictures
 
 
-def _progress(curves: Sequence[plots.Curve]) -> dict[str, str]:
+def _progress(curves: Sequence[plots.Curve], *, has_loss: bool = True) -> Pictures:
     """Draw accuracy and loss by round, if there are any."""
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
-    return {"convergence": to_data_uri(plots.convergence(curves))}
+    return {"convergence": plots.convergence(curves, has_loss=has_loss)}
 
 
-def _columns(lines: Lines, curves: Sequence[plots.Curve]) -> dict[str, str]:
+def _by_cost(curves: Sequence[plots.Curve]) -> Pictures:
+    """Draw accuracy by bytes and seconds, if there are two scored rounds."""
+    if not any(len(curve.rounds) > 1 for curve in curves):
+        return {}
+    return {"cost": plots.by_cost([curve for curve in curves if curve.rounds])}
+
+
+def _columns(lines: Sequence[Line], curves: Sequence[plots.Curve]) -> Pictures:
     """Draw accuracy by node set, for each setting with additional node sets."""
     groups: dict[str, list[plots.Curve]] = {}
-    for (_, runs), curve in zip(lines, curves, strict=True):
+    for line, curve in zip(lines, curves, strict=True):
         if curve.columns and curve.rounds:
-            groups.setdefault(setting_of(runs[0]), []).append(curve)
+            groups.setdefault(setting_of(line.runs[0]), []).append(curve)
     return {
-        f"columns-{setting}": to_data_uri(plots.column_curves(group))
+        f"columns-{setting}": plots.column_curves(group)
         for setting, group in groups.items()
     }
 
 
-def _distances(lines: Lines) -> dict[str, str]:
+def _distances(lines: Sequence[Line]) -> Pictures:
     """Draw the distance between uploaded encoders by round, if the runs have it."""
-    curves = []
-    for label, runs in lines:
+    curves, looks = [], []
+    for line in lines:
         known = [
             {
                 row["round"]: row["numbers"]["distance"]
                 for row in run.rounds
                 if "distance" in row.get("numbers", {})
             }
-            for run in runs
+            for run in line.runs
         ]
         rounds = _in_all([list(one) for one in known])
         if rounds:
             means = [fmean(one[number] for one in known) for number in rounds]
-            curves.append((label, rounds, means))
+            curves.append((line.label, rounds, means))
+            looks.append(line.look)
     if not curves:
         return {}
-    return {"distance": to_data_uri(plots.by_round(curves, ylabel="mean distance"))}
+    figure = plots.by_round(
+        curves, ylabel="mean distance", looks=looks if all(looks) else ()
+    )
+    return {"distance": figure}
 
 
-def _costs(runs: Sequence[Run], labels: Sequence[str]) -> dict[str, str]:
-    """Draw bytes by payload and seconds by phase, if there are any."""
+def _costs(lines: Sequence[Line]) -> Pictures:
+    """Draw bytes by payload and seconds by phase of a run, if there are any."""
     out = {}
-    ways = [("up", "to server"), ("down", "to clients")]
-    sent = [run.summary["bytes"]["by_payload"][way] for run in runs for way, _ in ways]
-    names = [f"{label} {text}".strip() for label in labels for _, text in ways]
+    ways = [("up", "↑"), ("down", "↓")]
+    labels = [line.label for line in lines]
+    sent = [
+        _mean_parts([run.summary["bytes"]["by_payload"][way] for run in line.runs])
+        for line in lines
+        for way, _ in ways
+    ]
+    names = [
+        f"{label} {arrow}" for label in plots.distinct(labels) for _, arrow in ways
+    ]
+    if len(lines) == 1:
+        names = ["to server", "to clients"]
     totals = [sum(part.values()) for part in sent]
     if any(totals):
         factor, unit = plots.scale_bytes(max(totals))
-        out["bytes"] = to_data_uri(
-            plots.stacked_bars(names, _parts(sent, factor), unit)
-        )
-    spent = [run.summary["seconds"]["by_phase"] for run in runs]
+        out["bytes"] = plots.stacked_bars(names, _parts(sent, factor), unit)
+    spent = [
+        _mean_parts([run.summary["seconds"]["by_phase"] for run in line.runs])
+        for line in lines
+    ]
     if any(sum(part.values()) for part in spent):
         rows = [label or "all rounds" for label in labels]
-        out["seconds"] = to_data_uri(plots.stacked_bars(rows, _parts(spent, 1.0), "s"))
+        out["seconds"] = plots.stacked_bars(rows, _parts(spent, 1.0), "s")
     return out
+
+
+def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average mappings of runs key by key."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return {key: value / len(parts) for key, value in total.items()}
+
+
+def _mean_accuracy(runs: Sequence[Run]) -> float | None:
+    """Return the mean test accuracy of the runs that have one."""
+    known = [value for run in runs if (value := test_accuracy(run)) is not None]
+    return fmean(known) if known else None
 
 
 def _curve(run: Run, label: str) -> plots.Curve:
@@ -210,6 +239,7 @@ def _curve(run: Run, label: str) -> plots.Curve:
     }
     shown = ("test", *own) if own else ()
     has_loss = [row for row in train if row.get("loss") is not None]
+    costs = _costs_until(run)
     return plots.Curve(
         label=label,
         rounds=[row["round"] for row in scored],
@@ -224,7 +254,26 @@ def _curve(run: Run, label: str) -> plots.Curve:
             else column_name(name): columns[name]
             for name in shown
         },
+        bytes=[costs[row["round"]][0] for row in scored],
+        seconds=[costs[row["round"]][1] for row in scored],
     )
+
+
+def _costs_until(run: Run) -> dict[int, tuple[float, float]]:
+    """Return the bytes and seconds from the start to the end of each training round."""
+    each = [
+        (
+            sum(sum(way.values()) for way in row.get("bytes", {}).values()),
+            row.get("seconds", {}).get("total") or 0.0,
+        )
+        for row in run.rounds
+    ]
+    sums = zip(*(accumulate(kind) for kind in zip(*each, strict=True)), strict=True)
+    return {
+        row["round"]: cost
+        for row, cost in zip(run.rounds, sums, strict=True)
+        if row.get("phase") == "train"
+    }
 
 
 def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
@@ -234,14 +283,22 @@ def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
     rounds = _in_all([curve.rounds for curve in curves])
     loss_rounds = _in_all([curve.loss_rounds for curve in curves])
 
-    def mean(
+    def values(
         where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
-    ) -> list[float]:
+    ) -> list[list[float]]:
         tables = [
             dict(zip(x, y, strict=True)) for x, y in zip(where, what, strict=True)
         ]
-        found = [[t[r] for t in tables if math.isfinite(t[r])] for r in of]
-        return [fmean(values) if values else NAN for values in found]
+        return [[t[r] for t in tables if math.isfinite(t[r])] for r in of]
+
+    def mean(
+        where: Sequence[Sequence[int]], what: Sequence[Sequence[float]], of: list[int]
+    ) -> list[float]:
+        return [fmean(v) if v else NAN for v in values(where, what, of)]
+
+    def spread(what: Sequence[Sequence[float]]) -> list[float]:
+        found = values(scored, what, rounds)
+        return [stdev(v) if len(v) > 1 else NAN for v in found]
 
     scored = [curve.rounds for curve in curves]
     return plots.Curve(
@@ -259,6 +316,10 @@ def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
             for title in curves[0].columns
             if all(title in curve.columns for curve in curves)
         },
+        val_spread=spread([c.val for c in curves]),
+        test_spread=spread([c.test for c in curves]),
+        bytes=mean(scored, [c.bytes for c in curves], rounds),
+        seconds=mean(scored, [c.seconds for c in curves], rounds),
     )
 
 

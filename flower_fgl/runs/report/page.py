@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs import plots
-from flower_fgl.runs.compare import without_seed
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
+from flower_fgl.runs.report.lines import Line, has_one_objective, lines_of
 from flower_fgl.runs.report.numbers import (
     about,
     client_accuracy,
@@ -41,12 +41,16 @@ from flower_fgl.runs.report.sweeps import SWEEP_METRICS, Sweep, find_sweeps
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import replace_file
 
-__all__ = ["write_report"]
+__all__ = ["comparison_figures", "write_report"]
 
 TEMPLATE = "report.html.j2"
 NBSP = "\u00a0"
-MANY = 8
-"""With more runs than this, the number of colours, curves are averaged over seeds."""
+MANY = 6
+"""With more runs than this, the tables of single runs are folded."""
+MISSING = "–"
+"""Value of a setting that a run does not have."""
+PLACES = {"output-dir", "run-dir", "state-dir", "data-dir"}
+"""Settings that say where files are, which no comparison shows."""
 
 
 def write_report(
@@ -114,8 +118,8 @@ def write_report(
             f"{runs[0].path}"
         ) from error
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
-    if nodes is not None:
-        context["pictures"]["nodes"] = to_data_uri(nodes)
+    figures = context["pictures"] | ({} if nodes is None else {"nodes": nodes})
+    context["pictures"] = {key: to_data_uri(value) for key, value in figures.items()}
     context["against"] = against
     if against:
         mark_better(context["groups"], against)
@@ -127,6 +131,7 @@ def write_report(
         metrics=metrics_of(runs),
         items=item_kind(runs),
         idle=idle_clients(runs[0]),
+        many=MANY,
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
         **context,
     )
@@ -185,6 +190,8 @@ def _one(run: Run) -> dict[str, Any]:
         "labels": [about(run)],
         "pictures": draw_run(run),
         "has_means": False,
+        "has_losses": True,
+        "ranks": set(),
         "scores": score_rows(run),
         "held": held,
         "groups": [],
@@ -199,21 +206,47 @@ def _one(run: Run) -> dict[str, Any]:
     }
 
 
+def comparison_figures(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Draw the figures of the page that compares several runs.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least two runs.
+
+    Returns
+    -------
+    dict of str to Figure
+        By their name in the page.
+    """
+    lines: list[Line] = lines_of(runs, _labels(runs))
+    return draw_runs(lines) | draw_sweeps(find_sweeps(runs))
+
+
 def _several(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the template's context for a comparison of several runs."""
     labels = _labels(runs)
     groups = over_seeds(runs)
-    lines = _lines(runs, labels, groups)
-    flat = [{k: _shown(v) for k, v in flatten_config(run.config)} for run in runs]
+    lines = lines_of(runs, labels)
+    flat = [
+        {k: _shown(v) for k, v in flatten_config(run.config) if k not in PLACES}
+        for run in runs
+    ]
     keys = list(dict.fromkeys(key for config in flat for key in config))
-    table = [(key, [config.get(key, "–") for config in flat]) for key in keys]
+    table = [(key, [config.get(key, MISSING) for config in flat]) for key in keys]
     sweeps = find_sweeps(runs)
     differing = [(key, values) for key, values in table if len(set(values)) > 1]
+    if len(runs) > MANY:  # a method's own settings only where its runs differ in them
+        differing = [
+            (key, values) for key, values in differing if _differs(key, values, flat)
+        ]
     return {
         "title": f"{len(runs)} runs compared",
         "labels": labels,
-        "pictures": draw_runs(runs, labels, lines) | draw_sweeps(sweeps),
+        "pictures": draw_runs(lines) | draw_sweeps(sweeps),
         "has_means": len(lines) < len(runs),
+        "has_losses": has_one_objective(runs),
+        "ranks": {group["rank"] for group in groups},
         "scores": [],
         "held": [],
         "groups": groups,
@@ -225,12 +258,23 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
         ],
         "differing": differing,
         "settings": [
-            (key, values[0], "")
+            (key, next(value for value in values if value != MISSING), "")
             for key, values in table
             if (key, values) not in differing
         ],
         "commands": [_command(run) for run in runs],
     }
+
+
+def _differs(
+    key: str, values: Sequence[str], configs: Sequence[Mapping[str, str]]
+) -> bool:
+    """Return whether a setting is general, or differs among the runs that have it."""
+    return (
+        "." not in key
+        or len({v for v, config in zip(values, configs, strict=True) if key in config})
+        > 1
+    )
 
 
 def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
@@ -250,24 +294,6 @@ def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
 def _shown(value: Any) -> str:
     """Format a setting as JSON, but non-empty strings without quotes."""
     return value if value and isinstance(value, str) else json.dumps(value)
-
-
-def _lines(
-    runs: Sequence[Run], labels: Sequence[str], groups: Sequence[Mapping[str, Any]]
-) -> list[tuple[str, list[Run]]]:
-    """Return the runs of each curve; of many runs, those over seeds share a curve."""
-    alone = [(label, [run]) for label, run in zip(labels, runs, strict=True)]
-    if len(runs) <= MANY:
-        return alone
-    groups = [group for group in groups if not group["kind"]]
-    stems = [{without_seed(run.path.name) for run in g["runs"]} for g in groups]
-    short = [next(iter(names)) if len(names) == 1 else "" for names in stems]
-    means = [
-        (stem if stem and short.count(stem) == 1 else group["name"], group["runs"])
-        for stem, group in zip(short, groups, strict=True)
-    ]
-    averaged = {id(run) for _, members in means for run in members}
-    return means + [line for line in alone if id(line[1][0]) not in averaged]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
-from flower_fgl.runs.compare import PER_RUN, compare_accuracy
+from flower_fgl.runs.compare import PER_RUN, compare_accuracy, main_metric
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.statistics import LEVEL, adjust_holm
 
-__all__ = ["mark_better", "over_seeds", "scored_runs"]
+__all__ = ["Group", "average_groups", "mark_best", "mark_better", "over_seeds"]
+__all__ += ["scored_runs"]
 
 KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
     "": lambda run: run.best,
@@ -34,10 +36,31 @@ def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
     ]
 
 
-def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Average completed runs that differ only in their seeds.
+@dataclass(frozen=True)
+class Group:
+    """Completed runs that differ only in their seeds.
 
-    The aggregated model and fine-tuning have additional rows if the runs scored them.
+    Parameters
+    ----------
+    label : str
+        Method, and the settings in which it differs from other groups of the method.
+    runs : list of Run
+        At least one run.
+    """
+
+    label: str
+    runs: list[Run]
+
+
+def average_groups(runs: Sequence[Run], *, smallest: int = 2) -> list[Group]:
+    """Group completed runs with scores that differ only in their seeds.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Runs, finished or not.
+    smallest : int
+        Groups of fewer runs are left out.
     """
     groups: dict[str, list[Run]] = {}
     configs: dict[str, dict[str, Any]] = {}
@@ -45,26 +68,78 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
         key = json.dumps([about(run), run.summary["clients"], sorted(config.items())])
         groups.setdefault(key, []).append(run)
         configs[key] = {"method": run.summary["method"], **config}
-    several = {key: group for key, group in groups.items() if len(group) > 1}
-    labels = tell_apart([configs[key] for key in several], but={"dataset", "clients"})
+    kept = {key: group for key, group in groups.items() if len(group) >= smallest}
+    labels = tell_apart([configs[key] for key in kept], but={"dataset", "clients"})
     return [
+        Group(label, group) for label, group in zip(labels, kept.values(), strict=True)
+    ]
+
+
+def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Average completed runs that differ only in their seeds.
+
+    The aggregated model and fine-tuning have additional rows if the runs scored them.
+    """
+    groups = [
         {
-            "name": f"{label} on {group[0].summary['dataset']}{kind}",
-            "runs": group,
+            "name": f"{group.label} on {group.runs[0].summary['dataset']}{kind}",
+            "runs": group.runs,
             "kind": kind,
             "is_better": False,
-            "clients": group[0].summary["clients"],
-            "seeds": _seeds(group),
+            "rank": "",
+            "clients": group.runs[0].summary["clients"],
+            "seeds": _seeds(group.runs),
             **{
                 f"{column}_{metric}": _mean_std(entries, column, metric)
                 for column in ("val", "test", *SETTING_COLUMNS)
                 for metric in (*SCORE_NAMES, "auroc", "mean_accuracy")
             },
         }
-        for label, group in zip(labels, several.values(), strict=True)
+        for group in average_groups(runs)
         for kind, entry_of in KINDS.items()
-        if any(entries := [entry_of(run) or {} for run in group])
+        if any(entries := [entry_of(run) or {} for run in group.runs])
     ]
+    mark_best([group for group in groups if not group["kind"]])
+    return groups
+
+
+def mark_best(groups: Sequence[dict[str, Any]]) -> None:
+    """Set ``rank`` to ``best`` or ``tied``, for each dataset and number of clients.
+
+    The best has the highest mean test score. A tied one differs from it by less than one
+    point, by the paired equivalence test of :mod:`flower_fgl.runs.statistics`; too few
+    common draws, or a large spread, are no tie.
+    """
+    places: dict[str, list[dict[str, Any]]] = {}
+    for group in groups:
+        run = group["runs"][0]
+        setting = run.config.get("setting")
+        place = [run.summary["dataset"], run.summary["clients"], setting]
+        places.setdefault(json.dumps(place), []).append(group)
+    for rivals in places.values():
+        if len(rivals) < 2:
+            continue
+        best = max(rivals, key=lambda group: _main_score(group["runs"]))
+        best["rank"] = "best"
+        for group in rivals:
+            if group is not best and _is_tied(best["runs"], group["runs"]):
+                group["rank"] = "tied"
+
+
+def _main_score(runs: Sequence[Run]) -> float:
+    """Return the mean of the test score that papers on the runs' setting report."""
+    return statistics.fmean(
+        (run.best or {})["test"].get(main_metric(run)) or 0.0 for run in runs
+    )
+
+
+def _is_tied(best: Sequence[Run], other: Sequence[Run]) -> bool:
+    """Return whether a difference of one point or more can be excluded."""
+    try:
+        test = compare_accuracy(best, other)
+    except RunError:  # e.g. two runs with one seed, which cannot be paired
+        return False
+    return test is not None and test.is_tied
 
 
 def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:

@@ -26,11 +26,14 @@ class SweepLine:
     ----------
     label : str
         The method, and other settings that differ from lines of the same method.
+    method : str
+        The method.
     scores : mapping of float to mapping of str to list of float in [0, 1]
         Test scores of the runs, by value of the setting and by metric.
     """
 
     label: str
+    method: str
     scores: Mapping[float, Mapping[str, Sequence[float]]]
 
     def mean(self, value: float, metric: str) -> float | None:
@@ -114,7 +117,11 @@ def _lines(key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> list[Swee
     kept = [name for name, by_value in groups.items() if len(by_value) > 1]
     labels = tell_apart([others[name] for name in kept])
     return [
-        SweepLine(label, {v: _scores(same) for v, same in groups[name].items()})
+        SweepLine(
+            label,
+            str(others[name]["method"]),
+            {v: _scores(same) for v, same in groups[name].items()},
+        )
         for name, label in zip(kept, labels, strict=True)
     ]
 

@@ -146,6 +146,74 @@ def _constant_nets(
     return RandomNets(number, *(t.requires_grad_() for t in parts))
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_the_task_of_a_batch_reads_only_its_surroundings(is_sparse: bool) -> None:
+    # a path of 40 nodes: a batch of two needs six hidden representations
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randn(40, D, generator=draw)
+    path = torch.stack([torch.arange(39), torch.arange(1, 40)])
+    edges = torch.cat([path, path.flip(0)], dim=1)
+    graph = GraphInput(x.to_sparse_csr() if is_sparse else x, edges)
+    labels = torch.arange(20) % C
+    task = PromptTask(graph, torch.arange(0, 40, 2), labels, C)
+    batch = task.batch(torch.tensor([7, 2]))
+    assert (task.num_rows, batch.num_rows) == (40, 6)
+    torch.manual_seed(0)
+    nets = RandomNets.draw(2, D, C)
+    dense = GraphInput(x, edges)
+    wanted = [
+        slow_loss(nets, n, dense, torch.tensor([14, 4]), labels[[7, 2]])
+        for n in range(2)
+    ]
+    found = nets.true_loss(batch)
+    assert found.item() == pytest.approx(sum(w[0].item() for w in wanted), rel=1e-5)
+    slopes = torch.autograd.grad(found, nets.encoder)
+    slow = torch.cat([gradients[0] for _, gradients in wanted])
+    torch.testing.assert_close(slopes[0], slow, rtol=1e-4, atol=1e-7)
+
+
+def test_a_batch_of_most_nodes_reads_the_whole_graph() -> None:
+    task = random_task()
+    batch = task.batch(torch.tensor([2, 0, 1]))
+    assert batch.graph is task.graph
+    assert batch.index.tolist() == [5, 0, 2]
+    assert batch.labels.tolist() == [2, 0, 1]
+
+
+def test_a_generator_learns_from_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(60, D, generator=draw)
+    edges = torch.randint(60, (2, 90), generator=draw)
+    graph = GraphInput(x, torch.cat([edges, edges.flip(0)], dim=1))
+    task = PromptTask(graph, torch.arange(40), torch.arange(40) % C, C)
+    inputs, around, _ = task.features()
+    used = []
+    batch = PromptTask.batch
+
+    def counted(task: PromptTask, places: Tensor) -> PromptTask:
+        used.append(places)
+        return batch(task, places)
+
+    monkeypatch.setattr(PromptTask, "batch", counted)
+
+    def error(epochs: int, batch_size: int) -> float:
+        torch.manual_seed(0)
+        generator = make_generator(D)
+        train_prompt_generator(
+            generator, task, epochs=epochs, networks=1, lr=0.01, batch_size=batch_size
+        )
+        with torch.no_grad():
+            return float((generator(inputs) - around).square().sum(1).mean())
+
+    start = error(0, 8)
+    assert error(60, 8) < 0.7 * start
+    assert len(used) == 60
+    assert all(len(set(places.tolist())) == 8 for places in used)
+    assert len({tuple(places.tolist()) for places in used}) > 50  # drawn anew
+    assert error(3, len(inputs)) == error(3, 0)  # all nodes: no draw, the same numbers
+    assert len(used) == 60
+
+
 def test_without_a_node_that_has_neighbours_nothing_is_trained() -> None:
     graph = GraphInput(torch.randn(3, D), torch.zeros((2, 0), dtype=torch.int64))
     task = PromptTask(graph, torch.tensor([0, 1]), torch.tensor([0, 1]), C)

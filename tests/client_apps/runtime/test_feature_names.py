@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from flower_fgl import Run
 from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
 from flower_fgl.cli.main import app
-from flower_fgl.cli.predict import predict_graph
 from flower_fgl.core.errors import DataError, PayloadError, RunError
 from flower_fgl.core.feature_names import hash_names
 from flower_fgl.datasets.client_graph import ClientGraph, Scaling
@@ -27,6 +26,7 @@ from flower_fgl.datasets.transforms.columns import order_columns
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import ClassAgreement, Description
 from flower_fgl.runs.model_file import read_card
+from flower_fgl.simulation.prediction import predict_graph
 from flower_fgl.strategies.rounds.schema_agreement import agree_features
 from tests.client_apps.runtime.test_owners import saved, without_names
 from tests.support.owners import owner_graphs, run_owners

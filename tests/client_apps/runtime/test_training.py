@@ -19,6 +19,7 @@ from flower_fgl.client_apps.runtime.training import (
     train_epochs,
 )
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import Backbone, GraphInput, build_model
@@ -140,6 +141,47 @@ def test_batches_cover_each_training_node_once_an_epoch(
         )
     assert [len(labels) for labels in seen] == [3, 1, 3, 1]
     assert sorted(torch.cat(seen[:2]).tolist()) == sorted(data.labels.tolist())
+
+
+def train_sampled(
+    data: TrainingSet, config: RunConfig, numbers: tuple[int, ...], seed: int = 0
+) -> list[Tensor]:
+    model = model_of()
+    train_epochs(
+        model,
+        data,
+        make_optimizer(model, config),
+        epochs=2,
+        batch_size=2,
+        generator=torch.Generator().manual_seed(seed),
+        num_neighbors=numbers,
+    )
+    return [p.detach() for p in model.parameters()]
+
+
+def test_batches_of_all_drawn_neighbours_train_as_whole_batches(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    drawn, whole = (train_sampled(data, config, n) for n in ((99, 99), ()))
+    for a, b in zip(drawn, whole, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_drawn_neighbours_follow_the_seed(data: TrainingSet, config: RunConfig) -> None:
+    first, again, other, whole = (
+        train_sampled(data, config, numbers, seed)
+        for numbers, seed in (((1, 1), 0), ((1, 1), 0), ((1, 1), 3), ((), 0))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(first, whole, strict=True))
+
+
+def test_another_number_of_layers_than_num_neighbors_is_an_error(
+    data: TrainingSet, config: RunConfig
+) -> None:
+    with pytest.raises(ConfigError, match=r"has 3 numbers.* network has 2 layers"):
+        train_sampled(data, config, (5, 5, 5))
 
 
 def test_without_training_nodes_nothing_changes(

@@ -44,6 +44,7 @@ STACKED = [
     "fedrep",
     "fedsem",
     "fedtgp",
+    "fggp",
     "local",
     "moon",
 ]
@@ -161,7 +162,7 @@ def test_all_nodes_can_be_contrasted() -> None:
     compare("moon", {"moon": {"nodes": "all"}}, rounds=2)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedproto", "moon", "fedala"])
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "moon", "fedala", "fggp"])
 def test_clients_with_few_training_nodes_equal_one_by_one(method: str) -> None:
     settings = {
         "split": "7/40/53",
@@ -182,7 +183,7 @@ def test_receptive_fields_draw_the_same_masks() -> None:
         assert any(data.training.fields.get(2) is not None for data in entries)
 
 
-@pytest.mark.parametrize("method", ["fedproto", "moon", "fedala"])
+@pytest.mark.parametrize("method", ["fedproto", "moon", "fedala", "fggp"])
 def test_batches_of_methods_with_terms_equal_one_by_one(method: str) -> None:
     compare(method, {"batch_size": 7}, rounds=2)
 
@@ -190,6 +191,11 @@ def test_batches_of_methods_with_terms_equal_one_by_one(method: str) -> None:
 @pytest.mark.parametrize("model", ["gamlp", "gin", "graphsage", "mlp", "sgc"])
 def test_every_backbone_equals_one_by_one(model: str) -> None:
     compare("fedavg", {"model": model}, rounds=2)
+
+
+@pytest.mark.parametrize("model", ["gamlp", "gin", "graphsage", "sgc"])
+def test_two_views_of_every_backbone_equal_one_by_one(model: str) -> None:
+    compare("fggp", {"model": model}, rounds=2)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +230,11 @@ def test_other_methods_are_refused_or_run_one_by_one(
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"check_every": 1}, "check-every"), ({"setting": "graph"}, "whole graphs")],
+    [
+        ({"check_every": 1}, "check-every"),
+        ({"num_neighbors": "5,5", "batch_size": 8}, "num-neighbors"),
+        ({"setting": "graph"}, "whole graphs"),
+    ],
 )
 def test_settings_that_cannot_be_stacked_are_refused(
     settings: dict[str, Any], reason: str

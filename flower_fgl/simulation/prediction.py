@@ -1,11 +1,13 @@
-"""The ``predict`` command: class probabilities of a graph's nodes as CSV."""
+"""Class probabilities of a graph's nodes, predicted by the model of a run."""
 
 from __future__ import annotations
 
 import csv
 import io
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from flower_fgl.core.errors import DataError
 from flower_fgl.core.feature_names import column_order, differing_names, hash_names
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
+from flower_fgl.datasets.graph_files.npz import try_node_dataset
+from flower_fgl.datasets.graph_files.problems import ErrorCollector
 from flower_fgl.datasets.transforms.columns import select_columns
 from flower_fgl.datasets.transforms.normalize_features import (
     normalise_rows,
@@ -23,10 +27,13 @@ from flower_fgl.nn import GraphInput
 from flower_fgl.runs.model_file import ModelCard, SavedModel, load_model
 from flower_fgl.runs.writer import replace_file
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 __all__ = ["Prediction", "predict_graph", "write_csv"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """Class probabilities of every node of a graph.
 
@@ -47,16 +54,47 @@ class Prediction:
     card: ModelCard
     note: str = ""
 
+    @property
+    def classes(self) -> list[str]:
+        """Most probable class of each node, by name."""
+        names = self.card.class_names
+        return [names[k] for k in self.probabilities.argmax(dim=1).tolist()]
 
-def predict_graph(model: Path, graph: Path) -> Prediction:
-    """Predict class probabilities for the nodes of a graph file.
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per node.
+
+        Returns
+        -------
+        pandas.DataFrame of N rows
+            Indexed by ``node``: ``predicted``, and ``p:<class>`` for each class.
+        """
+        import pandas as pd
+
+        names = [f"p:{name}" for name in self.card.class_names]
+        frame = pd.DataFrame(self.probabilities.numpy(), columns=names)
+        frame.insert(0, "predicted", self.classes)
+        frame.index = pd.Index(self.nodes, name="node")
+        return frame
+
+    def __repr__(self) -> str:
+        note = f"\n{self.note}" if self.note else ""
+        return (
+            f"Class probabilities of {len(self.nodes):,} nodes, "
+            f"{len(self.card.class_names)} classes ({self.card.method}, "
+            f"{self.card.model}, round {self.card.round}){note}"
+        )
+
+
+def predict_graph(model: Path, graph: Path | str | Any) -> Prediction:
+    """Predict class probabilities for the nodes of a graph.
 
     Parameters
     ----------
     model : Path
         Folder with a ``model.safetensors``: a data owner's model folder or a run folder.
-    graph : Path
-        An ``.npz`` file or a CSV folder; labels are optional and not used.
+    graph : Path, str or torch_geometric.data.Data
+        An ``.npz`` file or a CSV folder, whose labels are optional and not used; or an
+        object with ``x`` (N, d) and ``edge_index`` (2, M).
 
     Raises
     ------
@@ -66,16 +104,44 @@ def predict_graph(model: Path, graph: Path) -> Prediction:
         If the graph cannot be read or does not fit the model.
     """
     saved = load_model(model)
-    owned = load_graph_file(graph, needs_labels=False)
-    dataset, note = _match_columns(_undo_scaling(owned, saved, graph), saved, graph)
-    dataset = _match_model(dataset, saved, graph)
+    owned, where = _read(graph)
+    dataset, note = _match_columns(_undo_scaling(owned, saved, where), saved, where)
+    dataset = _match_model(dataset, saved, where)
     with torch.inference_mode():
         logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
     nodes = owned.names or tuple(map(str, owned.node_ids.tolist()))
     return Prediction(nodes, logits.softmax(dim=1), saved.card, note)
 
 
-def _undo_scaling(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeDataset:
+def _read(graph: Path | str | Any) -> tuple[LocalGraphFile, Path | str]:
+    """Return the graph of a file or of an object, and its name for messages."""
+    if isinstance(graph, str | os.PathLike):
+        return load_graph_file(graph, needs_labels=False), Path(graph)
+    where = f"the {type(graph).__name__}"
+    x, edge_index = (getattr(graph, name, None) for name in ("x", "edge_index"))
+    if not (isinstance(x, Tensor) and isinstance(edge_index, Tensor)):
+        raise DataError(
+            "Expected the path of a graph file, or an object with the tensors x (N, d) "
+            f"and edge_index (2, M), got {where}. Pass one of these."
+        )
+    if x.layout != torch.strided:
+        raise DataError(
+            f"x of {where} must be dense, got {x.layout}. Use x.to_dense()."
+        )
+    dataset = try_node_dataset(
+        {"x": x.detach().cpu().numpy(), "edge_index": edge_index.cpu().numpy()},
+        where,
+        ("",),
+        ErrorCollector(),
+        has_labels=False,
+    )
+    assert dataset is not None  # the collector raises the first error
+    return LocalGraphFile(dataset, torch.arange(dataset.num_nodes)), where
+
+
+def _undo_scaling(
+    owned: LocalGraphFile, saved: SavedModel, path: Path | str
+) -> NodeDataset:
     """Undo the feature scaling of an exported file; row scaling cannot be undone."""
     dataset, scaling = owned.dataset, owned.scaling
     if scaling is None or (scaling.kind == "rows" == saved.card.scaling):
@@ -91,7 +157,7 @@ def _undo_scaling(owned: LocalGraphFile, saved: SavedModel, path: Path) -> NodeD
 
 
 def _match_columns(
-    dataset: NodeDataset, saved: SavedModel, path: Path
+    dataset: NodeDataset, saved: SavedModel, path: Path | str
 ) -> tuple[NodeDataset, str]:
     """Put the columns into the model's order, by name; refuse other features."""
     names, card = dataset.feature_names, saved.card
@@ -121,7 +187,9 @@ def _match_columns(
     return aligned, f"The columns of {path} were put into the model's order, by name."
 
 
-def _match_model(dataset: NodeDataset, saved: SavedModel, path: Path) -> NodeDataset:
+def _match_model(
+    dataset: NodeDataset, saved: SavedModel, path: Path | str
+) -> NodeDataset:
     """Check that the graph fits the model; return it with features scaled for it."""
     card = saved.card
     if card.classifies_graphs:
@@ -169,12 +237,14 @@ def write_csv(prediction: Prediction, path: Path) -> None:
         If it cannot be written.
     """
     names = prediction.card.class_names
-    best = prediction.probabilities.argmax(dim=1).tolist()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["node", "predicted", *(f"p:{name}" for name in names)])
-    for node, k, row in zip(
-        prediction.nodes, best, prediction.probabilities.tolist(), strict=True
+    for node, predicted, row in zip(
+        prediction.nodes,
+        prediction.classes,
+        prediction.probabilities.tolist(),
+        strict=True,
     ):
-        writer.writerow([node, names[k], *(f"{p:.6g}" for p in row)])
+        writer.writerow([node, predicted, *(f"{p:.6g}" for p in row)])
     replace_file(path, text.getvalue().encode())

@@ -1,0 +1,133 @@
+"""Equations of FedGTA: propagated labels, their moments and their confidence.
+
+Li et al., "FedGTA: Topology-Aware Averaging for Federated Graph Learning", VLDB 2024.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+F⁰           ``soft``, predictions; training rows are one-hot
+P            ``operator``, D̃^{-1/2} (A + I) D̃^{-1/2}
+R, Q         :func:`sharpen` with temperature 1 and ``FLAT``
+v_i          :func:`moments`
+H_i          :func:`confidence`
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flower_fgl.nn.sparse import Operator
+
+__all__ = ["confidence", "moments", "propagate_labels", "sharpen"]
+
+STEPS = 5
+"""Steps of label propagation."""
+FLAT = 20.0
+"""Temperature of the labels whose entropy is measured."""
+TINY = 1e-8
+
+
+def propagate_labels(
+    operator: Operator,
+    soft: Tensor,
+    index: Tensor,
+    *,
+    steps: int = STEPS,
+    adds: bool = False,
+) -> Tensor:
+    """Repeat ``F ← ½ P F + ½ F⁰``.
+
+    Parameters
+    ----------
+    operator : Operator
+        P, of shape (N, N).
+    soft : Tensor of shape (N, C), float32
+        F⁰.
+    index : Tensor of shape (n,), int64
+        Training nodes.
+    steps : int
+        Number of repetitions.
+    adds : bool
+        Add F⁰ to the training rows after each step, as the published code does, instead
+        of resetting them to F⁰.
+
+    Returns
+    -------
+    Tensor of shape (N, C), float32
+    """
+    fixed = soft[index]
+    found = soft
+    for _ in range(steps):
+        found = 0.5 * operator.matmul(found) + 0.5 * soft
+        found = found.index_copy(0, index, found[index] + fixed if adds else fixed)
+    return found
+
+
+def sharpen(
+    labels: Tensor, index: Tensor, one_hot: Tensor, *, temperature: float = 1.0
+) -> Tensor:
+    """Compute ``softmax(F / temperature)`` of each row; training rows are one-hot.
+
+    Parameters
+    ----------
+    labels : Tensor of shape (N, C), float32
+        F.
+    index : Tensor of shape (n,), int64
+        Training nodes.
+    one_hot : Tensor of shape (n, C), float32
+        Their classes.
+    temperature : float, positive
+        1 for R, 20 for Q.
+
+    Notes
+    -----
+    1. F lies in [0, 1], so that the rows stay close to uniform. The published code does
+       the same.
+    """
+    return (labels / temperature).softmax(dim=1).index_copy(0, index, one_hot)
+
+
+def moments(labels: Tensor, *, orders: int, kind: str) -> Tensor:
+    """Compute moments over the nodes of each class.
+
+    Parameters
+    ----------
+    labels : Tensor of shape (N, C), float32
+        R.
+    orders : int, positive
+        n, the highest order.
+    kind : {"raw", "central", "hybrid"}
+        ``mean(R^k)``, ``mean((R − mean R)^k)`` for k = 1 to n, or both.
+
+    Returns
+    -------
+    Tensor of shape (n, C), for ``hybrid`` (2n, C), float32
+    """
+    values = [labels] if kind == "raw" else [labels - labels.mean(dim=0)]
+    if kind == "hybrid":
+        values = [labels, labels - labels.mean(dim=0)]
+    rows = [(v**k).mean(dim=0) for v in values for k in range(1, orders + 1)]
+    return torch.stack(rows)
+
+
+def confidence(flat: Tensor, degree: Tensor) -> Tensor:
+    """Compute ``H = Σ_u deg(u) [C/e + Σ_c Q_uc log(Q_uc + 1e-8)]``.
+
+    Parameters
+    ----------
+    flat : Tensor of shape (N, C), float32
+        Q.
+    degree : Tensor of shape (N,)
+        Degrees without self-loops.
+
+    Returns
+    -------
+    Tensor of shape (), float32
+        At least 0, since C/e ≥ log C; 0 without edges.
+    """
+    entropy = (flat * (flat + TINY).log()).sum(dim=1)
+    return (degree * (flat.shape[1] / math.e + entropy)).sum().clamp(min=0)

@@ -1,0 +1,208 @@
+"""FedIIH's network of latent factors, and the similarity of two clients' factors.
+
+Yu et al., "FedIIH", AAAI 2025, as its published code computes it.
+
+===========  ==========================================================
+symbol       here
+===========  ==========================================================
+F, p, R      ``factors``, ``width``, ``iterations``
+u            :func:`route`
+(μ̄, λ̄)       ``FedIIHNet.summary``, mean and logarithm of the variance
+S            :func:`factor_similarity`
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.methods.fediih import FedIIHSettings
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.sparse import index_sum
+
+__all__ = [
+    "FedIIHNet",
+    "build_network",
+    "factor_similarity",
+    "jensen_shannon",
+    "route",
+]
+
+
+def route(x: Tensor, edge_index: Tensor, *, iterations: int) -> Tensor:
+    """Route neighbours to factors; a layer without parameters.
+
+    Repeats ``q_k = softmax_k ⟨x_s^k, u_t^k⟩`` for every edge s → t, and
+    ``u_t^k ← normalise(x_t^k + Σ_s q_k x_s^k)``, from u = x.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, F, p), float32
+        Representations; each factor is scaled to unit length first.
+    edge_index : Tensor of shape (2, E), int64
+        Edges.
+    iterations : int
+        R.
+
+    Returns
+    -------
+    Tensor of shape (N, F, p)
+
+    Notes
+    -----
+    1. An iteration takes E·F·p numbers of memory.
+    """
+    x = F.normalize(x, dim=2)
+    source, target = edge_index
+    sent = x.index_select(0, source)  # (E, F, p)
+    u = x
+    for _ in range(iterations):
+        share = (sent * u.index_select(0, target)).sum(dim=2).softmax(dim=1)
+        messages = (share[..., None] * sent).flatten(1)
+        u = F.normalize(x + index_sum(messages, target, len(x)).view_as(x), dim=2)
+    return u
+
+
+def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """Compute ½ KL(a‖m) + ½ KL(b‖m) of all pairs of diagonal Gaussians.
+
+    m is the Gaussian with the mean of the two means and of the two variances.
+
+    Parameters
+    ----------
+    mean, log_variance : Tensor of shape (K, p), float64
+        One Gaussian per row.
+
+    Returns
+    -------
+    Tensor of shape (K, K), float64
+        Sums over the p dimensions.
+
+    Notes
+    -----
+    1. m is no mixture, so that the value is not bounded by log 2.
+    """
+    variance = log_variance.exp()
+    pooled = (variance[:, None] + variance[None]) / 2  # (K, K, p)
+    offset = (mean[:, None] - mean[None]).square() / 4
+
+    def divergence(own: Tensor) -> Tensor:
+        ratio = (own + offset) / pooled
+        return 0.5 * (pooled.log() - own.log() + ratio - 1).sum(dim=-1)
+
+    return (divergence(variance[:, None]) + divergence(variance[None])) / 2
+
+
+def factor_similarity(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """Compute S = 1 − JS / log 2 of each factor; the diagonal is 1.
+
+    Parameters
+    ----------
+    mean, log_variance : Tensor of shape (K, F, p), float
+        Summaries of the clients.
+
+    Returns
+    -------
+    Tensor of shape (F, K, K), float64
+        Can be below 0, see :func:`jensen_shannon`.
+    """
+    found = [
+        1 - jensen_shannon(m, v) / math.log(2)
+        for m, v in zip(
+            mean.double().unbind(1), log_variance.double().unbind(1), strict=True
+        )
+    ]
+    return torch.stack(found)
+
+
+class FedIIHNet(Backbone):
+    """Linear map to factors, routing layers, linear classifier.
+
+    Parameters
+    ----------
+    num_features, num_classes, factors, width : int
+        d, C, F and p.
+    num_layers : int
+        L; there are max(1, L − 2) routing layers, and 2 more (1 for L ≤ 2) for the
+        summary.
+    iterations : int
+        R.
+    dropout : float in [0, 1)
+        Rate after the first map and after each routing layer.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_features: int,
+        num_classes: int,
+        factors: int,
+        width: int,
+        num_layers: int,
+        iterations: int,
+        dropout: float,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.readout = False
+        self.dropout = dropout
+        self.factors, self.iterations = factors, iterations
+        self.num_routes = max(1, num_layers - 2)
+        self.num_summary_routes = 2 if num_layers > 2 else 1
+        self.hidden_channels = factors * width
+        self.encoder: nn.Linear = nn.Linear(num_features, self.hidden_channels)
+        self.classifier: nn.Linear = nn.Linear(self.hidden_channels, num_classes)
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the factors of every node, of shape (N, F·p)."""
+        first = graph.linear(None, self.encoder.weight, self.encoder.bias)
+        h = self._dropout(F.leaky_relu(first))
+        for _ in range(self.num_routes):
+            h = self._dropout(F.leaky_relu(self._route(h, graph)))
+        return h
+
+    def _route(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Run a routing layer on (N, F·p)."""
+        x = h.view(len(h), self.factors, -1)
+        return route(x, graph.edge_index, iterations=self.iterations).flatten(1)
+
+    def summary(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Return the mean (F, p) over the nodes after further routing layers."""
+        for _ in range(self.num_summary_routes):
+            h = self._route(h, graph)
+        return h.mean(dim=0).view(self.factors, -1)
+
+
+def build_network(
+    method_config: FedIIHSettings,
+    *,
+    model: str,
+    num_features: int,
+    num_classes: int,
+    width: int,
+    num_layers: int,
+    dropout: float,
+) -> FedIIHNet:
+    """Build FedIIH's network with weights from torch's global generator.
+
+    Parameters
+    ----------
+    method_config : FedIIHSettings
+        F and R.
+    model : str
+        Not used: the network is the method's own.
+    num_features, num_classes, width, num_layers, dropout
+        d, C, p, L and the rate, see :class:`FedIIHNet`.
+    """
+    return FedIIHNet(
+        num_features=num_features,
+        num_classes=num_classes,
+        factors=method_config.factors,
+        width=width,
+        num_layers=num_layers,
+        iterations=method_config.iterations,
+        dropout=dropout,
+    )

@@ -1,0 +1,191 @@
+"""Personalized averages: each client receives its own weighted mean of all models.
+
+One rule covers FED-PUB, FedGTA and FedIIH:
+
+``a_ij = ρ_j g(S_ij) / Σ_l ρ_l g(S_il)`` and ``w_i = Σ_j a_ij θ_j``
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+S            ``similarity``, symmetric
+ρ            ``prior``, at least 0
+g            :func:`softmax_weights`, :func:`linear_weights`, :func:`threshold_weights`
+a            ``attention``, each row sums to 1
+θ_j, w_i     ``states`` of :func:`mix_states`, and its result
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+__all__ = [
+    "Part",
+    "cosine_similarity",
+    "linear_weights",
+    "mix_numbers",
+    "mix_states",
+    "softmax_weights",
+    "threshold_weights",
+]
+
+SHARED = 1e-6
+"""Weight from which a client counts as a partner."""
+
+
+class Part(NamedTuple):
+    """A slice of a parameter, and the block whose matrix averages it.
+
+    Parameters
+    ----------
+    block : int or None
+        Index of the matrix; ``None`` gives all clients equal weights.
+    axis, start, stop : int
+        The slice ``start:stop`` of the parameter's dimension ``axis``.
+    """
+
+    block: int | None
+    axis: int
+    start: int
+    stop: int
+
+
+def cosine_similarity(descriptors: Tensor) -> Tensor:
+    """Compute the cosines of all pairs of rows; the diagonal is 1.
+
+    Parameters
+    ----------
+    descriptors : Tensor of shape (K, v), float
+        A zero row has similarity 0 to the others.
+
+    Returns
+    -------
+    Tensor of shape (K, K), float64
+    """
+    unit = F.normalize(descriptors.double(), dim=1)
+    return (unit @ unit.T).fill_diagonal_(1.0)
+
+
+def softmax_weights(similarity: Tensor, prior: Tensor, *, scale: float) -> Tensor:
+    """Compute the weights with g(s) = e^{scale·s}.
+
+    Parameters
+    ----------
+    similarity : Tensor of shape (..., K, K), float64
+        S; a constant added to all entries changes nothing.
+    prior : Tensor of shape (K,), float64
+        ρ, at least 0.
+    scale : float, at least 0
+        0 weights clients by ρ alone.
+
+    Returns
+    -------
+    Tensor of shape (..., K, K), float64
+        A row without a positive entry keeps the client's own model.
+    """
+    rows = scale * similarity
+    rows = rows - rows.amax(dim=-1, keepdim=True)
+    return linear_weights(rows.exp(), prior)
+
+
+def threshold_weights(similarity: Tensor, prior: Tensor, *, least: float) -> Tensor:
+    """Compute the weights with g(s) = 1 for s of at least ``least``, else 0.
+
+    Parameters
+    ----------
+    similarity, prior
+        As in :func:`softmax_weights`.
+    least : float
+        ε.
+    """
+    return linear_weights((similarity >= least).to(similarity.dtype), prior)
+
+
+def linear_weights(similarity: Tensor, prior: Tensor) -> Tensor:
+    """Compute the weights with g(s) = s; see :func:`softmax_weights`."""
+    rows = similarity * prior
+    total = rows.sum(dim=-1, keepdim=True)
+    own = torch.eye(similarity.shape[-1], dtype=rows.dtype, device=rows.device)
+    return torch.where(total > 0, rows / total.where(total > 0, 1.0), own)
+
+
+def mix_states(
+    states: Sequence[Mapping[str, Tensor]],
+    attention: Tensor,
+    parts: Mapping[str, Sequence[Part]] | None = None,
+) -> list[dict[str, Tensor]]:
+    """Compute w_i = Σ_j a_ij θ_j for every client, Baek et al. 2023, Eq. (3).
+
+    Parameters
+    ----------
+    states : sequence of mapping of str to Tensor, float32
+        θ_j, with equal names and shapes.
+    attention : Tensor of shape (K, K) or (B, K, K), float32
+        a_ij, of one block or of each of B blocks.
+    parts : mapping of str to sequence of Part, optional
+        Parts of each parameter, which together cover it. By default the first block
+        averages everything. A parameter that is not listed gets equal weights.
+
+    Returns
+    -------
+    list of dict of str to Tensor
+        w_i, length K.
+    """
+    blocks = attention if attention.dim() == 3 else attention[None]
+    number = len(states)
+    equal = torch.full((number, number), 1 / number, dtype=blocks.dtype)
+    mixed: list[dict[str, Tensor]] = [{} for _ in states]
+    for name in states[0]:
+        rows = torch.stack([state[name] for state in states])  # (K, …)
+        if parts is None:
+            made = torch.tensordot(blocks[0], rows, dims=1)
+        elif not parts.get(name):
+            made = torch.tensordot(equal, rows, dims=1)
+        else:
+            made = torch.empty_like(rows)
+            for part in parts[name]:
+                where = (part.axis + 1, part.start, part.stop - part.start)
+                matrix = equal if part.block is None else blocks[part.block]
+                mean = torch.tensordot(matrix, rows.narrow(*where), dims=1)
+                made.narrow(*where).copy_(mean)
+        for state, tensor in zip(mixed, made, strict=True):
+            state[name] = tensor
+    return mixed
+
+
+def mix_numbers(attention: Tensor, similarity: Tensor) -> dict[str, float]:
+    """Describe how personal the mixtures are.
+
+    Parameters
+    ----------
+    attention, similarity : Tensor of shape (..., K, K), float
+        a and S.
+
+    Returns
+    -------
+    dict of str to float
+        ``self_weight``: mean of a_ii, 1 for local training, 1/K for equal weights.
+        ``partners``: mean of exp(entropy) of the rows, the number of clients that share
+        a mixture, 1 to K. ``shared_pairs``: share of pairs i ≠ j with a_ij > 1e-6.
+        ``similarity_min`` and ``similarity_mean``: of pairs i ≠ j. With one client the
+        last three are left out.
+    """
+    rows = attention.double()
+    number = rows.shape[-1]
+    entropy = torch.special.entr(rows).sum(dim=-1)
+    found = {
+        "self_weight": float(rows.diagonal(dim1=-2, dim2=-1).mean()),
+        "partners": float(entropy.exp().mean()),
+    }
+    if number > 1:
+        others = ~torch.eye(number, dtype=torch.bool)
+        pairs = similarity.double()[..., others]
+        found["shared_pairs"] = float((rows[..., others] > SHARED).double().mean())
+        found["similarity_min"] = float(pairs.min())
+        found["similarity_mean"] = float(pairs.mean())
+    return found

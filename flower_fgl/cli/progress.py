@@ -1,0 +1,212 @@
+"""Progress of the runs of a grid: bars in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+)
+
+from flower_fgl.simulation.progress import score_text
+
+__all__ = ["GridProgress", "TimeLeft", "clock"]
+
+
+def clock(seconds: float | None) -> str:
+    """Format seconds as ``m:ss`` or ``h:mm:ss``; empty for ``None``."""
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+@dataclass
+class _Cell:
+    """Progress of one run."""
+
+    kind: str
+    rounds: int
+    done: int = 0
+    started: float | None = None
+    seconds: float | None = None
+    """Duration; ``None`` until the run ends."""
+
+    def spent(self, now: float) -> float:
+        """Return the seconds that the run has taken so far."""
+        if self.seconds is not None:
+            return self.seconds
+        return 0.0 if self.started is None else now - self.started
+
+
+@dataclass
+class TimeLeft:
+    """Estimate of the seconds that the runs of a grid still take.
+
+    A round of a run is assumed to take as long as the rounds so far of runs of the same
+    kind (the same row of the table), or else of all runs.
+
+    Parameters
+    ----------
+    side_by_side : int
+        Runs at once.
+    """
+
+    side_by_side: int
+    cells: dict[str, _Cell] = field(default_factory=dict)
+
+    def add(self, name: str, kind: str, rounds: int) -> None:
+        """Add a run that waits."""
+        self.cells[name] = _Cell(kind, rounds)
+
+    def start(self, name: str, now: float) -> None:
+        """Note that a run starts."""
+        self.cells[name].started = now
+
+    def round(self, name: str, number: int) -> None:
+        """Note the last finished round of a run."""
+        cell = self.cells[name]
+        cell.done = max(cell.done, min(number, cell.rounds))
+
+    def end(self, name: str, now: float) -> None:
+        """Note that a run ended, after all rounds or before."""
+        cell = self.cells[name]
+        cell.seconds = cell.spent(now)
+        cell.rounds = cell.done
+
+    def of_run(self, name: str, now: float) -> float | None:
+        """Return the seconds that one run still takes, ``None`` if not known yet."""
+        cell = self.cells[name]
+        alike = [one for one in self.cells.values() if one.kind == cell.kind]
+        for group in (alike, list(self.cells.values())):
+            if done := sum(one.done for one in group):
+                spent = sum(one.spent(now) for one in group)
+                return spent / done * (cell.rounds - cell.done)
+        return None
+
+    def __call__(self, now: float) -> float | None:
+        """Return the seconds that all runs still take, ``None`` if not known yet."""
+        left = [self.of_run(name, now) for name in self.cells]
+        known = [seconds for seconds in left if seconds is not None]
+        if not known:
+            return None
+        return max(sum(known) / self.side_by_side, *known)
+
+
+class GridProgress:
+    """Show the active runs of a grid, and the time left.
+
+    Use as a context manager. It is a :class:`~flower_fgl.simulation.jobs.Watcher`.
+
+    Parameters
+    ----------
+    console : Console
+        Console to print to.
+    estimate : TimeLeft
+        Holds all runs to come.
+    quiet : bool
+        Whether to print failures only.
+    now : callable
+        Clock in seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        estimate: TimeLeft,
+        *,
+        quiet: bool = False,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._estimate = estimate
+        self._quiet = quiet
+        self._now = now
+        self._ended = 0
+        self._tasks: dict[str, TaskID] = {}
+        self._latest: dict[str, str] = {}
+        self._bars: Progress | None = None
+        if console.is_terminal and not quiet:
+            self._bars = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[left]}"),
+                TextColumn("{task.fields[numbers]}"),
+                console=console,
+            )
+            self._all = self._bars.add_task(
+                "all runs", total=len(estimate.cells), left="", numbers=""
+            )
+
+    def __enter__(self) -> GridProgress:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def start(self, name: str) -> None:
+        """Add the bar of a run."""
+        self._estimate.start(name, self._now())
+        rounds = self._estimate.cells[name].rounds
+        if self._bars is not None:
+            self._tasks[name] = self._bars.add_task(
+                name, total=rounds, left="starting", numbers=""
+            )
+
+    def round(self, name: str, row: Mapping[str, Any]) -> None:
+        """Update the bar of a run."""
+        now = self._now()
+        if row["phase"] == "train":
+            self._estimate.round(name, row["round"])
+        self._latest[name] = score_text(row)
+        if self._bars is not None:
+            self._bars.update(
+                self._tasks[name],
+                completed=self._estimate.cells[name].done,
+                left=self._left(self._estimate.of_run(name, now)),
+                numbers=self._latest[name],
+            )
+            self._bars.update(self._all, left=self._left(self._estimate(now)))
+
+    def note(self, name: str, text: str) -> None:
+        """Print a log line of a run."""
+        if not self._quiet:
+            self._print(f"{name}: {text}")
+
+    def end(self, name: str, error: str) -> None:
+        """Remove the bar of a run, and print how the run ended."""
+        now = self._now()
+        self._estimate.end(name, now)
+        self._ended += 1
+        left = self._left(self._estimate(now))
+        if self._bars is not None:
+            self._bars.remove_task(self._tasks.pop(name))
+            self._bars.update(self._all, completed=self._ended, left=left)
+        if error:
+            self._print(f"{name}: failed. {error}")
+        elif not self._quiet:
+            seconds = clock(self._estimate.cells[name].seconds)
+            parts = [f"{self._ended} of {len(self._estimate.cells)} runs", left]
+            self._print(
+                f"{name}: {seconds}  {self._latest.get(name, '')}  "
+                f"({', '.join(part for part in parts if part)})"
+            )
+
+    def _left(self, seconds: float | None) -> str:
+        return "" if not seconds else f"about {clock(seconds)} left"
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,111 @@
+"""The ``tune`` command: the same number of trials for each row of an experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_fgl.cli.arguments import SettingPairs, parse_pairs, show
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.methods import parse_config
+
+__all__ = ["tune"]
+
+
+def tune(
+    experiment: Annotated[
+        Path, typer.Argument(help="Experiment file (TOML) with draws and [tune].")
+    ],
+    budget: Annotated[
+        int, typer.Option(help="Trials of each row; trial 0 is the row as it stands.")
+    ],
+    jobs: Annotated[
+        int, typer.Option(help="Trials that run at once, one process and thread each.")
+    ] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Tuned experiment file (default: EXPERIMENT-tuned.toml beside it)."
+        ),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        typer.Option(help="Tune only this row of the table. Repeatable."),
+    ] = None,
+    settings: SettingPairs = None,
+    seed: Annotated[int, typer.Option(help="Seed of the proposals.")] = 0,
+    defaults: Annotated[
+        bool,
+        typer.Option(help="Add each tuned row's default settings as a row of its own."),
+    ] = True,
+    quiet: Annotated[bool, typer.Option(help="Hide the line of each trial.")] = False,
+) -> None:
+    """Tune all rows of an experiment file with the same number of trials.
+
+    Trials are compared by the validation accuracy of their best round, never by test
+    scores. If the command is killed, run it again: it continues. It writes the tuned
+    experiment file, and all trials to the folder tune of the experiment's output.
+    """
+    from flower_fgl.simulation.experiments import DEFAULT_CLIENTS, read_experiment
+
+    pairs = parse_pairs(settings or [])
+    plan = read_experiment(experiment).with_options(pairs)
+    if fixed := sorted(pairs.keys() & plan.tune.keys()):
+        raise ConfigError(
+            f"--set {fixed[0]}=… fixes a setting that [tune] of {experiment} varies. "
+            "Remove one of them."
+        )
+    # loads the studies' code: a wrong file is reported first
+    from flower_fgl.simulation import tuned_file, tuning
+
+    rows = tuning.rows_to_tune(plan)
+    known = [row.name for row in rows]
+    if wrong := [name for name in case or [] if name not in known]:
+        raise ConfigError(
+            f'{experiment} has no row "{wrong[0]}". Its rows: {", ".join(known)}.'
+        )
+    reject_unused_settings(
+        pairs, [parse_config({"clients": DEFAULT_CLIENTS, **r.settings}) for r in rows]
+    )
+    folder = Path(str(plan.config.get("output-dir", "runs"))) / plan.name / "tune"
+    target = out or experiment.with_name(f"{experiment.stem}-tuned.toml")
+
+    def on_trial(study: tuning.RowStudy, trial: tuning.Trial) -> None:
+        number = f"{study.row.name}: trial {trial.index + 1} of {budget}"
+        values = ", ".join(f"{k} = {v}" for k, v in trial.settings.items())
+        score = trial.score
+        shown = f"failed: {trial.error}" if score is None else f"{100 * score:.2f} %"
+        show(f"{number}, validation {shown} ({values})")
+
+    studies = tuning.tune(
+        plan,
+        [row for row in rows if not case or row.name in case],
+        folder.resolve(),
+        budget=budget,
+        jobs=jobs,
+        seed=seed,
+        on_trial=None if quiet else on_trial,
+    )
+    for study in studies:
+        best, first = study.best, study.trials[0].score
+        values = ", ".join(f"{k} = {v}" for k, v in best.settings.items())
+        before = "failed" if first is None else f"{100 * first:.2f}"
+        show(
+            f"{study.row.name}: {100 * (best.score or 0.0):.2f} in trial {best.index + 1}"
+            f" of {len(study.trials)}, default {before} ({values})"
+        )
+    if len(studies) < len(rows):
+        show(
+            f"Rows tuned: {len(studies)} of {len(rows)}. Run the command without --case "
+            f"to write {target}."
+        )
+        return
+    digest = tuned_file.write_study(plan, studies, folder, budget=budget)
+    tuned_file.write_tuned_experiment(
+        plan, studies, target, budget=budget, study=digest, with_defaults=defaults
+    )
+    show(f"Study: {folder / 'study.json'}")
+    show(f"Tuned experiment: {target}")

@@ -1,0 +1,73 @@
+"""Client half of SCAFFOLD: FedAvg with corrected gradients.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.scaffold import control_term, new_control
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.scaffold import ControlledWeights
+
+__all__ = ["ScaffoldClientApp"]
+
+
+class ScaffoldClientApp(FedAvgClientApp):
+    """Correct every gradient by c − c_i; upload the weights and the change of c_i.
+
+    Notes
+    -----
+    1. Before its first round a client has c_i = 0.
+    2. The new c_i is the mean gradient of the round only with ``optimizer = "sgd"``, the
+       default. With Adam the correction enters before the moments and the estimate is a
+       heuristic: call such a run SCAFFOLD (Adam).
+    3. Fine-tuning trains without corrections.
+    """
+
+    down = ControlledWeights
+    up = DescribedWeights
+
+    def fit(  # type: ignore[override]  # the download holds the control variate too
+        self, client: Client, server_round: int, download: ControlledWeights
+    ) -> Fit:
+        """Train with corrected gradients, then renew c_i."""
+        model = client.build_model()
+        load_state(model, download.tensors)
+        names = [name for name, _ in model.named_parameters()]
+        zero = {name: torch.zeros_like(t) for name, t in download.control.items()}
+        own = client.state.group("control") or zero
+        own = {name: t.cpu() for name, t in own.items()}
+        changes = [
+            (download.control[name] - own[name]).to(client.device) for name in names
+        ]
+        steps = 0
+
+        def term() -> Tensor:
+            nonlocal steps
+            steps += 1
+            return control_term(model.parameters(), changes)
+
+        loss = client.train(model, server_round, penalty=term)
+        state = model.state_dict()
+        new = {
+            name: new_control(
+                own[name],
+                download.control[name],
+                download.tensors[name],
+                state[name].detach().cpu(),
+                steps=steps,
+                lr=client.config.lr,
+            )
+            for name in state
+        }
+        client.state.set_group("control", new)
+        change = {name: new[name] - own[name] for name in new}
+        return Fit(model, DescribedWeights(state, change), loss)

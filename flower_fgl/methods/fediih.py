@@ -1,0 +1,53 @@
+"""Settings and row of FedIIH.
+
+Yu et al., "FedIIH", AAAI 2025.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
+from flower_fgl.methods.personalmix import PersonalMixSettings
+
+__all__ = ["METHOD", "FedIIHSettings"]
+
+
+@dataclass(frozen=True)
+class FedIIHSettings(PersonalMixSettings):
+    """Settings of FedIIH."""
+
+    factors: int = option(
+        2,
+        "F, latent factors; each has hidden-channels numbers; the published code: Cora "
+        "and CiteSeer 2, PubMed 4, Computers and Photo 6",
+        ge=1,
+    )
+    iterations: int = option(
+        6, "R, iterations of a routing layer; the published code: mostly 6", ge=1
+    )
+    scale: float = option(
+        10.0, "sharpness of the similarity of two clients; 0: equal weights", ge=0
+    )
+
+
+METHOD = Method(
+    name="fediih",
+    paper="Yu et al., AAAI 2025",
+    strategy="flower_fgl.strategies.fediih:FedIIH",
+    client_app="flower_fgl.client_apps.fediih:FedIIHClientApp",
+    network="flower_fgl.algorithms.fediih:build_network",
+    settings=FedIIHSettings,
+    payload="4(P + Fp) up, 4P down, F factors of width p",
+    defaults={
+        "hidden-channels": 128,
+        "num-layers": 4,
+        "local-epochs": 1,
+        "lr": 0.02,
+        "weight-decay": 5e-3,
+        "dropout": 0.3,
+    },
+    has_global_model=False,
+    graphs=False,
+)

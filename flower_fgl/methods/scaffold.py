@@ -1,0 +1,35 @@
+"""Settings and row of SCAFFOLD.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "ScaffoldSettings"]
+
+
+@dataclass(frozen=True)
+class ScaffoldSettings(FedAvgSettings):
+    """Settings of SCAFFOLD."""
+
+    server_lr: float = option(
+        1.0, "η_g, step of the server along the mean change of the weights", gt=0
+    )
+
+
+METHOD = Method(
+    name="scaffold",
+    paper="Karimireddy et al., ICML 2020",
+    strategy="flower_fgl.strategies.scaffold:Scaffold",
+    client_app="flower_fgl.client_apps.scaffold:ScaffoldClientApp",
+    settings=ScaffoldSettings,
+    payload="8P up, 8P down",
+    defaults={"optimizer": "sgd", "lr": 0.1},
+)

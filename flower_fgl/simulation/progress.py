@@ -1,0 +1,138 @@
+"""Progress of a run started from Python: a bar, or lines of text."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from flower_fgl.runs.files import OnRound, Row
+
+__all__ = ["describe_round", "score_text", "show_progress"]
+
+LINES = 10
+"""Largest number of lines that a run prints where no bar can be drawn."""
+
+
+@contextmanager
+def show_progress(
+    name: str, rounds: int, on_round: OnRound | None = None, *, first: int = 0
+) -> Iterator[OnRound]:
+    """Show the rounds of a run; yield the callback that it needs.
+
+    A terminal and a notebook show a bar of tqdm. Elsewhere, e.g. in a log file, about ten
+    lines are printed.
+
+    Parameters
+    ----------
+    name : str
+        What runs, e.g. ``fedavg on cora``.
+    rounds : int
+        Number of rounds.
+    on_round : callable, optional
+        Called with the row of each round as well.
+    first : int
+        Rounds that were complete before.
+
+    Yields
+    ------
+    callable
+        To be called with the row of each round.
+    """
+    is_live = _is_live(sys.stderr)
+    shown = _bar(name, rounds, first) if is_live else _lines(name, rounds, sys.stderr)
+    with shown as show:
+
+        def both(row: Row) -> None:
+            show(row)
+            if on_round is not None:
+                on_round(row)
+
+        yield both
+
+
+@contextmanager
+def _bar(name: str, rounds: int, first: int) -> Iterator[OnRound]:
+    """Draw a bar with round, loss, accuracies and remaining time."""
+    with warnings.catch_warnings():
+        # without ipywidgets a notebook gets a bar of text
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from tqdm.auto import tqdm
+
+        bar = tqdm(total=rounds, initial=first, desc=name, unit="round")
+    with bar:
+
+        def show(row: Row) -> None:
+            if row["phase"] == "train":
+                bar.update(min(int(row["round"]), rounds) - bar.n)
+            else:
+                bar.set_description(f"{name}, {row['phase']}", refresh=False)
+            bar.set_postfix_str(describe_round(row))
+
+        yield show
+
+
+@contextmanager
+def _lines(name: str, rounds: int, out: TextIO) -> Iterator[OnRound]:
+    """Print a line for about every tenth part of the run."""
+    step = math.ceil(rounds / LINES)
+
+    def show(row: Row) -> None:
+        number = int(row["round"])
+        if row["phase"] != "train":
+            print(f"{name}, {row['phase']}: {describe_round(row)}", file=out)
+        elif number % step == 0 or number >= rounds:
+            text = f"{name}, round {number} of {rounds}: {describe_round(row)}"
+            print(text, file=out, flush=True)
+
+    yield show
+
+
+def _is_live(stream: TextIO) -> bool:
+    """Return whether a bar can be redrawn: on a terminal, or in a notebook."""
+    is_notebook = type(stream).__module__.startswith("ipykernel")
+    return is_notebook or bool(getattr(stream, "isatty", lambda: False)())
+
+
+def describe_round(row: Mapping[str, Any]) -> str:
+    """Return loss and accuracies of a round as text, or its status.
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``rounds.jsonl``.
+
+    Returns
+    -------
+    str
+        See :func:`score_text`; the round's status if there is nothing to show.
+    """
+    return score_text(row) or str(row.get("status", ""))
+
+
+def score_text(row: Mapping[str, Any]) -> str:
+    """Return loss and accuracies of a round as text, empty without them.
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``rounds.jsonl``.
+
+    Returns
+    -------
+    str
+        E.g. ``loss 0.512  val 81.3 %  test 80.1 %``; scores of the personalized models if
+        they were evaluated.
+    """
+    loss = row.get("loss")
+    parts = [] if loss is None else [f"loss {loss:.3f}"]
+    modes = row.get("metrics") or {}
+    columns = modes.get("local") or modes.get("global") or {}
+    for column in ("val", "test"):
+        value = columns.get(column, {}).get("accuracy")
+        if value is not None and not math.isnan(value):  # NaN without such nodes
+            parts.append(f"{column} {100 * value:.1f} %")
+    return "  ".join(parts)

@@ -1,0 +1,237 @@
+"""The search space of an experiment file: ``[tune]``, and its part for each row.
+
+::
+
+    tune-draws = [10]                  # optional: draws on which settings are compared
+    [tune]
+    lr = [0.003, 0.01, 0.03]           # a list of values
+    dropout = {low = 0.0, high = 0.7}  # a range; log = true, step = … are optional
+    fedprox.mu = {low = 1e-4, high = 1.0, log = true}   # only for rows of this method
+    fedpano.lr = [0.03, 0.1, 0.3]      # for this method in place of the general list
+    fedpano.dropout = []               # this method keeps its default
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import Scalar, kebab, nearest
+from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.methods import METHODS, parse_config
+
+__all__ = ["Choices", "Dimension", "Range", "read_space", "row_space", "space_size"]
+
+RANGE_KEYS = {"low", "high", "log", "step"}
+TASK = "method dataset clients setting shots expansion-hops feature-sparsity"
+TASK += (
+    " edge-sparsity label-sparsity partition partition-seed dirichlet-alpha split seed"
+)
+EVALUATION = "rounds evaluate evaluate-every absent-classes"
+MACHINE = (
+    "data-dir device threads stacked output-dir run-dir state-dir checkpoint-every"
+)
+MACHINE += " keep-checkpoint resume round-timeout join-timeout min-clients min-replies"
+NOT_TUNABLE = frozenset(f"{TASK} {EVALUATION} {MACHINE} max-message-mb".split())
+"""Settings of the task, the evaluation and the machine, which all rows share."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Values of a setting.
+
+    Parameters
+    ----------
+    values : tuple of bool, int, float or str
+        Distinct values, at least one.
+    """
+
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers between two bounds.
+
+    Parameters
+    ----------
+    low, high : float
+        Bounds, both included.
+    log : bool
+        Whether the logarithm is sampled uniformly.
+    step : float
+        Distance between two values; 0: any value (1 for whole numbers).
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float = 0.0
+
+
+Dimension = Choices | Range
+
+
+def read_space(path: Path, table: Any) -> dict[str, Dimension]:
+    """Read the table ``[tune]`` of an experiment file.
+
+    Parameters
+    ----------
+    path : Path
+        The file, for messages.
+    table : mapping
+        Lists of values and ranges, by setting.
+
+    Returns
+    -------
+    dict of str to Dimension
+        By dotted key; an empty list gives ``Choices(())``.
+
+    Raises
+    ------
+    ConfigError
+        If an entry is neither a list of values nor a range.
+    """
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{path}: [tune] must be a table, got {table!r}.")
+    return {key: _read_entry(path, key, value) for key, value in _entries(table)}
+
+
+def _entries(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys with their lists and ranges."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and not {"low", "high"} & value.keys():
+            yield from _entries(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _read_entry(path: Path, key: str, value: Any) -> Dimension:
+    """Return one list or range."""
+    if isinstance(value, list) and all(
+        isinstance(v, bool | int | float | str) for v in value
+    ):
+        return Choices(tuple(value))
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{path}: tune.{key} must be a list of values or a range such as "
+            f"{{low = 1e-4, high = 1.0, log = true}}, got {value!r}."
+        )
+    if wrong := sorted(value.keys() - RANGE_KEYS):
+        raise ConfigError(
+            f'{path}: tune.{key} has an unknown "{wrong[0]}". '
+            f"{nearest(wrong[0], RANGE_KEYS)}"
+        )
+    numbers = [value.get("low"), value.get("high"), value.get("step", 0)]
+    log = value.get("log", False)
+    is_number = all(type(v) in (int, float) for v in numbers)
+    low, high, step = map(float, numbers if is_number else [0, 0, 0])
+    if not isinstance(log, bool) or not low < high or step < 0:
+        raise ConfigError(
+            f"{path}: tune.{key} needs numbers low < high, step >= 0 and a boolean log, "
+            f"got {dict(value)!r}."
+        )
+    if log and (low <= 0 or step):
+        raise ConfigError(
+            f"{path}: tune.{key} with log = true needs low > 0 and no step, got "
+            f"{dict(value)!r}."
+        )
+    return Range(low, high, log, step)
+
+
+def row_space(
+    space: Mapping[str, Dimension], settings: Mapping[str, Scalar]
+) -> tuple[dict[str, Dimension], dict[str, Scalar]]:
+    """Return the search space of one row, and the row's own point in it.
+
+    Parameters
+    ----------
+    space : mapping of str to Dimension
+        Result of :func:`read_space`.
+    settings : mapping of str to bool, int, float or str
+        Flat run config of the row.
+
+    Returns
+    -------
+    space : dict of str to Dimension
+        By setting. A list also holds the row's own value.
+    default : dict of str to bool, int, float or str
+        Values of the same settings without tuning.
+
+    Raises
+    ------
+    ConfigError
+        If a key cannot be tuned, a value is not valid for the row, or the row's own value
+        is outside a range.
+    """
+    before = parse_config(settings).flat()
+    out: dict[str, Dimension] = {}
+    for key, dimension in _keys_of(space, str(before["method"])).items():
+        if dimension == Choices(()):
+            continue
+        if key in NOT_TUNABLE:
+            raise ConfigError(
+                f"tune.{key}: all rows share this setting, so it cannot be tuned. Put it "
+                "into [config] or [grid]."
+            )
+        out[key] = _checked(key, dimension, settings, before)
+    return out, {key: before[key] for key in out}
+
+
+def _keys_of(space: Mapping[str, Dimension], method: str) -> dict[str, Dimension]:
+    """Return the general keys and those of a method; the latter take precedence."""
+    own = METHODS[method].settings
+    named = {kebab(f.name) for f in fields(own)} if own else set()
+    general = {kebab(f.name) for f in fields(GeneralSettings)}
+    out = {key: value for key, value in space.items() if "." not in key}
+    for key, value in space.items():
+        table, dot, name = key.partition(".")
+        if dot and table == method:
+            out[name if name in general - named else key] = value
+    return out
+
+
+def _checked(
+    key: str,
+    dimension: Dimension,
+    settings: Mapping[str, Scalar],
+    before: Mapping[str, Scalar],
+) -> Dimension:
+    """Return a dimension with values of the setting's type, checked for the row."""
+
+    def typed(value: Scalar) -> Scalar:
+        try:
+            return parse_config({**settings, key: value}).flat()[key]
+        except ConfigError as error:
+            raise ConfigError(f"tune.{key} = {value!r}: {error}") from error
+
+    if isinstance(dimension, Choices):
+        values = [typed(value) for value in dimension.values]
+        return Choices(tuple(dict.fromkeys([before[key], *values])))
+    default = before[key]
+    is_whole = isinstance(default, int) and not isinstance(default, bool)
+    bounds = [int(v) if is_whole else v for v in (dimension.low, dimension.high)]
+    for bound in bounds:
+        typed(bound)
+    if isinstance(default, bool | str):
+        raise ConfigError(f"tune.{key} is not a number: give a list of values.")
+    if not dimension.low <= default <= dimension.high:
+        raise ConfigError(
+            f"tune.{key}: the row's own value {default:g} is outside the range "
+            f"{dimension.low:g} to {dimension.high:g}. The first trial of each row is its "
+            "own value: extend the range, or give the row another value."
+        )
+    return dimension
+
+
+def space_size(space: Mapping[str, Dimension]) -> int | None:
+    """Return the number of points of a space, ``None`` if a range has no step."""
+    size = 1
+    for dimension in space.values():
+        if isinstance(dimension, Range):
+            return None
+        size *= len(dimension.values)
+    return size

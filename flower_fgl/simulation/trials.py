@@ -1,0 +1,256 @@
+"""Run the trials of a tuning study: in this process, or in processes that stay alive."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flower_fgl.core.options import Scalar
+from flower_fgl.runs.run import Run
+
+__all__ = ["Outcome", "TrialProcesses", "run_trial"]
+
+KILLED = "The process that ran the trial was killed, perhaps because memory ran out."
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Environment of the processes: one core each."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a trial shows on one draw. It holds no test score.
+
+    Parameters
+    ----------
+    score : float or None
+        Validation accuracy of the best round; ``None`` if the run failed.
+    server_round : int or None
+        That round.
+    num_bytes : int
+        Bytes sent in both directions.
+    seconds : float
+        Duration of the run.
+    error : str
+        Why the run failed; else empty.
+    diverged : bool
+        Whether the training loss of some round was not finite.
+    """
+
+    score: float | None
+    server_round: int | None = None
+    num_bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    diverged: bool = False
+
+
+def run_trial(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+    """Run one configuration with the local engine, and keep its validation score only.
+
+    Parameters
+    ----------
+    settings : mapping of str to bool, int, float or str
+        Flat run config.
+    folder : Path
+        Run folder; it is removed afterwards.
+
+    Returns
+    -------
+    Outcome
+        A run that fails is an outcome, not an error.
+    """
+    # loads torch, once in each process
+    from flower_fgl.simulation.run import run_one
+
+    own: dict[str, Scalar] = {
+        "run-dir": str(folder),
+        "checkpoint-every": 0,
+        "keep-checkpoint": False,
+        "threads": 1,
+    }
+    started = time.monotonic()
+    try:
+        run = run_one({**settings, **own}, engine="local", workers=1)
+        return _outcome(run, time.monotonic() - started)
+    except Exception as error:  # a trial must not end the study
+        text = str(error).partition("\nRun folder:")[0]
+        return Outcome(
+            None,
+            seconds=time.monotonic() - started,
+            error=f"{type(error).__name__}: {text}",
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _outcome(run: Run, seconds: float) -> Outcome:
+    """Return the validation accuracy of the best round, and what the run cost."""
+    summary = run.summary
+    sent = summary["bytes"]["up"] + summary["bytes"]["down"]
+    best: Mapping[str, Any] = run.best or {}
+    score = best.get("val", {}).get("accuracy")
+    losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
+    diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
+    if summary["selection"] != "validation" or score is None:
+        error = "The run has no validation score, by which settings are compared."
+        return Outcome(None, None, sent, seconds, error, diverged)
+    return Outcome(float(score), int(best["round"]), sent, seconds, "", diverged)
+
+
+class TrialProcesses:
+    """A fixed number of processes that run trials; each imports the library once.
+
+    Parameters
+    ----------
+    jobs : int
+        Number of processes; 1 runs the trials in this process.
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._processes: list[_Process] = []
+        self._done: list[tuple[Any, Outcome]] = []
+        self.num_started = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            process.stop()
+        self._processes.clear()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another trial can start now."""
+        busy = sum(process.key is not None for process in self._processes)
+        return busy + len(self._done) < self._jobs
+
+    @property
+    def pids(self) -> list[int]:
+        """Process IDs."""
+        return [process.pid for process in self._processes]
+
+    def submit(self, key: Any, settings: Mapping[str, Scalar], folder: Path) -> None:
+        """Start a trial; :attr:`has_room` must be true.
+
+        Parameters
+        ----------
+        key : object
+            Returned by :meth:`wait` with the outcome.
+        settings : mapping of str to bool, int, float or str
+            Flat run config.
+        folder : Path
+            Run folder of the trial.
+        """
+        if self._jobs == 1:
+            self._done.append((key, run_trial(settings, folder)))
+            return
+        idle = [process for process in self._processes if process.key is None]
+        if not idle:
+            idle = [_Process()]
+            self._processes += idle
+            self.num_started += 1
+        idle[0].start_trial(key, settings, folder)
+
+    def wait(self) -> list[tuple[Any, Outcome]]:
+        """Wait until at least one trial has ended; return the keys and outcomes."""
+        out, self._done = self._done, []
+        busy = [process for process in self._processes if process.key is not None]
+        if out or not busy:
+            return out
+        ready = wait([process.connection for process in busy])
+        for process in busy:
+            if process.connection in ready:
+                key, outcome = process.receive()
+                out.append((key, outcome))
+                if not process.is_alive:
+                    self._processes.remove(process)
+        return out
+
+
+class _Process:
+    """One process and the trial that it runs."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+        self.connection, other = context.Pipe()
+        self.key: Any = None
+        self._folder = Path()
+        self._process = context.Process(target=_serve, args=(other,), daemon=True)
+        before = {name: os.environ.get(name) for name in THREADS}
+        os.environ.update(THREADS)  # read when the child imports numpy and torch
+        try:
+            self._process.start()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+        other.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process can run another trial."""
+        return not self.connection.closed
+
+    @property
+    def pid(self) -> int:
+        """Process ID."""
+        return self._process.pid or 0
+
+    def start_trial(
+        self, key: Any, settings: Mapping[str, Scalar], folder: Path
+    ) -> None:
+        """Send a trial to the process."""
+        self.key, self._folder = key, folder
+        self.connection.send((dict(settings), folder))
+
+    def receive(self) -> tuple[Any, Outcome]:
+        """Return the outcome; a process that was killed gives a failed one."""
+        key, self.key = self.key, None
+        try:
+            return key, self.connection.recv()
+        except (EOFError, ConnectionError):
+            self.stop()
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return key, Outcome(None, error=KILLED)
+
+    def stop(self) -> None:
+        """End the process."""
+        self.connection.close()
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(connection: Connection) -> None:
+    """Run trials until the parent closes the connection or ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)  # a trial of a killed study must not go on
+
+    threading.Thread(target=follow, daemon=True).start()
+    while True:
+        try:
+            settings, folder = connection.recv()
+            connection.send(run_trial(settings, folder))
+        except (EOFError, ConnectionError, KeyboardInterrupt):
+            return

@@ -1,0 +1,514 @@
+"""Tune the methods of an experiment file with equal budgets, by validation accuracy.
+
+Every row of the experiment gets the same number of trials. Trial 0 is the row as it stands;
+Optuna's TPE sampler proposes the others from the row's search space, or they cover the
+whole space if it has no more points than the budget. A trial trains on the tuning draws
+and is compared by the validation accuracy of its best round.
+
+The proposals of a trial depend on the seed, and on the trials of earlier batches only. A
+study is therefore the same for any number of processes, and after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.locks import hold
+from flower_fgl.core.options import Scalar
+from flower_fgl.core.version import VERSION
+from flower_fgl.runs.environment import find_commit
+from flower_fgl.runs.names import in_folder_name
+from flower_fgl.simulation.experiments import (
+    DEFAULT_CLIENTS,
+    REPLICATES,
+    Experiment,
+)
+from flower_fgl.simulation.search_space import (
+    Choices,
+    Dimension,
+    row_space,
+    space_size,
+)
+from flower_fgl.simulation.trials import Outcome, TrialProcesses
+
+__all__ = ["RowStudy", "Trial", "rows_to_tune", "tune"]
+
+BATCH = 4
+"""Trials that are proposed together, so that as many can run at once."""
+STARTUP = 6
+"""Trials before TPE fits its densities; until then proposals are random."""
+ATTEMPTS = 100
+"""Proposals after which a point that was already tried is taken from the rest."""
+JOURNAL = "study.log"
+RUNNING = "running"
+
+
+@dataclass
+class Trial:
+    """One setting of a row, and its validation accuracy.
+
+    Parameters
+    ----------
+    index : int
+        Number of the trial in its study; 0 is the row's own setting.
+    settings : mapping of str to bool, int, float or str
+        Value of each tuned setting.
+    outcomes : dict of int to Outcome
+        By tuning draw.
+    """
+
+    index: int
+    settings: Mapping[str, Scalar]
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float | None:
+        """Mean validation accuracy over the draws; ``None`` if a run failed."""
+        scores = [outcome.score for outcome in self.outcomes.values()]
+        found = [score for score in scores if score is not None]
+        return fmean(found) if scores and len(found) == len(scores) else None
+
+    @property
+    def error(self) -> str:
+        """Why a run of the trial failed; empty if none did."""
+        errors = [o.error for o in self.outcomes.values() if o.error]
+        return errors[0] if errors else ""
+
+
+OnTrial = Callable[["RowStudy", Trial], None]
+
+
+@dataclass(frozen=True)
+class RowToTune:
+    """A row of the experiment before it is tuned.
+
+    Parameters
+    ----------
+    name : str
+        Row of the results table.
+    settings : mapping of str to bool, int, float or str
+        Flat run config without seeds.
+    space : mapping of str to Dimension
+        Search space.
+    default : mapping of str to bool, int, float or str
+        The row's own point in the space.
+    """
+
+    name: str
+    settings: Mapping[str, Scalar]
+    space: Mapping[str, Dimension]
+    default: Mapping[str, Scalar]
+
+
+def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
+    """Return the rows of an experiment with their search spaces.
+
+    Raises
+    ------
+    ConfigError
+        If the experiment has no draws or no search space, if a key of the space belongs
+        to no row or is also in the grid, or in the cases of
+        :func:`~flower_fgl.simulation.search_space.row_space`.
+    """
+    name = experiment.name
+    if not experiment.tune:
+        raise ConfigError(
+            f"{name} has no [tune] table. Add the settings to tune with their values, "
+            "e.g. lr = [0.003, 0.01, 0.03]."
+        )
+    if not experiment.draws:
+        raise ConfigError(
+            f"{name} has no draws. Put draws = 10 in place of seeds in [config] or [grid]: "
+            "tuning runs use another draw than the table."
+        )
+    if experiment.tuning:
+        raise ConfigError(
+            f"{name} is tuned already: tune the file it was made from, "
+            f"{experiment.tuning.get('experiment', '')}."
+        )
+    if both := sorted(experiment.tune.keys() & experiment.grid.keys()):
+        raise ConfigError(
+            f"{name}: {both[0]} is in [grid], which gives each value a row, and in "
+            "[tune]. Remove one of them."
+        )
+    seen: dict[str, RowToTune] = {}
+    for run in experiment.runs():
+        settings: dict[str, Scalar] = {"clients": DEFAULT_CLIENTS, **run.settings}
+        settings = {k: v for k, v in settings.items() if k not in REPLICATES}
+        if run.row not in seen:
+            try:
+                space, default = row_space(experiment.tune, settings)
+            except ConfigError as error:
+                raise ConfigError(f'{name}, row "{run.row}": {error}') from error
+            seen[run.row] = RowToTune(run.row, settings, space, default)
+    methods = {str(row.settings.get("method", "fedavg")) for row in seen.values()}
+    for key in experiment.tune:
+        table, dot, _ = key.partition(".")
+        if dot and table not in methods:
+            raise ConfigError(
+                f"{name}: tune.{key} belongs to {table}, but the rows have the methods "
+                f"{', '.join(sorted(methods))}. Remove it."
+            )
+    return list(seen.values())
+
+
+def tune(
+    experiment: Experiment,
+    rows: Sequence[RowToTune],
+    folder: Path,
+    *,
+    budget: int,
+    jobs: int = 1,
+    seed: int = 0,
+    on_trial: OnTrial | None = None,
+) -> list[RowStudy]:
+    """Run the studies of some rows of an experiment, or what is missing of them.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The experiment.
+    rows : sequence of RowToTune
+        Rows of :func:`rows_to_tune`.
+    folder : Path
+        Folder of the studies. A study in it continues.
+    budget : int
+        Trials of each row, at least 2.
+    jobs : int
+        Processes, of one thread each.
+    seed : int
+        Seed of the proposals.
+    on_trial : callable, optional
+        Called with the study and the trial after each trial.
+
+    Returns
+    -------
+    list of RowStudy
+        In the order of ``rows``, each with ``budget`` trials, or with all points of a
+        smaller space.
+
+    Raises
+    ------
+    ConfigError
+        If ``budget`` or ``jobs`` is too small.
+    RunError
+        If the folder holds a study of other settings, or another process uses it.
+    """
+    if budget < 2 or jobs < 1:
+        raise ConfigError(
+            "--budget must be at least 2 (trial 0 is the row as it stands) and --jobs at "
+            f"least 1, got {budget} and {jobs}."
+        )
+    draws = list(experiment.tune_draws)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold(folder), TrialProcesses(jobs) as processes:
+        shutil.rmtree(folder / RUNNING, ignore_errors=True)  # runs of a killed study
+        storage = _open_storage(folder / JOURNAL)
+        studies = [RowStudy(storage, row, draws, seed) for row in rows]
+        _run_studies(studies, folder / RUNNING, budget, processes, on_trial)
+        shutil.rmtree(folder / RUNNING, ignore_errors=True)
+    return studies
+
+
+def _run_studies(
+    studies: Sequence[RowStudy],
+    running: Path,
+    budget: int,
+    processes: TrialProcesses,
+    on_trial: OnTrial | None,
+) -> None:
+    """Keep all processes busy with the trials that the studies propose."""
+    waiting: list[tuple[RowStudy, Trial, int]] = []
+    while True:
+        for study in studies:
+            for trial in study.next_batch(budget):
+                waiting += [(study, trial, draw) for draw in study.draws]
+        while waiting and processes.has_room:
+            study, trial, draw = key = waiting.pop(0)
+            place = f"{in_folder_name(study.row.name)}-{trial.index}-{draw}"
+            seeds = dict.fromkeys(REPLICATES, draw)
+            settings = {**study.row.settings, **trial.settings, **seeds}
+            processes.submit(key, settings, running / place)
+        ended = processes.wait()
+        if not ended:
+            return
+        for (study, trial, draw), outcome in ended:
+            trial.outcomes[draw] = outcome
+            if len(trial.outcomes) == len(study.draws):
+                study.record(trial)
+                if on_trial is not None:
+                    on_trial(study, trial)
+
+
+class RowStudy:
+    """The study of one row, kept in Optuna's storage.
+
+    Parameters
+    ----------
+    storage : optuna.storages.BaseStorage
+        Storage of all studies of the experiment.
+    row : RowToTune
+        The row.
+    draws : sequence of int
+        Tuning draws.
+    seed : int
+        Seed of the proposals.
+
+    Attributes
+    ----------
+    trials : list of Trial
+        Finished trials by index.
+
+    Raises
+    ------
+    RunError
+        If the storage holds a study of other settings for this row.
+    """
+
+    def __init__(
+        self, storage: Any, row: RowToTune, draws: Sequence[int], seed: int
+    ) -> None:
+        import optuna  # only this command needs the extra
+
+        self.row, self.draws, self.seed = row, list(draws), seed
+        self.trials: list[Trial] = []
+        self._num_running = 0
+        self._distributions = {
+            key: _distribution(dimension, row.default[key])
+            for key, dimension in row.space.items()
+        }
+        with _quiet():
+            self._study = optuna.create_study(
+                storage=storage,
+                study_name=row.name,
+                direction="maximize",
+                load_if_exists=True,
+            )
+        self._check()
+        for kept in self._study.get_trials(deepcopy=False):
+            outcomes = {
+                int(draw): Outcome(**value)
+                for draw, value in kept.user_attrs["outcomes"].items()
+            }
+            index = kept.user_attrs["index"]
+            self.trials.append(Trial(index, dict(kept.params), outcomes))
+        self.trials.sort(key=lambda trial: trial.index)
+
+    @property
+    def best(self) -> Trial:
+        """Trial with the highest score, the earliest among equals.
+
+        Raises
+        ------
+        RunError
+            If all trials failed.
+        """
+        scored = [(t.score, -t.index, t) for t in self.trials if t.score is not None]
+        if not scored:
+            raise RunError(
+                f'All {len(self.trials)} trials of row "{self.row.name}" failed. The '
+                f"first one: {self.trials[0].error}"
+            )
+        return max(scored, key=lambda entry: entry[:2])[2]
+
+    @property
+    def commits(self) -> list[str]:
+        """Commits of this package with which trials ran."""
+        return list(self._study.user_attrs.get("commits", []))
+
+    def num_trials(self, budget: int) -> int:
+        """Return the number of trials of a budget: less if the space has fewer points."""
+        size = space_size(self.row.space)
+        return budget if size is None else min(budget, size)
+
+    def next_batch(self, budget: int) -> list[Trial]:
+        """Propose the next trials; none while trials of a batch are running."""
+        done = {trial.index for trial in self.trials}
+        missing = [k for k in range(self.num_trials(budget)) if k not in done]
+        if self._num_running or not missing:
+            return []
+        begin = missing[0] // BATCH * BATCH
+        batch = [k for k in missing if k < begin + BATCH]
+        size = space_size(self.row.space)
+        if size is not None and size <= budget:
+            out = list(zip(batch, self._untried(self.trials), strict=False))
+        else:
+            proposed = self._propose(begin)
+            out = [(k, proposed[k - begin]) for k in batch]
+        self._num_running = len(out)
+        return [Trial(index, settings) for index, settings in out]
+
+    def record(self, trial: Trial) -> None:
+        """Store a finished trial."""
+        import optuna
+
+        failed = trial.score is None
+        state = optuna.trial.TrialState
+        outcomes = {str(draw): asdict(o) for draw, o in trial.outcomes.items()}
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=state.FAIL if failed else state.COMPLETE,
+                value=trial.score,
+                params=dict(trial.settings),
+                distributions=self._distributions,
+                user_attrs={"index": trial.index, "outcomes": outcomes},
+            )
+        )
+        self._num_running -= 1
+        self.trials.append(trial)
+        self.trials.sort(key=lambda t: t.index)
+
+    def _propose(self, begin: int) -> list[dict[str, Scalar]]:
+        """Propose one batch from the trials of the batches before it."""
+        import optuna
+
+        before = [trial for trial in self.trials if trial.index < begin]
+        with _quiet():
+            scratch = optuna.create_study(
+                direction="maximize",
+                sampler=optuna.samplers.TPESampler(
+                    seed=self._seed(begin), n_startup_trials=STARTUP, constant_liar=True
+                ),
+            )
+            for trial in before:
+                if trial.score is not None:
+                    scratch.add_trial(
+                        optuna.trial.create_trial(
+                            value=trial.score,
+                            params=dict(trial.settings),
+                            distributions=self._distributions,
+                        )
+                    )
+            out: list[dict[str, Scalar]] = [] if begin else [dict(self.row.default)]
+            tried = [dict(trial.settings) for trial in before]
+            for _ in range(ATTEMPTS):
+                if len(out) == BATCH:
+                    break
+                asked = scratch.ask(self._distributions)
+                if asked.params in tried or asked.params in out:
+                    scratch.tell(asked, state=optuna.trial.TrialState.FAIL)
+                else:
+                    out.append(dict(asked.params))
+        while len(out) < BATCH:  # TPE repeats its favourites in a small space
+            rest = self._untried([*before, *(Trial(-1, point) for point in out)])
+            out.append(next(rest))
+        return out
+
+    def _untried(self, trials: Sequence[Trial]) -> Iterator[dict[str, Scalar]]:
+        """Yield the other points of a finite space: the default, then in random order."""
+        lists = [d.values for d in self.row.space.values() if isinstance(d, Choices)]
+        points = [
+            dict(zip(self.row.space, values, strict=True))
+            for values in itertools.product(*lists)
+        ]
+        points.remove(dict(self.row.default))
+        random.Random(self._seed(0)).shuffle(points)
+        tried = [dict(trial.settings) for trial in trials]
+        yield from (p for p in [dict(self.row.default), *points] if p not in tried)
+
+    def _seed(self, begin: int) -> int:
+        """Return the seed of a batch."""
+        text = f"{self.seed}/{self.row.name}/{begin}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
+
+    def _check(self) -> None:
+        """Store what the study depends on, or compare it with what is stored."""
+        from optuna.distributions import distribution_to_json
+
+        space = self._distributions.items()
+        now = {
+            "settings": dict(self.row.settings),
+            "space": {k: json.loads(distribution_to_json(d)) for k, d in space},
+            "draws": self.draws,
+            "seed": self.seed,
+            "flower-fgl": VERSION,
+        }
+        before = self._study.user_attrs.get("made-with")
+        if before is None:
+            self._study.set_user_attr("made-with", now)
+        elif changed := [key for key in now if before.get(key) != now[key]]:
+            key = changed[0]
+            raise RunError(
+                f"The output folder holds a study of another experiment for row "
+                f'"{self.row.name}": {_difference(key, before.get(key), now[key])}. Move '
+                "the folder tune, or set output-dir."
+            )
+        commits = self.commits
+        commit = find_commit(Path(__file__).resolve().parents[2])
+        if commit and commit not in commits:
+            self._study.set_user_attr("commits", [*commits, commit])
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    """Name what differs between a stored study and the experiment."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        names = sorted(
+            k for k in before.keys() | now.keys() if before.get(k) != now.get(k)
+        )
+        return f"its {key} differ in {', '.join(names)}"
+    return f"its {key} {'are' if key == 'draws' else 'is'} {before}, now {now}"
+
+
+def _distribution(dimension: Dimension, default: Scalar) -> Any:
+    """Return Optuna's form of a dimension."""
+    from optuna import distributions
+
+    if isinstance(dimension, Choices):
+        return distributions.CategoricalDistribution(dimension.values)
+    low, high, log, step = astuple(dimension)
+    if isinstance(default, int):
+        return distributions.IntDistribution(
+            int(low), int(high), log=log, step=int(step) or 1
+        )
+    return distributions.FloatDistribution(low, high, log=log, step=step or None)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide Optuna's log lines and its note that an option is experimental."""
+    import optuna
+
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(level)
+
+
+def _open_storage(path: Path) -> Any:
+    """Open the journal of all studies; drop a line that a kill left incomplete."""
+    try:
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    except ImportError as error:
+        raise ConfigError(
+            "tune needs Optuna. Install it: pip install 'flower-fgl[tune]'."
+        ) from error
+
+    class HeldLock(JournalFileOpenLock):
+        """The caller holds the folder; Optuna's own lock would outlive a kill."""
+
+        def acquire(self) -> bool:
+            return True
+
+        def release(self) -> None:
+            pass
+
+    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(data[: data.rfind(b"\n") + 1])
+    return JournalStorage(JournalFileBackend(str(path), HeldLock(str(path))))

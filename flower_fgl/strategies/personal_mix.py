@@ -1,0 +1,127 @@
+"""Server half that averages the models separately for each client.
+
+A method says how alike two clients are, and how that becomes a weight. Mixing, clients
+that are absent, checkpoints and the numbers of the round are shared. The rule is in
+:mod:`flower_fgl.algorithms.personal_mix`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flower_fgl.algorithms.personal_mix import Part, mix_numbers, mix_states
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import Payload, Shapes
+from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg
+
+__all__ = ["PersonalMix"]
+
+
+class PersonalMix(FedAvg):
+    """Send each client its own weighted mean of the last round's models.
+
+    A method overrides :meth:`similarity` and :meth:`attention`, and where needed
+    :meth:`parts` and :meth:`mixes`.
+
+    Notes
+    -----
+    1. Uploads are sorted by partition-id, so that the order of replies has no effect.
+    2. A client that was not in the last mix starts from the average of that round's
+       uploads, weighted by ``weight-by``; with ``absent = "last"`` from its own last
+       mixture, if it has one.
+    3. There is no global model: that average is never evaluated.
+    4. An upload with a number that is not finite is refused when it is read. If numbers
+       are so large that a similarity is not finite, the aggregation fails; the client
+       with by far the largest number is then named and left out.
+    5. By default an upload is :class:`~flower_fgl.protocols.described.DescribedWeights`
+       with the tensors of :meth:`descriptor_shapes`.
+    """
+
+    down = Weights
+    up: ClassVar[type[Payload]] = DescribedWeights
+
+    def prepare(self) -> None:
+        """Build the initial model."""
+        super().prepare()
+        self.personal: dict[int, Weights] = {}
+
+    def descriptor_shapes(self) -> Shapes:
+        """Return names and shapes of a client's description, by default none."""
+        return {}
+
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the weights and of the description."""
+        if self.up is Weights:
+            return self.shapes
+        return self.shapes, self.descriptor_shapes()
+
+    @abstractmethod
+    def similarity(self, uploads: Sequence[Any]) -> Tensor:
+        """Return S of shape (K, K) or (B, K, K) of the payloads of K clients."""
+
+    @abstractmethod
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return the weights a, of the shape of ``similarity``; each row sums to 1."""
+
+    def parts(self) -> Mapping[str, Sequence[Part]] | None:
+        """Return which block averages which part of a parameter; ``None``: the first."""
+        return None
+
+    def mixes(self, server_round: int) -> bool:
+        """Return whether this round personalizes; else all clients get the mean."""
+        return True
+
+    def download(self, server_round: int, partition_id: int) -> Weights:
+        """Return w_i, or the average for a client that was not in the last mix."""
+        return self.personal.get(partition_id, self.weights)
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Mix the uploads for each client."""
+        super().aggregate(server_round, uploads)
+        if not self.mixes(server_round):
+            self.personal = {}
+            return
+        found = list(uploads.values())
+        payloads = [upload.payload for upload in found]
+        similarity = self.similarity(payloads)
+        if not similarity.isfinite().all():
+            raise PayloadError("a similarity of two clients is not finite")
+        attention = self.attention(similarity, found)
+        states = [payload.tensors for payload in payloads]
+        mixed = mix_states(states, attention.float(), self.parts())
+        made = dict(zip(uploads, map(Weights, mixed), strict=True))
+        kept = self.personal if self.config.method_config.absent == "last" else {}
+        self.personal = {**kept, **made}
+        self.log(**mix_numbers(attention, similarity))
+
+    def global_state(self) -> None:
+        """Return ``None``: every client has its own model."""
+
+    def server_state(self) -> Snapshot:
+        """Return the average and every w_i."""
+        parts = {
+            f"client-{pid}": Snapshot(w.tensors) for pid, w in self.personal.items()
+        }
+        clients = Snapshot(values={"clients": list(self.personal)})
+        return Snapshot.join(
+            {"mean": super().server_state(), "order": clients, **parts}
+        )
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Restore the average and every w_i."""
+        super().load_server_state(state.part("mean"))
+        self.personal = {
+            pid: Weights(state.part(f"client-{pid}").tensors)
+            for pid in state.part("order").values["clients"]
+        }
+
+    def finish(self) -> None:
+        """Do nothing: the clients' models are already personalized."""

@@ -1,0 +1,81 @@
+"""Server half of SCAFFOLD: mean weights, and a control variate of the whole federation.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+ICML 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.scaffold import ControlledWeights
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.aggregation import weighted_mean
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg
+
+__all__ = ["Scaffold"]
+
+
+class Scaffold(FedAvg):
+    """Step along the mean change of the weights, and average the control variates.
+
+    Notes
+    -----
+    1. All clients of a round count equally, as in the paper; ``weight-by`` has no effect.
+    2. c changes by the sum of the changes over the number of all trainable clients, of
+       which a round may sample fewer.
+    """
+
+    down = ControlledWeights
+    up = DescribedWeights
+
+    def prepare(self) -> None:
+        """Build the initial model; c is 0."""
+        super().prepare()
+        held = self.weights.tensors
+        self.control = {name: torch.zeros_like(t) for name, t in held.items()}
+        self.sent = ControlledWeights(held, self.control)
+
+    def download(self, server_round: int, partition_id: int) -> Any:
+        """Return the weights and c."""
+        return self.sent
+
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the weights and of the change of c_i."""
+        return self.shapes, self.shapes
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Move the weights and c."""
+        payloads = [upload.payload for upload in uploads.values()]
+        equal = [1.0] * len(payloads)
+        mean = weighted_mean([payload.tensors for payload in payloads], equal)
+        rate = self.config.method_config.server_lr
+        if rate != 1:
+            old = self.weights.tensors
+            mean = {
+                name: old[name] + rate * (t - old[name]) for name, t in mean.items()
+            }
+        change = weighted_mean([payload.descriptor for payload in payloads], equal)
+        share = len(payloads) / max(len(payloads), len(self.federation.trainable))
+        self.weights = Weights(mean)
+        self.control = {n: c + share * change[n] for n, c in self.control.items()}
+        self.sent = ControlledWeights(mean, self.control)
+
+    def server_state(self) -> Snapshot:
+        """Return the weights and c."""
+        return Snapshot.join(
+            {"weights": super().server_state(), "control": Snapshot(self.control)}
+        )
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Restore the weights and c."""
+        super().load_server_state(state.part("weights"))
+        control = state.part("control").tensors
+        self.control = {name: control[name] for name in self.shapes}
+        self.sent = ControlledWeights(self.weights.tensors, self.control)

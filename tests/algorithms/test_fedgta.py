@@ -1,0 +1,68 @@
+"""FedGTA's equations on a path of three nodes, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.fedgta import (
+    FLAT,
+    confidence,
+    moments,
+    propagate_labels,
+    sharpen,
+)
+from flower_fgl.nn import GraphInput
+from flower_fgl.protocols.fedgta import MomentWeights
+
+PATH = GraphInput(torch.eye(3), torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]))
+START = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.2, 0.8]])
+FIRST, ONE_HOT = torch.tensor([0]), torch.tensor([[1.0, 0.0]])
+
+
+def propagated(steps: int, *, adds: bool = False) -> Tensor:
+    operator = PATH.operator("normalised")
+    return propagate_labels(operator, START, FIRST, steps=steps, adds=adds)
+
+
+def close(found: Tensor, expected: list[list[float]]) -> None:
+    torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=0)
+
+
+def test_one_and_five_steps_of_label_propagation() -> None:
+    close(propagated(1), [[1, 0], [0.5783, 0.4966], [0.2521, 0.7021]])
+    close(propagated(5), [[1, 0], [0.6176, 0.4625], [0.3003, 0.6602]])
+
+
+def test_the_published_code_adds_to_the_training_rows() -> None:
+    close(propagated(5, adds=True)[:1], [[2.2399, 0.1351]])
+
+
+def test_moments_and_confidence_of_the_first_step() -> None:
+    labels = propagated(1)
+    sharp = sharpen(labels, FIRST, ONE_HOT)
+    close(sharp, [[1, 0], [0.5204, 0.4796], [0.3894, 0.6106]])
+    raw = moments(sharp, orders=2, kind="raw")
+    close(raw, [[0.6366, 0.3634], [0.4741, 0.2010]])
+    central = moments(sharp, orders=2, kind="central")
+    close(central, [[0, 0], [0.0689, 0.0689]])
+    both = moments(sharp, orders=2, kind="hybrid")
+    assert torch.equal(both, torch.cat([raw, central]))
+    flat = sharpen(labels, FIRST, ONE_HOT, temperature=FLAT)
+    terms = [confidence(flat[[u]], torch.ones(1)) for u in range(3)]
+    close(torch.stack(terms)[None], [[0.7358, 0.0426, 0.0427]])
+    found = confidence(flat, torch.tensor([1, 2, 1]))
+    assert found.item() == pytest.approx(0.8637, abs=1e-4)
+    assert confidence(flat, torch.zeros(3)) == 0
+
+
+def test_moments_of_rare_classes_are_withheld() -> None:
+    payload = MomentWeights(
+        {"w": torch.ones(2)},
+        {"moments": torch.ones(4, 3), "confidence": torch.tensor([-1.0])},
+    )
+    kept = payload.withhold(torch.tensor([True, False, True]), 5)
+    assert kept.descriptor["moments"].tolist() == [[1, 0, 1]] * 4
+    assert payload.in_range().descriptor["confidence"].item() == 0
+    assert payload.num_bytes == 4 * (2 + 2 * 2 * 3 + 1)

@@ -1,0 +1,243 @@
+"""``flower-fgl run`` with lists: values, rows, runs side by side, failures."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from flower_fgl import Run
+from flower_fgl.cli.main import app
+from flower_fgl.cli.progress import GridProgress, TimeLeft
+from flower_fgl.cli.value_lists import read_options, read_values
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.simulation import jobs as jobs_module
+from flower_fgl.simulation.experiments import Experiment
+from flower_fgl.simulation.jobs import Job, run_jobs
+from flower_fgl.simulation.local import run_local
+from tests.support.short_runs import comparable
+
+TINY = {
+    "clients": 2, "rounds": 2, "hidden-channels": 8, "synthetic.nodes": 80,
+    "synthetic.blocks": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "values"),
+    [
+        ("seed", "0..3", [0, 1, 2, 3]),
+        ("seed", "0..1, 7", [0, 1, 7]),
+        ("lr", "0.1,1e-2", [0.1, 0.01]),
+        ("method", "local,fedavg", ["local", "fedavg"]),
+        ("secure-aggregation", "True,false", [True, False]),
+        ("fedprox.mu", "[0.1, 1.0]", [0.1, 1.0]),
+        ("model", "gcn,gin", ["gcn,gin"]),
+        ("model", '["gcn,gin", "gcn"]', ["gcn,gin", "gcn"]),
+        ("output-dir", "a,b", ["a,b"]),
+        ("dataset", '"./a,b.npz"', ["./a,b.npz"]),
+        ("dataset", "../a..b.npz", ["../a..b.npz"]),
+    ],
+)
+def test_a_text_holds_one_value_or_several(
+    key: str, text: str, values: list[Any]
+) -> None:
+    assert read_values(key, text) == values
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("seed", "3..0", "from the smaller to the larger"),
+        ("seed", "0..99999", "at most 10,000 values"),
+        ("lr", "0..1", "lr is no whole number"),
+        ("lr", "0.1,,1", "empty value"),
+        ("seed", "0..2,1", "seed lists 1 twice"),
+        ("lr", "[]", "expects a value, a list"),
+        ("lr", "[[0.1]]", "expects a value, a list"),
+    ],
+)
+def test_a_malformed_list_is_refused(key: str, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_values(key, text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed", "1", "--seed", "2"], "--seed is given 2 times"),
+        (["--set", "lr=0.1", "--set", "lr=0.2"], r"lr=… is given twice.*lr=0\.1,0\.2"),
+        (["--seed", "1", "--set", "seed=2"], "set the same key"),
+        (["--jobs", "2"], "there is only one run"),
+        (["--seed", "0,1", "--jobs", "2", "--workers", "2"], "gives each run one proc"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    words: list[str], message: str, tmp_path: Path
+) -> None:
+    place = ["--set", f"output-dir={tmp_path / 'runs'}"]
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(app, ["run", *words, *place], catch_exceptions=False)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_one_value_is_no_grid() -> None:
+    assert read_options({"seed": "3"}, ["lr=0.1,1.0"]) == {"seed": 3, "lr": [0.1, 1.0]}
+
+
+def test_a_grid_value_without_effect_makes_no_second_run() -> None:
+    grid = {"method": ["fedavg", "fedprox"], "fedprox.mu": [0.1, 1.0], "seed": [0, 1]}
+    runs = Experiment("x", grid=grid).runs()
+    assert [run.name for run in runs] == [
+        "fedavg-seed0", "fedavg-seed1", "fedprox-mu0.1-seed0", "fedprox-mu0.1-seed1",
+        "fedprox-mu1.0-seed0", "fedprox-mu1.0-seed1",
+    ]  # fmt: skip
+    labels = list(dict.fromkeys(run.label for run in runs))
+    assert labels == ["fedavg", "fedprox, mu=0.1", "fedprox, mu=1.0"]
+
+
+def test_an_option_with_several_values_becomes_part_of_a_files_grid() -> None:
+    file = Experiment(
+        "x", config={"lr": 0.5}, cases=[{"name": "a", "method": "local"}],
+        grid={"dropout": [0.0]},
+    )  # fmt: skip
+    runs = file.with_options({"lr": [0.1, 1.0], "rounds": 3}).runs()
+    assert [run.label for run in runs] == [
+        "a, dropout=0.0, lr=0.1", "a, dropout=0.0, lr=1.0",
+    ]  # fmt: skip
+    assert [run.settings["lr"] for run in runs] == [0.1, 1.0]
+
+
+def test_the_time_left_follows_runs_of_the_same_kind() -> None:
+    left = TimeLeft(2)
+    for name, kind in (("a0", "a"), ("a1", "a"), ("b0", "b")):
+        left.add(name, kind, 10)
+    assert left(0.0) is None
+    left.start("a0", 0.0)
+    left.start("b0", 0.0)
+    left.round("a0", 5)
+    left.round("b0", 1)
+    # a takes 2 s per round: 10 s + 20 s; b takes 10 s per round: 90 s
+    assert left.of_run("a1", 10.0) == 20.0
+    assert left(10.0) == 90.0  # the longest run, since 120 s / 2 is less
+    left.end("b0", 10.0)
+    assert left(10.0) == 20.0
+
+
+@pytest.fixture(scope="module")
+def side_by_side(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the folder and the output of a grid of four runs in two processes."""
+    folder = tmp_path_factory.mktemp("grid")
+    words = ["run", "--method", "local,fedavg", "--seed", "0..1", "--jobs", "2"]
+    for key, value in {**TINY, "output-dir": str(folder)}.items():
+        words += ["--set", f"{key}={value}"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
+    assert result.exit_code == 0, f"{result.output}{result.exception}"
+    (grid,) = folder.iterdir()
+    return grid, result.output
+
+
+def test_runs_side_by_side_have_the_numbers_of_single_runs(
+    side_by_side: tuple[Path, str], tmp_path: Path
+) -> None:
+    grid, output = side_by_side
+    assert (grid / "comparison.html").exists()
+    for text in ("local", "fedavg", "4 of 4 runs", "Report: "):
+        assert text in output
+    for method in ("local", "fedavg"):
+        for seed in (0, 1):
+            place = {"run-dir": str(tmp_path / f"{method}{seed}")}
+            alone = run_local({**TINY, "method": method, "seed": seed, **place})
+            beside = Run.load(grid / f"{method}-seed{seed}")
+            assert comparable(beside) == comparable(alone)
+            models = [run.path / "model.safetensors" for run in (beside, alone)]
+            if method == "fedavg":
+                assert models[0].read_bytes() == models[1].read_bytes()
+
+
+class Died:
+    """Watcher that kills the process of a run once, and notes what happened."""
+
+    def __init__(self) -> None:
+        self.ended: dict[str, str] = {}
+
+    def start(self, name: str) -> None:
+        pass
+
+    def round(self, name: str, row: Any) -> None:
+        if name == "killed":
+            (child,) = active_children()
+            os.kill(child.pid, signal.SIGKILL)
+
+    def note(self, name: str, text: str) -> None:
+        pass
+
+    def end(self, name: str, error: str) -> None:
+        self.ended[name] = error
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_fails_its_run_only(tmp_path: Path) -> None:
+    jobs = [
+        Job(name, {**TINY, "rounds": rounds, "run-dir": str(tmp_path / name)})
+        for name, rounds in (("killed", 2000), ("next", 2))
+    ]
+    watcher = Died()
+    errors = jobs_module._side_by_side(jobs, watcher, 1)
+    assert list(errors) == ["killed"]
+    assert "exit status -9" in errors["killed"]
+    assert watcher.ended["next"] == ""
+    assert Run.load(tmp_path / "next").status == "completed"
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flower_fgl.simulation import run as engine
+
+    whole = engine.run_one
+
+    def fail_once(values: Any, **options: Any) -> Run:
+        if values["seed"] == 0:
+            raise RunError("no client replied")
+        return whole(values, **options)
+
+    monkeypatch.setattr(engine, "run_one", fail_once)
+    words = ["run", "--seed", "0,1", "--engine", "local", "--quiet"]
+    for key, value in {**TINY, "output-dir": str(tmp_path)}.items():
+        words += ["--set", f"{key}={json.dumps(value)}"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
+    assert result.exit_code == 1
+    error = str(result.exception)
+    assert "1 of 2 runs failed: fedavg-seed0." in error
+    assert "no client replied" in error
+    (grid,) = tmp_path.iterdir()
+    assert Run.load(grid / "fedavg-seed1").status == "completed"
+
+
+def test_without_a_terminal_every_run_prints_one_plain_line() -> None:
+    now = iter([0.0, 5.0, 10.0, 10.0])
+    left = TimeLeft(1)
+    left.add("a", "a", 2)
+    left.add("b", "b", 2)
+    console = Console(width=80, record=True, force_terminal=False, file=io.StringIO())
+    with GridProgress(console, left, now=lambda: next(now)) as progress:
+        progress.start("a")
+        progress.round("a", {"phase": "train", "round": 2, "loss": 0.5})
+        progress.end("a", "")
+    assert (
+        console.export_text() == "a: 0:10  loss 0.500  (1 of 2 runs, about 0:10 left)\n"
+    )
+
+
+def test_no_jobs_is_refused() -> None:
+    with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
+        run_jobs([], Died(), side_by_side=0)

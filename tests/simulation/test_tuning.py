@@ -1,0 +1,416 @@
+"""Tuning: equal budgets, validation scores only, studies that continue after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from flower_fgl.cli.main import app
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import Scalar
+from flower_fgl.methods import parse_config
+from flower_fgl.simulation import trials
+from flower_fgl.simulation.experiments import Experiment, read_experiment
+from flower_fgl.simulation.search_space import Choices, Range, row_space, space_size
+from flower_fgl.simulation.trials import KILLED, Outcome, TrialProcesses, run_trial
+from flower_fgl.simulation.tuned_file import study_hash, write_tuned_experiment
+from flower_fgl.simulation.tuning import RowStudy, Trial, rows_to_tune, tune
+
+TEXT = """
+title = "Two methods"
+draws = 3
+[config]
+dataset = "synthetic"
+clients = 3
+rounds = 1
+synthetic.nodes = 200
+[[case]]
+name = "plain"
+method = "fedavg"
+[[case]]
+name = "near"
+method = "fedprox"
+fedprox.mu = 0.5
+[tune]
+lr = [0.003, 0.01, 0.03]
+dropout = {low = 0.0, high = 0.8}
+fedprox.mu = {low = 1e-4, high = 1.0, log = true}
+[published]
+near = 80.5
+"""
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Experiment]:
+    """Write and read an experiment file, with replaced parts."""
+
+    def write(*replacements: tuple[str, str]) -> Experiment:
+        text = TEXT
+        for old, new in replacements:
+            assert old in text
+            text = text.replace(old, new)
+        (path := tmp_path / "two.toml").write_text(text)
+        return read_experiment(path)
+
+    return write
+
+
+def pretend(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+    """Return a score that is best at lr 0.03, dropout 0.3 and a small mu."""
+    lr, dropout = float(settings["lr"]), float(settings.get("dropout", 0.5))
+    score = 0.8 - abs(lr - 0.03) - 0.1 * abs(dropout - 0.3)
+    score -= 0.01 * float(settings.get("fedprox.mu", 0))
+    return Outcome(score + 0.001 * int(settings["seed"]), 1, 100, 0.5)
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "run_trial", pretend)
+
+
+def all_settings(studies: list[RowStudy]) -> list[list[Mapping[str, Scalar]]]:
+    return [[trial.settings for trial in study.trials] for study in studies]
+
+
+# ------------------------------------------------------------------------- search spaces
+def test_a_row_has_the_general_keys_and_those_of_its_method(
+    written: Callable[..., Experiment],
+) -> None:
+    experiment = written(("[tune]", "[tune]\nfedavg.dropout = []\nfedprox.lr = [0.1]"))
+    plain, near = rows_to_tune(experiment)
+    assert plain.space == {"lr": Choices((0.01, 0.003, 0.03))}
+    assert near.space == {
+        "lr": Choices((0.01, 0.1)),  # the method's list, and the row's own value first
+        "dropout": Range(0.0, 0.8),
+        "fedprox.mu": Range(1e-4, 1.0, log=True),
+    }
+    assert near.default == {"lr": 0.01, "dropout": 0.5, "fedprox.mu": 0.5}
+    assert space_size(plain.space) == 3
+    assert space_size(near.space) is None
+    assert "seed" not in plain.settings
+
+
+def test_own_values_are_those_of_the_method_and_the_case() -> None:
+    space, default = row_space({"lr": Choices((1, 0.1))}, {"method": "fedpano"})
+    assert default == {"lr": 0.1}
+    assert space == {"lr": Choices((0.1, 1.0))}  # typed as the setting, without repeats
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[0.003, 0.01, 0.03]",
+            "0.003",
+            r"tune.lr must be a list of values or a range",
+        ),
+        (
+            "[0.003, 0.01, 0.03]",
+            "{low = 1, high = 1}",
+            r"tune.lr needs numbers low < hi",
+        ),
+        (
+            "low = 0.0, high = 0.8",
+            "low = 0.0",
+            r"tune.dropout needs numbers low < high",
+        ),
+        ("high = 0.8}", "high = 0.8, q = 1}", r'tune.dropout has an unknown "q"'),
+        (
+            "low = 0.0, high = 0.8",
+            "low = 0.0, high = 0.8, log = true",
+            r"needs low > 0",
+        ),
+        ("[tune]", "[tune]\nlrr = [1]", r'row "plain": tune.lrr .*Did you mean "lr"'),
+        ("[tune]", "[tune]\nmodel = ['x']", r"tune.model = 'x'"),
+        ("[tune]", "[tune]\nrounds = [5, 10]", r"tune.rounds: all rows share"),
+        ("[tune]", "[tune]\nseed = [5, 10]", r"tune.seed: all rows share"),
+        ("[tune]", "[tune]\nmoon.mu = [1.0]", r"tune.moon.mu belongs to moon, but"),
+        ("high = 0.8", "high = 0.4", r"own value 0.5 is outside the range 0 to 0.4"),
+        ("high = 0.8", "high = 2.0", r"tune.dropout = 2.0: dropout must be"),
+        ("[published]", "[grid]\nlr = [0.1]\n[published]", r"lr is in \[grid\]"),
+        ("draws = 3", "tune-draws = [7]", r"two has no draws"),
+        ("draws = 3", "draws = 3\ntune-draws = [1, 1]", r"a list of distinct draws"),
+        ("[published]", "[tuning]\nexperiment = 'x'\n[published]", r"tuned already"),
+    ],
+)
+def test_a_wrong_space_is_reported_before_a_trial_runs(
+    old: str, new: str, message: str, written: Callable[..., Experiment]
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rows_to_tune(written((old, new), ("near = 80.5", "")))
+
+
+# ------------------------------------------------------------------------------- studies
+@pytest.mark.usefixtures("pretended")
+def test_all_rows_get_the_same_trials_and_the_first_is_the_default(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    experiment = written()
+    rows = rows_to_tune(experiment)
+    studies = tune(experiment, rows, tmp_path / "tune", budget=14)
+    assert [len(study.trials) for study in studies] == [14, 14]
+    for study, row in zip(studies, rows, strict=True):
+        assert study.trials[0].settings == row.default
+        points = [json.dumps(trial.settings) for trial in study.trials]
+        assert len(set(points)) == 14
+        assert study.best.score == max(trial.score or 0 for trial in study.trials)
+        assert study.best.settings["lr"] == 0.03
+        # the tuning draw is not one of the table's
+        assert [list(trial.outcomes) for trial in study.trials] == [[3]] * 14
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_study_is_the_same_after_a_kill_and_with_a_larger_budget_later(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    experiment = written(("draws = 3", "draws = 3\ntune-draws = [7, 8]"))
+    rows = rows_to_tune(experiment)
+    whole = tune(experiment, rows, tmp_path / "whole", budget=11)
+    seen: list[int] = []
+
+    def stop(study: RowStudy, trial: Trial) -> None:
+        seen.append(trial.index)
+        if len(seen) in (3, 9):
+            raise KeyboardInterrupt
+
+    for budget in (7, 11):
+        with pytest.raises(KeyboardInterrupt):
+            tune(experiment, rows, tmp_path / "cut", budget=budget, on_trial=stop)
+        journal = tmp_path / "cut" / "study.log"
+        journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "wor')
+    parts = tune(experiment, rows, tmp_path / "cut", budget=11, on_trial=stop)
+    assert all_settings(parts) == all_settings(whole)
+    assert study_hash(parts) == study_hash(whole)
+    assert len(seen) == 22  # no trial ran twice
+    trial = parts[0].trials[0]
+    assert trial.score == pytest.approx(
+        (trial.outcomes[7].score + trial.outcomes[8].score) / 2  # type: ignore[operator]
+    )
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_space_as_small_as_the_budget_is_covered(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    experiment = written(("{low = 0.0, high = 0.8}", "[0.0, 0.5]"))
+    rows = rows_to_tune(experiment)[:1]
+    for budget in (3, 9):
+        (study,) = tune(experiment, rows, tmp_path, budget=budget)
+    points = {(t.settings["lr"], t.settings["dropout"]) for t in study.trials}
+    assert len(study.trials) == 6
+    assert points == {(lr, d) for lr in (0.003, 0.01, 0.03) for d in (0.0, 0.5)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[0.003, 0.01, 0.03]", "[0.003, 0.01]", "its space differ in lr"),
+        (
+            "synthetic.nodes = 200",
+            "synthetic.nodes = 300",
+            "settings differ in synthetic",
+        ),
+        ("draws = 3", "draws = 4", r"its draws are \[3\], now \[4\]"),
+    ],
+)
+@pytest.mark.usefixtures("pretended")
+def test_a_study_of_another_experiment_is_refused(
+    old: str,
+    new: str,
+    message: str,
+    written: Callable[..., Experiment],
+    tmp_path: Path,
+) -> None:
+    experiment = written()
+    tune(experiment, rows_to_tune(experiment), tmp_path / "tune", budget=2)
+    other = written((old, new))
+    with pytest.raises(RunError, match=f"another experiment for row .plain.*{message}"):
+        tune(other, rows_to_tune(other), tmp_path / "tune", budget=2)
+
+
+def test_a_failed_trial_is_recorded_and_never_the_best(
+    written: Callable[..., Experiment],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+        if settings["lr"] == 0.03 or settings["method"] == "fedprox":
+            return Outcome(None, error="RunError: no client replied")
+        return pretend(settings, folder)
+
+    monkeypatch.setattr(trials, "run_trial", fails)
+    experiment = written()
+    for _ in range(2):  # also when it is read again
+        plain, near = tune(experiment, rows_to_tune(experiment), tmp_path, budget=8)
+        failed = [t for t in plain.trials if t.score is None]
+        assert 0 < len(failed) < 8
+        assert {t.error for t in failed} == {"RunError: no client replied"}
+        assert plain.best.settings["lr"] != 0.03
+        with pytest.raises(
+            RunError, match=r'All 8 trials of row "near" failed.*replied'
+        ):
+            _ = near.best
+
+
+def test_a_run_that_fails_is_an_outcome_and_leaves_no_folder(tmp_path: Path) -> None:
+    outcome = run_trial({"dataset": "/no/graph.npz", "clients": 2}, tmp_path / "run")
+    assert outcome.score is None
+    assert "/no/graph.npz" in outcome.error
+    assert not (tmp_path / "run").exists()
+
+
+# ----------------------------------------------------------------------------- processes
+def test_a_process_runs_a_trial_while_another_is_killed(tmp_path: Path) -> None:
+    with TrialProcesses(2) as processes:
+        processes.submit("one", {"dataset": "/no.npz", "clients": 2}, tmp_path / "one")
+        processes.submit("two", {"rounds": 500, "clients": 2}, tmp_path / "two")
+        assert not processes.has_room
+        os.kill(processes.pids[1], signal.SIGKILL)
+        found: dict[str, Outcome] = {}
+        while len(found) < 2:
+            found |= dict(processes.wait())
+        assert processes.has_room
+        assert len(processes.pids) == 1
+    assert found["two"] == Outcome(None, error=KILLED)
+    assert "no.npz" in found["one"].error
+
+
+@pytest.mark.slow
+def test_a_study_is_the_same_with_several_processes(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    experiment = written()
+    rows = rows_to_tune(experiment)
+    one = tune(experiment, rows, tmp_path / "one", budget=6, jobs=1)
+    two = tune(experiment, rows, tmp_path / "two", budget=6, jobs=2)
+    assert study_hash(one) == study_hash(two)
+    assert all(trial.score for study in two for trial in study.trials)
+    assert not (tmp_path / "two" / "running").exists()
+
+
+# ------------------------------------------------------------------- validation scores only
+def save_graph(path: Path, *, seed: int | None) -> None:
+    """Write a graph whose test labels are permuted by ``seed``."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 240)
+    features = rng.normal(size=(240, 6)) + 0.8 * np.eye(6)[labels]
+    pairs = rng.integers(0, 240, (2, 1500))
+    same = labels[pairs[0]] == labels[pairs[1]]
+    pairs = pairs[:, (same | (rng.random(1500) < 0.3)) & (pairs[0] != pairs[1])]
+    part = np.arange(240) % 3
+    test = np.flatnonzero(part == 2)
+    if seed is not None:
+        labels[test] = np.random.default_rng(seed).permutation(labels[test])
+    np.savez(
+        path,
+        x=features.astype(np.float32),
+        y=labels,
+        edge_index=np.unique(np.hstack([pairs, pairs[::-1]]), axis=1),
+        train_mask=part == 0,
+        val_mask=part == 1,
+        test_mask=part == 2,
+        class_names=np.array(["a", "b", "c"]),
+    )
+
+
+def test_permuted_test_labels_give_the_same_study(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    found, tests = [], []
+    for seed in (None, 5):
+        (folder := tmp_path / f"labels-{seed}").mkdir()
+        save_graph(folder / "graph.npz", seed=seed)
+        data = f'dataset = "{folder}/graph.npz"\nsplit = "public"\nmodel = "mlp"'
+        experiment = written(
+            ('dataset = "synthetic"\n', f"{data}\n"), ("rounds = 1", "rounds = 3")
+        )
+        studies = tune(experiment, rows_to_tune(experiment)[:1], folder, budget=4)
+        found.append(study_hash(studies))
+        assert not any(trial.error for trial in studies[0].trials)
+        assert len({trial.score for trial in studies[0].trials}) > 1
+        from flower_fgl.simulation.local import run_local
+
+        settings = {**studies[0].row.settings, "run-dir": str(folder / "run")}
+        run = run_local(settings)
+        tests.append(run.best and run.best["test"]["accuracy"])
+    assert found[0] == found[1]
+    assert tests[0] != tests[1]  # the permutation does change test scores
+
+
+# --------------------------------------------------------------------- the tuned experiment
+@pytest.mark.usefixtures("pretended")
+def test_the_tuned_file_keeps_draws_rows_and_published_values(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    experiment = written(
+        ("[published]", "[grid]\nlocal-epochs = [1, 2]\n[published]"),
+        ("near = 80.5", '"near/2" = 80.5'),
+    )
+    rows = rows_to_tune(experiment)
+    assert [row.name for row in rows] == ["plain/1", "plain/2", "near/1", "near/2"]
+    studies = tune(experiment, rows, tmp_path / "tune", budget=5)
+    path = tmp_path / "two-tuned.toml"
+    write_tuned_experiment(experiment, studies, path, budget=5, study="abc")
+    tuned = read_experiment(path)
+    assert tuned.draws == 3
+    assert tuned.published == experiment.published
+    assert tuned.tuning["budget"] == 5
+    runs = {
+        run.row: parse_config({**run.settings, "clients": 3}) for run in tuned.runs()
+    }
+    assert len(runs) == 8  # each row, and its default
+    before = {run.row: run.settings for run in experiment.runs()}
+    for study in studies:
+        name, config = study.row.name, runs[study.row.name].flat()
+        assert {k: config[k] for k in study.best.settings} == study.best.settings
+        default = runs[f"{name}, default"].flat()
+        expected = parse_config({**before[name], "seed": 2, "partition-seed": 2}).flat()
+        assert default == expected
+    write_tuned_experiment(
+        experiment, studies, path, budget=5, study="abc", with_defaults=False
+    )
+    assert len(read_experiment(path).runs()) == 4 * 3
+
+
+@pytest.mark.usefixtures("pretended")
+def test_the_command_writes_the_study_and_the_tuned_file(tmp_path: Path) -> None:
+    text = f'output-dir = "{tmp_path}/runs"\n{TEXT}'
+    (path := tmp_path / "two.toml").write_text(text)
+
+    def command(*words: str) -> str:
+        done = CliRunner().invoke(
+            app, ["tune", str(path), *words], catch_exceptions=False
+        )
+        assert done.exit_code == 0
+        return done.output
+
+    shown = command("--budget", "3", "--case", "near")
+    assert "near: trial 1 of 3, validation" in shown
+    assert "Rows tuned: 1 of 2" in shown
+    assert not (tmp_path / "two-tuned.toml").exists()
+    shown = command("--budget", "3", "--quiet")
+    assert "trial 1 of 3, validation" not in shown
+    folder = tmp_path / "runs" / "two" / "tune"
+    study = json.loads((folder / "study.json").read_text())
+    assert [len(row["trials"]) for row in study["rows"].values()] == [3, 3]
+    assert "test" not in (folder / "study.json").read_text()
+    lines = (folder / "trials.csv").read_text().splitlines()
+    assert len(lines) == 7
+    assert lines[0].startswith("row,trial,score")
+    tuned = read_experiment(tmp_path / "two-tuned.toml")
+    assert tuned.tuning["trials"] == {"plain": 3, "near": 3}
+    for words, message in (
+        (["--budget", "3", "--case", "x"], 'has no row "x". Its rows: plain, near'),
+        (["--budget", "1"], "--budget must be at least 2"),
+        (["--budget", "3", "--set", "lr=0.1"], "fixes a setting that"),
+        (["--budget", "3", "--set", "shots=2"], "shots has no effect"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            command(*words)

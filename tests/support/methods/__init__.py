@@ -1,0 +1,25 @@
+"""What the contract tests need to know about a method, one module for each.
+
+A module may define:
+
+- ``METHOD``: the name, always.
+- ``SHORT``: settings that make a run of the method short.
+- ``WEIGHTED``: weight of each term of the loss, and a value at which the term shows after
+  two rounds.
+- ``UNWEIGHTED``: where the gradient of a loss without weight is tested.
+- ``NEEDED``: settings without which a term would be left out of a short run.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+__all__ = ["collected"]
+
+
+def collected(name: str) -> dict[str, Any]:
+    """Return the values of one name by method, of the modules that define it."""
+    modules = [import_module(f"{__name__}.{m.name}") for m in iter_modules(__path__)]
+    return {m.METHOD: getattr(m, name) for m in modules if hasattr(m, name)}

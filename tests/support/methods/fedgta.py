@@ -1,0 +1,2 @@
+METHOD = "fedgta"
+UNWEIGHTED = "cross-entropy only"

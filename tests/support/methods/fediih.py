@@ -1,0 +1,2 @@
+METHOD = "fediih"
+UNWEIGHTED = "cross-entropy only"

@@ -1,0 +1,2 @@
+METHOD = "scaffold"
+UNWEIGHTED = "the correction's gradient: tests/algorithms/test_scaffold.py"
