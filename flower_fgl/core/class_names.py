@@ -1,4 +1,4 @@
-"""Agreement of data owners on one numbering of their classes."""
+"""Agreement of data owners on one numbering of their classes, by name."""
 
 from __future__ import annotations
 

@@ -1,27 +1,21 @@
-"""Build the graphs of data owners' clients from the owners' files and settings."""
+"""Build the graph of a data owner's client from the owner's file and settings."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from flower_fgl.core.class_names import agree_classes
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import numpy_generator
-from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.build import FILE_SPLIT, in_setting
 from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.splits.few_shot import draw_few_shot
 from flower_fgl.datasets.splits.split import SplitFractions, parse_split, split_nodes
-from flower_fgl.datasets.transforms.columns import order_columns
 from flower_fgl.datasets.transforms.normalize_features import (
     can_standardize,
     dense_features,
@@ -29,92 +23,7 @@ from flower_fgl.datasets.transforms.normalize_features import (
 )
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
-__all__ = [
-    "build_owned_clients",
-    "client_from_file",
-    "client_from_owned",
-    "owner_files",
-]
-
-
-def owner_files(dataset: str) -> list[Path]:
-    """Return the graph files of a folder with one per data owner, sorted by name.
-
-    Parameters
-    ----------
-    dataset : str
-        Value of the setting ``dataset``.
-
-    Returns
-    -------
-    list of Path
-        Empty if it is no folder of ``.npz`` files; a folder with ``nodes.csv`` is one
-        graph.
-    """
-    folder = Path(os.path.expanduser(dataset))
-    if not is_file(dataset) or not os.path.isdir(folder):
-        return []
-    if (folder / "nodes.csv").exists():
-        return []
-    return sorted(folder.glob("*.npz"))
-
-
-def build_owned_clients(
-    config: RunConfig, num_clients: int
-) -> tuple[list[ClientGraph], str, int]:
-    """Build one client for each graph file of the folder ``dataset``.
-
-    Classes are matched by name, and features too if all files name them, as in a
-    deployment.
-
-    Parameters
-    ----------
-    config : RunConfig
-        ``dataset``, see :func:`owner_files`, and the settings of
-        :func:`client_from_owned`.
-    num_clients : int
-        Number of clients K; must be the number of files.
-
-    Returns
-    -------
-    list of ClientGraph
-        By partition-id, in the order of the files' names.
-    str
-        SHA-256 of the files' contents.
-    int
-        Undirected edges of all graphs together.
-
-    Raises
-    ------
-    ConfigError, DataError
-        As :func:`client_from_owned`; or if the number of files, the features or their
-        names differ.
-    """
-    files = owner_files(config.dataset)
-    if len(files) != num_clients:
-        raise DataError(
-            f"{config.dataset} holds {len(files)} graph files, one for each client, but "
-            f"clients = {num_clients}. Set clients = {len(files)}."
-        )
-    clients = [client_from_file(path, config) for path in files]
-    first = clients[0]
-    for path, client in zip(files, clients, strict=True):
-        if client.num_features != first.num_features:
-            raise DataError(
-                f"{path.name} has {client.num_features} features, but {files[0].name} "
-                f"has {first.num_features}. All clients need the same features."
-            )
-    classes = agree_classes([client.class_names for client in clients])
-    names = first.feature_names if all(c.feature_names for c in clients) else ()
-    agreed = [
-        replace(
-            order_columns(client.renumbered(k, classes), names), feature_names=names
-        )
-        for k, client in enumerate(clients)
-    ]
-    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-    digest = hashlib.sha256("".join(contents).encode()).hexdigest()
-    return agreed, digest, sum(client.num_edges for client in agreed)
+__all__ = ["client_from_file", "client_from_owned"]
 
 
 def client_from_file(path: Path, config: RunConfig) -> ClientGraph:

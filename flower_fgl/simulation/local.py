@@ -17,6 +17,8 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.pyg_data import store_graph, store_graphs
 from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.datasets.store import open_store
@@ -25,6 +27,7 @@ from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
+from flower_fgl.simulation.experiments import DEFAULT_CLIENTS
 from flower_fgl.simulation.flower_simulation import num_cpus
 from flower_fgl.simulation.local_grid import (
     LocalGrid,
@@ -38,6 +41,7 @@ from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
     "check_run",
+    "count_owners",
     "flat_settings",
     "run_config_of",
     "run_local",
@@ -81,6 +85,39 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
     return flat
 
 
+def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Set ``clients`` to the number of owners, and make their paths absolute.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+        Equal to ``values`` without ``owners``.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong, or ``clients`` is another number.
+    DataError
+        If the folder or a file of ``owners`` is missing.
+    """
+    if not values.get("owners"):
+        return dict(values)
+    config = parse_config(values)
+    found = len(list_owners(config))
+    if config.clients not in (0, found):
+        raise ConfigError(
+            f"owners holds {found} graphs, one client each, but clients = "
+            f"{config.clients}. Remove clients, or set it to {found}."
+        )
+    paths = absolute_owners(config.owners, config)
+    return {**values, "clients": found, "owners": paths}
+
+
 def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
@@ -116,7 +153,7 @@ def simulate(
     track: str | Tracker | Sequence[Tracker] = "",
     **settings: Any,
 ) -> Run:
-    """Train a method over the clients of a partitioned dataset.
+    """Train a method over the clients of a partitioned dataset, or over owners.
 
     Parameters
     ----------
@@ -124,10 +161,10 @@ def simulate(
         A name in ``METHODS``, see :func:`flower_fgl.register` for methods of your own.
     dataset : str, torch_geometric.data.Data or list of Data
         A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
-        partitioned; or a list with one graph for each client. Graphs are written to the
-        cache folder as graph files, see :func:`flower_fgl.to_npz`.
+        partitioned; or a list with one graph for each client, as ``owners``. Graphs are
+        written to the cache folder as graph files, see :func:`flower_fgl.to_npz`.
     clients : int, optional
-        Number of clients K, at least 1; by default 10, or the length of the list.
+        Number of clients K, at least 1; by default 10, or the number of ``owners``.
     seed : int
         Seed of the run; the partition has its own seed (``partition_seed``).
     workers : int
@@ -159,13 +196,11 @@ def simulate(
         If the run fails, e.g. because no client replied.
     """
     if not isinstance(dataset, str):
-        dataset, clients = _graphs_as_files(dataset, clients, settings)
+        dataset, settings = _graphs_as_files(dataset, clients, settings)
+    if clients is None:
+        clients = 0 if settings.get("owners") else DEFAULT_CLIENTS
     values = run_config_of(
-        method=method,
-        dataset=dataset,
-        clients=10 if clients is None else clients,
-        seed=seed,
-        settings=settings,
+        method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
     )
     own: Sequence[Tracker] = ()
     if isinstance(track, str):
@@ -181,25 +216,26 @@ def simulate(
 
 def _graphs_as_files(
     dataset: Any, clients: int | None, settings: Mapping[str, Any]
-) -> tuple[str, int | None]:
-    """Write a graph, or one graph per client; return the setting and the clients."""
+) -> tuple[str, dict[str, Any]]:
+    """Write a graph, or one graph per client; return ``dataset`` and the settings."""
     folder = cache_folder() / "graphs"
     if isinstance(dataset, os.PathLike):
-        return str(dataset), clients
+        return str(dataset), dict(settings)
     if not isinstance(dataset, list | tuple):
-        return str(store_graph(dataset, folder)), clients
+        return str(store_graph(dataset, folder)), dict(settings)
     if clients not in (None, len(dataset)):
         raise ConfigError(
             f"A list of {len(dataset)} graphs gives {len(dataset)} clients, got clients = "
             f"{clients}. Leave clients out."
         )
-    unused = [k for k in map(kebab, settings) if k in ("partition", "dirichlet-alpha")]
-    if unused:
+    keys = ("partition", "dirichlet-alpha", "owners")
+    if unused := [k for k in map(kebab, settings) if k in keys]:
         raise ConfigError(
             f"{unused[0]} has no effect with a list of graphs: each is one client. Remove "
             "it, or give a single graph to partition."
         )
-    return str(store_graphs(dataset, folder)), len(dataset)
+    owners = str(store_graphs(dataset, folder))
+    return GeneralSettings.dataset, {**settings, "owners": owners}
 
 
 def refuse_unstackable(config: RunConfig) -> None:
@@ -264,6 +300,7 @@ def run_local(
         In the cases of :func:`simulate`, or if the run does not fit into the memory.
     """
     with frozen_objects():
+        values = count_owners(values)
         return _run_local(values, workers, client_gpus, on_round, trackers)
 
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
@@ -32,6 +30,11 @@ from flower_fgl.client_apps.runtime.state import (
 )
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.extensions import adopt, registered
+from flower_fgl.core.flower_internals import (
+    ProtoRecordDict,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import (
     plain_array,

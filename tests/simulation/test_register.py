@@ -96,52 +96,6 @@ def test_a_list_of_graphs_refuses_what_has_no_effect(short: dict[str, Any]) -> N
         simulate("fedavg", graphs, partition="louvain", **short)
 
 
-def test_graphs_of_one_folder_must_fit(short: dict[str, Any], tmp_path: Path) -> None:
-    folder = tmp_path / "graphs"
-    folder.mkdir()
-    to_npz(graph(), folder / "a.npz")
-    narrow = graph()
-    narrow.x = narrow.x[:, :4]
-    to_npz(narrow, folder / "b.npz")
-    with pytest.raises(DataError, match=r"b\.npz has 4 features, but a\.npz has 5"):
-        simulate("fedavg", str(folder), clients=2, **short)
-    with pytest.raises(DataError, match=r"2 graph files.*Set clients = 2"):
-        simulate("fedavg", str(folder), clients=3, **short)
-
-
-def test_classes_and_columns_of_a_folder_are_matched_by_name(
-    short: dict[str, Any], tmp_path: Path
-) -> None:
-    names = ["a", "b", "c", "d", "e"]
-    plain, mixed = tmp_path / "plain", tmp_path / "mixed"
-    first, second = graph(60), graph(50, seed=1)
-    turned = graph(50, seed=1)
-    turned.x = turned.x[:, [4, 3, 2, 1, 0]]
-    turned.y = 2 - turned.y
-    for folder in (plain, mixed):
-        folder.mkdir()
-        to_npz(
-            first, folder / "0.npz", class_names=["x", "y", "z"], feature_names=names
-        )
-    to_npz(second, plain / "1.npz", class_names=["x", "y", "z"], feature_names=names)
-    to_npz(
-        turned,
-        mixed / "1.npz",
-        class_names=["z", "y", "x"],
-        feature_names=names[::-1],
-    )
-    masks = {"split": "60/20/20"}
-    one, other = (
-        simulate("fedavg", str(f), clients=2, **short, **masks) for f in (plain, mixed)
-    )
-    counts = [
-        [c["class_counts"] for c in run.clients if "class_counts" in c]
-        for run in (one, other)
-    ]
-    assert counts[0] == counts[1]
-    assert one.status == other.status == "completed"
-
-
 def test_a_registered_method_of_classes_runs(short: dict[str, Any]) -> None:
     register(method=row())
     small = {**SMALL, **short}

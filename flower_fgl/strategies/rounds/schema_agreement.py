@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flower_fgl.core.class_names import agree_classes
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.feature_names import differing_names, hash_names
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
 __all__ = [
-    "agree_classes",
     "agree_features",
     "agree_width",
     "differing_features",
