@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_fgl.cli import graph_commands, report_commands
+from flower_fgl.cli import new as new_package
 from flower_fgl.cli import tune as tuning
 from flower_fgl.cli.arguments import (
     SettingPairs,
@@ -289,5 +290,6 @@ for command in (
     report_commands.compare,
     report_commands.reach,
     tuning.tune,
+    new_package.new,
 ):
     app.command()(command)

@@ -56,6 +56,7 @@ COMMANDS = (
     "embeddings",
     "compare",
     "reach",
+    "new",
 )
 LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
@@ -97,6 +98,7 @@ USER_ERRORS = {
     "embeddings nofolder --out picture.png --client 0": "nofolder",
     "compare nofolder other": "nofolder",
     "reach 0.8 nofolder": "nofolder",
+    "new fedavg": 'There is a method "fedavg" already: it comes from flower-fgl',
 }
 
 
