@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flower_fgl.cli import graph_commands, report_commands
+from flower_fgl.cli import table as tables
 from flower_fgl.cli import tune as tuning
 from flower_fgl.cli.arguments import (
     SettingPairs,
@@ -288,6 +289,7 @@ for command in (
     report_commands.embeddings,
     report_commands.compare,
     report_commands.reach,
+    tables.table,
     tuning.tune,
 ):
     app.command()(command)

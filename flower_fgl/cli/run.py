@@ -33,6 +33,7 @@ from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.unequal import unequal_settings
 from flower_fgl.simulation.experiments import (
     DEFAULT_CLIENTS,
     REPLICATES,
@@ -111,13 +112,19 @@ def run_all(
         If the file or a setting is wrong, which is checked before the first run, or if a
         run fails. The folders of earlier runs are kept.
     """
-    experiment = _ad_hoc(options)
+    experiment = whole = _ad_hoc(options)
     if experiment_file is not None:
-        experiment = read_experiment(experiment_file).with_options(options)
+        experiment = whole = read_experiment(experiment_file).with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
     if experiment.is_grid:
+        # loads the studies' code, which a single run does not need
+        from flower_fgl.simulation.tabulate import copy_experiment
+
+        folder = Path(str(planned[0].settings["run-dir"])).parent
+        results = options.keys() - {"output-dir"}
+        copy_experiment(whole, experiment_file, folder, is_changed=bool(results))
         return _run_grid(experiment, planned, run_options, console)
     if run_options.jobs != 1:
         raise ConfigError(
@@ -376,6 +383,13 @@ def _print_results(
     console.print(rows_table(results_table(experiment, done)))
     hashes = sorted({str(run.summary.get("partition_sha256", "")) for _, run in done})
     console.print("partition", *hashes, sep="\n  ", markup=False, highlight=False)
+    settings = {run.label: dict(flatten_config(made.config)) for run, made in done}
+    tuned = {
+        run.label: experiment.tuning.get("settings", {}).get(run.row, [])
+        for run, _ in done
+    }
+    for text in unequal_settings(settings, tuned):
+        console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
     tuning = describe_tuning(experiment.tuning)
     if tuning:
         console.print(
