@@ -25,6 +25,7 @@ __all__ = [
     "compare_runs",
     "main_metric",
     "match_scores",
+    "paired_runs",
     "select_runs",
     "without_seed",
 ]
@@ -195,12 +196,33 @@ def match_scores(
         If two runs of one side have the same dataset, partition, clients and seed, or a
         run has no such score.
     """
+    return [
+        (_score(first, column, metric), _score(second, column, metric))
+        for first, second in paired_runs(one, other)
+    ]
+
+
+def paired_runs(one: Sequence[Run], other: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Pair runs with the same dataset, partition, clients and seed.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Completed runs of A and B.
+
+    Returns
+    -------
+    list of (Run, Run)
+        Sorted by dataset, partition, clients and seed; unpaired runs are omitted.
+
+    Raises
+    ------
+    RunError
+        If two runs of one side have the same dataset, partition, clients and seed.
+    """
     first, second = _by_key("A", one), _by_key("B", other)
     common = sorted(first.keys() & second.keys(), key=str)
-    return [
-        (_score(first[k], column, metric), _score(second[k], column, metric))
-        for k in common
-    ]
+    return [(first[k], second[k]) for k in common]
 
 
 def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:

@@ -523,4 +523,7 @@ def _listed(groups: Mapping[str, Sequence[str]]) -> str:
 def _tuning_text(tuning: Mapping[str, Any]) -> str:
     """Describe how a row was tuned, without the study."""
     draws = ", ".join(str(draw) for draw in tuning.get("draws", []))
-    return f"best of {tuning['budget']} trials per row by {tuning['metric']} on draw {draws}"
+    return (
+        f"best of {tuning['budget']} trials per row by {tuning['metric']} on draw "
+        f"{draws}"
+    )

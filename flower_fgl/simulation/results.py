@@ -173,7 +173,7 @@ class Run(RunFolder):
         titles, rows = self.scores()
         parts = [_paragraph(line) for line in self.headline().split("\n")]
         parts += [_html_table(titles, rows)] if rows else []
-        parts += [_paragraph(line) for line in self.failures()]
+        parts += [_paragraph(line) for line in (*self.owner_lines(), *self.failures())]
         return "".join([*parts, _paragraph(f"Run folder: {self.path}")])
 
 

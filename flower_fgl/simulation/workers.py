@@ -182,10 +182,8 @@ class ClientHost:
 
     def states(self) -> dict[int, ClientState]:
         """Return the states of all clients, with tensors on the CPU."""
-        return {
-            pid: ClientState({n: t.cpu() for n, t in s.tensors.items()}, s.values)
-            for pid, s in self._states.of_run(self._run_id).items()
-        }
+        states = self._states.of_run(self._run_id)
+        return {pid: state.compact() for pid, state in states.items()}
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         """Replace the states of all clients."""
@@ -300,7 +298,8 @@ class WorkerStates:
         folder.mkdir(parents=True, exist_ok=True)
         for states in ray.get([host.states.remote() for host in self._hosts]):
             for partition_id, state in states.items():
-                write_state(folder / f"{partition_id:06d}.safetensors", state)
+                path = folder / f"{partition_id:06d}.safetensors"
+                write_state(path, state.without_secrets())
 
     def load_states(self, run_id: int, folder: Path) -> None:
         """Replace the states of the run by those of a folder.
@@ -319,7 +318,7 @@ class WorkerStates:
 
         parts: list[dict[int, ClientState]] = [{} for _ in self._hosts]
         for partition_id, state in states.items():
-            parts[partition_id % len(parts)][partition_id] = state
+            parts[partition_id % len(parts)][partition_id] = state.compact()
         pairs = zip(self._hosts, parts, strict=True)
         ray.get([host.restore.remote(part) for host, part in pairs])
 
