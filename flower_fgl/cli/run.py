@@ -119,13 +119,17 @@ def run_all(
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
     if experiment.is_grid:
-        # loads the studies' code, which a single run does not need
+        # loads torch: the settings of all runs are checked first
+        from flower_fgl.simulation.flower_simulation import num_cpus
+        from flower_fgl.simulation.jobs import check_jobs
         from flower_fgl.simulation.tabulate import copy_experiment
 
+        how = replace(run_options, jobs=run_options.jobs or num_cpus())
+        check_jobs(how.jobs, how.engine, how.workers, how.client_gpus)
         folder = Path(str(planned[0].settings["run-dir"])).parent
-        results = options.keys() - {"output-dir"}
-        copy_experiment(whole, experiment_file, folder, is_changed=bool(results))
-        return _run_grid(experiment, planned, run_options, console)
+        is_changed = bool(options.keys() - {"output-dir"})
+        copy_experiment(whole, experiment_file, folder, is_changed=is_changed)
+        return _run_grid(experiment, planned, how, console)
     if run_options.jobs != 1:
         raise ConfigError(
             f"--jobs {run_options.jobs} runs the runs of a grid side by side, but there is "
@@ -184,13 +188,11 @@ def _run_grid(
 ) -> list[Run]:
     """Run the missing runs of a grid; print the table and write the report."""
     # loads torch: the settings of all runs are checked first
-    from flower_fgl.simulation.flower_simulation import num_cpus
     from flower_fgl.simulation.jobs import Job, run_jobs
 
     planned = [_with_owners(run) for run in planned]
-    number = run_options.jobs or num_cpus()
     done: dict[str, Run] = {}
-    jobs, left = [], TimeLeft(max(number, 1))
+    jobs, left = [], TimeLeft(run_options.jobs)
     for run in planned:
         finished, can_resume = _existing_run(run)
         if finished is not None:
@@ -212,7 +214,7 @@ def _run_grid(
             errors = run_jobs(
                 jobs,
                 progress,
-                side_by_side=number,
+                side_by_side=run_options.jobs,
                 engine=run_options.engine,
                 workers=run_options.workers,
                 client_gpus=run_options.client_gpus,

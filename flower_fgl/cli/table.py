@@ -59,11 +59,12 @@ def table(
     defaults: Annotated[
         bool, typer.Option(help='Show the rows "…, default" of tuned experiments.')
     ] = True,
-    experiment: Annotated[
+    experiments: Annotated[
         list[Path] | None,
         typer.Option(
+            "--experiment",
             help="Experiment file of run folders that lie in a folder of its name but "
-            "have no copy of it. Repeatable."
+            "have no copy of it. Repeatable.",
         ),
     ] = None,
     labels: Annotated[
@@ -91,7 +92,7 @@ def table(
     Bold marks the best row, ≈ rows that are tied with it. All rows of one dataset need the
     same draws. What is not equal in a comparison is printed below it as a warning.
     """
-    found, notes = load_cells(runs, experiment or [])
+    found, notes = load_cells(runs, experiments or [])
     if cells is not None:
         paths = write_cells(found, cells)
         show(f"Cells: {len(paths)} files in {cells}")

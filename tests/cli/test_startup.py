@@ -56,6 +56,7 @@ COMMANDS = (
     "embeddings",
     "compare",
     "reach",
+    "table",
 )
 LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
