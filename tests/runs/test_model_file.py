@@ -161,6 +161,7 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         ("adpfedgnn", {"selection": "all"}),
         ("fediih", {"factors": 3}),
         ("fedstar", {"walks": 3}),
+        ("fednh", {}),
     ],
     ids=str,
 )
