@@ -15,6 +15,7 @@ from rich.table import Table
 
 from flower_fgl.cli import graph_commands, report_commands
 from flower_fgl.cli import new as new_package
+from flower_fgl.cli import table as tables
 from flower_fgl.cli import tune as tuning
 from flower_fgl.cli.arguments import (
     SettingPairs,
@@ -289,6 +290,7 @@ for command in (
     report_commands.embeddings,
     report_commands.compare,
     report_commands.reach,
+    tables.table,
     tuning.tune,
     new_package.new,
 ):

@@ -57,6 +57,7 @@ COMMANDS = (
     "compare",
     "reach",
     "new",
+    "table",
 )
 LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
