@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli import graph_commands, report_commands
+from flower_fgl.cli import deployment_commands, graph_commands, report_commands
 from flower_fgl.cli import tune as tuning
 from flower_fgl.cli.arguments import (
     SettingPairs,
@@ -289,5 +289,8 @@ for command in (
     report_commands.compare,
     report_commands.reach,
     tuning.tune,
+    deployment_commands.new_app,
+    deployment_commands.certificates,
+    deployment_commands.rehearse,
 ):
     app.command()(command)

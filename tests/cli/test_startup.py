@@ -56,6 +56,9 @@ COMMANDS = (
     "embeddings",
     "compare",
     "reach",
+    "new-app",
+    "certificates",
+    "rehearse",
 )
 LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
@@ -97,6 +100,8 @@ USER_ERRORS = {
     "embeddings nofolder --out picture.png --client 0": "nofolder",
     "compare nofolder other": "nofolder",
     "reach 0.8 nofolder": "nofolder",
+    "certificates keys a/b": "cannot be the name of an owner",
+    "rehearse new g.npz --dataset cora": "Leave them out, or name no graphs",
 }
 
 
