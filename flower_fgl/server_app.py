@@ -126,7 +126,7 @@ def run_server(
         Path(config.run_dir)
         if config.run_dir
         else default_folder(
-            Path(config.output_dir), config.method, config.dataset, config.seed
+            Path(config.output_dir), config.method, config.data_name, config.seed
         )
     )
     writer = RunWriter.create(
@@ -205,14 +205,16 @@ def _run(
             method=config.method,
             dataset="own graphs"
             if federation and federation.is_owned
-            else config.dataset,
+            else config.data_name,
             clients=len(federation.clients) if federation else config.clients,
             seed=config.seed,
             engine=engine,
             partition_sha256=federation.partition_sha256 if federation else "",
             evaluate=config.evaluate,
             status=status,
-            class_names=federation.class_names if federation else None,
+            class_names=federation.class_names
+            if federation and not config.has_local_heads
+            else None,
             error=error or None,
         )
         if federation is not None and federation.refused:
