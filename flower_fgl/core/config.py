@@ -17,11 +17,17 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
-from flower_fgl.core.settings import DATASETS, GeneralSettings, SyntheticSettings
+from flower_fgl.core.settings import (
+    DATASETS,
+    GeneralSettings,
+    SyntheticSettings,
+    owners_name,
+)
 from flower_fgl.core.settings_validation import (
     UNSEEN_SETTINGS,
     check_names,
     check_settings,
+    has_local_heads,
 )
 
 __all__ = ["RunConfig", "pyproject_table"]
@@ -64,6 +70,21 @@ class RunConfig(GeneralSettings):
     def has_unseen(self) -> bool:
         """Whether the run also scores nodes that clients do not have in training."""
         return self.setting in UNSEEN_SETTINGS
+
+    @property
+    def has_local_heads(self) -> bool:
+        """Whether each owner has its own classes, so that its head stays local."""
+        return has_local_heads(self)
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether the first layer or the head of each owner stays local."""
+        return self.feature_align == "project" or self.has_local_heads
+
+    @property
+    def data_name(self) -> str:
+        """Name of the data in run folders and tables: the dataset, or the owners."""
+        return owners_name(self.owners) if self.owners else self.dataset
 
     def scale_of_features(self, *, is_dense: bool) -> str:
         """Resolve ``feature-norm``; ``"default"`` follows the paper of the setting.
@@ -191,7 +212,8 @@ def _fill(
     general: Mapping[str, Scalar], method_defaults: Mapping[str, Scalar]
 ) -> tuple[dict[str, Scalar], dict[str, str]]:
     """Resolve ``"auto"``; also return the origin of each general value."""
-    dataset = str(general.get("dataset", GeneralSettings.dataset))
+    has_owners = bool(general.get("owners", GeneralSettings.owners))
+    dataset = "" if has_owners else str(general.get("dataset", GeneralSettings.dataset))
     stated = {key for key, value in general.items() if value != AUTO}
     method_defaults = {
         key: value

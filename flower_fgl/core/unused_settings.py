@@ -19,6 +19,11 @@ _SECURE: Rule = (
     lambda config: config.secure_aggregation,
 )
 
+_PARTITIONED: Rule = (
+    "a dataset that is partitioned, not owners",
+    lambda config: not config.owners,
+)
+
 
 def _aggregation(rule: str) -> Rule:
     """Return the condition that ``aggregation`` is a rule."""
@@ -26,6 +31,8 @@ def _aggregation(rule: str) -> Rule:
 
 
 NEEDED: Mapping[str, Rule] = {
+    "partition": _PARTITIONED,
+    "dataset": _PARTITIONED,
     "dirichlet-alpha": (
         'partition = "dirichlet"',
         lambda config: config.partition == "dirichlet",
@@ -98,8 +105,12 @@ def _why_unused(key: str, configs: Collection[RunConfig]) -> str:
     table, dot, _ = key.partition(".")
     if dot:
         kind = "dataset" if table == "synthetic" else "method"
-        found = sorted({str(getattr(config, kind)) for config in configs})
-        if table in found:
+        name = "data_name" if kind == "dataset" else kind
+        found = sorted({str(getattr(config, name)) for config in configs})
+        if any(
+            table == config.method or (table == config.dataset and not config.owners)
+            for config in configs
+        ):
             return ""
         return (
             f"{key} belongs to {kind} = {table} and has no effect with {kind} = "

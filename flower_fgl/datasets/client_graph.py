@@ -222,6 +222,8 @@ class ClientGraph:
         Length d: names of the feature columns; empty if they have none.
     outside : OutsideEdges or None
         Edges to nodes of other clients; ``None`` unless the method needs them.
+    name : str
+        Name of its natural owner; empty for a partition of a dataset.
     """
 
     partition_id: int
@@ -232,6 +234,7 @@ class ClientGraph:
     scaling: Scaling | None = None
     feature_names: tuple[str, ...] = ()
     outside: OutsideEdges | None = None
+    name: str = ""
 
     @property
     def num_features(self) -> int:

@@ -17,12 +17,14 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
+from flower_fgl.simulation.experiments import DEFAULT_CLIENTS
 from flower_fgl.simulation.flower_simulation import num_cpus
 from flower_fgl.simulation.local_grid import (
     LocalGrid,
@@ -36,6 +38,7 @@ from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
     "check_run",
+    "count_owners",
     "flat_settings",
     "run_config_of",
     "run_local",
@@ -79,6 +82,39 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
     return flat
 
 
+def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Set ``clients`` to the number of owners, and make their paths absolute.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+        Equal to ``values`` without ``owners``.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong, or ``clients`` is another number.
+    DataError
+        If the folder or a file of ``owners`` is missing.
+    """
+    if not values.get("owners"):
+        return dict(values)
+    config = parse_config(values)
+    found = len(list_owners(config))
+    if config.clients not in (0, found):
+        raise ConfigError(
+            f"owners holds {found} graphs, one client each, but clients = "
+            f"{config.clients}. Remove clients, or set it to {found}."
+        )
+    paths = absolute_owners(config.owners, config)
+    return {**values, "clients": found, "owners": paths}
+
+
 def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
@@ -106,7 +142,7 @@ def simulate(
     method: str = "fedavg",
     dataset: str = "synthetic",
     *,
-    clients: int = 10,
+    clients: int | None = None,
     seed: int = 0,
     workers: int = 1,
     progress: bool = False,
@@ -114,7 +150,7 @@ def simulate(
     track: str | Tracker | Sequence[Tracker] = "",
     **settings: Any,
 ) -> Run:
-    """Train a method over the clients of a partitioned dataset.
+    """Train a method over the clients of a partitioned dataset, or over owners.
 
     Parameters
     ----------
@@ -122,8 +158,8 @@ def simulate(
         A name in ``METHODS``.
     dataset : str
         A dataset name, ``tu:NAME``, or the path of a graph file.
-    clients : int
-        Number of clients K, at least 1.
+    clients : int, optional
+        Number of clients K, at least 1; by default 10, or the number of ``owners``.
     seed : int
         Seed of the run; the partition has its own seed (``partition_seed``).
     workers : int
@@ -154,6 +190,8 @@ def simulate(
     RunError
         If the run fails, e.g. because no client replied.
     """
+    if clients is None:
+        clients = 0 if settings.get("owners") else DEFAULT_CLIENTS
     values = run_config_of(
         method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
     )
@@ -231,6 +269,7 @@ def run_local(
         In the cases of :func:`simulate`, or if the run does not fit into the memory.
     """
     with frozen_objects():
+        values = count_owners(values)
         return _run_local(values, workers, client_gpus, on_round, trackers)
 
 

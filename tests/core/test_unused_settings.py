@@ -24,6 +24,11 @@ WITH: dict[str, dict[str, Scalar]] = {
     "secure-threshold": {"secure-aggregation": True},
     "secure-fraction-bits": {"secure-aggregation": True},
 }
+WITHOUT: dict[str, dict[str, Scalar]] = {
+    "partition": {"owners": "folder"},
+    "dataset": {"owners": "folder"},
+}
+"""Settings beside which a key has no effect; by default none are needed."""
 
 
 def parsed(**values: Scalar) -> RunConfig:
@@ -32,7 +37,8 @@ def parsed(**values: Scalar) -> RunConfig:
 
 @pytest.mark.parametrize("key", NEEDED)
 def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
-    idle, busy = parsed(), parsed(**WITH[key])
+    idle = parsed(**WITHOUT.get(key, {}))
+    busy = parsed(**WITH.get(key, {}))
     with pytest.raises(ConfigError, match=f"{key} has no effect: it needs"):
         reject_unused_settings([key], [idle])
     reject_unused_settings([key], [idle, busy])
@@ -51,3 +57,8 @@ def test_a_removed_setting_is_refused_on_the_command_line() -> None:
     config = parsed(method="fedala", **{"fedala.weight-lr": 1.0})
     with pytest.raises(ConfigError, match=r"fedala\.weight-lr is no longer.*1\.0"):
         reject_unused_settings(["fedala.weight-lr"], [config])
+
+
+def test_settings_of_the_synthetic_graph_are_refused_with_owners() -> None:
+    with pytest.raises(ConfigError, match="no effect with dataset = hospitals"):
+        reject_unused_settings(["synthetic.nodes"], [parsed(owners="a/hospitals")])

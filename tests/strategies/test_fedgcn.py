@@ -311,6 +311,15 @@ def test_owners_files_give_the_run_of_the_partition(
         )
 
 
+def test_natural_owners_give_the_same_run(tables: list[Path], tmp_path: Path) -> None:
+    files = run_files(tables, tmp_path / "csv")
+    owners = simulate(
+        "fedgcn", **{**SMALL, "owners": str(tables[0].parent)}, output_dir=str(tmp_path)
+    )
+    losses = [[row["loss"] for row in run.rounds[1:]] for run in (files, owners)]
+    assert losses[0] == losses[1]
+
+
 def test_a_file_without_edges_to_other_owners_is_refused(
     tables: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
