@@ -11,9 +11,6 @@ import pytest
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_fgl import Run, simulate
-from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.unused_settings import reject_unused_settings
-from flower_fgl.methods import parse_config
 from flower_fgl.runs.summary import rounds_without_gain
 from flower_fgl.strategies.base import FglStrategy
 from tests.support.short_runs import SMALL, comparable
@@ -117,9 +114,3 @@ def test_should_stop_gets_the_metrics_of_each_round(
         scores = made.rounds[number - 1]["metrics"]["local"]
         assert metrics["local/val"] == pytest.approx(scores["val"]["accuracy"])
     assert made.summary["rounds"] == 2
-
-
-def test_round_patience_of_a_single_round_is_refused() -> None:
-    config = parse_config({"rounds": 1, "round-patience": 2})
-    with pytest.raises(ConfigError, match="it needs rounds above 1"):
-        reject_unused_settings(["round-patience"], [config])
