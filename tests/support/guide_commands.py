@@ -59,7 +59,6 @@ def tiny(method: str) -> dict[str, int]:
     return {**TINY, "rounds": 1} if METHODS[method].is_one_shot else TINY
 
 
-@cache
 def _known_keys() -> frozenset[str]:
     """Return every key of the run config."""
     return frozenset(key for key, _ in flatten_config(pyproject_table(METHODS)))
