@@ -24,6 +24,7 @@ __all__ = [
     "Kind",
     "Table",
     "adopt",
+    "described",
     "known_names",
     "owner_of",
     "refusal",
@@ -109,6 +110,16 @@ def owner_of(kind: Kind, name: str) -> str:
     if name in _registered[kind]:
         return "flower_fgl.register in this process"
     return " and ".join(str(row) for row in installed(kind).get(name, ()))
+
+
+def described(kind: Kind, name: str) -> str:
+    """Return a name and where it comes from, for a message: ``"mine" of package …``."""
+    owner = owner_of(kind, name)
+    if not owner:
+        return f'"{name}"'
+    return (
+        f'"{name}" ({owner})' if name in _registered[kind] else f'"{name}" of {owner}'
+    )
 
 
 def refusal(kind: Kind, name: str) -> str:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.engines
 @pytest.mark.xdist_group("processes")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_new_package_passes_its_tests_where_it_is_installed(tmp_path: Path) -> None:
     write_package("my-method", tmp_path / "package")
     site = tmp_path / "site"
@@ -56,7 +56,7 @@ def run(words: list[str], folder: Path, **variables: str) -> str:
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -162,8 +162,6 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         ("fediih", {"factors": 3}),
         ("fedstar", {"walks": 3}),
         ("fednh", {}),
-        ("fednh", {}),
-        ("fedstar", {"walks": 3}),
     ],
     ids=str,
 )
