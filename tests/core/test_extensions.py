@@ -86,6 +86,17 @@ def test_a_broken_package_gives_one_warning_and_an_error_when_it_is_used(
         table["theirs"]
 
 
+def test_an_error_is_not_preceded_by_a_warning_of_the_same_text(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_package(folder, "broken-pkg", "1 / 0\n", {"theirs": "ROW"})
+    table = number_table()
+    assert "theirs" not in table
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        table["theirs"]
+    assert not caplog.records
+
+
 def test_a_name_of_ours_is_kept_and_both_packages_are_named(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
