@@ -198,8 +198,9 @@ def test_the_guides_use_every_program_that_is_checked() -> None:
         "flwr run . --streams",
         "flower-superlink --insecure --databases x",
         "flower-supernode --insecure --node-config 'graf=\"a.npz\"'",
-        "python examples/deployment/none.py",
-        "python examples/deployment/rehearse.py folder --ssl",
+        "flower-fgl rehearse folder --ssl",
+        "python benchmarks/none.py",
+        "python benchmarks/round_path.py --ssl",
     ],
 )
 def test_a_command_that_does_not_exist_is_found(text: str, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -377,10 +377,16 @@ def _open_grid(
     session.add_config(values, config)
     grid = LocalGrid(Dispatcher(session), number, values, run_id=run_id)
     most = min(number, num_cpus() // config.threads)
-    if workers is not None or most < 2 or choose_device(config.device).type != "cpu":
-        yield grid, memory
-        return
-    from flower_fgl.simulation.growing_grid import GrowingGrid
+    with ExitStack() as stack:
+        stack.callback(session.clear)
+        if (
+            workers is not None
+            or most < 2
+            or choose_device(config.device).type != "cpu"
+        ):
+            yield grid, memory
+            return
+        from flower_fgl.simulation.growing_grid import GrowingGrid
 
-    with GrowingGrid(grid, memory, config, dict(values), most) as growing:
-        yield growing, growing
+        with GrowingGrid(grid, memory, config, dict(values), most) as growing:
+            yield growing, growing

@@ -57,6 +57,10 @@ COMMANDS = (
     "compare",
     "reach",
     "new",
+    "table",
+    "new-app",
+    "certificates",
+    "rehearse",
 )
 LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
@@ -99,6 +103,8 @@ USER_ERRORS = {
     "compare nofolder other": "nofolder",
     "reach 0.8 nofolder": "nofolder",
     "new fedavg": 'There is a method "fedavg" already: it comes from flower-fgl',
+    "certificates keys a/b": "cannot be the name of an owner",
+    "rehearse new g.npz --dataset cora": "Leave them out, or name no graphs",
 }
 
 

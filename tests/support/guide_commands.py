@@ -127,7 +127,7 @@ def _check_experiment(
 
 def _is_cheap(name: str, given: dict[str, Any], options: dict[str, Any]) -> bool:
     """Say whether a command can be executed in a moment."""
-    if name in ("methods", "settings", "datasets"):
+    if name in ("methods", "settings", "datasets", "new-app", "certificates"):
         return True
     if name in ("run", "partition", "export"):
         is_stored = given.get("experiment") or given.get("resume")
