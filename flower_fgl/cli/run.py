@@ -33,6 +33,7 @@ from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import score_text
 from flower_fgl.simulation.experiments import (
     REPLICATES,
     Experiment,
@@ -42,7 +43,6 @@ from flower_fgl.simulation.experiments import (
     results_table,
     with_clients,
 )
-from flower_fgl.simulation.progress import score_text
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
 

@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
@@ -31,6 +29,11 @@ from flower_fgl.client_apps.runtime.state import (
     write_state,
 )
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.flower_internals import (
+    ProtoRecordDict,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import (
     plain_array,
