@@ -125,6 +125,7 @@ def test_every_third_party_import_is_declared() -> None:
                     "mlflow",
                     "wandb",
                     "tune",
+                    "ranks",
                 )
                 for entry in project["project"]["optional-dependencies"][extra]
             ),
