@@ -32,6 +32,8 @@ __all__ = [
 
 IntArray = NDArray[np.int64]
 
+IN_PLACE_OF_1 = 2**31 - 2
+"""METIS' seed for partition seed 1, see :func:`metis_communities`."""
 RECURSIVE_UP_TO = 8
 """Largest number of parts for recursive bisection; METIS finds more parts k-way."""
 
@@ -110,7 +112,8 @@ def metis_communities(
        METIS' default. Recursive bisection up to ``RECURSIVE_UP_TO`` parts and k-way
        partitioning above are the defaults of pymetis. They are fixed here so that
        another release cannot change a partition.
-    2. METIS uses the seed unchanged; its generator gives the same stream for 0 and 1.
+    2. The generator of METIS gives the same stream for 0 and 1, so that METIS gets
+       ``IN_PLACE_OF_1`` for seed 1, and all other seeds unchanged.
     """
     ones = np.ones(edge_index.shape[1], dtype=np.int8)
     shape = (num_nodes, num_nodes)
@@ -122,7 +125,7 @@ def metis_communities(
             adjacency.indptr.astype(dtype), adjacency.indices.astype(dtype)
         ),
         recursive=num_parts <= RECURSIVE_UP_TO,
-        options=pymetis.Options(seed=seed),
+        options=pymetis.Options(seed=IN_PLACE_OF_1 if seed == 1 else seed),
     )
     return group_nodes(np.asarray(owner, dtype=np.int64), num_parts)
 

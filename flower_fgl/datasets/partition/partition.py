@@ -21,7 +21,7 @@ from torch import Tensor
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.datasets.partition.communities import RECURSIVE_UP_TO
+from flower_fgl.datasets.partition.communities import IN_PLACE_OF_1, RECURSIVE_UP_TO
 from flower_fgl.datasets.partition.rules import (
     GRAPH_RULES,
     NETWORK_RULES,
@@ -282,6 +282,8 @@ def partition_key(
         words.append(f"alpha={float(alpha)!r}")
     if "pymetis" in row.libraries:
         words.append(f"recursive-up-to={RECURSIVE_UP_TO}")
+        if seed == 1:  # stored partitions had METIS' own seed 1
+            words.append(f"metis-seed={IN_PLACE_OF_1}")
     words += [f"{library}={_version(library)}" for library in row.libraries]
     return " ".join(words)
 

@@ -168,6 +168,18 @@ def test_metis_cuts_recursively_up_to_eight_parts_and_k_way_above(monkeypatch):
     assert asked == [(2, True, 7), (8, True, 7), (9, False, 7)]
 
 
+def test_metis_partitions_of_neighbouring_seeds_differ() -> None:
+    generator = np.random.default_rng(0)
+    ends = generator.integers(0, 3000, (2, 9000))
+    ends = ends[:, ends[0] != ends[1]]
+    edges = np.concatenate([ends, ends[::-1]], axis=1)
+    found = {
+        tuple(map(tuple, metis_communities(edges, 3000, 10, seed=seed)))
+        for seed in (0, 1, 2, 3)
+    }
+    assert len(found) == 4  # METIS itself gives one partition for 0 and 1
+
+
 def test_metis_does_not_depend_on_the_order_of_edges_or_on_duplicates():
     edges = cliques(7, 9, 8)
     shuffled = np.random.default_rng(0).permutation(edges.T).T
