@@ -31,6 +31,7 @@ from flower_fgl.nn import GraphInput, build_model
 from flower_fgl.runs.model_file import ModelCard, load_model, read_card, save_model
 from flower_fgl.simulation.prediction import predict_graph, write_csv
 from tests.client_apps.runtime.test_owners import NAMES, saved
+from tests.support.methods import collected
 from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 from tests.support.random_clients import FEATURES, random_client
 from tests.support.short_runs import shortened
@@ -151,19 +152,29 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+NETWORKS: dict[str, list[dict[str, Any]]] = {
+    **collected("NETWORKS"),
+    "fedlog": [
+        {},
+        {"msg-input": "neighbor", "nodes-per-class": 2},
+        {"alpha-fixed": 0.9, "classifier-update": False},
+    ],
+    "adpfedgnn": [
+        {},
+        {"eval-actions": "greedy", "beta": 0.9},
+        {"selection": "all"},
+    ],
+}
+"""Settings of the methods with networks of their own."""
+
+
+def test_every_network_of_a_method_is_listed() -> None:
+    assert set(NETWORKS) == {n for n, row in METHODS.own.items() if row.network}
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [
-        ("fedlog", {}),
-        ("fedlog", {"msg-input": "neighbor", "nodes-per-class": 2}),
-        ("fedlog", {"alpha-fixed": 0.9, "classifier-update": False}),
-        ("adpfedgnn", {}),
-        ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
-        ("adpfedgnn", {"selection": "all"}),
-        ("fediih", {"factors": 3}),
-        ("fedstar", {"walks": 3}),
-        ("fednh", {}),
-    ],
+    [(method, values) for method in NETWORKS for values in NETWORKS[method]],
     ids=str,
 )
 def test_a_methods_own_network_comes_back(

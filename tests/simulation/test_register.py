@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
+import flower_fgl
 from flower_fgl import METHODS, register, simulate, to_npz
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core import extensions
@@ -212,6 +213,13 @@ def test_register_explains_what_it_cannot_use(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         register(**values)
+
+
+def test_public_names_are_listed_and_exist() -> None:
+    for name in flower_fgl.__all__:
+        assert name in dir(flower_fgl)
+        assert getattr(flower_fgl, name) is not None
+    assert {"register", "to_npz", "simulate"} <= set(flower_fgl.__all__)
 
 
 def test_new_processes_refuse_what_only_this_one_knows() -> None:

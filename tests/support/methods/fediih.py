@@ -1,2 +1,3 @@
 METHOD = "fediih"
 UNWEIGHTED = "cross-entropy only"
+NETWORKS = [{"factors": 3}]

@@ -1,2 +1,3 @@
 METHOD = "fednh"
 UNWEIGHTED = "cross-entropy only, under the head of tests/algorithms/test_fednh.py"
+NETWORKS = [{}]

@@ -1,2 +1,3 @@
 METHOD = "fedstar"
 UNWEIGHTED = "cross-entropy only; both channels: tests/algorithms/test_fedstar.py"
+NETWORKS = [{"walks": 3}]
