@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,7 +242,7 @@ def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     """Add the default number of clients and, in a grid, the run folder."""
     settings: dict[str, Scalar] = {"clients": DEFAULT_CLIENTS, **run.settings}
     if experiment.is_grid:
-        base = Path(str(settings.get("output-dir", "runs")))
+        base = Path(os.path.expanduser(str(settings.get("output-dir", "runs"))))
         settings["run-dir"] = str((base / experiment.name / run.name).resolve())
     return replace(run, settings=settings)
 

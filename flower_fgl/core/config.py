@@ -11,13 +11,18 @@ dataset's default, else for the general default. :attr:`RunConfig.sources` recor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
-from flower_fgl.core.settings import DATASETS, GeneralSettings, SyntheticSettings
+from flower_fgl.core.settings import (
+    DATASETS,
+    GeneralSettings,
+    SyntheticSettings,
+    is_file,
+)
 from flower_fgl.core.settings_validation import (
     UNSEEN_SETTINGS,
     check_names,
@@ -117,6 +122,8 @@ class RunConfig(GeneralSettings):
                 table, _, name = key.partition(".")
                 tables.setdefault(table, {})[name] = value
         check_names(general, tables, methods, datasets)
+        if is_file(str(general.get("dataset", ""))):
+            general["dataset"] = os.path.expanduser(str(general["dataset"]))
         chosen = str(general.get("method", GeneralSettings.method))
         method = methods[chosen]
         general, sources = _fill(general, method.defaults)
@@ -125,7 +132,6 @@ class RunConfig(GeneralSettings):
             for name, entry in methods.items()
             if entry.settings is not None
         }
-        _reject_without_table(general, chosen, method.settings)
         read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)
         return cls(
@@ -168,19 +174,6 @@ class RunConfig(GeneralSettings):
                     for f in fields(settings)
                 }
         return out
-
-
-def _reject_without_table(
-    general: Mapping[str, Scalar], method: str, settings: Any
-) -> None:
-    """Reject a setting of the method that was given without the method's name."""
-    known = {kebab(f.name) for f in fields(GeneralSettings)}
-    own = {kebab(f.name) for f in fields(settings)} if settings else set()
-    for key in general:
-        if key in own - known:
-            raise ConfigError(
-                f'Unknown setting "{key}". Did you mean "{method}.{key}"?'
-            )
 
 
 def _fill(

@@ -115,6 +115,7 @@ class GeneralSettings:
         "folder of the raw datasets; empty: the environment variable FLOWER_FGL_DATA, "
         "or else the user's cache folder",
         keeps_commas=True,
+        is_path=True,
     )
     partition: str = option(
         "metis",
@@ -393,17 +394,20 @@ class GeneralSettings:
         "runs",
         "folder in which run folders are created",
         keeps_commas=True,
+        is_path=True,
     )
     run_dir: str = option(
         "",
         "folder of this run; empty: a new folder in output-dir",
         keeps_commas=True,
+        is_path=True,
     )
     state_dir: str = option(
         "",
         "folder in which clients keep large state between rounds; empty: in Flower's "
         "context",
         keeps_commas=True,
+        is_path=True,
     )
     checkpoint_every: int = option(
         10,
@@ -434,7 +438,7 @@ def names_of_trackers(track: str) -> list[str]:
 
 def is_file(dataset: str) -> bool:
     """Return whether ``dataset`` is a path instead of the name of a dataset."""
-    return any(mark in dataset for mark in ("/", "\\", ".npz"))
+    return any(mark in dataset for mark in ("/", "\\", ".npz", ".csv"))
 
 
 def read_num_neighbors(text: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,7 @@ class Run:
             If the folder or one of its files is missing or damaged. An incomplete last
             line is skipped.
         """
-        folder = Path(path)
+        folder = Path(os.path.expanduser(path))
         if not (folder / CONFIG_FILE).is_file():
             raise RunError(
                 f"{folder} is not a run folder: it has no {CONFIG_FILE}. Pass a folder "

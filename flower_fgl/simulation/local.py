@@ -17,6 +17,7 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
@@ -148,7 +149,7 @@ def simulate(
     Raises
     ------
     ConfigError
-        If a setting is unknown, of the wrong type or out of range.
+        If a setting is unknown, of the wrong type or out of range, or has no effect.
     DataError
         If the data are missing or cannot be partitioned among so many clients.
     RunError
@@ -162,10 +163,12 @@ def simulate(
         values["track"] = track
     else:
         own = [track] if isinstance(track, Tracker) else track
+    config = parse_config(values)
+    if not config.resume:  # the folder of an older version may hold such settings
+        reject_unused_settings(flat_settings(settings), [config])
     if not progress:
         return run_local(values, workers=workers, on_round=on_round, trackers=own)
-    rounds = parse_config(values).rounds
-    with show_progress(f"{method} on {dataset}", rounds, on_round) as shown:
+    with show_progress(f"{method} on {dataset}", config.rounds, on_round) as shown:
         return run_local(values, workers=workers, on_round=shown, trackers=own)
 
 

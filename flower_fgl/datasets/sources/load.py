@@ -94,7 +94,8 @@ def data_folder(data_dir: str | None = None) -> Path | None:
     folder = Path(text).expanduser().resolve()
     if not folder.is_dir():
         origin = "data-dir" if data_dir else "FLOWER_FGL_DATA"
-        raise DataError(f"{origin} must name an existing folder, got {folder}.")
+        found = "which is a file" if folder.exists() else "which does not exist"
+        raise DataError(f"{origin} must name a folder, got {folder}, {found}.")
     return folder
 
 
