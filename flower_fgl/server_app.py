@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.exit import add_exit_handler
 
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.connection_watch import runtime_address, watch_connection
 from flower_fgl.core.errors import ConfigError, FglError, RunError
+from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import (
@@ -30,6 +30,7 @@ from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
 from flower_fgl.runs.files import OnRound
+from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import Run
@@ -130,7 +131,7 @@ def run_server(
         Path(config.run_dir)
         if config.run_dir
         else default_folder(
-            Path(config.output_dir), config.method, config.dataset, config.seed
+            Path(config.output_dir), config.method, config.data_name, config.seed
         )
     )
     writer = RunWriter.create(
@@ -172,6 +173,7 @@ def _run(
     if resumed is not None:
         writer.rounds += Run.load(writer.folder).rounds
     if engine != "local":
+        log.info("Run folder: %s", writer.folder.resolve())
         add_exit_handler(
             partial(_record_stop, writer.folder), run_before_force_exit=True
         )
@@ -208,14 +210,16 @@ def _run(
             method=config.method,
             dataset="own graphs"
             if federation and federation.is_owned
-            else config.dataset,
+            else config.data_name,
             clients=len(federation.clients) if federation else config.clients,
             seed=config.seed,
             engine=engine,
             partition_sha256=federation.partition_sha256 if federation else "",
             evaluate=config.evaluate,
             status=status,
-            class_names=federation.class_names if federation else None,
+            class_names=federation.class_names
+            if federation and not config.has_local_heads
+            else None,
             error=error or None,
         )
         if federation is not None and federation.refused:
@@ -329,18 +333,20 @@ def main(grid: Grid, context: Context) -> None:
     """Run under Flower: in its simulation or on a SuperLink."""
     is_simulation = type(grid).__name__ == "InMemoryGrid"
     address = None if is_simulation else runtime_address(sys.argv)
-    with watch_connection(address):
+    with flower_log(), watch_connection(address):
         config = read_run_config(context.run_config)
         if is_simulation:
             warn_of_many_clients(
                 config, config.clients or len(list(grid.get_node_ids()))
             )
-        run_server(
+        run = run_server(
             grid,
             context.run_config,
             engine="ray" if is_simulation else "deployment",
             states=LinkedStates(Path(config.state_dir))
             if is_simulation and config.state_dir
             else None,
+            on_round=log_rounds(config.rounds),
             config=config,
         )
+        log_results(run)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -17,6 +19,7 @@ from flower_fgl.runs.compare import (
     select_runs,
 )
 from flower_fgl.runs.cost_to_accuracy import cost_until
+from flower_fgl.runs.per_owner import gains_per_owner
 from flower_fgl.runs.run import Run
 
 __all__ = ["compare", "embeddings", "reach", "report"]
@@ -109,6 +112,10 @@ def compare(
             show_default=False,
         ),
     ] = "",
+    per_owner: Annotated[
+        bool,
+        typer.Option("--per-owner", help="Show what each owner gains from A to B."),
+    ] = False,
 ) -> None:
     """Compare two methods by their paired differences.
 
@@ -118,6 +125,9 @@ def compare(
     """
     sides = {"A": select_runs(one), "B": select_runs(other)}
     metric = metric or common_metric([run for runs in sides.values() for run in runs])
+    if per_owner:
+        _show_owners(sides["A"], sides["B"], column, metric)
+        return
     result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
     table = make_table("", "method", f"{column} {metric}, %", "not completed")
     for (side, runs), scores in zip(
@@ -128,6 +138,41 @@ def compare(
         table.add_row(side, method, describe_scores(scores), ", ".join(pending))
     console.print(table)
     show(str(result))
+
+
+def _show_owners(
+    one: Sequence[Run], other: Sequence[Run], column: str, metric: str
+) -> None:
+    """Print the scores and the gain of each owner, who wins and who loses."""
+    gains = gains_per_owner(one, other, column=column, metric=metric)
+    names = [str(runs[0].summary["method"]) for runs in (one, other)]
+    table = make_table("owner", *(f"{n}, %" for n in names), "gain", "better in")
+    for entry in gains:
+        table.add_row(
+            entry.name,
+            f"{100 * fmean(entry.one):.2f}",
+            f"{100 * fmean(entry.other):.2f}",
+            f"{100 * entry.gain:+.2f}",
+            f"{entry.wins} of {len(entry.one)}",
+        )
+    console.print(table)
+    winners = sum(entry.gain > 0 for entry in gains)
+    losers = sum(entry.gain < 0 for entry in gains)
+    worst = [
+        min((fmean(scores), name) for name, scores in rows)
+        for rows in (
+            [(entry.name, entry.one) for entry in gains],
+            [(entry.name, entry.other) for entry in gains],
+        )
+    ]
+    lowest = ", ".join(
+        f"{name} {100 * low:.2f} with {method}"
+        for (low, name), method in zip(worst, names, strict=True)
+    )
+    show(
+        f"{winners} of {len(gains)} owners gain, {losers} lose ({column} {metric}, "
+        f"{names[1]} against {names[0]}). Worst owner: {lowest}."
+    )
 
 
 def reach(

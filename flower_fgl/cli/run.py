@@ -34,16 +34,16 @@ from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import score_text
 from flower_fgl.simulation.experiments import (
-    DEFAULT_CLIENTS,
     REPLICATES,
     Experiment,
     PlannedRun,
     describe_tuning,
     read_experiment,
     results_table,
+    with_clients,
 )
-from flower_fgl.simulation.progress import score_text
 
 __all__ = ["RunOptions", "resume_folder", "run_all"]
 
@@ -181,6 +181,7 @@ def _run_grid(
     from flower_fgl.simulation.flower_simulation import num_cpus
     from flower_fgl.simulation.jobs import Job, run_jobs
 
+    planned = [_with_owners(run) for run in planned]
     number = run_options.jobs or num_cpus()
     done: dict[str, Run] = {}
     jobs, left = [], TimeLeft(max(number, 1))
@@ -240,11 +241,21 @@ def _resumable(console: Console) -> Iterator[None]:
 
 def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     """Add the default number of clients and, in a grid, the run folder."""
-    settings: dict[str, Scalar] = {"clients": DEFAULT_CLIENTS, **run.settings}
+    settings = with_clients(run.settings)
     if experiment.is_grid:
         base = Path(os.path.expanduser(str(settings.get("output-dir", "runs"))))
         settings["run-dir"] = str((base / experiment.name / run.name).resolve())
     return replace(run, settings=settings)
+
+
+def _with_owners(run: PlannedRun) -> PlannedRun:
+    """Count the owners, so that the settings equal those in the run folder."""
+    if not run.settings.get("owners"):
+        return run
+    # loads torch, which other grids do not need in this process
+    from flower_fgl.simulation.local import count_owners
+
+    return replace(run, settings=count_owners(run.settings))
 
 
 def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
@@ -253,7 +264,7 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
     for run in planned:
         try:
             config = parse_config(run.settings)
-            if config.clients < 1:
+            if config.clients < 1 and not config.owners:
                 raise ConfigError(f"clients must be at least 1, got {config.clients}.")
             configs.append(config)
         except ConfigError as error:

@@ -51,7 +51,7 @@ def tune(
     scores. If the command is killed, run it again: it continues. It writes the tuned
     experiment file, and all trials to the folder tune of the experiment's output.
     """
-    from flower_fgl.simulation.experiments import DEFAULT_CLIENTS, read_experiment
+    from flower_fgl.simulation.experiments import read_experiment, with_clients
 
     pairs = parse_pairs(settings or [])
     plan = read_experiment(experiment).with_options(pairs)
@@ -70,7 +70,7 @@ def tune(
             f'{experiment} has no row "{wrong[0]}". Its rows: {", ".join(known)}.'
         )
     reject_unused_settings(
-        pairs, [parse_config({"clients": DEFAULT_CLIENTS, **r.settings}) for r in rows]
+        pairs, [parse_config(with_clients(r.settings)) for r in rows]
     )
     output = Path(os.path.expanduser(str(plan.config.get("output-dir", "runs"))))
     folder = output / plan.name / "tune"

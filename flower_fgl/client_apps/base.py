@@ -209,7 +209,7 @@ class FglClientApp(ClientApp, ABC):
             client.data,
             place=(client.partition_id, client.num_partitions),
             model=client.model_name if client.num_partitions else "",
-            name=name,
+            name=name or client.data.graph.name,
             share_class_counts=client.config.share_class_counts,
             share_feature_names=client.config.share_feature_names,
             min_class_count=client.config.min_class_count,

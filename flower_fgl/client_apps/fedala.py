@@ -37,6 +37,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.nn import Backbone
+from flower_fgl.nn.body_head import layer_of
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedALAClientApp", "blend", "blend_step", "last_layers"]
@@ -70,17 +71,8 @@ def last_layers(names: Iterable[str], number: int) -> list[str]:
     """
     layers: dict[str, list[str]] = {}
     for name in names:
-        layers.setdefault(_layer_of(name), []).append(name)
+        layers.setdefault(layer_of(name), []).append(name)
     return [name for layer in list(layers.values())[-number:] for name in layer]
-
-
-def _layer_of(name: str) -> str:
-    """Return the prefix of a name that identifies its layer, e.g. ``encoder.convs.0``."""
-    root, *parts = name.split(".")
-    if root == "classifier":
-        return root
-    numbered = [position for position, part in enumerate(parts) if part.isdigit()]
-    return ".".join([root, *parts[: numbered[0] + 1 if numbered else 1]])
 
 
 def blend(old: Tensor, received: Tensor, weights: Tensor) -> Tensor:

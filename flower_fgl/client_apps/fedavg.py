@@ -35,8 +35,8 @@ class FedAvgClientApp(FglClientApp):
         self.train("finetune")(self._finetune)
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes of the weights of the client's backbone."""
-        return client.state_shapes()
+        """Return the shapes of the exchanged weights of the client's backbone."""
+        return client.shared(client.state_shapes())
 
     def build(self, client: Client) -> Backbone:
         """Build the network to train; its weights are overwritten."""
@@ -56,15 +56,14 @@ class FedAvgClientApp(FglClientApp):
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train for ``local-epochs`` from the received weights."""
-        model = self.build(client)
-        load_state(model, download.tensors)
+        model = client.receive(download.tensors, self.build)
         loss = client.train(
             model,
             server_round,
             data_loss=self.data_loss(client, model, download),
             penalty=self.penalty(client, model, download),
         )
-        return Fit(model, Weights(model.state_dict()), loss)
+        return Fit(model, Weights(client.shared(model.state_dict())), loss)
 
     def personal_model(
         self, client: Client, download: Weights | None
@@ -73,9 +72,7 @@ class FedAvgClientApp(FglClientApp):
         own = super().personal_model(client, download)
         if own is not None or download is None:
             return own
-        model = client.build_model()
-        load_state(model, download.tensors)
-        return model
+        return client.receive(download.tensors)
 
     def finetune(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Fine-tune the final global weights; keep the epoch best on validation nodes.
@@ -84,8 +81,7 @@ class FedAvgClientApp(FglClientApp):
         received weights, is a candidate. Without validation nodes the last epoch is kept.
         ``check-every`` replaces these rules by its own.
         """
-        model = client.build_model()
-        load_state(model, download.tensors)
+        model = client.receive(download.tensors, self.build)
         epochs = client.config.method_config.finetune_epochs
         if client.config.check_every:
             loss = client.train(model, server_round, epochs=epochs)

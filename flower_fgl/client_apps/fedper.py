@@ -32,18 +32,21 @@ class FedPerClientApp(FglClientApp):
 
     def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the weights of the body."""
-        return encoder_state(client.state_shapes())
+        return encoder_state(client.shared(client.state_shapes()))
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Join the received body and the client's head, and train for ``local-epochs``."""
         model = self.assemble(client, download)
         loss = self.train_parts(client, model, server_round)
-        return Fit(model, Weights(encoder_state(model.state_dict())), loss)
+        state = client.shared(model.state_dict())
+        return Fit(model, Weights(encoder_state(state)), loss)
 
     def assemble(self, client: Client, download: Weights) -> Backbone:
         """Combine the received body with the client's head, or with the initial one."""
         model = client.build_model(initialise=True)
-        load_state(model, classifier_state(client.state.group("model")))
+        own, kept = client.state.group("model"), client.local_names()
+        load_state(model, classifier_state(own))
+        load_state(model, {name: t for name, t in own.items() if name in kept})
         load_state(model, download.tensors)
         return model
 

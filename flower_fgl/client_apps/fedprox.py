@@ -51,7 +51,7 @@ class FedProxClientApp(FedAvgClientApp):
         self, client: Client, model: Backbone, download: Weights
     ) -> Callable[[], Tensor]:
         """Return the proximal term with the received weights as anchors."""
-        names = [name for name, _ in model.named_parameters()]
-        anchors = [download.tensors[name].to(client.device) for name in names]
+        shared = client.shared(dict(model.named_parameters()))
+        anchors = [download.tensors[name].to(client.device) for name in shared]
         mu = client.config.method_config.mu
-        return lambda: proximal_term(model.parameters(), anchors, mu=mu)
+        return lambda: proximal_term(shared.values(), anchors, mu=mu)

@@ -22,11 +22,13 @@ from flower_fgl.core.settings import (
     GeneralSettings,
     SyntheticSettings,
     is_file,
+    owners_name,
 )
 from flower_fgl.core.settings_validation import (
     UNSEEN_SETTINGS,
     check_names,
     check_settings,
+    has_local_heads,
 )
 
 __all__ = ["RunConfig", "pyproject_table"]
@@ -66,6 +68,21 @@ class RunConfig(GeneralSettings):
     def has_unseen(self) -> bool:
         """Whether the run also scores nodes that clients do not have in training."""
         return self.setting in UNSEEN_SETTINGS
+
+    @property
+    def has_local_heads(self) -> bool:
+        """Whether each owner has its own classes, so that its head stays local."""
+        return has_local_heads(self)
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether the first layer or the head of each owner stays local."""
+        return self.feature_align == "project" or self.has_local_heads
+
+    @property
+    def data_name(self) -> str:
+        """Name of the data in run folders and tables: the dataset, or the owners."""
+        return owners_name(self.owners) if self.owners else self.dataset
 
     def scale_of_features(self, *, is_dense: bool) -> str:
         """Resolve ``feature-norm``; ``"default"`` follows the paper of the setting.
@@ -180,7 +197,8 @@ def _fill(
     general: Mapping[str, Scalar], method_defaults: Mapping[str, Scalar]
 ) -> tuple[dict[str, Scalar], dict[str, str]]:
     """Resolve ``"auto"``; also return the origin of each general value."""
-    dataset = str(general.get("dataset", GeneralSettings.dataset))
+    has_owners = bool(general.get("owners", GeneralSettings.owners))
+    dataset = "" if has_owners else str(general.get("dataset", GeneralSettings.dataset))
     stated = {key for key, value in general.items() if value != AUTO}
     method_defaults = {
         key: value

@@ -16,6 +16,7 @@ __all__ = [
     "SyntheticSettings",
     "is_file",
     "names_of_trackers",
+    "owners_name",
     "read_num_neighbors",
 ]
 
@@ -98,10 +99,31 @@ class GeneralSettings:
         "dataset name (`flower-fgl datasets` lists them), `tu:NAME` for a TUDataset, "
         "or the path of a graph file",
     )
+    owners: str = option(
+        "",
+        "natural owners instead of the partitions of a dataset: a folder of graph files, "
+        "or a comma-separated list of datasets and graph files, one client each; empty: "
+        "partition the dataset (docs/owners.md)",
+        keeps_commas=True,
+    )
+    feature_align: str = option(
+        "name",
+        "how the features of owners become one input; name: all have the same features, "
+        "found by name, project: widths may differ, and the first layer of each owner "
+        "stays local",
+        choices="name project",
+    )
+    class_align: str = option(
+        "default",
+        "how the classes of owners become one output; name: classes of the same name are "
+        "one class, local: each owner has its own classes, and its head stays local, "
+        "default: name, but local for sets of graphs",
+        choices="default name local",
+    )
     clients: int = option(
         0,
         "number of clients in the federation; 0: the number of partitions of the "
-        "Flower federation",
+        "Flower federation, or of owners",
         ge=0,
     )
     min_clients: int = option(
@@ -434,6 +456,13 @@ class GeneralSettings:
 def names_of_trackers(track: str) -> list[str]:
     """Return the trackers that the setting ``track`` names."""
     return [name.strip() for name in track.split(",") if name.strip()]
+
+
+def owners_name(owners: str) -> str:
+    """Return the name of ``owners`` in run folders and tables, e.g. ``MUTAG+PROTEINS``."""
+    parts = [part.strip().rstrip("/") for part in owners.split(",")]
+    names = [part.rpartition("/")[2].removesuffix(".npz") for part in parts]
+    return "+".join(name.removeprefix("tu:") for name in names)
 
 
 def is_file(dataset: str) -> bool:

@@ -30,6 +30,7 @@ __all__ = [
     "check_names",
     "check_settings",
     "describe_sampling",
+    "has_local_heads",
     "least_uploads",
     "num_sampled",
 ]
@@ -168,8 +169,10 @@ def check_settings(
         clients per round; with ``upload-noise-model = "distributed"``, without what it
         needs; with
         ``min-clients``, for more than ``clients``, fewer than ``min-replies``, or
-        ``secure-aggregation``; with a robust ``aggregation``, for a method that does not
-        average weights, ``secure-aggregation``, or too few clients per round.
+        ``secure-aggregation``; with ``owners``, for a dataset, a partition, any sparsity,
+        or layers that the method cannot leave local; with a robust ``aggregation``, for
+        a method that does not average weights, ``secure-aggregation``, or too few clients
+        per round.
     """
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", settings.device):
         raise ConfigError(
@@ -179,6 +182,7 @@ def check_settings(
         if name not in TRACKERS:
             raise ConfigError(f'Unknown tracker "{name}". {nearest(name, TRACKERS)}')
     _check_method(settings, method)
+    _check_owners(settings, method, methods)
     _check_graphs(settings, method, methods)
     _check_unseen(settings)
     _check_few_shot(settings)
@@ -436,6 +440,61 @@ def _check_late(
         )
 
 
+def has_local_heads(settings: GeneralSettings) -> bool:
+    """Return whether each owner has its own classes, and keeps its head."""
+    is_default = settings.class_align == "default" and settings.setting == "graph"
+    return bool(settings.owners) and (settings.class_align == "local" or is_default)
+
+
+def _check_owners(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject what contradicts ``owners``, and layers that a method cannot keep local."""
+    if not settings.owners:
+        for name in ("feature_align", "class_align"):
+            if getattr(settings, name) != getattr(GeneralSettings, name):
+                raise ConfigError(
+                    f"{kebab(name)} is about the graphs of owners: set owners too, or "
+                    f"remove {kebab(name)}."
+                )
+        return
+    for name in ("dataset", "partition"):
+        if getattr(settings, name) != getattr(GeneralSettings, name):
+            raise ConfigError(
+                f'owners = "{settings.owners}" brings the graphs of the clients: '
+                f'{name} = "{getattr(settings, name)}" is not possible. Remove one of '
+                "the two."
+            )
+    _reject_sparsity(settings, "a partition, but an owner's graph is used unchanged")
+    kept = {
+        'feature-align = "project"': (
+            settings.feature_align == "project",
+            "keeps_first_layer",
+            "first layer",
+            'feature-align = "name"',
+        ),
+        'class-align = "local"': (
+            has_local_heads(settings),
+            "keeps_head",
+            "head",
+            'class-align = "name"',
+        ),
+    }
+    for text, (is_on, flag, part, instead) in kept.items():
+        if is_on and not getattr(method, flag):
+            able = sorted(name for name, row in methods.items() if getattr(row, flag))
+            raise ConfigError(
+                f"{settings.method} cannot leave the {part} of each owner local: {text} "
+                f"is not possible. These methods can: {', '.join(able)}. If all owners "
+                f"mean the same, use {instead}."
+            )
+        if is_on and settings.evaluate != "local":
+            raise ConfigError(
+                f"With {text} there is no complete global model: use evaluate = "
+                f'"local", got "{settings.evaluate}".'
+            )
+
+
 def _check_graphs(
     settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
 ) -> None:
@@ -448,7 +507,7 @@ def _check_graphs(
             f'{settings.method} classifies nodes only: setting = "graph" is not '
             f"possible. These methods classify graphs: {able}."
         )
-    if settings.partition not in GRAPH_PARTITIONS:
+    if not settings.owners and settings.partition not in GRAPH_PARTITIONS:
         names = '" or "'.join(GRAPH_PARTITIONS)
         raise ConfigError(
             f'partition = "{settings.partition}" partitions a single graph, but setting = '

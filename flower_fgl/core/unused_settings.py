@@ -30,6 +30,11 @@ _SECURE: Rule = (
     lambda config: config.secure_aggregation,
 )
 
+_PARTITIONED: Rule = (
+    "a dataset that is partitioned, not owners",
+    lambda config: not config.owners,
+)
+
 
 def _aggregation(rule: str) -> Rule:
     """Return the condition that ``aggregation`` is a rule."""
@@ -37,6 +42,8 @@ def _aggregation(rule: str) -> Rule:
 
 
 NEEDED: Mapping[str, Rule] = {
+    "partition": _PARTITIONED,
+    "dataset": _PARTITIONED,
     "dirichlet-alpha": (
         'partition = "dirichlet"',
         lambda config: config.partition == "dirichlet",
@@ -78,6 +85,9 @@ DATA_SETTINGS = frozenset(_FILE_SETTINGS) | {
     "partition",
     "dirichlet-alpha",
     "expansion-hops",
+    "owners",
+    "feature-align",
+    "class-align",
 }
 """Settings that the clients' graphs depend on, besides the table ``synthetic``."""
 OWNER_SETTINGS = frozenset(_FILE_SETTINGS) | {
@@ -227,8 +237,12 @@ def _why_unused(key: str, configs: Collection[RunConfig]) -> str:
     table, dot, _ = key.partition(".")
     if dot:
         kind = "dataset" if table == "synthetic" else "method"
-        found = sorted({str(getattr(config, kind)) for config in configs})
-        if table in found:
+        name = "data_name" if kind == "dataset" else kind
+        found = sorted({str(getattr(config, name)) for config in configs})
+        if any(
+            table == config.method or (table == config.dataset and not config.owners)
+            for config in configs
+        ):
             return ""
         return (
             f"{key} belongs to {kind} = {table} and has no effect with {kind} = "

@@ -194,6 +194,8 @@ class ClientGraph:
         Normalization of the features; ``None`` for raw features.
     feature_names : tuple of str
         Length d: names of the feature columns; empty if they have none.
+    name : str
+        Name of its natural owner; empty for a partition of a dataset.
     """
 
     partition_id: int
@@ -203,6 +205,7 @@ class ClientGraph:
     evaluation: tuple[Graph, ...] = ()
     scaling: Scaling | None = None
     feature_names: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def num_features(self) -> int:

@@ -31,11 +31,12 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import DataError
+from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
 from flower_fgl.datasets.graph_files.npz import read_bytes
+from flower_fgl.datasets.owners import build_owners, list_owners, owner_contents
 from flower_fgl.datasets.partition.partition import (
     GRAPH_RULES,
     NETWORK_RULES,
@@ -72,6 +73,9 @@ class StoreIndex:
         Undirected edges of the complete graph, including those between clients.
     feature_names : list of str
         Length d; empty if the dataset has no names.
+    owners : list of dict
+        Length K with natural owners, else empty: each owner's ``name``, ``class_names``
+        and ``feature_names``.
     """
 
     partition_sha256: str
@@ -79,6 +83,7 @@ class StoreIndex:
     class_names: list[str]
     num_edges: int
     feature_names: list[str] = field(default_factory=list)
+    owners: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def num_clients(self) -> int:
@@ -167,9 +172,15 @@ class ClientStore:
             raise DataError(
                 f"Cannot read {self.folder} after writing it. Check the disk."
             )
+        schema: dict[str, Any] = {
+            "class_names": index.class_names,
+            "feature_names": index.feature_names,
+        }
+        schema |= index.owners[partition_id] if index.owners else {}
         client = replace(
-            _unpack(data, partition_id, tuple(index.class_names)),
-            feature_names=tuple(index.feature_names),
+            _unpack(data, partition_id, tuple(schema["class_names"])),
+            feature_names=tuple(schema["feature_names"]),
+            name=schema.get("name", ""),
         )
         is_dense = client.graph.x.layout == torch.strided
         if self.config.scale_of_features(is_dense=is_dense) == "rows":
@@ -278,6 +289,11 @@ def open_store(config: RunConfig, num_clients: int) -> ClientStore:
         If the dataset is missing or cannot be partitioned as requested, or the cache
         folder cannot be written.
     """
+    if config.owners and num_clients != (found := len(list_owners(config))):
+        raise ConfigError(
+            f"owners holds {found} graphs, one client each, but the run has {num_clients} "
+            f"clients. Remove clients, or set it to {found} (in Flower: num-supernodes)."
+        )
     folder = cache_folder() / "clients" / _folder_name(config, num_clients)
     index = _read_index(folder, num_clients)
     if index is None:
@@ -336,15 +352,7 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         "format": FORMAT,
         "sparse_below": SPARSE_BELOW,
         "data_dir": _resolved(data_folder(config.data_dir)),
-        "partition": partition_key(
-            config.partition,
-            num_clients,
-            seed=config.partition_seed,
-            alpha=config.dirichlet_alpha,
-            rules=GRAPH_RULES
-            if config.classifies_graphs
-            else NODE_RULES | NETWORK_RULES,
-        ),
+        "partition": "owners" if config.owners else _partition_key(config, num_clients),
         "split": config.split,
         "setting": config.setting,
         "seed": config.partition_seed,
@@ -368,9 +376,25 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         files = sorted(path.glob("*.csv")) if os.path.isdir(path) else [path]
         key["has_feature_names"] = True
         key["content"] = [hashlib.sha256(read_bytes(f)).hexdigest() for f in files]
+    name, rule = path.stem, config.partition
+    if config.owners:
+        key["owners"] = owner_contents(config)
+        key["align"] = [config.feature_align, config.has_local_heads]
+        name, rule = config.data_name, "owners"
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in path.stem[:100])
-    return f"{name}-{config.partition}-{num_clients}-{digest[:16]}"
+    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in name[:100])
+    return f"{name}-{rule}-{num_clients}-{digest[:16]}"
+
+
+def _partition_key(config: RunConfig, num_clients: int) -> str:
+    """Return all that the partition of a dataset depends on."""
+    return partition_key(
+        config.partition,
+        num_clients,
+        seed=config.partition_seed,
+        alpha=config.dirichlet_alpha,
+        rules=GRAPH_RULES if config.classifies_graphs else NODE_RULES | NETWORK_RULES,
+    )
 
 
 def _resolved(folder: Path | None) -> str:
@@ -399,7 +423,10 @@ def _parse_index(path: Path, stamp: Stamp) -> StoreIndex:
 
 def _write_store(folder: Path, config: RunConfig, num_clients: int) -> StoreIndex:
     """Write all clients to a temporary folder, then rename it to the target."""
-    clients, sha256, num_edges = build_clients(config, num_clients)
+    if config.owners:
+        clients, sha256, num_edges = build_owners(config)
+    else:
+        clients, sha256, num_edges = build_clients(config, num_clients)
     with _writing(folder):
         # temporary folders left by killed processes
         for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
@@ -432,6 +459,15 @@ def _fill(
         list(clients[0].class_names),
         num_edges,
         list(clients[0].feature_names),
+        [
+            {
+                "name": client.name,
+                "class_names": list(client.class_names),
+                "feature_names": list(client.feature_names),
+            }
+            for client in clients
+            if client.name
+        ],
     )
     text = json.dumps(asdict(index))
     digest = hashlib.sha256(text.encode()).hexdigest()

@@ -35,5 +35,7 @@ METHOD = Method(
     payload="4P up, 4P down",
     additive=True,
     robust=True,
+    keeps_first_layer=True,
+    keeps_head=True,
     samples_neighbors=True,
 )

@@ -37,5 +37,7 @@ METHOD = Method(
     has_global_model=False,
     additive=True,
     robust=True,
+    keeps_first_layer=True,
+    keeps_head=True,
     samples_neighbors=True,
 )

@@ -15,5 +15,7 @@ METHOD = Method(
     uploads=False,
     has_global_model=False,
     mixes_models=True,
+    keeps_first_layer=True,
+    keeps_head=True,
     samples_neighbors=True,
 )

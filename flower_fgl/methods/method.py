@@ -61,6 +61,11 @@ class Method:
     sums_scaled_uploads : bool
         Whether that sum is the sum of the uploads times the clients' weights, so that
         clipped uploads bound it (``upload-noise-model = "distributed"``).
+    keeps_first_layer : bool
+        Whether the first layer of each client may stay local (``feature-align =
+        "project"``).
+    keeps_head : bool
+        Whether the head of each client may stay local (``class-align = "local"``).
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -88,6 +93,8 @@ class Method:
     additive: bool = False
     robust: bool = False
     sums_scaled_uploads: bool = True
+    keeps_first_layer: bool = False
+    keeps_head: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
     samples_neighbors: bool = False

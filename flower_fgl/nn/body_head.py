@@ -1,11 +1,11 @@
-"""Split the state of a model into encoder and classifier."""
+"""Split the state of a model into encoder and classifier, and into layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["BODY", "HEAD", "classifier_state", "encoder_state"]
+__all__ = ["BODY", "HEAD", "classifier_state", "encoder_state", "layer_of"]
 
 BODY = "encoder."
 """Prefix of the encoder's tensor names, see :class:`~flower_fgl.nn.Backbone`."""
@@ -29,3 +29,23 @@ def encoder_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
 def classifier_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
     """Return the entries of the classifier; see :func:`encoder_state`."""
     return {name: entry for name, entry in state.items() if name.startswith(HEAD)}
+
+
+def layer_of(name: str) -> str:
+    """Return the prefix of a tensor's name that identifies its layer.
+
+    Parameters
+    ----------
+    name : str
+        Name in a backbone's state.
+
+    Returns
+    -------
+    str
+        ``classifier``, or one part of the encoder, e.g. ``encoder.convs.0``.
+    """
+    root, *parts = name.split(".")
+    if root == "classifier":
+        return root
+    numbered = [position for position, part in enumerate(parts) if part.isdigit()]
+    return ".".join([root, *parts[: numbered[0] + 1 if numbered else 1]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Literal
 
 import torch
@@ -80,11 +81,15 @@ class GraphInput:
     selected: Tensor | None = None
     """Graphs that :meth:`select` chose, of shape (G,), int64; else ``None``."""
 
+    _chosen_from: tuple[GraphInput, Tensor] | None = None
+    """The batch that :meth:`select` chose from, and the chosen nodes."""
+
     def _set_features(self, x: Tensor) -> None:
         self.x = x
         is_sparse = x.layout == torch.sparse_csr
         self._sparse = SparseOperator(x) if is_sparse else None
         self._filtered: dict[tuple[OperatorKind, tuple[float, ...]], Tensor] = {}
+        self._encodings: dict[Hashable, Tensor] = {}
 
     @property
     def edge_index(self) -> Tensor:
@@ -170,7 +175,7 @@ class GraphInput:
             self.topology.dtype,
         )
         out.union = GraphBatch.trusted(part.edge_index, part.batch, len(graphs))
-        out.selected = graphs
+        out.selected, out._chosen_from = graphs, (self, part.nodes)
         out._set_features(select_rows(self.x, part.nodes))
         return out
 
@@ -266,7 +271,34 @@ class GraphInput:
         )
         out.union = None
         out.x, out._sparse, out._filtered = self.x, self._sparse, {}
+        out._encodings = {}
         return out
+
+    def encode_nodes(
+        self, key: Hashable, compute: Callable[[GraphInput], Tensor]
+    ) -> Tensor:
+        """Return a constant of every node that depends only on the edges of its graph.
+
+        It is computed once; graphs that :meth:`select` chooses take their rows of it.
+
+        Parameters
+        ----------
+        key : hashable
+            Name of the constant and its parameters.
+        compute : callable
+            Takes this input and returns a Tensor of shape (N, p).
+
+        Returns
+        -------
+        Tensor of shape (N, p)
+        """
+        if self._chosen_from is not None:
+            whole, nodes = self._chosen_from
+            return whole.encode_nodes(key, compute).index_select(0, nodes)
+        if key not in self._encodings:
+            with torch.inference_mode(False), torch.no_grad():
+                self._encodings[key] = compute(self)
+        return self._encodings[key]
 
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a propagation operator, see :meth:`Topology.operator`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from flower_fgl.core.model_spec import read_model, split_models
 from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.body_head import classifier_state, layer_of
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 
@@ -19,6 +20,7 @@ __all__ = [
     "MODELS",
     "assign_models",
     "build_model",
+    "local_names",
     "num_parameters",
     "state_shapes",
 ]
@@ -139,6 +141,41 @@ def assign_models(names: str, num_clients: int) -> list[str]:
     """
     models = split_models(names)
     return [models[client % len(models)] for client in range(num_clients)]
+
+
+def local_names(
+    build: Callable[[int], nn.Module],
+    in_channels: int,
+    *,
+    first_layer: bool,
+    head: bool,
+) -> frozenset[str]:
+    """Return the tensors of a backbone that never leave an owner.
+
+    Parameters
+    ----------
+    build : callable
+        Builds the backbone for a feature width.
+    in_channels : int
+        Feature width d of the owner.
+    first_layer : bool
+        Whether the layers that read the features stay local: those with a tensor whose
+        shape depends on d.
+    head : bool
+        Whether the classifier stays local.
+
+    Returns
+    -------
+    frozenset of str
+        Names in the backbone's state; the same for every d.
+    """
+    shapes = state_shapes(build(in_channels))
+    kept = set(classifier_state(shapes)) if head else set()
+    if first_layer:
+        wider = state_shapes(build(in_channels + 1))
+        reading = {layer_of(name) for name in shapes if shapes[name] != wider[name]}
+        kept |= {name for name in shapes if layer_of(name) in reading}
+    return frozenset(kept)
 
 
 def num_parameters(model: nn.Module) -> int:

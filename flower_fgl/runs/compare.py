@@ -26,6 +26,7 @@ __all__ = [
     "compare_runs",
     "main_metric",
     "match_scores",
+    "paired_runs",
     "select_runs",
     "without_seed",
 ]
@@ -38,6 +39,9 @@ PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
 
 SEEDS = re.compile(r"(^|-)((?:partition-)?seed|draw)\d+(?=-|$)")
 """Part of a run folder's name that a grid over seeds adds."""
+
+DRAW = re.compile(r"-draw\d+")
+"""End of a run folder's name in an experiment with draws."""
 
 Key = tuple[Any, ...]
 
@@ -81,8 +85,8 @@ def select_runs(text: str) -> list[Run]:
     ----------
     text : str
         Comma-separated paths, or patterns such as ``runs/cora/fedavg-*``, of run folders
-        or folders of run folders. The suffix ``:name`` selects the runs of one method,
-        or of one case of an experiment.
+        or folders of run folders. The suffix ``:name`` selects the runs of one case of
+        an experiment or, if no case has that name, of one method.
 
     Returns
     -------
@@ -106,9 +110,9 @@ def select_runs(text: str) -> list[Run]:
         if name:
             known = {str(run.summary["method"]) for run in found.values()}
             known |= {without_seed(path.name) for path in found}
-            found = {
+            found = _of_case(found, name) or {
                 p: run for p, run in found.items() if run.summary["method"] == name
-            } or _of_case(found, name)
+            }
             if known and not found:
                 raise RunError(
                     f'{place} holds no run of "{name}", only of '
@@ -145,14 +149,15 @@ def _places(text: str) -> list[tuple[str, str]]:
 
 
 def _of_case(runs: Mapping[Path, Run], name: str) -> dict[Path, Run]:
-    """Return the runs whose folder name is the case name followed by grid values."""
+    """Return the runs whose folder is named after the case, grid values and draw."""
     begin = in_folder_name(name)
     found = {}
     for path, run in runs.items():
         rest = path.name.removeprefix(begin)
         keys = {key.rpartition(".")[2] for key, _ in flatten_config(run.config)}
         is_grid = any(rest.startswith(f"-{key}") for key in keys)
-        if path.name.startswith(begin) and (not rest or is_grid):
+        is_case = not rest or is_grid or DRAW.fullmatch(rest)
+        if path.name.startswith(begin) and is_case:
             found[path] = run
     return found
 
@@ -193,12 +198,33 @@ def match_scores(
         If two runs of one side have the same dataset, partition, clients and seed, or a
         run has no such score.
     """
+    return [
+        (_score(first, column, metric), _score(second, column, metric))
+        for first, second in paired_runs(one, other)
+    ]
+
+
+def paired_runs(one: Sequence[Run], other: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Pair runs with the same dataset, partition, clients and seed.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Completed runs of A and B.
+
+    Returns
+    -------
+    list of (Run, Run)
+        Sorted by dataset, partition, clients and seed; unpaired runs are omitted.
+
+    Raises
+    ------
+    RunError
+        If two runs of one side have the same dataset, partition, clients and seed.
+    """
     first, second = _by_key("A", one), _by_key("B", other)
     common = sorted(first.keys() & second.keys(), key=str)
-    return [
-        (_score(first[k], column, metric), _score(second[k], column, metric))
-        for k in common
-    ]
+    return [(first[k], second[k]) for k in common]
 
 
 def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:

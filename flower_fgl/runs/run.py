@@ -106,6 +106,39 @@ class Run:
         """Scores of the last round with an evaluation."""
         return self.summary["last"]  # type: ignore[no-any-return]  # JSON
 
+    def per_owner(
+        self, column: str = "test", metric: str = "accuracy"
+    ) -> dict[str, float]:
+        """Return each client's score in the best round, by the name of its owner.
+
+        Parameters
+        ----------
+        column, metric : str
+            Node set and score; ``auroc`` exists for owners and sets of graphs.
+
+        Returns
+        -------
+        dict of str to float
+            By name, in the order of the partition-ids; a partition of a dataset is named
+            by its number. Clients without that score are left out.
+        """
+        if self.best is None:
+            return {}
+        scopes = {scope for row in self.rounds for scope in row.get("metrics", {})}
+        scope = "global" if scopes == {"global"} else "local"
+        names = {
+            row["partition_id"]: row.get("name") or str(row["partition_id"])
+            for row in self.clients
+            if "num_train" in row
+        }
+        found: dict[int, float] = {}
+        for row in self.clients:
+            scores = row.get("metrics", {}).get(scope, {}).get(column, {})
+            value = scores.get(metric)
+            if row["round"] == self.best["round"] and value is not None:
+                found[row["partition_id"]] = float(value)
+        return {names.get(pid, str(pid)): found[pid] for pid in sorted(found)}
+
     def __repr__(self) -> str:
         return self.table()
 
@@ -121,9 +154,8 @@ class Run:
             for cells in (titles, *rows)
         ]
         end = f"Run folder: {self.path}"
-        return "\n".join(
-            [self.headline(), *(lines if rows else []), *self.failures(), end]
-        )
+        below = [*self.owner_lines(), *self.failures(), end]
+        return "\n".join([self.headline(), *(lines if rows else []), *below])
 
     def scores(self) -> tuple[list[str], list[list[str]]]:
         """Return titles and rows of the results table, with scores in percent.
@@ -170,6 +202,27 @@ class Run:
             f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
             + (f"\nerror: {about['error']}" if "error" in about else "")
         )
+
+    def owner_lines(self) -> list[str]:
+        """Return the worst, the mean and the best natural owner, if there are owners."""
+        if not self.config.get("owners"):
+            return []
+        metric = "auroc" if "auroc" in (self.best or {}).get("test", {}) else "accuracy"
+        scores = self.per_owner(metric=metric)
+        if not scores:
+            return []
+        worst, best = (
+            min(scores, key=scores.__getitem__),
+            max(scores, key=scores.__getitem__),
+        )
+        mean = sum(scores.values()) / len(scores)
+        each = ", ".join(f"{name} {100 * value:.2f}" for name, value in scores.items())
+        title = "AUROC" if metric == "auroc" else "accuracy"
+        return [
+            f"Owners, test {title}: {each}",
+            f"Worst owner {worst} {100 * scores[worst]:.2f}, mean {100 * mean:.2f}, "
+            f"best owner {best} {100 * scores[best]:.2f}",
+        ]
 
     def failures(self) -> list[str]:
         """Return one line about failed rounds and messages, if there are any."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.settings import owners_name
 from flower_fgl.runs.environment import environment_comments
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
@@ -215,6 +216,8 @@ class RunWriter:
                         made.append(missing)
             writer.write_settings(config, sources)
             known = {key: config.get(key) for key in HEADER}
+            if config.get("owners"):
+                known["dataset"] = owners_name(str(config["owners"]))
             writer.write_summary({**known, "rounds": 0, "status": "running"})
         except RunError:
             with contextlib.suppress(OSError):

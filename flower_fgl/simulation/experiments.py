@@ -60,6 +60,7 @@ REPLICATES = ("seed", "partition-seed")
 MEASURED = (
     "method",
     "dataset",
+    "owners",
     "clients",
     "setting",
     "shots",
@@ -68,7 +69,13 @@ MEASURED = (
 )
 """Settings that a published value depends on; if one changes, the value is dropped."""
 
-__all__ = ["Experiment", "describe_tuning", "read_experiment", "results_table"]
+__all__ = [
+    "Experiment",
+    "describe_tuning",
+    "read_experiment",
+    "results_table",
+    "with_clients",
+]
 
 
 @dataclass(frozen=True)
@@ -468,6 +475,12 @@ def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{path}: every [[case]] needs a unique name, got {names}.")
     return flat
+
+
+def with_clients(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return settings with the default number of clients, unless owners are counted."""
+    default = {} if settings.get("owners") else {"clients": DEFAULT_CLIENTS}
+    return {**default, **settings}
 
 
 def describe_tuning(tuning: Mapping[str, Any]) -> str:

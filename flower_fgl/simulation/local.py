@@ -18,12 +18,14 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
+from flower_fgl.simulation.experiments import DEFAULT_CLIENTS
 from flower_fgl.simulation.flower_simulation import num_cpus
 from flower_fgl.simulation.local_grid import (
     LocalGrid,
@@ -37,6 +39,7 @@ from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
     "check_run",
+    "count_owners",
     "flat_settings",
     "run_config_of",
     "run_local",
@@ -80,6 +83,39 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
     return flat
 
 
+def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Set ``clients`` to the number of owners, and make their paths absolute.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+        Equal to ``values`` without ``owners``.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong, or ``clients`` is another number.
+    DataError
+        If the folder or a file of ``owners`` is missing.
+    """
+    if not values.get("owners"):
+        return dict(values)
+    config = parse_config(values)
+    found = len(list_owners(config))
+    if config.clients not in (0, found):
+        raise ConfigError(
+            f"owners holds {found} graphs, one client each, but clients = "
+            f"{config.clients}. Remove clients, or set it to {found}."
+        )
+    paths = absolute_owners(config.owners, config)
+    return {**values, "clients": found, "owners": paths}
+
+
 def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
@@ -107,7 +143,7 @@ def simulate(
     method: str = "fedavg",
     dataset: str = "synthetic",
     *,
-    clients: int = 10,
+    clients: int | None = None,
     seed: int = 0,
     workers: int = 1,
     progress: bool = False,
@@ -115,7 +151,7 @@ def simulate(
     track: str | Tracker | Sequence[Tracker] = "",
     **settings: Any,
 ) -> Run:
-    """Train a method over the clients of a partitioned dataset.
+    """Train a method over the clients of a partitioned dataset, or over owners.
 
     Parameters
     ----------
@@ -123,8 +159,8 @@ def simulate(
         A name in ``METHODS``.
     dataset : str
         A dataset name, ``tu:NAME``, or the path of a graph file.
-    clients : int
-        Number of clients K, at least 1.
+    clients : int, optional
+        Number of clients K, at least 1; by default 10, or the number of ``owners``.
     seed : int
         Seed of the run; the partition has its own seed (``partition_seed``).
     workers : int
@@ -155,6 +191,8 @@ def simulate(
     RunError
         If the run fails, e.g. because no client replied.
     """
+    if clients is None:
+        clients = 0 if settings.get("owners") else DEFAULT_CLIENTS
     values = run_config_of(
         method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
     )
@@ -234,6 +272,7 @@ def run_local(
         In the cases of :func:`simulate`, or if the run does not fit into the memory.
     """
     with frozen_objects():
+        values = count_owners(values)
         return _run_local(values, workers, client_gpus, on_round, trackers)
 
 

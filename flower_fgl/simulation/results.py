@@ -173,7 +173,7 @@ class Run(RunFolder):
         titles, rows = self.scores()
         parts = [_paragraph(line) for line in self.headline().split("\n")]
         parts += [_html_table(titles, rows)] if rows else []
-        parts += [_paragraph(line) for line in self.failures()]
+        parts += [_paragraph(line) for line in (*self.owner_lines(), *self.failures())]
         return "".join([*parts, _paragraph(f"Run folder: {self.path}")])
 
 
@@ -197,7 +197,7 @@ class RunSet(Sequence[Run]):
         ----------
         text : Path or str
             Comma-separated run folders, folders of run folders, or patterns such as
-            ``runs/cora/fedavg-*``; ``FOLDER:NAME`` selects one method or case.
+            ``runs/cora/fedavg-*``; ``FOLDER:NAME`` selects one case or method.
 
         Raises
         ------

@@ -71,12 +71,13 @@ def run_one(
     from flower_fgl.client_apps.runtime.session import choose_device
     from flower_fgl.server_app import warn_of_many_clients
     from flower_fgl.simulation.flower_simulation import fitting_workers
-    from flower_fgl.simulation.local import check_run, run_local
+    from flower_fgl.simulation.local import check_run, count_owners, run_local
     from flower_fgl.simulation.memory import require_memory
     from flower_fgl.simulation.superlink import on_cluster
 
     if workers is not None and workers < 1:
         raise ConfigError(f"workers must be at least 1, got {workers}.")
+    values = count_owners(values)
     config = check_run(values)
     has_cluster = on_cluster(os.environ)
     is_auto = engine == "auto"
@@ -142,7 +143,7 @@ def _create_run_folder(config: RunConfig) -> Path:
             return folder
         while True:
             base = Path(config.output_dir).resolve()
-            folder = default_folder(base, config.method, config.dataset, config.seed)
+            folder = default_folder(base, config.method, config.data_name, config.seed)
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(parents=True)
                 return folder

@@ -31,9 +31,9 @@ from flower_fgl.core.version import VERSION
 from flower_fgl.runs.environment import find_commit
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.simulation.experiments import (
-    DEFAULT_CLIENTS,
     REPLICATES,
     Experiment,
+    with_clients,
 )
 from flower_fgl.simulation.search_space import (
     Choices,
@@ -145,7 +145,7 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
         )
     seen: dict[str, RowToTune] = {}
     for run in experiment.runs():
-        settings: dict[str, Scalar] = {"clients": DEFAULT_CLIENTS, **run.settings}
+        settings = with_clients(run.settings)
         settings = {k: v for k, v in settings.items() if k not in REPLICATES}
         if run.row not in seen:
             try:

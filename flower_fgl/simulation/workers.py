@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
@@ -31,6 +29,11 @@ from flower_fgl.client_apps.runtime.state import (
     write_state,
 )
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.flower_internals import (
+    ProtoRecordDict,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import (
     plain_array,
@@ -182,10 +185,8 @@ class ClientHost:
 
     def states(self) -> dict[int, ClientState]:
         """Return the states of all clients, with tensors on the CPU."""
-        return {
-            pid: ClientState({n: t.cpu() for n, t in s.tensors.items()}, s.values)
-            for pid, s in self._states.of_run(self._run_id).items()
-        }
+        states = self._states.of_run(self._run_id)
+        return {pid: state.compact() for pid, state in states.items()}
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         """Replace the states of all clients."""
@@ -300,7 +301,8 @@ class WorkerStates:
         folder.mkdir(parents=True, exist_ok=True)
         for states in ray.get([host.states.remote() for host in self._hosts]):
             for partition_id, state in states.items():
-                write_state(folder / f"{partition_id:06d}.safetensors", state)
+                path = folder / f"{partition_id:06d}.safetensors"
+                write_state(path, state.without_secrets())
 
     def load_states(self, run_id: int, folder: Path) -> None:
         """Replace the states of the run by those of a folder.
@@ -319,7 +321,7 @@ class WorkerStates:
 
         parts: list[dict[int, ClientState]] = [{} for _ in self._hosts]
         for partition_id, state in states.items():
-            parts[partition_id % len(parts)][partition_id] = state
+            parts[partition_id % len(parts)][partition_id] = state.compact()
         pairs = zip(self._hosts, parts, strict=True)
         ray.get([host.restore.remote(part) for host, part in pairs])
 

@@ -17,6 +17,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.nn.body_head import BODY
+from flower_fgl.nn.models import local_names
 from flower_fgl.protocols.base import Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
@@ -63,6 +64,7 @@ def draw_model(
     model: str,
     *,
     num_outputs: int | None = None,
+    in_channels: int | None = None,
 ) -> Backbone:
     """Build a backbone with weights from torch's global generator.
 
@@ -76,10 +78,12 @@ def draw_model(
         Backbone.
     num_outputs : int, optional
         Width of the output instead of the number of classes.
+    in_channels : int, optional
+        Width of the input instead of the number of features.
     """
     return build_model(
         model,
-        in_channels=federation.num_features,
+        in_channels=in_channels or federation.num_features,
         hidden_channels=config.hidden_channels,
         num_classes=num_outputs or federation.num_classes,
         num_layers=config.num_layers,
@@ -107,10 +111,34 @@ class FedAvg(FglStrategy):
         name = common_model(self.config, self.federation)
         with seeded(derive_seed(self.config.seed, 0, SERVER, "init")), torch.no_grad():
             model = self.build(name)
+        kept = self.local_names(name)
         self.weights = Weights(
-            {name: tensor.detach() for name, tensor in model.state_dict().items()}
+            {n: t.detach() for n, t in model.state_dict().items() if n not in kept}
         )
-        self.shapes = state_shapes(model)
+        self.shapes = {n: s for n, s in state_shapes(model).items() if n not in kept}
+        if not self.shapes:
+            raise RunError(
+                f"Nothing of {name} is left to average: its first layer and its head stay "
+                "local. Use a backbone with more layers, or align features or classes by "
+                "name."
+            )
+
+    def local_names(self, model: str) -> frozenset[str]:
+        """Return the weights that stay on the owners, see ``feature-align``."""
+        config = self.config
+        if not config.owners or not config.keeps_layers:
+            return frozenset()
+        return local_names(
+            lambda width: draw_model(
+                config,
+                self.federation,
+                model,
+                in_channels=width,
+            ),
+            self.federation.num_features,
+            first_layer=config.feature_align == "project",
+            head=config.has_local_heads,
+        )
 
     def build(self, model: str) -> nn.Module:
         """Build the initial network, whose state is sent and averaged."""
@@ -157,8 +185,9 @@ class FedAvg(FglStrategy):
         self.weights = Weights(mean_of_sums(sums, sum(weights.values()), self.shapes))
 
     def global_state(self) -> Mapping[str, Tensor] | None:
-        """Return the aggregated weights."""
-        return self.weights.tensors
+        """Return the aggregated weights; ``None`` if a part of the model stays local."""
+        is_partial = self.config.owners and self.config.keeps_layers
+        return None if is_partial else self.weights.tensors
 
     def server_state(self) -> Snapshot:
         """Return the aggregated weights."""

@@ -165,7 +165,9 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(DataError, match=r"data-dir must name a folder.*which is a file"):
+    with pytest.raises(
+        DataError, match=r"data-dir must name a folder.*which is a file"
+    ):
         data_folder(str(tmp_path / "a"))
     with pytest.raises(RunError, match="is a file, but must be a folder"):
         load_model(tmp_path / "a")

@@ -38,6 +38,11 @@ WITH: dict[str, dict[str, Scalar]] = {
     "secure-threshold": {"secure-aggregation": True},
     "secure-fraction-bits": {"secure-aggregation": True},
 }
+WITHOUT: dict[str, dict[str, Scalar]] = {
+    "partition": {"owners": "folder"},
+    "dataset": {"owners": "folder"},
+}
+"""Settings beside which a key has no effect; by default none are needed."""
 
 
 def parsed(**values: Scalar) -> RunConfig:
@@ -46,7 +51,8 @@ def parsed(**values: Scalar) -> RunConfig:
 
 @pytest.mark.parametrize("key", NEEDED)
 def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
-    idle, busy = parsed(), parsed(**WITH[key])
+    idle = parsed(**WITHOUT.get(key, {}))
+    busy = parsed(**WITH.get(key, {}))
     with pytest.raises(ConfigError, match=f"{key} has no effect: it needs"):
         reject_unused_settings([key], [idle])
     reject_unused_settings([key], [idle, busy])
@@ -181,4 +187,10 @@ def test_the_settings_of_data_are_those_that_building_the_clients_reads() -> Non
         build.build_clients(Reader(config, seen), 3)  # type: ignore[arg-type]
     read = {name.replace("_", "-") for name in seen & general}
     # a named dataset also reads data-dir, and the number of clients is an argument
-    assert read | {"data-dir", "clients"} == set(DATA_SETTINGS)
+    others = {"data-dir", "clients", "owners", "feature-align", "class-align"}
+    assert read | others == set(DATA_SETTINGS)
+
+
+def test_settings_of_the_synthetic_graph_are_refused_with_owners() -> None:
+    with pytest.raises(ConfigError, match="no effect with dataset = hospitals"):
+        reject_unused_settings(["synthetic.nodes"], [parsed(owners="a/hospitals")])

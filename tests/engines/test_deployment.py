@@ -53,17 +53,26 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
     node = f"num-partitions=2 worker-idle={idle}"
     nodes = [f"partition-id={i} {node}" for i in range(2)]
     with deployment(tmp_path / "deployment", nodes) as stage:
-        status = stage.run(values)
-        assert status == "finished:completed", stage.logs()
+        run_id = stage.submit(values)
+        assert stage.wait_for_end(run_id) == "finished:completed", stage.logs()
+        log = stage.log(run_id)
         supernodes = [process.pid for process in stage.nodes]
         workers = [len(workers_of(pid)) for pid in supernodes]
         assert workers == ([1, 1] if idle else [0, 0])
+        wrong = stage.submit({**values, "lr": -1.0, "run-dir": str(tmp_path / "no")})
+        assert stage.wait_for_end(wrong) == "finished:failed"
+        refusal = stage.log(wrong)
     wait_until(lambda: not [one for pid in supernodes for one in workers_of(pid)], 10)
     assert "handled without a worker" not in stage.logs()
     run = Run.load(folder)
     assert run.status == "completed"
     assert run.summary["engine"] == "deployment"
     assert numbers(run) == numbers(expected)
+    # the log has a line per round, the table of the results and the run folder
+    for line in ("Round 1 of 2: loss", *run.table().splitlines()):
+        assert line in log
+    assert "lr must be > 0, got -1.0" in refusal
+    assert "Traceback" not in refusal
 
 
 @pytest.mark.slow

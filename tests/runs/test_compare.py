@@ -155,6 +155,29 @@ def test_sides_are_folders_patterns_lists_or_one_method(tmp_path: Path) -> None:
         assert len(select_runs(text)) == count, text
 
 
+def test_a_case_of_an_experiment_with_draws_is_selected_by_its_name(
+    tmp_path: Path,
+) -> None:
+    for draw in range(2):
+        for case in ("fedavg", "fedavg_default", "fedavg-draw"):
+            write_run(tmp_path / f"{case}-draw{draw}", 0.5, seed=draw)
+    for name, case in {
+        "fedavg, default": "fedavg_default",  # no grid: the draw ends the name
+        "fedavg": "fedavg",  # a case and also the method of all three
+        "fedavg-draw": "fedavg-draw",
+    }.items():
+        found = [run.path.name for run in select_runs(f"{tmp_path}:{name}")]
+        assert found == [f"{case}-draw0", f"{case}-draw1"], name
+
+
+def test_a_method_is_selected_if_no_case_has_its_name(tmp_path: Path) -> None:
+    for case in ("reset", "fedavg_fine-tuned"):
+        write_run(tmp_path / f"{case}-draw0", 0.5)
+    write_run(tmp_path / "local-draw0", 0.5, method="local")
+    found = [run.path.name for run in select_runs(f"{tmp_path}:fedavg")]
+    assert found == ["fedavg_fine-tuned-draw0", "reset-draw0"]
+
+
 def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     runs = write_runs(tmp_path, "local", [0.4, 0.5])
     with pytest.raises(RunError, match="on both sides"):

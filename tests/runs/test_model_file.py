@@ -160,6 +160,8 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
         ("adpfedgnn", {"selection": "all"}),
         ("fediih", {"factors": 3}),
+        ("fedstar", {"walks": 3}),
+        ("fednh", {}),
     ],
     ids=str,
 )

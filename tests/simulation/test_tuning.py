@@ -97,6 +97,16 @@ def test_a_row_has_the_general_keys_and_those_of_its_method(
     assert "seed" not in plain.settings
 
 
+def test_rows_over_owners_have_no_default_number_of_clients(
+    written: Callable[..., Experiment],
+) -> None:
+    experiment = written(
+        ('dataset = "synthetic"\nclients = 3\n', 'owners = "trees"\n'),
+        ("synthetic.nodes = 200\n", ""),
+    )
+    assert all("clients" not in row.settings for row in rows_to_tune(experiment))
+
+
 def test_own_values_are_those_of_the_method_and_the_case() -> None:
     space, default = row_space({"lr": Choices((1, 0.1))}, {"method": "fedpano"})
     assert default == {"lr": 0.1}

@@ -8,9 +8,11 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 from flwr.app import (
     ArrayRecord,
@@ -22,11 +24,12 @@ from flwr.app import (
 )
 
 from flower_fgl import Run, simulate
+from flower_fgl.client_apps.runtime.state import ClientState, read_state
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation.growing_grid import saves_time
 from flower_fgl.simulation.local_grid import task_identity
-from flower_fgl.simulation.workers import Parcel
+from flower_fgl.simulation.workers import Parcel, WorkerStates
 from tests.engines.test_run import environment, numbers
 from tests.support.short_runs import SMALL, shortened
 
@@ -77,6 +80,27 @@ def test_a_parcel_returns_every_kind_of_record() -> None:
         for name, record in content.items():
             assert type(found[name]) is type(record)
             assert repr(found[name]) == repr(record), name
+
+
+def test_states_of_stacked_clients_are_pickled_alone() -> None:
+    stack = torch.zeros(500, 30, 40)
+    state = ClientState({"model/w": stack[7]}, {"round": 3})
+    assert len(pickle.dumps(state)) > 1_000_000  # the memory of all clients
+    compact = state.compact()
+    assert len(pickle.dumps(compact)) < 10_000
+    assert torch.equal(compact.tensors["model/w"], stack[7])
+    assert compact.values == {"round": 3}
+
+
+def test_checkpoints_of_workers_hold_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {"model/w": torch.ones(2), "secure/seed": torch.ones(2)}
+    answer = {4: ClientState(tensors, {"round": 1})}
+    host = SimpleNamespace(states=SimpleNamespace(remote=lambda: answer))
+    monkeypatch.setattr(ray, "get", list)
+    WorkerStates([host]).save_states(7, tmp_path)
+    assert list(read_state(tmp_path / "000004.safetensors").tensors) == ["model/w"]
 
 
 def test_workers_start_only_if_they_save_more_than_their_start() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar, cast
@@ -15,6 +15,7 @@ from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.client_apps.runtime.state import ClientState
 from flower_fgl.client_apps.runtime.training import (
     DataLoss,
+    load_state,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
@@ -32,6 +33,7 @@ from flower_fgl.nn import (
     state_shapes,
 )
 from flower_fgl.nn.backbone import copy_network
+from flower_fgl.nn.models import local_names
 from flower_fgl.nn.sparse import lay_out_for_sparse
 
 __all__ = ["Client"]
@@ -39,6 +41,7 @@ __all__ = ["Client"]
 EMPTY = Scores(0, math.nan, math.nan, math.nan)
 MASKED = "test_masked"
 Module = TypeVar("Module", bound=nn.Module)
+Entry = TypeVar("Entry")
 
 
 @dataclass(eq=False)
@@ -111,20 +114,29 @@ class Client:
             return copy_network(cast(Backbone, self.data.templates[name, *sizes]))
         drawn_for = self.partition_id if own_weights else SERVER
         with seeded(derive_seed(config.seed, 0, drawn_for, "init")):
-            model = build_model(
-                name,
-                in_channels=self.data.graph.num_features,
-                hidden_channels=config.hidden_channels,
-                num_classes=num_outputs or self.data.num_classes,
-                num_layers=config.num_layers,
-                dropout=config.dropout,
-                readout=config.classifies_graphs,
-                initialise=initialise,
+            model = self._build(
+                self.data.graph.num_features, num_outputs, initialise=initialise
             )
         model = self.settle(model)
         if not initialise:
             self.data.templates[name, *sizes] = copy_network(model)
         return model
+
+    def _build(
+        self, width: int, num_outputs: int | None = None, *, initialise: bool = False
+    ) -> Backbone:
+        """Build the client's backbone on the CPU for a feature width."""
+        config = self.config
+        return build_model(
+            self.model_name,
+            in_channels=width,
+            hidden_channels=config.hidden_channels,
+            num_classes=num_outputs or self.data.num_classes,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+            readout=config.classifies_graphs,
+            initialise=initialise,
+        )
 
     def settle(self, model: Module) -> Module:
         """Move a network to the client's device, in the memory layout of its features."""
@@ -138,6 +150,54 @@ class Client:
         if name not in self.data.shapes:
             self.data.shapes[name] = state_shapes(self.build_model())
         return self.data.shapes[name]
+
+    def local_names(self) -> frozenset[str]:
+        """Return the weights that stay on this client; none in most runs."""
+        config, key = self.config, ("local names", self.model_name)
+        if not config.owners or not config.keeps_layers:
+            return frozenset()
+        if key not in self.data.memo:
+            self.data.memo[key] = local_names(
+                lambda width: self._build(width),
+                self.data.graph.num_features,
+                first_layer=config.feature_align == "project",
+                head=config.has_local_heads,
+            )
+        names: frozenset[str] = self.data.memo[key]
+        return names
+
+    def shared(self, state: Mapping[str, Entry]) -> dict[str, Entry]:
+        """Return the entries of a state that are exchanged, without the local layers."""
+        kept = self.local_names()
+        return {name: entry for name, entry in state.items() if name not in kept}
+
+    def receive(
+        self,
+        weights: Mapping[str, Tensor],
+        build: Callable[[Client], Backbone] | None = None,
+    ) -> Backbone:
+        """Build the backbone with received weights, and with the client's own layers.
+
+        The own layers, if there are any, are those of the model trained last, or the
+        initial ones.
+
+        Parameters
+        ----------
+        weights : mapping of str to Tensor
+            Weights of all exchanged layers, see :meth:`shared`.
+        build : callable, optional
+            Builds the network if it is not the backbone; then it has no local layers.
+        """
+        kept = self.local_names()
+        if build is None or kept:
+            model = self.build_model(initialise=bool(kept))
+        else:
+            model = build(self)
+        if kept:
+            own = self.state.group("model")
+            load_state(model, {name: t for name, t in own.items() if name in kept})
+        load_state(model, weights)
+        return model
 
     def train(
         self,
@@ -283,9 +343,9 @@ class Client:
     ) -> dict[str, Scores]:
         """Score a model on every column: ``val``, ``test`` and those of the setting.
 
-        Graph classification adds the area under the ROC curve. The few-shot setting adds
-        the column ``test_masked``: the test nodes, scored over the client's own classes
-        only.
+        Graph classification and owners add the area under the ROC curve. The few-shot
+        setting adds the column ``test_masked``: the test nodes, scored over the client's
+        own classes only.
 
         Parameters
         ----------
@@ -320,7 +380,7 @@ class Client:
                 scores[name] = score(
                     logits, y, masks[name], num_classes, absent_classes=absent
                 )
-                if inputs.batch is not None:
+                if inputs.batch is not None or self.config.owners:
                     area = auroc(logits, y, masks[name], num_classes)
                     scores[name] = replace(scores[name], auroc=area)
             if is_few_shot and "test" in names:

@@ -112,6 +112,17 @@ class ClientState:
         kept = {name: t for name, t in self.tensors.items() if not is_secret(name)}
         return ClientState(kept, dict(self.values))
 
+    def compact(self) -> ClientState:
+        """Return a copy on the CPU whose tensors own their memory.
+
+        A tensor of a stacked client is a view into the memory of all clients, which
+        pickle would write once for every client.
+        """
+        kept = {
+            name: t.detach().to("cpu", copy=True) for name, t in self.tensors.items()
+        }
+        return ClientState(kept, dict(self.values))
+
     def set_group(self, prefix: str, tensors: dict[str, Tensor]) -> None:
         """Replace the tensors under ``prefix/`` by copies of ``tensors``.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from flwr.serverapp import Grid
 
+from flower_fgl.core.class_names import agree_classes
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings_validation import describe_sampling, num_sampled
@@ -20,7 +21,6 @@ from flower_fgl.strategies.rounds.discovery import (
     wait_for_known_clients,
 )
 from flower_fgl.strategies.rounds.schema_agreement import (
-    agree_classes,
     agree_features,
     agree_width,
     differing_features,
@@ -39,6 +39,17 @@ SHARED: dict[str, Callable[[Description], Hashable]] = {
     "partition": lambda d: d.partition_sha256,
 }
 """What all clients of a run have in common."""
+
+
+def _shared(
+    config: RunConfig,
+) -> dict[str, Callable[[Description], Hashable]]:
+    """Return :data:`SHARED` without what the owners' own layers allow to differ."""
+    free = {
+        "feature width": config.feature_align == "project",
+        "class names": config.has_local_heads,
+    }
+    return {what: value for what, value in SHARED.items() if not free.get(what)}
 
 
 def discover(
@@ -75,7 +86,7 @@ def discover(
     federation = Federation.of(
         described, refused=refused, turned_away=frozenset(queried) - described.keys()
     )
-    for what, value in SHARED.items():
+    for what, value in _shared(config).items():
         _require_equal(federation, what, value)
     _reject_untrainable(federation, config)
     # all classes of a few-shot client have ``shots`` training nodes, so that a larger
@@ -116,7 +127,7 @@ def _agree_on_partition(
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
     """Leave out nodes with another partition than most, and several nodes with one."""
     number = len(described)
-    for what, value in SHARED.items():
+    for what, value in _shared(config).items():
         described, refused = _keep_majority(described, refused, what, value)
     models = assign_models(
         config.model, max(d.num_partitions for d in described.values())
@@ -299,6 +310,29 @@ def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
         )
     elif idle:
         log.warning("Clients %s have no training nodes and are only evaluated.", idle)
+    for client in federation.clients.values():
+        if client.name and not client.is_owned:
+            _warn_of_owner(client)
+
+
+def _warn_of_owner(client: Description) -> None:
+    """Warn of a natural owner that cannot train, select a model or be tested."""
+    for what, number in (
+        ("training", client.num_train),
+        ("validation", client.num_val),
+        ("test", client.num_test),
+    ):
+        if not number:
+            log.warning("Owner %s: There are no labelled %s nodes.", client.name, what)
+    held = [
+        n for n, c in zip(client.class_names, client.class_counts, strict=False) if c
+    ]
+    if len(held) == 1:
+        log.warning(
+            "Owner %s: All labelled training nodes have the class %s.",
+            client.name,
+            held[0],
+        )
 
 
 def _warn_of_disjoint_classes(federation: Federation) -> None:

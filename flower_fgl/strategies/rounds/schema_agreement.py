@@ -7,7 +7,7 @@ owners always give the same run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flower_fgl.core.errors import RunError
@@ -15,7 +15,6 @@ from flower_fgl.core.feature_names import differing_names, hash_names
 from flower_fgl.protocols.describe import UNNUMBERED, Description
 
 __all__ = [
-    "agree_classes",
     "agree_features",
     "agree_width",
     "differing_features",
@@ -128,29 +127,6 @@ def differing_features(candidate: Description, agreed: Description) -> str:
         "clients (another hash). Use the same columns in the same order, or set "
         "share-feature-names = true to compare and order them by name."
     )
-
-
-def agree_classes(lists: Collection[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return one numbering of all classes of the data owners.
-
-    Parameters
-    ----------
-    lists : collection of tuple of str
-        Each data owner's class names in its own order, by ascending partition-id.
-
-    Returns
-    -------
-    tuple of str
-        C class names, in the order of the first data owner that has all classes. If none
-        has, they are sorted, as numbers if all names are whole numbers.
-    """
-    union = {name for names in lists for name in names}
-    for names in lists:
-        if len(names) == len(union):
-            return names
-    if all(name.isdecimal() for name in union):
-        return tuple(sorted(union, key=lambda name: (int(name), name)))
-    return tuple(sorted(union))
 
 
 def in_agreed_order(

@@ -16,6 +16,7 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.data import file_stamps
 from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.core.class_names import agree_classes
 from flower_fgl.core.errors import DataError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
@@ -26,7 +27,6 @@ from flower_fgl.protocols.secure_aggregation.identities import load_identity
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import task_identity
 from flower_fgl.strategies.rounds.schema_agreement import (
-    agree_classes,
     agree_width,
     in_agreed_order,
     number_owners,

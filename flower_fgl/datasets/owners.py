@@ -1,0 +1,347 @@
+"""Natural owners: one client per graph file or dataset, the setting ``owners``.
+
+Each owner's graph is built as a data owner's in a deployment builds its own, see
+``owned.py``. Then all owners agree on features and classes by name, with the checks of
+``strategies/rounds/schema_agreement.py``. A problem of any owner is reported before the
+run starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flower_fgl.core.class_names import agree_classes
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.feature_names import differing_names
+from flower_fgl.core.seeds import numpy_generator
+from flower_fgl.datasets.build import default_split
+from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
+from flower_fgl.datasets.graph_files.npz import read_bytes
+from flower_fgl.datasets.graph_files.problems import clip, show_path
+from flower_fgl.datasets.owned import client_from_file, client_from_owned
+from flower_fgl.datasets.sources.load import (
+    cache_folder,
+    data_folder,
+    find_source,
+    load,
+)
+from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
+from flower_fgl.datasets.splits.split import parse_split, split_nodes
+from flower_fgl.datasets.transforms.columns import order_columns
+
+__all__ = [
+    "Owner",
+    "absolute_owners",
+    "build_owners",
+    "list_owners",
+    "owner_contents",
+]
+
+log = logging.getLogger(__name__)
+MAX_NAME = 300
+"""Characters of an owner's name, as in a deployment."""
+NODES, EDGES = "nodes.csv", "edges.csv"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One owner of the setting ``owners``.
+
+    Parameters
+    ----------
+    name : str
+        Name in tables and reports: of a file without its ending, else of the dataset.
+    source : Path or str
+        Graph file (or CSV folder), or the name of a dataset.
+    """
+
+    name: str
+    source: Path | str
+
+
+def list_owners(config: RunConfig) -> list[Owner]:
+    """List the owners by partition-id, without reading their graphs.
+
+    Parameters
+    ----------
+    config : RunConfig
+        ``owners``, and ``data_dir``, in which relative paths are looked up too.
+
+    Returns
+    -------
+    list of Owner
+        The files of a folder by name, or the entries of a list in their order.
+
+    Raises
+    ------
+    ConfigError
+        If a dataset is unknown.
+    DataError
+        If the folder or a file is missing, holds no graph, or two owners have one name.
+    """
+    path = _find(config.owners, config)
+    if path is not None and os.path.isdir(path):
+        owners = list(_owners_of_folder(path))
+    else:
+        owners = [_owner_of_entry(part, config) for part in _entries(config.owners)]
+    counts = Counter(owner.name for owner in owners)
+    if len(counts) < len(owners):
+        twice = next(name for name, count in counts.items() if count > 1)
+        places = [show_path(str(o.source)) for o in owners if o.name == twice]
+        raise DataError(
+            f'Two owners have the name "{twice}": {" and ".join(places)}. Rename one of '
+            "them: the name of an owner is the name of its file without .npz, or of its "
+            "dataset."
+        )
+    return owners
+
+
+def absolute_owners(owners: str, config: RunConfig) -> str:
+    """Return ``owners`` with absolute paths, for processes in other working folders."""
+    whole = _find(owners, config)
+    if whole is not None:
+        return str(whole.resolve())
+    parts = [(part, _find(part, config)) for part in _entries(owners)]
+    return ",".join(
+        part if path is None else str(path.resolve()) for part, path in parts
+    )
+
+
+def _entries(owners: str) -> list[str]:
+    return [part.strip() for part in owners.split(",") if part.strip()]
+
+
+def _find(text: str, config: RunConfig) -> Path | None:
+    """Return an existing path, in the working folder or in the data folder."""
+    path = Path(os.path.expanduser(text))
+    if os.path.exists(path):  # Path.exists raises an error for long names
+        return path
+    folder = data_folder(config.data_dir)
+    if folder is not None and os.path.exists(folder / path):
+        return folder / path
+    return None
+
+
+def _owners_of_folder(folder: Path) -> Iterator[Owner]:
+    """Yield the graph files and CSV folders in a folder, sorted by name."""
+    where = show_path(folder)
+    if os.path.exists(folder / NODES):
+        raise DataError(
+            f"{where} is the graph of one owner ({NODES} and {EDGES}). owners needs the "
+            "folder that holds the graphs of all owners."
+        )
+    found = []
+    for place in folder.iterdir():
+        if place.name.startswith("."):
+            continue
+        if place.is_dir() and (place / NODES).exists():
+            found.append(Owner(clip(place.name, MAX_NAME), place))
+        elif place.suffix == ".npz":
+            found.append(Owner(clip(place.stem, MAX_NAME), place))
+    if not found:
+        raise DataError(
+            f"{where} holds no graph file: owners needs a folder with one .npz file, or "
+            f"one folder with {NODES} and {EDGES}, per owner. docs/deployment.md describes "
+            "the files."
+        )
+    yield from sorted(found, key=lambda owner: (owner.name, str(owner.source)))
+
+
+def _owner_of_entry(text: str, config: RunConfig) -> Owner:
+    """Return the owner of one entry of a list."""
+    path = _find(text, config)
+    if path is not None:
+        if os.path.isdir(path) and not os.path.exists(path / NODES):
+            raise DataError(
+                f"owners lists {show_path(path)}, a folder without {NODES}. A list holds "
+                "datasets and graph files; give a folder of graph files alone."
+            )
+        return Owner(clip(path.stem if path.suffix == ".npz" else path.name), path)
+    if "/" in text or text.endswith(".npz"):
+        raise DataError(
+            f"owners names {show_path(text)}, which exists neither in the working folder "
+            "nor in data-dir. Check the path."
+        )
+    find_source(text)
+    return Owner(text.removeprefix("tu:"), text)
+
+
+def owner_contents(config: RunConfig) -> list[list[Any]]:
+    """Return name and content of every owner, for the key of a store.
+
+    Returns
+    -------
+    list of [str, str or list of str]
+        The content is the dataset's name, or the SHA-256 of each file.
+    """
+    out: list[list[Any]] = []
+    for owner in list_owners(config):
+        if isinstance(owner.source, str):
+            out.append([owner.name, owner.source])
+            continue
+        is_folder = os.path.isdir(owner.source)
+        files = sorted(owner.source.glob("*.csv")) if is_folder else [owner.source]
+        try:
+            hashes = [hashlib.sha256(read_bytes(file)).hexdigest() for file in files]
+        except DataError:  # an unreadable file is reported when it is built, by name
+            hashes = ["unreadable"]
+        out.append([owner.name, hashes])
+    return out
+
+
+def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
+    """Read all owners' graphs and agree on their features and classes.
+
+    Parameters
+    ----------
+    config : RunConfig
+        ``owners``, ``feature-align``, ``class-align``, and the settings of
+        :func:`~flower_fgl.datasets.owned.client_from_owned`.
+
+    Returns
+    -------
+    list of ClientGraph
+        By partition-id, with the owners' names.
+    str
+        SHA-256 of the owners' names, edges, labels and splits.
+    int
+        Undirected edges of all owners.
+
+    Raises
+    ------
+    ConfigError
+        If a setting does not fit the owners.
+    DataError
+        If the graphs of some owners cannot be used (all of them are named), or the
+        owners do not agree on features.
+    """
+    owners = list_owners(config)
+    clients, problems = [], []
+    for owner in owners:
+        try:
+            clients.append(replace(_client(owner, config), name=owner.name))
+        except DataError as error:
+            problems.append(f"{owner.name}: {error}")
+    if problems:
+        raise DataError(
+            f"{len(problems)} of {len(owners)} owners cannot be used. "
+            + "\n".join(problems)
+        )
+    clients = _agree_on_features(clients, config)
+    names = None
+    if not config.has_local_heads:
+        names = agree_classes([client.class_names for client in clients])
+    clients = [
+        client.renumbered(number, names or client.class_names)
+        for number, client in enumerate(clients)
+    ]
+    edges = sum(client.num_edges for client in clients)
+    return clients, _sha256(clients), edges
+
+
+def _client(owner: Owner, config: RunConfig) -> ClientGraph:
+    """Build the graph of one owner, with its own classes."""
+    if isinstance(owner.source, Path):
+        if config.classifies_graphs:
+            raise ConfigError(
+                f"{owner.name} is one graph for node classification: it needs setting = "
+                '"transductive" or another node setting, got setting = "graph".'
+            )
+        return client_from_file(owner.source, config)
+    dataset = load(
+        owner.source, data_dir=data_folder(config.data_dir), cache_dir=cache_folder()
+    )
+    if isinstance(dataset, GraphDataset) != config.classifies_graphs:
+        kind, need = (
+            ("a set of graphs for graph classification", '"graph"')
+            if isinstance(dataset, GraphDataset)
+            else ("one graph for node classification", '"transductive"')
+        )
+        raise ConfigError(
+            f"{owner.source} is {kind}: it needs setting = {need}, got setting = "
+            f'"{config.setting}".'
+        )
+    if isinstance(dataset, NodeDataset):
+        ids = torch.arange(dataset.num_nodes)
+        return client_from_owned(LocalGraphFile(dataset, ids), config)
+    return _graph_set(dataset, owner.source, config)
+
+
+def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGraph:
+    """Split a whole set of graphs, which belongs to one client."""
+    fractions = parse_split(default_split(replace(config, dataset=name), {}))
+    if fractions is None:
+        raise ConfigError(f'{name} has no published split: split = "public".')
+    generator = numpy_generator(config.partition_seed, 0, 0, "split")
+    masks = split_nodes(dataset.y, fractions, generator=generator)
+    whole = torch.arange(dataset.num_graphs).numpy()
+    return cut_graph_clients(dataset, [whole], [masks])[0]
+
+
+def _agree_on_features(
+    clients: Sequence[ClientGraph], config: RunConfig
+) -> list[ClientGraph]:
+    """Put the features of all owners into one order, by name; reject other features."""
+    if config.feature_align == "project":
+        return list(clients)
+    widths = {client.name: client.num_features for client in clients}
+    if len(set(widths.values())) > 1:
+        text = ", ".join(f"{name}: {width}" for name, width in widths.items())
+        raise DataError(
+            f"The data owners' graphs have different feature widths ({text}). Agree on "
+            "the features, and check every file with flower-fgl check-graph; or set "
+            'feature-align = "project", which leaves the first layer of each owner local.'
+        )
+    named = [client for client in clients if client.feature_names]
+    if 0 < len(named) < len(clients) or (not named and widths[clients[0].name]):
+        unnamed = [client.name for client in clients if not client.feature_names]
+        log.warning(
+            "The graphs of %s have no names of their features: the order of their columns "
+            "is not checked.",
+            ", ".join(unnamed),
+        )
+    if not named:
+        return list(clients)
+    # the features of most owners are the agreed ones
+    sets = Counter(frozenset(client.feature_names) for client in named)
+    most = sets.most_common(1)[0][0]
+    agreed = next(c.feature_names for c in named if frozenset(c.feature_names) == most)
+    reasons = {c.name: differing_names(c.feature_names, agreed) for c in named}
+    wrong = [
+        f"{name}: its features differ from those of the other clients: {text}."
+        for name, text in reasons.items()
+        if text
+    ]
+    if wrong:
+        raise DataError(
+            f"{len(wrong)} of {len(clients)} owners cannot be used. " + "\n".join(wrong)
+        )
+    return [order_columns(client, agreed) for client in clients]
+
+
+def _sha256(clients: Sequence[ClientGraph]) -> str:
+    """Hash names, edges, labels and masks of all clients, in their order."""
+    digest = hashlib.sha256()
+    for client in clients:
+        digest.update(f"{len(client.name)} {client.name}".encode())
+        for graph in (client.graph, *client.evaluation):
+            parts: Mapping[str, torch.Tensor] = {
+                "edges": graph.edge_index,
+                "labels": graph.y,
+                **dict(sorted(graph.masks.items())),
+            }
+            for name, tensor in parts.items():
+                digest.update(f"{name} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,340 @@
+"""Runs over natural owners: names, local layers, and gains per owner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flower_fgl import Run, resume, simulate
+from flower_fgl.cli.main import app
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.fedper import FedPerClientApp
+from flower_fgl.client_apps.fedprox import FedProxClientApp
+from flower_fgl.client_apps.runtime.training import state_of
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.nn.models import MODELS, build_model, local_names, state_shapes
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.runs.per_owner import gains_per_owner
+from tests.support.owners import owner_graphs, run_owners
+from tests.support.random_clients import random_client
+from tests.support.short_runs import comparable
+
+NAMES = ("ash", "birch", "cedar")
+SHORT: dict[str, Any] = {"hidden_channels": 8, "rounds": 2, "seed": 0}
+
+
+def save(folder: Path, graphs: list[Any]) -> Path:
+    folder.mkdir()
+    for name, graph in zip(NAMES, graphs, strict=True):
+        save_client_graph(folder / f"{name}.npz", graph)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("owners")
+
+
+@pytest.fixture(scope="module")
+def folder(place: Path) -> Path:
+    return save(place / "trees", owner_graphs())
+
+
+@pytest.fixture(scope="module")
+def uneven(place: Path) -> Path:
+    """Owners of 8, 5 and 8 features."""
+    graphs = owner_graphs()
+    graphs[1] = replace(
+        graphs[1], graph=replace(graphs[1].graph, x=graphs[1].graph.x[:, :5])
+    )
+    return save(place / "uneven", graphs)
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path, place: Path) -> dict[str, Run]:
+    out = str(place / "runs")
+    return {
+        method: simulate(method, owners=str(folder), output_dir=out, **SHORT)
+        for method in ("local", "fedavg")
+    }
+
+
+def test_a_run_over_owners_equals_a_deployment_with_these_files(
+    folder: Path, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    nodes = [{"graph": str(folder / f"{name}.npz")} for name in NAMES]
+    deployed = run_owners(nodes, tmp_path / "run")
+    ours = runs["fedavg"]
+    assert ours.summary["clients"] == 3
+    for one, other in zip(ours.rounds, deployed.rounds, strict=True):
+        assert one["loss"] == other["loss"]
+        for column in ("val", "test"):
+            mine = one["metrics"]["local"][column]
+            theirs = other["metrics"]["local"][column]
+            assert {name: mine[name] for name in theirs} == theirs
+            assert 0 <= mine["auroc"] <= 1
+
+
+def test_names_reach_the_run_folder_and_the_tables(runs: dict[str, Run]) -> None:
+    run = runs["fedavg"]
+    assert [c["name"] for c in run.clients if "name" in c] == list(NAMES)
+    assert run.summary["dataset"] == "trees"
+    assert "-fedavg-trees-0" in run.path.name
+    scores = run.per_owner()
+    assert list(scores) == list(NAMES)
+    worst = min(scores, key=scores.__getitem__)
+    areas = run.per_owner(metric="auroc")
+    assert f"ash {100 * areas['ash']:.2f}, birch" in run.table()
+    assert f"Worst owner {min(areas, key=areas.__getitem__)}" in run.table()
+    total = run.best["test"]["num_nodes"]  # type: ignore[index]
+    sizes = {c["name"]: c["num_test"] for c in run.clients if "name" in c}
+    pooled = sum(scores[name] * sizes[name] for name in NAMES) / total
+    assert pooled == pytest.approx(run.best["test"]["accuracy"])  # type: ignore[index]
+    assert scores[worst] <= pooled
+
+
+def test_the_gain_of_each_owner_is_the_difference_of_its_scores(
+    runs: dict[str, Run],
+) -> None:
+    one, other = runs["local"], runs["fedavg"]
+    gains = gains_per_owner([one], [other], column="test", metric="accuracy")
+    before, after = one.per_owner(), other.per_owner()
+    assert {g.name: g.gain for g in gains} == {n: after[n] - before[n] for n in NAMES}
+    assert [g.gain for g in gains] == sorted((g.gain for g in gains), reverse=True)
+    with pytest.raises(RunError, match='No owner has "speed"'):
+        gains_per_owner([one], [other], column="test", metric="speed")
+    command = ["compare", str(one.path), str(other.path), "--per-owner"]
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    winners = sum(g.gain > 0 for g in gains)
+    assert f"{winners} of 3 owners gain" in shown.output
+    assert "Worst owner" in shown.output
+    assert "birch" in shown.output
+
+
+def test_another_number_of_clients_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds 3 graphs, one client each, but clien"):
+        simulate(owners=str(folder), clients=4, output_dir=str(tmp_path))
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("readout", [False, True])
+def test_the_first_layer_is_all_that_depends_on_the_feature_width(
+    model: str, *, readout: bool
+) -> None:
+    def build(width: int) -> Any:
+        return build_model(
+            model,
+            in_channels=width,
+            hidden_channels=8,
+            num_classes=3,
+            num_layers=2,
+            dropout=0.0,
+            readout=readout,
+            initialise=False,
+        )
+
+    kept = [local_names(build, d, first_layer=True, head=False) for d in (4, 9)]
+    assert kept[0] == kept[1]
+    shapes = [state_shapes(build(d)) for d in (4, 9)]
+    assert kept[0]
+    for name in shapes[0].keys() - kept[0]:
+        assert shapes[0][name] == shapes[1][name]
+    head = local_names(build, 4, first_layer=False, head=True)
+    assert head == {name for name in shapes[0] if name.startswith("classifier.")}
+
+
+@pytest.mark.parametrize(
+    ("method", "half"),
+    [
+        ("fedavg", FedAvgClientApp),
+        ("fedprox", FedProxClientApp),
+        ("fedper", FedPerClientApp),
+    ],
+)
+def test_a_local_layer_is_never_uploaded_and_stays_as_trained(
+    method: str, half: Any
+) -> None:
+    owned = {"owners": "somewhere", "feature-align": "project", "model": "gin:3x8"}
+    client = random_client(method, settings=owned)
+    first = {name for name in client.state_shapes() if name.startswith("encoder.0.")}
+    assert client.local_names() == first
+    app_half = half()
+    spec = app_half.download_spec(client)
+    assert spec
+    assert not first & spec.keys()
+    download = Weights({name: torch.zeros(shape) for name, shape in spec.items()})
+    fit = app_half.fit(client, 1, download)
+    assert fit.upload.tensors.keys() == spec.keys()
+    trained = state_of(fit.model)
+    client.state.set_group("model", trained)
+    again = (
+        app_half.assemble(client, download)
+        if method == "fedper"
+        else client.receive(download.tensors)
+    ).state_dict()
+    for name in first:
+        assert torch.equal(again[name], trained[name])
+    for name in spec:
+        assert not again[name].any()
+
+
+def test_owners_of_other_widths_train_with_their_own_first_layer(
+    uneven: Path, tmp_path: Path
+) -> None:
+    run = simulate(
+        "fedavg",
+        owners=str(uneven),
+        feature_align="project",
+        secure_aggregation=True,
+        output_dir=str(tmp_path),
+        **SHORT,
+    )
+    assert run.status == "completed"
+    assert [c["num_features"] for c in run.clients if "name" in c] == [8, 5, 8]
+    assert not (run.path / "model.safetensors").exists()  # no complete global model
+    losses = [row["loss"] for row in run.rounds]
+    assert losses[1] < losses[0]
+    with pytest.raises(RunError, match="Nothing of sgc is left to average"):
+        simulate(
+            "fedavg",
+            owners=str(uneven),
+            feature_align="project",
+            class_align="local",
+            model="sgc",
+            output_dir=str(tmp_path),
+            **SHORT,
+        )
+
+
+def test_an_owner_without_labels_or_with_one_class_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = owner_graphs()
+    nothing = torch.full_like(graphs[0].graph.y, -1)
+    graphs[0] = replace(graphs[0], graph=replace(graphs[0].graph, y=nothing))
+    y = graphs[1].graph.y.clone()
+    y[y != 0] = -1
+    graphs[1] = replace(graphs[1], graph=replace(graphs[1].graph, y=y))
+    masks = dict(graphs[2].graph.masks)
+    masks["val"] = torch.zeros_like(masks["val"])
+    graphs[2] = replace(graphs[2], graph=replace(graphs[2].graph, masks=masks))
+    folder = save(tmp_path / "bare", graphs)
+    with caplog.at_level(logging.WARNING):
+        run = simulate(owners=str(folder), output_dir=str(tmp_path), **SHORT)
+    assert "Clients [0] have no training nodes and are only evaluated." in caplog.text
+    assert "Owner ash: There are no labelled training nodes." in caplog.text
+    assert "Owner birch: All labelled training nodes have the class flu." in caplog.text
+    assert "Owner cedar: There are no labelled validation nodes." in caplog.text
+    assert "ash" not in run.per_owner()
+
+
+def test_whole_sets_of_graphs_keep_their_own_heads(
+    real_data: Path, tmp_path: Path
+) -> None:
+    run = simulate(
+        "fedavg",
+        owners="tu:MUTAG,tu:PROTEINS",
+        setting="graph",
+        feature_align="project",
+        model="gin",
+        data_dir=str(real_data),
+        output_dir=str(tmp_path),
+        **SHORT,
+    )
+    assert run.summary["dataset"] == "MUTAG+PROTEINS"
+    about = {c["name"]: c for c in run.clients if "name" in c}
+    assert about["MUTAG"]["num_nodes"] == 188
+    assert about["PROTEINS"]["num_nodes"] == 1113
+    assert "class_names" not in run.summary
+    # of two layers and a head only the second layer is exchanged: 8·8 + 8 + 8·8 + 8
+    assert run.rounds[0]["bytes"]["down"]["weights"] >= 2 * 4 * 144
+    assert run.rounds[0]["bytes"]["down"]["weights"] < 2 * 4 * 144 + 2000
+
+
+def test_an_interrupted_run_with_local_layers_resumes_as_if_nothing_happened(
+    uneven: Path, tmp_path: Path
+) -> None:
+    def interrupt(row: Any) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {
+        **SHORT,
+        "owners": str(uneven),
+        "feature_align": "project",
+        "rounds": 4,
+        "checkpoint_every": 2,
+        "num_layers": 3,  # of two, FedPer's body would be the local layer alone
+    }
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedper", run_dir=str(tmp_path / "a"), on_round=interrupt, **settings)
+    resumed = resume(tmp_path / "a")
+    whole = simulate("fedper", run_dir=str(tmp_path / "b"), **settings)
+    assert comparable(resumed) == comparable(whole)
+
+
+def test_a_finished_run_of_an_experiment_is_not_run_again(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "trees.toml"
+    file.write_text(
+        f'draws = 1\n[config]\nowners = "{folder}"\nrounds = 1\nhidden-channels = 8\n'
+        f'output-dir = "{tmp_path / "runs"}"\n[[case]]\nname = "local"\nmethod = "local"\n'
+    )
+    first, again = (
+        CliRunner().invoke(app, ["run", str(file), "--quiet"]) for _ in range(2)
+    )
+    assert first.exit_code == 0, first.output
+    assert again.exit_code == 0, again.output
+    assert "already complete" not in first.output
+    assert "local-draw0: already complete" in again.output
+
+
+ENGINES = """
+from flower_fgl.simulation.run import run_one
+from tests.support.short_runs import comparable
+if __name__ == "__main__":
+    values = {values}
+    runs = [
+        run_one(values, engine=engine, workers=workers)
+        for engine, workers in (("local", 1), ("local", 2), ("ray", 1))
+    ]
+    same = {{comparable(run) for run in runs}}
+    print("numbers of", len(same), "kind from", len(runs), "engines")
+"""
+
+
+@pytest.mark.slow
+def test_all_engines_give_the_same_numbers(uneven: Path, tmp_path: Path) -> None:
+    values = {
+        "method": "fedavg",
+        "owners": str(uneven),
+        "feature-align": "project",
+        "rounds": 2,
+        "hidden-channels": 8,
+        "output-dir": str(tmp_path / "runs"),
+    }
+    script = tmp_path / "compare_engines.py"
+    script.write_text(ENGINES.format(values=values))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "RAY_ADDRESS": "local"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert "numbers of 1 kind from 3 engines" in done.stdout, done.stderr[-3000:]
