@@ -221,6 +221,7 @@ def _run(
             if federation and not config.has_local_heads
             else None,
             error=error or None,
+            metric=config.main_score,
         )
         if federation is not None and federation.refused:
             summary["refused"] = [asdict(one) for one in federation.refused]

@@ -25,6 +25,7 @@ from flower_fgl.core.unused_settings import (
 from flower_fgl.methods import METHODS, parse_config
 
 __all__ = ["check_graph", "export", "identity", "partition", "predict"]
+__all__ += ["import_partition"]
 
 
 def partition(
@@ -83,6 +84,29 @@ def export(
     from flower_fgl.cli.partition import export_clients
 
     for path in export_clients(config, folder):
+        show(str(path))
+
+
+def import_partition(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a partition of OpenFGL, with data_0.pt, or of a FedGB dataset."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the .npz files.", file_okay=False)
+    ],
+) -> None:
+    """Convert a partition of OpenFGL or FedGB into one graph file per client.
+
+    Run it with --set owners=FOLDER. Only tensors are read from the files: none of their
+    code runs.
+    """
+    # loads torch: the arguments are checked first
+    from flower_fgl.datasets.graph_files.published_partition import convert_partition
+
+    for path in convert_partition(source, folder):
         show(str(path))
 
 

@@ -291,6 +291,7 @@ for command in (
     graph_commands.partition,
     graph_commands.export,
     graph_commands.check_graph,
+    graph_commands.import_partition,
     graph_commands.predict,
     graph_commands.identity,
     report_commands.report,

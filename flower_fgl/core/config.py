@@ -22,6 +22,7 @@ from flower_fgl.core.settings import (
     GeneralSettings,
     SyntheticSettings,
     is_file,
+    main_score_of,
     owners_name,
 )
 from flower_fgl.core.settings_validation import (
@@ -63,6 +64,11 @@ class RunConfig(GeneralSettings):
     def classifies_graphs(self) -> bool:
         """Whether the run classifies whole graphs instead of nodes."""
         return self.setting == "graph"
+
+    @property
+    def main_score(self) -> str:
+        """Score by which rounds and settings are compared: ``accuracy`` or ``auroc``."""
+        return main_score_of(self.dataset, self.owners)
 
     @property
     def has_unseen(self) -> bool:

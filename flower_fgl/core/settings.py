@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from flower_fgl.core.options import option
 
 __all__ = [
+    "AUROC_DATASETS",
     "DATASETS",
     "GRAPH_PARTITIONS",
     "MIN_SECURE_CLIENTS",
     "PARTITIONS",
     "TRACKERS",
+    "UNSUPPORTED",
     "GeneralSettings",
     "SyntheticSettings",
     "is_file",
+    "main_score_of",
     "names_of_trackers",
     "owners_name",
     "read_num_neighbors",
@@ -36,6 +39,32 @@ DATASETS = [
     "flickr",
     "reddit",
     "reddit2",
+    "actor",
+    "chameleon",
+    "squirrel",
+    "chameleon-filtered",
+    "squirrel-filtered",
+    "cornell",
+    "texas",
+    "wisconsin",
+    "roman-empire",
+    "amazon-ratings",
+    "minesweeper",
+    "tolokers",
+    "questions",
+    "airports-usa",
+    "airports-brazil",
+    "airports-europe",
+    "twitch-de",
+    "twitch-en",
+    "twitch-es",
+    "twitch-fr",
+    "twitch-pt",
+    "twitch-ru",
+    "lastfm-asia",
+    "deezer-europe",
+    "facebook-page-page",
+    "wiki-cs",
     "ogbn-arxiv",
     "ogbn-products",
     "ogbn-papers100m",
@@ -44,11 +73,39 @@ DATASETS = [
     "nci1",
     "imdb-binary",
     "collab",
+    "ogbg-molhiv",
+    "ogbg-molbace",
+    "ogbg-molbbbp",
+    "ogbg-ppa",
     "amazon-clothing",
     "dblp-few-shot",
     "fold-ppi",
 ]
 """Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
+AUROC_DATASETS = frozenset(
+    [
+        *("minesweeper", "tolokers", "questions"),
+        *("ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp"),
+    ]
+)
+"""Datasets of two classes, one of them rare, whose papers report the area under the ROC
+curve (Platonov et al., ICLR 2023; Hu et al., NeurIPS 2020)."""
+_MULTI_TASK = "every graph has several labels at once"
+_REGRESSION = "the labels are numbers, not classes"
+UNSUPPORTED = {
+    "yelp": "a node may have several of its 100 labels at once",
+    "ogbn-proteins": "every node has 112 labels at once",
+    "ogbn-mag": "nodes and edges have several types",
+    "ogbg-code2": "the label is a sequence of words",
+    "ogbg-molesol": _REGRESSION,
+    "ogbg-molfreesolv": _REGRESSION,
+    "ogbg-mollipo": _REGRESSION,
+    **{
+        f"ogbg-mol{name}": _MULTI_TASK
+        for name in ("pcba", "muv", "tox21", "toxcast", "sider", "clintox", "chembl")
+    },
+}
+"""Known datasets that have no single class per node or graph, and the reason."""
 
 PARTITIONS = (
     "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
@@ -463,6 +520,11 @@ def owners_name(owners: str) -> str:
     parts = [part.strip().rstrip("/") for part in owners.split(",")]
     names = [part.rpartition("/")[2].removesuffix(".npz") for part in parts]
     return "+".join(name.removeprefix("tu:") for name in names)
+
+
+def main_score_of(dataset: str, owners: str = "") -> str:
+    """Return the score by which runs are compared: ``accuracy``, or ``auroc``."""
+    return "auroc" if dataset in AUROC_DATASETS and not owners else "accuracy"
 
 
 def is_file(dataset: str) -> bool:

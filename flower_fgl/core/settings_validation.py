@@ -17,6 +17,7 @@ from flower_fgl.core.settings import (
     GRAPH_PARTITIONS,
     MIN_SECURE_CLIENTS,
     TRACKERS,
+    UNSUPPORTED,
     GeneralSettings,
     SyntheticSettings,
     is_file,
@@ -70,6 +71,12 @@ def check_names(
     if method not in methods:
         raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
     dataset = str(general.get("dataset", GeneralSettings.dataset))
+    if dataset in UNSUPPORTED:
+        raise ConfigError(
+            f'The dataset "{dataset}" is not supported: {UNSUPPORTED[dataset]}. The '
+            "methods here predict one class of each node or graph. Choose a dataset that "
+            "flower-fgl datasets lists."
+        )
     is_known = dataset in set(datasets) or dataset.startswith("tu:")
     if not (is_known or is_file(dataset)):
         is_folder = os.path.isdir(dataset)  # False too for a name too long for a path

@@ -373,7 +373,9 @@ def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | N
 def main_metric(run: Run) -> str:
     """Return the test score that papers on a run's setting report."""
     is_few_shot = run.config.get("setting") == "few-shot"
-    return "mean_accuracy" if is_few_shot else "accuracy"
+    return (
+        "mean_accuracy" if is_few_shot else str(run.summary.get("metric", "accuracy"))
+    )
 
 
 def common_metric(runs: Sequence[Run]) -> str:

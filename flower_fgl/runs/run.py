@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
     CONFIG_FILE,
@@ -88,7 +89,9 @@ class Run:
         clients = read_lines(folder / CLIENTS_FILE)
         if summary["status"] == "running":  # active or killed: the rows are newer
             header = {key: summary.get(key) for key in HEADER}
-            summary |= summarise(rounds, status="running", **header)
+            places = (str(config.get(key, "")) for key in ("dataset", "owners"))
+            metric = main_score_of(*places)
+            summary |= summarise(rounds, status="running", metric=metric, **header)
         return cls(folder, config, read_sources(text), summary, rounds, clients)
 
     @property

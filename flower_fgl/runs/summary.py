@@ -27,6 +27,7 @@ def summarise(
     status: str,
     class_names: Sequence[str] | None = None,
     error: str | None = None,
+    metric: str = "accuracy",
 ) -> dict[str, Any]:
     """Summarise a run in the format of ``summary.json``.
 
@@ -44,6 +45,9 @@ def summarise(
         Length C, for the report.
     error : str, optional
         Reason of a failure.
+    metric : str
+        Validation score that selects the best round; the summary names it unless it is
+        ``accuracy``.
 
     Returns
     -------
@@ -55,7 +59,7 @@ def summarise(
 
     Notes
     -----
-    1. ``best`` is the round with the highest pooled validation accuracy, the later one
+    1. ``best`` is the round with the highest pooled validation score, the later one
        among equals. Test scores are never used. Failed rounds, fine-tuning, and rounds
        that scored fewer validation nodes than others because replies were lost, do not
        count. Without validation nodes, ``best`` is the last round, and ``selection`` is
@@ -75,11 +79,13 @@ def summarise(
         "partition_sha256": partition_sha256,
         "evaluate": evaluate,
         "status": status,
-        **_select(scored, main),
+        **_select(scored, main, metric),
         **_totals(rounds, train),
     }
     if {"local", "global"} <= scopes:
-        out["global"] = _select(scored, "global")
+        out["global"] = _select(scored, "global", metric)
+    if metric != "accuracy":
+        out["metric"] = metric
     for row in rounds:
         if row.get("phase") == "finetune" and row.get("metrics", {}).get("local"):
             out["finetuned"] = {"round": row["round"], **row["metrics"]["local"]}
@@ -146,16 +152,16 @@ def score_text(row: Row) -> str:
     return "  ".join(parts)
 
 
-def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
+def _select(scored: Sequence[Row], scope: str, metric: str) -> dict[str, Any]:
     """Return the best round, the last round, and how the best one was selected."""
     rows = [row for row in scored if row["metrics"].get(scope)]
     if not rows:
         return {"selection": "validation", "best": None, "last": None}
     validated = [
-        (val.get("num_nodes", 0), val["accuracy"], int(row["round"]), row)
+        (val.get("num_nodes", 0), val[metric], int(row["round"]), row)
         for row in rows
-        if (val := row["metrics"][scope].get("val", {})).get("accuracy") is not None
-        and math.isfinite(val["accuracy"])
+        if (val := row["metrics"][scope].get("val", {})).get(metric) is not None
+        and math.isfinite(val[metric])
     ]
     last = max(rows, key=lambda row: int(row["round"]))
     best = max(validated, key=lambda entry: entry[:3])[3] if validated else last

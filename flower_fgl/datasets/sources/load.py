@@ -172,7 +172,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
     class_names = tuple(str(c) for c in range(num_classes))
     if isinstance(raw, RawGraphs):
         graphs = GraphDataset(
-            name, raw.x, raw.edge_index, raw.batch, raw.y, class_names
+            name, raw.x, raw.edge_index, raw.batch, raw.y, class_names, raw.masks
         )
         validate_graph_dataset(graphs)
         return graphs
