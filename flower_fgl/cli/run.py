@@ -29,7 +29,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import GeneralSettings
-from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.core.unused_settings import reject_unused_settings, unused_settings
 from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
@@ -341,10 +341,11 @@ def _existing_run(planned: PlannedRun) -> tuple[Run | None, bool]:
             config.general_defaults() | drop_removed(dict(flatten_config(run.config))),
             config.flat(),
         )
+        uncompared = {*UNCOMPARED, *unused_settings(now, config)}
         changed = [
             key
             for key, value in now.items()
-            if key not in UNCOMPARED and before.get(key) != value
+            if key not in uncompared and before.get(key) != value
         ]
         if run.status != "completed":
             can_resume = _can_resume(run, config)

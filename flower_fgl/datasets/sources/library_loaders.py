@@ -293,7 +293,9 @@ def _read_csv(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
     """Read a compressed table of numbers without a header."""
     import pandas as pd
 
-    values: np.ndarray[Any, np.dtype[Any]] = pd.read_csv(path, header=None).to_numpy()
+    values: np.ndarray[Any, np.dtype[Any]] = pd.read_csv(path, header=None).to_numpy(
+        copy=True
+    )
     return values
 
 
