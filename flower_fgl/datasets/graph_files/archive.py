@@ -114,6 +114,7 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
 KNOWN_ARRAYS = (
     *("x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_index", "edges", "y"),
     *("class_names", "node_ids", "feature_names", "feature_scale", "feature_mean"),
+    *("outside_edges", "outside_ids"),
     *("feature_std", "train_mask", "val_mask", "test_mask"),
 )
 """Arrays of a graph file, for messages."""
