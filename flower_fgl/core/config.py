@@ -57,22 +57,20 @@ class RunConfig(GeneralSettings):
         Origin of each general value: ``user``, ``method``, ``data set`` or ``default``.
     needs_cross_edges : bool
         Whether the method needs each client's edges to nodes of other clients.
+    main_score : {"accuracy", "auroc"}
+        Score by which rounds and settings are compared; it follows from the dataset.
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
     method_config: Any = None
     sources: Mapping[str, str] = field(default_factory=dict)
     needs_cross_edges: bool = False
+    main_score: str = "accuracy"
 
     @property
     def classifies_graphs(self) -> bool:
         """Whether the run classifies whole graphs instead of nodes."""
         return self.setting == "graph"
-
-    @property
-    def main_score(self) -> str:
-        """Score by which rounds and settings are compared: ``accuracy`` or ``auroc``."""
-        return main_score_of(self.dataset, self.owners)
 
     @property
     def has_unseen(self) -> bool:
@@ -171,6 +169,7 @@ class RunConfig(GeneralSettings):
             method_config=settings.get(chosen),
             sources=sources,
             needs_cross_edges=method.needs_cross_edges,
+            main_score=main_score_of(read.dataset, read.owners),
         )
 
     def flat(self) -> dict[str, Scalar]:

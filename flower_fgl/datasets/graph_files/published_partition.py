@@ -218,7 +218,8 @@ def _global_ids(data: Any, count: int) -> Tensor:
     if not isinstance(table, Mapping):
         return torch.arange(count)
     ids = torch.tensor([int(table.get(i, -1)) for i in range(count)])
-    is_valid = len(ids.unique()) == count and bool((ids >= 0).all())
+    ordered = ids.sort().values
+    is_valid = bool((ordered.diff() > 0).all()) and bool((ids >= 0).all())
     return ids if is_valid else torch.arange(count)
 
 
