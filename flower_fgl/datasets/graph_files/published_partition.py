@@ -250,6 +250,9 @@ def _load(path: Path) -> Any:
     allowed += [np.dtype, type(np.dtype(np.int64)), type(np.dtype(np.int32))]
     scalar = importlib.import_module("numpy._core.multiarray").scalar
     allowed += [scalar, (scalar, "numpy.core.multiarray.scalar")]
+    # the context removes all of its entries, also those of torch-geometric itself
+    known = torch.serialization.get_safe_globals()
+    allowed = [entry for entry in allowed if entry not in known]
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -338,6 +338,9 @@ def _ogb_surroundings() -> Iterator[None]:
     storage = importlib.import_module("torch_geometric.data.storage")
     classes = importlib.import_module("torch_geometric.data.data")
     allowed = [classes.DataEdgeAttr, classes.DataTensorAttr, storage.GlobalStorage]
+    # the context removes all of its entries, also those of torch-geometric itself
+    known = torch.serialization.get_safe_globals()
+    allowed = [entry for entry in allowed if entry not in known]
     with (
         contextlib.redirect_stdout(sys.stderr),  # progress messages
         torch.serialization.safe_globals(allowed),

@@ -144,6 +144,13 @@ def test_the_code_of_a_file_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "graphs").exists()
 
 
+def test_the_classes_that_torch_may_read_stay_the_same(tmp_path: Path) -> None:
+    # torch-geometric reads its processed files with these
+    before = set(torch.serialization.get_safe_globals())
+    convert_partition(write(tmp_path / NAME), tmp_path / "graphs")
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
