@@ -77,6 +77,12 @@ def table(
             help="Also write each row of each dataset as JSON into this folder."
         ),
     ] = None,
+    notes: Annotated[
+        str,
+        typer.Option(
+            help="Sentences below the table: all, marks (marks, tests and ranks), none."
+        ),
+    ] = "all",
     ranks: Annotated[
         Path | None,
         typer.Option(
@@ -92,7 +98,7 @@ def table(
     Bold marks the best row, ≈ rows that are tied with it. All rows of one dataset need the
     same draws. What is not equal in a comparison is printed below it as a warning.
     """
-    found, notes = load_cells(runs, experiments or [])
+    found, missing = load_cells(runs, experiments or [])
     if cells is not None:
         paths = write_cells(found, cells)
         show(f"Cells: {len(paths)} files in {cells}")
@@ -111,15 +117,15 @@ def table(
         draws=draws,
         labels=read_labels(labels) if labels is not None else {},
     )
-    text = format_table(made, layout=layout, format=format)
+    text = format_table(made, layout=layout, format=format, notes=notes)
     if out is None:
         typer.echo(encodable(text), nl=False)
     else:
         replace_file(out, text.encode())
         show(f"Table: {out}")
-    if format == "csv":  # the other formats contain them
-        notes = [*notes, *(f"Warning: {text}." for text in made.warnings())]
-    for note in notes:
+    if format == "csv" or notes != "all":  # else the table contains them
+        missing = [*missing, *(f"Warning: {text}." for text in made.warnings())]
+    for note in missing:
         typer.echo(encodable(note), err=True)
     if ranks is not None:
         ranked, _ = made.ranks()

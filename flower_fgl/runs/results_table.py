@@ -388,6 +388,15 @@ class ResultsTable:
         )
         if len(devices) > 1:
             out.append(f"devices: seconds were measured on {_listed(devices)}")
+        shared: dict[str, set[int]] = {}
+        for draw in cells[0].draws:  # all rows have the same
+            shared.setdefault(draw.partition, set()).add(draw.partition_seed)
+        for seeds in shared.values():
+            if len(seeds) > 1:
+                names = " and ".join(str(seed) for seed in sorted(seeds))
+                out.append(
+                    f"partition: partition seeds {names} give the same partition"
+                )
         selections = self._by(cells, lambda c: c.selection)
         if len(selections) > 1:
             out.append(f"selection: the round is chosen by {_listed(selections)}")
@@ -411,6 +420,11 @@ class ResultsTable:
         is_draw = len({seed for _, seed in seeds}) > 1
         what = "partition, split and initial model" if is_draw else "the initial model"
         out = [f"± is the standard deviation over {listed} {kind} of {what}."]
+        selections = {cell.selection for cell in self.cells}
+        if selections == {"validation"} and not self.is_cost:
+            out.append("Scores are those of the round best on validation nodes.")
+        elif selections == {"last"} and not self.is_cost:
+            out.append("Scores are those of the last round.")
         planned = {c.planned_draws for c in self.cells if c.planned_draws}
         if planned and max(planned) > max(numbers):
             out.append(f"The experiment plans {max(planned)} draws.")

@@ -17,9 +17,10 @@ from flower_fgl.runs.results_table import Block, Line, ResultsTable
 from flower_fgl.runs.statistics import LEVEL, MARGIN
 from flower_fgl.runs.units import show_bytes, show_seconds
 
-__all__ = ["FORMATS", "LAYOUTS", "format_table"]
+__all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
 
 LAYOUTS = ("full", "overview")
+NOTES = ("all", "marks", "none")
 TITLES = {
     "accuracy": "accuracy",
     "mean_accuracy": "mean of clients",
@@ -61,7 +62,11 @@ class Sheet:
 
 
 def format_table(
-    table: ResultsTable, *, layout: str = "full", format: str = "markdown"
+    table: ResultsTable,
+    *,
+    layout: str = "full",
+    format: str = "markdown",
+    notes: str = "all",
 ) -> str:
     """Format a table with its notes.
 
@@ -74,6 +79,9 @@ def format_table(
         column per dataset, that shows the table's metric only. CSV has one layout.
     format : {"markdown", "latex", "csv", "html"}
         Format of the text.
+    notes : {"all", "marks", "none"}
+        Sentences below the table: all; those on marks, tests and ranks, e.g. for the
+        second table of the same runs; or none.
 
     Returns
     -------
@@ -84,8 +92,10 @@ def format_table(
     Raises
     ------
     ConfigError
-        If the layout or format is unknown.
+        If the layout, the format or the kind of notes is unknown.
     """
+    if notes not in NOTES:
+        raise ConfigError(f'Unknown notes "{notes}". {nearest(notes, NOTES)}')
     if layout not in LAYOUTS:
         raise ConfigError(f'Unknown layout "{layout}". {nearest(layout, LAYOUTS)}')
     if format not in FORMATS:
@@ -97,11 +107,14 @@ def format_table(
         if layout == "overview"
         else [_full(table, block) for block in table.blocks]
     )
-    return FORMATS[format](sheets, _notes(table, layout))
+    below = [] if notes == "none" else _marks(table)
+    if notes == "all":
+        below += _facts(table, layout)
+    return FORMATS[format](sheets, below)
 
 
-def _notes(table: ResultsTable, layout: str) -> list[str]:
-    """Return the sentences below a table: marks, tests, ranks, facts and warnings."""
+def _marks(table: ResultsTable) -> list[str]:
+    """Return the sentences on marks, tests and ranks."""
     notes = []
     if not table.is_cost and any(block.best for block in table.blocks):
         points = f"{100 * MARGIN:.0f} point"
@@ -120,18 +133,23 @@ def _notes(table: ResultsTable, layout: str) -> list[str]:
         )
         if whys := _not_testable(table):
             notes.append(f"Not testable: {'; '.join(whys)}.")
-    notes += table.facts()
+    ranks, missing = table.ranks()
+    if ranks is not None and not ranks.why_not:
+        notes.append(str(ranks))
+        if missing:
+            notes.append(f"Not ranked, as a column lacks them: {', '.join(missing)}.")
+    return notes
+
+
+def _facts(table: ResultsTable, layout: str) -> list[str]:
+    """Return the sentences on draws, tuning and versions, and the warnings."""
+    notes = table.facts()
     if table.metric in ("bytes", "bytes_up", "bytes_down"):
         notes.append("Bytes are those of all clients and rounds of a run.")
     elif layout == "full":
         notes.append(
             "Bytes and seconds are those of a whole run, all clients together."
         )
-    ranks, missing = table.ranks()
-    if ranks is not None and not ranks.why_not:
-        notes.append(str(ranks))
-        if missing:
-            notes.append(f"Not ranked, as a column lacks them: {', '.join(missing)}.")
     for cell in table.cells:
         notes += [note for note in cell.notes if note not in notes]
     return notes + [f"Warning: {text}." for text in table.warnings()]

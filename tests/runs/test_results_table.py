@@ -232,6 +232,16 @@ def test_unequal_code_and_devices_are_named() -> None:
     assert device.startswith("devices: seconds were measured on cpu")
 
 
+def test_draws_that_share_their_partition_are_named() -> None:
+    cells = rows(local=LOCAL, good=GOOD)
+    for k, cell in enumerate(cells):
+        draws = [replace(draw, partition="same") for draw in cell.draws[:2]]
+        cells[k] = replace(cell, draws=[*draws, *cell.draws[2:]])
+    assert ResultsTable(cells).warnings() == [
+        "partition: partition seeds 0 and 1 give the same partition"
+    ]
+
+
 def test_unequal_draws_and_partitions_are_refused() -> None:
     cells = rows(local=LOCAL, good=GOOD[:4])
     with pytest.raises(
