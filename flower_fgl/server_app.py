@@ -14,12 +14,17 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_fgl.core.config import RunConfig
+from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.connection_watch import runtime_address, watch_connection
 from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.unused_settings import (
+    changed_settings,
+    check_app_table,
+    reject_unused_settings,
+)
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
@@ -218,6 +223,7 @@ def _run(
             if federation and not config.has_local_heads
             else None,
             error=error or None,
+            metric=config.main_score,
         )
         if federation is not None and federation.refused:
             summary["refused"] = [asdict(one) for one in federation.refused]
@@ -244,7 +250,7 @@ def _stop_early(
         return None
 
     def should_stop(server_round: int, result: Result) -> bool:
-        waited = rounds_without_gain(writer.rounds)
+        waited = rounds_without_gain(writer.rounds, config.main_score)
         if waited < config.round_patience:
             return False
         log.info(
@@ -326,14 +332,35 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
     )
 
 
+def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
+    """Parse the run config of ``flwr run``, and reject settings without effect.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flower's flat run config, which holds all settings of the app.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong, has no effect and differs from its default, or if Flower
+        ignores the table of the settings because its name is misspelt.
+    """
+    check_app_table(sys.path)
+    config = parse_config(values)
+    if not config.resume:  # a run of an older version may hold such settings
+        changed = changed_settings(values, pyproject_table(METHODS))
+        reject_unused_settings(changed, [config])
+    return config
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run under Flower: in its simulation or on a SuperLink."""
     is_simulation = type(grid).__name__ == "InMemoryGrid"
-    folder = str(context.run_config.get("state-dir", ""))
     address = None if is_simulation else runtime_address(sys.argv)
     with flower_log(), watch_connection(address):
-        config = parse_config(context.run_config)
+        config = read_run_config(context.run_config)
         if is_simulation:
             warn_of_many_clients(
                 config, config.clients or len(list(grid.get_node_ids()))
@@ -342,7 +369,9 @@ def main(grid: Grid, context: Context) -> None:
             grid,
             context.run_config,
             engine="ray" if is_simulation else "deployment",
-            states=LinkedStates(Path(folder)) if is_simulation and folder else None,
+            states=LinkedStates(Path(config.state_dir))
+            if is_simulation and config.state_dir
+            else None,
             on_round=log_rounds(config.rounds),
             config=config,
         )

@@ -14,7 +14,11 @@ from flower_fgl.cli.value_lists import parse_value, split_pair
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.core.unused_settings import (
+    DATA_SETTINGS,
+    reject_unread_settings,
+    reject_unused_settings,
+)
 from flower_fgl.methods import parse_config
 
 __all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
@@ -79,7 +83,12 @@ def given(**values: str | None) -> dict[str, str]:
 
 
 def data_config(
-    dataset: str, clients: int, rule: str, settings: Sequence[str] | None
+    dataset: str,
+    clients: int,
+    rule: str,
+    settings: Sequence[str] | None,
+    *,
+    command: str,
 ) -> RunConfig:
     """Return the checked settings of a command that only reads data."""
     pairs = parse_pairs(settings or [])
@@ -90,6 +99,7 @@ def data_config(
         **pairs,
     }
     config = parse_config(values)
+    reject_unread_settings(pairs, DATA_SETTINGS | {"synthetic"}, command)
     reject_unused_settings(pairs, [config])
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {clients}.")

@@ -1,4 +1,4 @@
-"""The ``check-graph`` command: problems of a graph file, and what the server learns."""
+"""The ``check-graph`` command: problems of a graph file, and what leaves its owner."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.datasets.graph_files.problems import show_path
 from flower_fgl.datasets.owned import client_from_owned
-from flower_fgl.methods import parse_config
+from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 
-__all__ = ["GraphReport", "inspect_graph", "learned_by_server"]
+__all__ = ["GraphReport", "describe_leaving", "inspect_graph", "learned_by_server"]
+__all__ += ["said_once"]
 
 SMALL_CLASS = 5
 """Classes with fewer training nodes may reveal information about individuals."""
+LARGE_VALUE = 100.0
+"""Absolute value above which a column counts as not scaled."""
+MOST_COLUMNS = 5
+"""Columns that a note lists by name."""
 
 
 @dataclass(frozen=True)
@@ -121,20 +126,60 @@ def _notes(
         if not number:
             notes.append(f"There are no labelled {split} nodes.")
     notes += _small_classes(description, config)
+    notes += _single_class(graph)
     whole = graph.graph
     has_neighbor = torch.zeros(whole.num_nodes, dtype=torch.bool)
     has_neighbor[whole.edge_index[0]] = True
     isolated = whole.num_nodes - int(has_neighbor.sum())
     if isolated:
         notes.append(f"{isolated:,} of {whole.num_nodes:,} nodes have no neighbour.")
-    if whole.x.layout == torch.strided:
-        largest = float(whole.x.abs().max())
-        if largest > 100:
-            notes.append(
-                f"The largest absolute feature value is {largest:.3g}. Scale the features "
-                "in the same way at all owners, or training will converge slowly."
-            )
-    return notes
+    return notes + _unscaled_columns(graph)
+
+
+def _single_class(graph: ClientGraph) -> list[str]:
+    """Return a note if all training nodes belong to one class."""
+    counts = graph.class_counts("train")
+    present = counts.nonzero().flatten().tolist()
+    if len(present) != 1:
+        return []
+    name = graph.class_names[present[0]]
+    return [
+        f"All {int(counts.sum()):,} training nodes belong to the class {name}. This owner "
+        "cannot learn by itself to tell classes apart, and a model that always predicts "
+        f"{name} looks perfect here. Check the labels, or the split."
+    ]
+
+
+def _unscaled_columns(graph: ClientGraph) -> list[str]:
+    """Return a note that lists feature columns with large values."""
+    low, high = _column_ranges(graph.graph.x)
+    largest = torch.maximum(low.abs(), high.abs())
+    found = (largest > LARGE_VALUE).nonzero().flatten()
+    if not len(found):
+        return []
+    order = found[largest[found].argsort(descending=True)].tolist()
+    names = graph.feature_names or tuple(f"column {i}" for i in range(len(largest)))
+    listed = ", ".join(
+        f"{names[i]} ({float(low[i]):.3g} to {float(high[i]):.3g})"
+        for i in order[:MOST_COLUMNS]
+    )
+    more = f" and {len(order) - MOST_COLUMNS} more" if len(order) > MOST_COLUMNS else ""
+    return [
+        f"Not scaled: {listed}{more}. Columns with large values outweigh the others, and "
+        "training converges slowly. Scale them in the same way at all owners, or run with "
+        'feature-norm = "columns".'
+    ]
+
+
+def _column_ranges(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the smallest and the largest value of each column, each of shape (d,)."""
+    if x.layout == torch.strided:
+        empty = torch.zeros(x.shape[1])
+        return (x.amin(dim=0), x.amax(dim=0)) if len(x) else (empty, empty)
+    start = torch.zeros(x.shape[1])  # sparse columns hold zeros
+    index, values = x.col_indices(), x.values()
+    low = start.scatter_reduce(0, index, values, "amin")
+    return low, start.scatter_reduce(0, index, values, "amax")
 
 
 def _small_classes(description: Description, config: RunConfig) -> list[str]:
@@ -176,3 +221,112 @@ def learned_by_server(
     if not with_counts:
         description = replace(description, class_counts=())
     return dict(description.to_record().config_records[INFO])
+
+
+def describe_leaving(
+    description: Description, settings: Mapping[str, Scalar]
+) -> list[str]:
+    """Say in an owner's words what leaves its machine, and what does not.
+
+    Parameters
+    ----------
+    description : Description
+        Description in the report of :func:`inspect_graph`.
+    settings : mapping of str to bool, int, float or str
+        Run config of the planned run.
+
+    Returns
+    -------
+    list of str
+        Lines of text.
+    """
+    config = parse_config(settings)
+    lines = ["What leaves this machine before round 1, once:"]
+    lines += [f"  {text}" for text in said_once(description, config).values()]
+    method = METHODS[config.method]
+    lines.append(f"What leaves it in every round with method = {config.method}:")
+    if method.uploads:
+        lines.append(f"  {_uploaded(method)} ({method.payload} bytes)")
+        lines.append(f"  {_protection(config)}")
+    lines += [
+        "  the training loss, and the scores on the validation and test nodes",
+        "What stays here: every single node, edge, feature and label, the ids of the "
+        "nodes, and the predictions.",
+        "What can be concluded from uploads: docs/security.md.",
+    ]
+    return lines
+
+
+def said_once(description: Description, config: RunConfig) -> dict[str, str]:
+    """Say in words what a description reveals.
+
+    Parameters
+    ----------
+    description : Description
+        Description of an owner's graph.
+    config : RunConfig
+        Settings of the planned run.
+
+    Returns
+    -------
+    dict of str to str
+        A phrase for each field of the message, or group of fields separated by spaces.
+    """
+    counts = dict(zip(description.class_names, description.class_counts, strict=False))
+    per_class = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    names = description.feature_names
+    hashed = "a hash of the feature names, not the names (share-feature-names = false)"
+    if not description.features_sha256:
+        hashed = "that the features have no names"
+    scaled = {"none": "are not scaled", "rows": "are scaled by node"}
+    said = {
+        "name": f"the owner's name: {description.name}",
+        "num-nodes num-edges": f"the size of the graph: {description.num_nodes:,} nodes, "
+        f"{description.num_edges:,} edges",
+        "num-train num-val num-test": f"how many nodes are used for what: "
+        f"{description.num_train:,} for training, {description.num_val:,} for validation, "
+        f"{description.num_test:,} for testing",
+        "num-features": f"the number of features: {description.num_features:,}",
+        "feature-names features-sha256": f"the names of the features: {', '.join(names)}"
+        if names
+        else hashed,
+        "scale": f"that the features {scaled.get(description.scale, 'are standardized')}",
+        "class-names": f"the names of the classes: {', '.join(description.class_names)}",
+        "class-counts": f"the number of training nodes of each class: {per_class} "
+        "(share-class-counts = false sends none)",
+        "model partition-id num-partitions partition-sha256": "the owner's number and "
+        "its model, as the server assigned them",
+        "public-key": "a public key, if the run uses secure aggregation; it is no secret",
+    }
+    if not config.share_class_counts:
+        said["class-counts"] = (
+            "not the number of training nodes of each class (share-class-counts = false)"
+        )
+    return said
+
+
+def _uploaded(method: Method) -> str:
+    """Say what a method uploads."""
+    if method.robust:
+        return "the weights of a model that was trained on all training nodes"
+    return (
+        "numbers that are computed from the training nodes, see the row of "
+        f"{method.name} in docs/security.md"
+    )
+
+
+def _protection(config: RunConfig) -> str:
+    """Say how uploads are protected."""
+    measures = []
+    if config.secure_aggregation:
+        measures.append("masked, so that the server only sees the sum over owners")
+    if config.upload_clip:
+        measures.append(f"clipped to the length {config.upload_clip:g}")
+    if config.upload_noise:
+        measures.append(f"noised by {config.upload_noise:g} times that length")
+    if not measures:
+        return (
+            "as it is: neither masked (secure-aggregation) nor noised (upload-clip, "
+            "upload-noise)"
+        )
+    return ", ".join(measures)

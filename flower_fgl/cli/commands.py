@@ -1,7 +1,8 @@
-"""The ``typer`` app of ``flower-fgl``, whose commands refuse an option given twice."""
+"""The ``typer`` app of ``flower-fgl``: repeated options, and ``~`` in paths."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,11 @@ __all__ = ["App"]
 
 
 class _Command(TyperCommand):
-    """Command that refuses a repeated option, of which click uses the last value."""
+    """Command that refuses a repeated option, and expands ``~`` in every path.
+
+    Click would use the last value of a repeated option. A shell does not expand ``~`` in
+    ``--out=~/report.html``.
+    """
 
     def make_parser(self, ctx: click.Context) -> Any:
         parser: Any = super().make_parser(ctx)
@@ -35,14 +40,24 @@ class _Command(TyperCommand):
                         f"{name} is given {number} times: give it once. Where several "
                         f"values are allowed they are a list, e.g. {name} 1,2."
                     )
+            for param in self.params:
+                if isinstance(param.type, click.Path) and values.get(param.name):
+                    values[param.name] = _expanded(values[param.name])
             return values, rest, order
 
         parser.parse_args = parse_once
         return parser
 
 
+def _expanded(value: Any) -> Any:
+    """Return a path, or several, with the user's home folder in place of ``~``."""
+    if isinstance(value, str):
+        return os.path.expanduser(value)
+    return [_expanded(part) for part in value] if isinstance(value, list) else value
+
+
 class App(typer.Typer):
-    """App whose commands refuse an option that is given twice."""
+    """App whose commands refuse an option given twice, and expand ``~`` in paths."""
 
     def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
         """Register a command, see :meth:`typer.Typer.command`."""

@@ -17,9 +17,15 @@ from flower_fgl.cli.arguments import (
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.node_settings import broken_floors, parse_node_config
+from flower_fgl.core.unused_settings import (
+    OWNER_SETTINGS,
+    reject_unread_settings,
+    reject_unused_settings,
+)
 from flower_fgl.methods import METHODS, parse_config
 
 __all__ = ["check_graph", "export", "identity", "partition", "predict"]
+__all__ += ["import_partition"]
 
 
 def partition(
@@ -33,11 +39,14 @@ def partition(
     settings: SettingPairs = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Write a heat map of classes by client to this PNG file."),
+        typer.Option(
+            help="Write a heat map of classes by client to this PNG file.",
+            dir_okay=False,
+        ),
     ] = None,
 ) -> None:
     """Partition a dataset and describe each client's data."""
-    config = data_config(dataset, clients, rule, settings)
+    config = data_config(dataset, clients, rule, settings, command="partition")
     # loads torch: the settings are checked first
     from flower_fgl.cli.partition import describe_clients, write_heat_map
 
@@ -54,7 +63,9 @@ def partition(
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="Folder for the .npz files.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the .npz files.", file_okay=False)
+    ],
     dataset: Annotated[
         str, typer.Option(help="Dataset, see flower-fgl datasets.")
     ] = "synthetic",
@@ -68,11 +79,34 @@ def export(
 
     Use the .npz files to rehearse a deployment, in which each client is a data owner.
     """
-    config = data_config(dataset, clients, rule, settings)
+    config = data_config(dataset, clients, rule, settings, command="export")
     # loads torch: the settings are checked first
     from flower_fgl.cli.partition import export_clients
 
     for path in export_clients(config, folder):
+        show(str(path))
+
+
+def import_partition(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a partition of OpenFGL, with data_0.pt, or of a FedGB dataset."
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder for the .npz files.", file_okay=False)
+    ],
+) -> None:
+    """Convert a partition of OpenFGL or FedGB into one graph file per client.
+
+    Run it with --set owners=FOLDER. Only tensors are read from the files: none of their
+    code runs.
+    """
+    # loads torch: the arguments are checked first
+    from flower_fgl.datasets.graph_files.published_partition import convert_partition
+
+    for path in convert_partition(source, folder):
         show(str(path))
 
 
@@ -92,9 +126,15 @@ def check_graph(
     """
     pairs = parse_pairs(settings or [])
     config = parse_config(pairs)
+    reject_unread_settings(pairs, OWNER_SETTINGS, "check-graph")
+    reject_unused_settings(pairs, [config])
     weaker = weaker_settings(node_config, config) if node_config else []
     # loads torch: the settings are checked first
-    from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
+    from flower_fgl.cli.check_graph import (
+        describe_leaving,
+        inspect_graph,
+        learned_by_server,
+    )
     from flower_fgl.datasets.graph_files.problems import show_path
 
     report = inspect_graph(graph, pairs)
@@ -109,7 +149,9 @@ def check_graph(
         show(f"{where} cannot be used. Number of problems: {number}.")
         raise typer.Exit(1)
     show(f"{where} can be used.")
-    show("What the server learns before round 1:")
+    for line in describe_leaving(report.description, pairs):
+        show(line)
+    show("The same as fields of the message before round 1:")
     full = learned_by_server(report.description, with_counts=True)
     bare = learned_by_server(report.description, with_counts=False)
     for key, value in full.items():
@@ -127,7 +169,10 @@ def check_graph(
 
 def identity(
     path: Annotated[
-        Path, typer.Argument(help="Private key; created if the file is missing.")
+        Path,
+        typer.Argument(
+            help="Private key; created if the file is missing.", dir_okay=False
+        ),
     ],
 ) -> None:
     """Print the public key of a data owner's identity.
@@ -155,7 +200,7 @@ def predict(
         Path, typer.Option(help="Model folder of a data owner, or a run folder.")
     ],
     graph: Annotated[Path, typer.Option(help="Graph: an .npz file or a CSV folder.")],
-    output: Annotated[Path, typer.Option(help="CSV file to write.")],
+    output: Annotated[Path, typer.Option(help="CSV file to write.", dir_okay=False)],
 ) -> None:
     """Predict the classes of a graph's nodes.
 

@@ -22,13 +22,14 @@ from flower_fgl.cli.arguments import (
     console,
     encodable,
     given,
+    show,
 )
 from flower_fgl.cli.commands import App
 from flower_fgl.cli.tables import make_table
 from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import DATASET_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
-from flower_fgl.core.options import kebab, nearest
+from flower_fgl.core.options import kebab
 from flower_fgl.methods import METHODS
 
 __all__ = ["app", "main"]
@@ -210,18 +211,26 @@ def methods() -> None:
 @app.command()
 def settings(
     method: Annotated[
-        str | None, typer.Argument(help="Show only the settings of this method.")
+        str | None,
+        typer.Argument(
+            metavar="[METHOD | KEY]",
+            help="Show only the settings of this method, or explain this setting: lr, "
+            "fedprox.mu.",
+        ),
     ] = None,
 ) -> None:
-    """List the settings with their defaults and meanings."""
+    """List the settings with their defaults and meanings, or explain one."""
+    from flower_fgl.cli.setting_help import explain_setting
     from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
+
+    if method is not None and method not in METHODS:
+        show(explain_setting(method))
+        return
 
     table = make_table("key", "default", "meaning")
     if method is None:
         _explain(table, "", GeneralSettings)
         _explain(table, "synthetic.", SyntheticSettings)
-    elif method not in METHODS:
-        raise ConfigError(f'Unknown method "{method}". {nearest(method, METHODS)}')
     for name in sorted(METHODS) if method is None else [method]:
         _explain(table, f"{name}.", METHODS[name].settings)
     for key, value in METHODS[method].defaults.items() if method else ():
@@ -284,6 +293,7 @@ for command in (
     graph_commands.partition,
     graph_commands.export,
     graph_commands.check_graph,
+    graph_commands.import_partition,
     graph_commands.predict,
     graph_commands.identity,
     report_commands.report,

@@ -45,7 +45,10 @@ def report(
     ] = "",
     pictures: Annotated[
         Path | None,
-        typer.Option(help="Folder to which all pictures are written as SVG files."),
+        typer.Option(
+            help="Folder to which all pictures are written as SVG files.",
+            file_okay=False,
+        ),
     ] = None,
     client: Annotated[
         list[int] | None,
@@ -76,7 +79,9 @@ def report(
 
 def embeddings(
     run: Annotated[Path, typer.Argument(help="Run folder with a checkpoint.")],
-    out: Annotated[Path, typer.Option(help="Picture to write: PNG, SVG or PDF.")],
+    out: Annotated[
+        Path, typer.Option(help="Picture to write: PNG, SVG or PDF.", dir_okay=False)
+    ],
     client: Annotated[list[int], typer.Option(help="Client to draw. Repeatable.")],
 ) -> None:
     """Draw the embeddings of clients' nodes.

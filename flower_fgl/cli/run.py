@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import GeneralSettings
-from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.core.unused_settings import reject_unused_settings, unused_settings
 from flower_fgl.methods import drop_removed, parse_config
 from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
@@ -251,7 +252,7 @@ def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     """Add the default number of clients and, in a grid, the run folder."""
     settings = with_clients(run.settings)
     if experiment.is_grid:
-        base = Path(str(settings.get("output-dir", "runs")))
+        base = Path(os.path.expanduser(str(settings.get("output-dir", "runs"))))
         settings["run-dir"] = str((base / experiment.name / run.name).resolve())
     return replace(run, settings=settings)
 
@@ -349,10 +350,11 @@ def _existing_run(planned: PlannedRun) -> tuple[Run | None, bool]:
             config.general_defaults() | drop_removed(dict(flatten_config(run.config))),
             config.flat(),
         )
+        uncompared = {*UNCOMPARED, *unused_settings(now, config)}
         changed = [
             key
             for key, value in now.items()
-            if key not in UNCOMPARED and before.get(key) != value
+            if key not in uncompared and before.get(key) != value
         ]
         if run.status != "completed":
             can_resume = _can_resume(run, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,8 @@ def tune(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Tuned experiment file (default: EXPERIMENT-tuned.toml beside it)."
+            help="Tuned experiment file (default: EXPERIMENT-tuned.toml beside it).",
+            dir_okay=False,
         ),
     ] = None,
     case: Annotated[
@@ -70,7 +72,8 @@ def tune(
     reject_unused_settings(
         pairs, [parse_config(with_clients(r.settings)) for r in rows]
     )
-    folder = Path(str(plan.config.get("output-dir", "runs"))) / plan.name / "tune"
+    output = Path(os.path.expanduser(str(plan.config.get("output-dir", "runs"))))
+    folder = output / plan.name / "tune"
     target = out or experiment.with_name(f"{experiment.stem}-tuned.toml")
 
     def on_trial(study: tuning.RowStudy, trial: tuning.Trial) -> None:

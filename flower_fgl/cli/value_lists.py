@@ -9,7 +9,7 @@ from dataclasses import Field, fields
 from typing import Any, get_type_hints
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.options import Scalar, kebab, load_toml
 from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 from flower_fgl.methods import METHODS
 
@@ -31,11 +31,9 @@ def split_pair(pair: str) -> tuple[str, str]:
 
 
 def parse_value(text: str) -> Any:
-    """Parse a TOML value; a bare word is a string, ``True`` and ``False`` are accepted."""
-    if text in ("True", "False"):
-        return text == "True"
+    """Parse a TOML value; a bare word is a string, and ``True`` is the boolean."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return load_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 

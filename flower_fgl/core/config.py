@@ -11,17 +11,19 @@ dataset's default, else for the general default. :attr:`RunConfig.sources` recor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import (
     DATASETS,
     GeneralSettings,
     SyntheticSettings,
+    is_file,
+    main_score_of,
     owners_name,
 )
 from flower_fgl.core.settings_validation import (
@@ -55,12 +57,15 @@ class RunConfig(GeneralSettings):
         Origin of each general value: ``user``, ``method``, ``data set`` or ``default``.
     needs_cross_edges : bool
         Whether the method needs each client's edges to nodes of other clients.
+    main_score : {"accuracy", "auroc"}
+        Score by which rounds and settings are compared; it follows from the dataset.
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
     method_config: Any = None
     sources: Mapping[str, str] = field(default_factory=dict)
     needs_cross_edges: bool = False
+    main_score: str = "accuracy"
 
     @property
     def classifies_graphs(self) -> bool:
@@ -144,6 +149,8 @@ class RunConfig(GeneralSettings):
         if datasets is None:
             datasets = [*DATASETS, *known_names("datasets")]
         check_names(general, tables, methods, datasets)
+        if is_file(str(general.get("dataset", ""))):
+            general["dataset"] = os.path.expanduser(str(general["dataset"]))
         chosen = str(general.get("method", GeneralSettings.method))
         method = methods[chosen]
         general, sources = _fill(general, method.defaults)
@@ -152,7 +159,6 @@ class RunConfig(GeneralSettings):
             for name, entry in methods.items()
             if entry.settings is not None
         }
-        _reject_without_table(general, chosen, method.settings)
         read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)
         return cls(
@@ -163,6 +169,7 @@ class RunConfig(GeneralSettings):
             method_config=settings.get(chosen),
             sources=sources,
             needs_cross_edges=method.needs_cross_edges,
+            main_score=main_score_of(read.dataset, read.owners),
         )
 
     def flat(self) -> dict[str, Scalar]:
@@ -196,19 +203,6 @@ class RunConfig(GeneralSettings):
                     for f in fields(settings)
                 }
         return out
-
-
-def _reject_without_table(
-    general: Mapping[str, Scalar], method: str, settings: Any
-) -> None:
-    """Reject a setting of the method that was given without the method's name."""
-    known = {kebab(f.name) for f in fields(GeneralSettings)}
-    own = {kebab(f.name) for f in fields(settings)} if settings else set()
-    for key in general:
-        if key in own - known:
-            raise ConfigError(
-                f'Unknown setting "{key}". Did you mean "{method}.{key}"?'
-            )
 
 
 def _fill(

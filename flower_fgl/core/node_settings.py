@@ -6,14 +6,13 @@ a run cannot lower. The module loads no torch.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from flower_fgl.core.errors import ConfigError, RunError
-from flower_fgl.core.options import Scalar, kebab, option, parse_settings
+from flower_fgl.core.options import Scalar, kebab, nearest, option, parse_settings
 
 __all__ = ["NodeSettings", "broken_floors", "parse_node_config"]
 
@@ -22,7 +21,9 @@ __all__ = ["NodeSettings", "broken_floors", "parse_node_config"]
 class NodeSettings:
     """Keys of a SuperNode's ``--node-config``."""
 
-    graph: str = option("", "absolute path of the .npz file or the CSV folder")
+    graph: str = option(
+        "", "absolute path of the .npz file or the CSV folder", is_path=True
+    )
     name: str = option(
         "",
         "the owner's name in logs and in the run folder; by default the file's name "
@@ -32,20 +33,25 @@ class NodeSettings:
         -1, "the owner's number, or that of its partition of `dataset`", ge=0
     )
     num_partitions: int = option(0, "number of owners or partitions", ge=1)
-    model_dir: str = option("", "folder for the owner's models")
+    model_dir: str = option("", "folder for the owner's models", is_path=True)
     state_dir: str = option(
         "",
         "folder for optimizer moments and other client state; by default the SuperNode "
         "keeps it in memory",
+        is_path=True,
     )
     worker_idle: float = option(
         0.0, "seconds without a message after which the owner's worker stops", ge=0
     )
     identity: str = option(
-        "", "file with the owner's identity key, for secure aggregation"
+        "",
+        "file with the owner's identity key, for secure aggregation",
+        is_path=True,
     )
     peers: str = option(
-        "", "file with the keys of the other owners, for secure aggregation"
+        "",
+        "file with the keys of the other owners, for secure aggregation",
+        is_path=True,
     )
     max_message_mb: float = option(
         math.inf,
@@ -109,11 +115,9 @@ def _parse(items: tuple[tuple[str, str, Scalar], ...]) -> NodeSettings:
     known = [kebab(f.name) for f in fields(NodeSettings)]
     for key in values:
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            hint = f' Did you mean "{close[0]}"?' if close else ""
             raise RunError(
-                f'Unknown key "{key[:50]}" in the node config.{hint} Correct '
-                f"--node-config and restart the SuperNode. Known: {', '.join(known)}."
+                f'Unknown key "{key[:50]}" in the node config. {nearest(key, known)} '
+                "Correct --node-config and restart the SuperNode."
             )
     try:
         settings: NodeSettings = parse_settings(NodeSettings, values)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
 from typing import Any, get_type_hints
@@ -15,6 +18,7 @@ __all__ = [
     "Scalar",
     "drop_removed",
     "kebab",
+    "load_toml",
     "nearest",
     "option",
     "parse_settings",
@@ -23,6 +27,8 @@ __all__ = [
 
 Scalar = bool | int | float | str
 AUTO = "auto"
+BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
+"""Texts that count as booleans: in TOML, in Python, and each of them in quotes."""
 
 
 def option(
@@ -36,6 +42,7 @@ def option(
     choices: str = "",
     auto: bool = False,
     keeps_commas: bool = False,
+    is_path: bool = False,
 ) -> Any:
     """Declare one setting of a settings dataclass.
 
@@ -54,6 +61,8 @@ def option(
     keeps_commas : bool
         Whether a comma belongs to a single value (a list, or a path). The command line
         then does not read it as several values of a grid.
+    is_path : bool
+        Whether the value is a path, in which ``~`` stands for the user's home folder.
     """
     metadata = {
         "text": text,
@@ -64,6 +73,7 @@ def option(
         "choices": tuple(choices.split()),
         "auto": auto,
         "keeps_commas": keeps_commas,
+        "is_path": is_path,
     }
     return field(default=default, metadata=metadata)
 
@@ -74,24 +84,43 @@ def kebab(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """List the known names and the closest match, for an error message.
+    """Return the closest known name and the list of all, for an error message.
 
     Returns
     -------
     str
-        ``'Known: a, b. Did you mean "a"?'``
+        ``'Did you mean "a"? Known: a, b.'``
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f' Did you mean "{close[0]}"?' if close else ""
-    return f"Known: {', '.join(names)}.{hint}"
+    hint = f'Did you mean "{close[0]}"? ' if close else ""
+    return f"{hint}Known: {', '.join(names)}."
+
+
+def load_toml(text: str) -> dict[str, Any]:
+    """Parse TOML that may write booleans as Python does, ``True`` and ``False``.
+
+    Raises
+    ------
+    tomllib.TOMLDecodeError
+        If the text is not TOML.
+    """
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        bare = r"(?<=[=\[,])(\s*)(True|False)(?=\s*(?:[,\]#]|$))"
+        lower = re.sub(bare, lambda m: m[1] + m[2].lower(), text, flags=re.MULTILINE)
+        if lower == text:
+            raise
+        return tomllib.loads(lower)
 
 
 def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
     """Return ``value`` converted to ``kind``, or raise ConfigError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is str and isinstance(value, bool) and "true" in metadata["choices"]:
-        value = str(value).lower()  # a TOML file holds true without quotes
+    takes_bool = kind is bool or "true" in metadata["choices"]
+    if takes_bool and str(value) in BOOLEANS:  # a TOML file holds true without quotes
+        value = BOOLEANS[str(value)] if kind is bool else str(value).lower()
     fits = {
         bool: isinstance(value, bool),
         int: is_number and math.isfinite(value) and float(value).is_integer(),
@@ -122,6 +151,8 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
         raise ConfigError(
             f'{key} = "{value}" is unknown. {nearest(str(value), metadata["choices"])}'
         )
+    if metadata["is_path"]:
+        value = os.path.expanduser(value)
     typed: Scalar = kind(value)
     return typed
 

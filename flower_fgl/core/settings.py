@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from flower_fgl.core.options import option
 
 __all__ = [
+    "AUROC_DATASETS",
     "DATASETS",
     "GRAPH_PARTITIONS",
     "MIN_SECURE_CLIENTS",
     "PARTITIONS",
     "TRACKERS",
+    "UNSUPPORTED",
     "GeneralSettings",
     "SyntheticSettings",
     "is_file",
+    "main_score_of",
     "names_of_trackers",
     "owners_name",
     "read_num_neighbors",
@@ -36,6 +39,32 @@ DATASETS = [
     "flickr",
     "reddit",
     "reddit2",
+    "actor",
+    "chameleon",
+    "squirrel",
+    "chameleon-filtered",
+    "squirrel-filtered",
+    "cornell",
+    "texas",
+    "wisconsin",
+    "roman-empire",
+    "amazon-ratings",
+    "minesweeper",
+    "tolokers",
+    "questions",
+    "airports-usa",
+    "airports-brazil",
+    "airports-europe",
+    "twitch-de",
+    "twitch-en",
+    "twitch-es",
+    "twitch-fr",
+    "twitch-pt",
+    "twitch-ru",
+    "lastfm-asia",
+    "deezer-europe",
+    "facebook-page-page",
+    "wiki-cs",
     "ogbn-arxiv",
     "ogbn-products",
     "ogbn-papers100m",
@@ -44,11 +73,39 @@ DATASETS = [
     "nci1",
     "imdb-binary",
     "collab",
+    "ogbg-molhiv",
+    "ogbg-molbace",
+    "ogbg-molbbbp",
+    "ogbg-ppa",
     "amazon-clothing",
     "dblp-few-shot",
     "fold-ppi",
 ]
 """Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
+AUROC_DATASETS = frozenset(
+    [
+        *("minesweeper", "tolokers", "questions"),
+        *("ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp"),
+    ]
+)
+"""Datasets of two classes, one of them rare, whose papers report the area under the ROC
+curve (Platonov et al., ICLR 2023; Hu et al., NeurIPS 2020)."""
+_MULTI_TASK = "every graph has several labels at once"
+_REGRESSION = "the labels are numbers, not classes"
+UNSUPPORTED = {
+    "yelp": "a node may have several of its 100 labels at once",
+    "ogbn-proteins": "every node has 112 labels at once",
+    "ogbn-mag": "nodes and edges have several types",
+    "ogbg-code2": "the label is a sequence of words",
+    "ogbg-molesol": _REGRESSION,
+    "ogbg-molfreesolv": _REGRESSION,
+    "ogbg-mollipo": _REGRESSION,
+    **{
+        f"ogbg-mol{name}": _MULTI_TASK
+        for name in ("pcba", "muv", "tox21", "toxcast", "sider", "clintox", "chembl")
+    },
+}
+"""Known datasets that have no single class per node or graph, and the reason."""
 
 PARTITIONS = (
     "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
@@ -137,6 +194,7 @@ class GeneralSettings:
         "folder of the raw datasets; empty: the environment variable FLOWER_FGL_DATA, "
         "or else the user's cache folder",
         keeps_commas=True,
+        is_path=True,
     )
     partition: str = option(
         "metis",
@@ -421,17 +479,20 @@ class GeneralSettings:
         "runs",
         "folder in which run folders are created",
         keeps_commas=True,
+        is_path=True,
     )
     run_dir: str = option(
         "",
         "folder of this run; empty: a new folder in output-dir",
         keeps_commas=True,
+        is_path=True,
     )
     state_dir: str = option(
         "",
         "folder in which clients keep large state between rounds; empty: in Flower's "
         "context",
         keeps_commas=True,
+        is_path=True,
     )
     checkpoint_every: int = option(
         10,
@@ -467,9 +528,14 @@ def owners_name(owners: str) -> str:
     return "+".join(name.removeprefix("tu:") for name in names)
 
 
+def main_score_of(dataset: str, owners: str = "") -> str:
+    """Return the score by which runs are compared: ``accuracy``, or ``auroc``."""
+    return "auroc" if dataset in AUROC_DATASETS and not owners else "accuracy"
+
+
 def is_file(dataset: str) -> bool:
     """Return whether ``dataset`` is a path instead of the name of a dataset."""
-    return any(mark in dataset for mark in ("/", "\\", ".npz"))
+    return any(mark in dataset for mark in ("/", "\\", ".npz", ".csv"))
 
 
 def read_num_neighbors(text: str) -> tuple[int, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
@@ -16,12 +18,14 @@ from flower_fgl.core.model_spec import (
     read_model,
     split_models,
 )
-from flower_fgl.core.options import kebab, nearest
+from flower_fgl.core.options import kebab, nearest, removed_settings
 from flower_fgl.core.settings import (
     GRAPH_PARTITIONS,
     MIN_SECURE_CLIENTS,
     TRACKERS,
+    UNSUPPORTED,
     GeneralSettings,
+    SyntheticSettings,
     is_file,
     names_of_trackers,
     read_num_neighbors,
@@ -51,7 +55,7 @@ def check_names(
     methods: Mapping[str, Any],
     datasets: Iterable[str],
 ) -> None:
-    """Reject an unknown method, dataset or table, before anything else is parsed.
+    """Reject an unknown method, dataset, table or key, before anything else is parsed.
 
     Parameters
     ----------
@@ -67,7 +71,7 @@ def check_names(
     Raises
     ------
     ConfigError
-        Naming the closest known name.
+        Naming the closest known name, or the table that holds the key.
     """
     method = str(general.get("method", GeneralSettings.method))
     if method not in methods:
@@ -75,6 +79,12 @@ def check_names(
             raise ConfigError(reason)
         raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
     dataset = str(general.get("dataset", GeneralSettings.dataset))
+    if dataset in UNSUPPORTED:
+        raise ConfigError(
+            f'The dataset "{dataset}" is not supported: {UNSUPPORTED[dataset]}. The '
+            "methods here predict one class of each node or graph. Choose a dataset that "
+            "flower-fgl datasets lists."
+        )
     is_known = dataset in set(datasets) or dataset.startswith("tu:")
     if not (is_known or is_file(dataset)):
         is_folder = os.path.isdir(dataset)  # False too for a name too long for a path
@@ -84,10 +94,68 @@ def check_names(
             + (f": for the folder of that name write ./{dataset}" if is_folder else "")
             + "."
         )
-    known = {"synthetic", *(n for n, m in methods.items() if m.settings is not None)}
-    for table in tables:
-        if table not in known:
-            raise ConfigError(f'Unknown settings "{table}.…". {nearest(table, known)}')
+    _check_keys(general, tables, methods, method)
+
+
+def _check_keys(
+    general: Mapping[str, Any],
+    tables: Mapping[str, Mapping[str, Any]],
+    methods: Mapping[str, Any],
+    method: str,
+) -> None:
+    """Reject an unknown setting or table; suggest the right table for a known setting."""
+    classes = {n: m.settings for n, m in methods.items() if m.settings is not None}
+    classes["synthetic"] = SyntheticSettings
+    names = {table: _keys_of(cls) for table, cls in classes.items()}
+    common = _keys_of(GeneralSettings)
+    for table, entries in tables.items():
+        if table in methods and table not in names:
+            raise ConfigError(
+                f'{table} has no settings of its own, got "{table}.{next(iter(entries))}".'
+            )
+        if table not in names:
+            close = difflib.get_close_matches(table, names, n=3, cutoff=0.5)
+            fit = [name for name in close if entries.keys() <= names[name]]
+            if not fit and entries.keys() <= common:
+                first = next(iter(entries))
+                raise ConfigError(
+                    f'Unknown setting "{table}.{first}". Did you mean "{first}"? It is a '
+                    "setting of all methods and stands without a table."
+                )
+            raise ConfigError(
+                f'Unknown settings "{table}.…". '
+                + nearest(fit[0] if fit else table, names)
+            )
+        allowed = names[table] | {*removed_settings(classes[table])}
+        for key in sorted(entries.keys() - allowed):
+            raise ConfigError(_unknown_key(key, table, names, common, method))
+    for key in general:
+        if key not in common:
+            raise ConfigError(_unknown_key(key, "", names, common, method))
+
+
+def _keys_of(cls: Any) -> set[str]:
+    """Return the keys of a settings class."""
+    return {kebab(f.name) for f in fields(cls)}
+
+
+def _unknown_key(
+    key: str, table: str, names: Mapping[str, set[str]], common: set[str], method: str
+) -> str:
+    """Return the error for a key that its table lacks, with the right table if any."""
+    full = f"{table}.{key}" if table else key
+    text = f'Unknown setting "{full}". '
+    plain = kebab(key)
+    found = [plain] if plain in common else []
+    first = sorted(names, key=lambda name: (name != method, name))
+    found += [f"{name}.{plain}" for name in first if plain in names[name]]
+    known = {f"{table}.{k}" for k in names[table]} if table else common
+    if f"{method}.{plain}" in found:
+        return f'{text}Did you mean "{method}.{plain}"?'
+    if found:
+        others = f" (or {', '.join(found[1:])})" if found[1:] else ""
+        return f'{text}Did you mean "{found[0]}"{others}? {nearest("", known)}'
+    return text + nearest(full, known)
 
 
 def check_settings(

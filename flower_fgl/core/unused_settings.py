@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import difflib
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import removed_settings
+from flower_fgl.core.options import Scalar, nearest, removed_settings
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 
-__all__ = ["reject_unused_settings", "unused_settings"]
+__all__ = [
+    "DATA_SETTINGS",
+    "OWNER_SETTINGS",
+    "changed_settings",
+    "check_app_table",
+    "reject_unread_settings",
+    "reject_unused_settings",
+    "unused_settings",
+]
 
 Rule = tuple[str, Callable[[RunConfig], Any]]
 
@@ -58,6 +69,93 @@ NEEDED: Mapping[str, Rule] = {
     "secure-fraction-bits": _SECURE,
 }
 """Settings that depend on another one: the condition as text and as a function."""
+_FILE_SETTINGS = {
+    "setting",
+    "shots",
+    "split",
+    "partition-seed",
+    "feature-norm",
+    "feature-sparsity",
+    "edge-sparsity",
+    "label-sparsity",
+}
+DATA_SETTINGS = frozenset(_FILE_SETTINGS) | {
+    "dataset",
+    "clients",
+    "data-dir",
+    "partition",
+    "dirichlet-alpha",
+    "expansion-hops",
+    "owners",
+    "feature-align",
+    "class-align",
+}
+"""Settings that the clients' graphs depend on, besides the table ``synthetic``."""
+OWNER_SETTINGS = frozenset(_FILE_SETTINGS) | {
+    "method",
+    "share-class-counts",
+    "share-feature-names",
+    "min-class-count",
+    "upload-clip",
+    "upload-noise",
+    "upload-noise-model",
+    "upload-delta",
+    "secure-aggregation",
+    "secure-threshold",
+    "weight-by",
+}
+"""Settings that an owner's graph, its description and its protection depend on."""
+
+
+def changed_settings(
+    values: Mapping[str, Scalar], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Return the settings whose value differs from their default.
+
+    Flower passes all settings to an app, so that only a changed one shows what a user set.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flower's flat run config.
+    defaults : mapping
+        Table by :func:`~flower_fgl.core.config.pyproject_table`.
+    """
+    known = {key: value for key, value in defaults.items() if isinstance(value, Scalar)}
+    for table, entries in defaults.items():
+        if isinstance(entries, Mapping):
+            known |= {f"{table}.{key}": value for key, value in entries.items()}
+    return [key for key, value in values.items() if value != known.get(key)]
+
+
+def check_app_table(folders: Iterable[str]) -> None:
+    """Reject a misspelt ``[tool.flwr.app.config]``, which Flower ignores in silence.
+
+    Parameters
+    ----------
+    folders : iterable of str
+        Folders from which Flower loaded the app, its own first (``sys.path``). The first
+        one whose ``pyproject.toml`` describes a Flower app counts.
+
+    Raises
+    ------
+    ConfigError
+        Naming the table and the right one.
+    """
+    for folder in folders:
+        try:
+            text = (Path(folder) / "pyproject.toml").read_text("utf-8")
+            app = dict(tomllib.loads(text)["tool"]["flwr"]["app"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for name, entries in app.items():
+            is_ours = isinstance(entries, Mapping) and name != "config"
+            if is_ours and difflib.get_close_matches(name, ["config"], cutoff=0.6):
+                raise ConfigError(
+                    f"Flower ignores the table [tool.flwr.app.{name}] of the app's "
+                    "pyproject.toml. Did you mean [tool.flwr.app.config]?"
+                )
+        return
 
 
 def unused_settings(keys: Iterable[str], config: RunConfig) -> list[str]:
@@ -73,7 +171,9 @@ def unused_settings(keys: Iterable[str], config: RunConfig) -> list[str]:
     return [key for key in keys if _why_unused(key, [config])]
 
 
-def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) -> None:
+def reject_unused_settings(
+    keys: Iterable[str], configs: Collection[RunConfig], *, where: str = ""
+) -> None:
     """Reject a setting that has no effect in any of the runs.
 
     Parameters
@@ -82,6 +182,9 @@ def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) 
         Settings that the user gave.
     configs : collection of RunConfig
         Configurations of all runs.
+    where : str
+        File of the settings, with which the message begins. Former settings, which a file
+        of an earlier version may hold, are accepted there.
 
     Raises
     ------
@@ -90,7 +193,9 @@ def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) 
     """
     for key in keys:
         if reason := _why_unused(key, configs):
-            raise ConfigError(reason)
+            raise ConfigError(where + reason)
+        if where:
+            continue
         table, _, name = key.partition(".")
         for config in configs:
             removed = removed_settings(type(config.method_config))
@@ -99,6 +204,33 @@ def reject_unused_settings(keys: Iterable[str], configs: Collection[RunConfig]) 
                     f"{key} is no longer a setting: its value is always "
                     f"{removed[name]!r}. Remove it."
                 )
+
+
+def reject_unread_settings(
+    keys: Iterable[str], read: Collection[str], command: str
+) -> None:
+    """Reject a setting that a command which trains nothing does not read.
+
+    Parameters
+    ----------
+    keys : iterable of str
+        Settings that the user gave.
+    read : collection of str
+        General settings and tables that the command reads.
+    command : str
+        Name of the command.
+
+    Raises
+    ------
+    ConfigError
+        Naming the setting, and those that the command reads.
+    """
+    for key in keys:
+        if key.partition(".")[0] not in read:
+            raise ConfigError(
+                f"{key} has no effect in flower-fgl {command}, which trains nothing: "
+                f"remove it. {nearest('', read).replace('Known', 'Settings that it reads')}"
+            )
 
 
 def _why_unused(key: str, configs: Collection[RunConfig]) -> str:

@@ -189,7 +189,7 @@ def _build_graphs(
         seed=config.partition_seed,
         alpha=config.dirichlet_alpha,
     )
-    masks = _split_clients(dataset.y, {}, parts, config)
+    masks = _split_clients(dataset.y, dataset.masks, parts, config)
     clients = cut_graph_clients(dataset, parts, masks)
     return clients, partition_sha256(parts), dataset.edge_index.shape[1] // 2
 

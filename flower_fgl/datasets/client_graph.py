@@ -89,6 +89,8 @@ class GraphDataset:
         Class of each graph.
     class_names : tuple of str
         Length C.
+    masks : mapping of str to Tensor of shape (G,), bool
+        Published split (``train``, ``val``, ``test``); empty if there is none.
     """
 
     name: str
@@ -97,6 +99,7 @@ class GraphDataset:
     batch: Tensor
     y: Tensor
     class_names: tuple[str, ...]
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def num_graphs(self) -> int:

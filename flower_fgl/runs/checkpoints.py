@@ -35,6 +35,7 @@ from torch import Tensor
 from flower_fgl.core.atomic import sync_folder, write_file
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
+from flower_fgl.core.unused_settings import unused_settings
 from flower_fgl.core.version import VERSION
 from flower_fgl.runs.state_files import StateKeeper
 
@@ -192,6 +193,8 @@ class Checkpoint:
             If a setting or a version differs; the message names it.
         """
         now = {k: v for k, v in config.flat().items() if k not in UNCOMPARED}
+        for key in unused_settings(now, config):
+            del now[key]
         if not config.clients:
             del now["clients"]
         before = config.general_defaults() | dict(self.config)

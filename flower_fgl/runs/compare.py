@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.options import nearest
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -99,6 +100,7 @@ def select_runs(text: str) -> list[Run]:
     """
     runs: dict[Path, Run] = {}
     for place, name in _places(text):
+        place = os.path.expanduser(place)
         folders = [Path(p) for p in sorted(glob.glob(place))] if "*" in place else []
         found = {
             file.parent.resolve(): Run.load(file.parent)
@@ -246,13 +248,13 @@ def _score(run: Run, column: str, metric: str) -> float:
     columns = [name for name in best if name != "round"]
     if column not in columns:
         raise RunError(
-            f'{run.path} has no scores of "{column}", only of: {", ".join(columns)}.'
+            f'{run.path} has no scores of "{column}". {nearest(column, columns)}'
         )
     value = best[column].get(metric)
     if value is None:
         raise RunError(
-            f'{run.path} has no "{metric}" of "{column}". Known: '
-            f"{', '.join(name for name, v in best[column].items() if v is not None)}."
+            f'{run.path} has no "{metric}" of "{column}". '
+            + nearest(metric, [n for n, v in best[column].items() if v is not None])
         )
     return float(value)
 
@@ -371,7 +373,9 @@ def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | N
 def main_metric(run: Run) -> str:
     """Return the test score that papers on a run's setting report."""
     is_few_shot = run.config.get("setting") == "few-shot"
-    return "mean_accuracy" if is_few_shot else "accuracy"
+    return (
+        "mean_accuracy" if is_few_shot else str(run.summary.get("metric", "accuracy"))
+    )
 
 
 def common_metric(runs: Sequence[Run]) -> str:

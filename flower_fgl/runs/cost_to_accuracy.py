@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import nearest
 from flower_fgl.runs.report.numbers import scope_of
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import is_scored
@@ -68,7 +69,7 @@ def cost_until(run: Run, accuracy: float, *, column: str = "test") -> Cost:
     known = sorted({name for columns in scored for name in columns})
     if known and column not in known:
         raise ConfigError(
-            f'{run.path.name} has no column "{column}". Known: {", ".join(known)}.'
+            f'{run.path.name} has no column "{column}". {nearest(column, known)}'
         )
     values = [columns.get(column, {}).get("accuracy") for columns in scored]
     hits = [

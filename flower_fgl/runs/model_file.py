@@ -7,6 +7,7 @@ interrupted write cannot separate them. Nothing is pickled.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -232,8 +233,12 @@ def load_model(folder: Path) -> SavedModel:
         network that it describes.
     """
     folder = folder.parent if folder.name == MODEL else folder
+    folder = Path(os.path.expanduser(folder))
     if not folder.is_dir():
-        raise RunError(f"The folder {folder} does not exist.")
+        what = (
+            "is a file, but must be a folder" if folder.exists() else "does not exist"
+        )
+        raise RunError(f"The model folder {folder} {what}.")
     card = read_card(folder)
     if card is None:
         raise RunError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
     CONFIG_FILE,
@@ -69,7 +71,7 @@ class Run:
             If the folder or one of its files is missing or damaged. An incomplete last
             line is skipped.
         """
-        folder = Path(path)
+        folder = Path(os.path.expanduser(path))
         if not (folder / CONFIG_FILE).is_file():
             raise RunError(
                 f"{folder} is not a run folder: it has no {CONFIG_FILE}. Pass a folder "
@@ -87,7 +89,9 @@ class Run:
         clients = read_lines(folder / CLIENTS_FILE)
         if summary["status"] == "running":  # active or killed: the rows are newer
             header = {key: summary.get(key) for key in HEADER}
-            summary |= summarise(rounds, status="running", **header)
+            places = (str(config.get(key, "")) for key in ("dataset", "owners"))
+            metric = main_score_of(*places)
+            summary |= summarise(rounds, status="running", metric=metric, **header)
         return cls(folder, config, read_sources(text), summary, rounds, clients)
 
     @property

@@ -68,7 +68,8 @@ def state_folder(node: Mapping[str, Scalar], of_run: str) -> str:
     str
         The folder, empty if none is set.
     """
-    return str(node.get("state-dir") or ("" if "graph" in node else of_run))
+    folder = str(node.get("state-dir") or ("" if "graph" in node else of_run))
+    return os.path.expanduser(folder)
 
 
 def kept_states(

@@ -27,6 +27,7 @@ def summarise(
     status: str,
     class_names: Sequence[str] | None = None,
     error: str | None = None,
+    metric: str = "accuracy",
 ) -> dict[str, Any]:
     """Summarise a run in the format of ``summary.json``.
 
@@ -44,6 +45,9 @@ def summarise(
         Length C, for the report.
     error : str, optional
         Reason of a failure.
+    metric : str
+        Validation score that selects the best round; the summary names it unless it is
+        ``accuracy``.
 
     Returns
     -------
@@ -55,7 +59,7 @@ def summarise(
 
     Notes
     -----
-    1. ``best`` is the round with the highest pooled validation accuracy, the later one
+    1. ``best`` is the round with the highest pooled validation score, the later one
        among equals. Test scores are never used. Failed rounds, fine-tuning, and rounds
        that scored fewer validation nodes than others because replies were lost, do not
        count. Without validation nodes, ``best`` is the last round, and ``selection`` is
@@ -75,11 +79,13 @@ def summarise(
         "partition_sha256": partition_sha256,
         "evaluate": evaluate,
         "status": status,
-        **_select(scored, main),
+        **_select(scored, main, metric),
         **_totals(rounds, train),
     }
     if {"local", "global"} <= scopes:
-        out["global"] = _select(scored, "global")
+        out["global"] = _select(scored, "global", metric)
+    if metric != "accuracy":
+        out["metric"] = metric
     for row in rounds:
         if row.get("phase") == "finetune" and row.get("metrics", {}).get("local"):
             out["finetuned"] = {"round": row["round"], **row["metrics"]["local"]}
@@ -146,7 +152,7 @@ def score_text(row: Row) -> str:
     return "  ".join(parts)
 
 
-def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
+def _select(scored: Sequence[Row], scope: str, metric: str) -> dict[str, Any]:
     """Return the best round, the last round, and how the best one was selected."""
     rows = [row for row in scored if row["metrics"].get(scope)]
     if not rows:
@@ -154,7 +160,7 @@ def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
     validated = [
         (*score, int(row["round"]), row)
         for row in rows
-        if (score := _validation(row, scope)) is not None
+        if (score := _validation(row, scope, metric)) is not None
     ]
     last = max(rows, key=lambda row: int(row["round"]))
     best = max(validated, key=lambda entry: entry[:3])[3] if validated else last
@@ -165,22 +171,24 @@ def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
     }
 
 
-def _validation(row: Row, scope: str) -> tuple[int, float] | None:
-    """Return the number of validation nodes and their accuracy, None without a score."""
+def _validation(row: Row, scope: str, metric: str) -> tuple[int, float] | None:
+    """Return the number of validation nodes and their score, None without a score."""
     scores = row["metrics"].get(scope, {}).get("val", {})
-    accuracy = scores.get("accuracy")
-    if accuracy is None or not math.isfinite(accuracy):
+    value = scores.get(metric)
+    if value is None or not math.isfinite(value):
         return None
-    return scores.get("num_nodes", 0), accuracy
+    return scores.get("num_nodes", 0), value
 
 
-def rounds_without_gain(rounds: Iterable[Row]) -> int:
-    """Count the evaluated rounds since the best validation accuracy.
+def rounds_without_gain(rounds: Iterable[Row], metric: str = "accuracy") -> int:
+    """Count the evaluated rounds since the best validation score.
 
     Parameters
     ----------
     rounds : iterable of mapping
         Rows of ``rounds.jsonl`` so far.
+    metric : str
+        The validation score.
 
     Returns
     -------
@@ -194,7 +202,7 @@ def rounds_without_gain(rounds: Iterable[Row]) -> int:
     main = "global" if scopes == {"global"} else "local"
     best, waited = (0, -math.inf), 0
     for row in scored:
-        score = _validation(row, main)
+        score = _validation(row, main, metric)
         if score is not None and score > best:
             best, waited = score, 0
         elif score is not None and score[0] == best[0]:

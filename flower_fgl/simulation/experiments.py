@@ -39,10 +39,14 @@ from typing import Any
 
 from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.options import Scalar, kebab, nearest
+from flower_fgl.core.options import Scalar, kebab, load_toml, nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
-from flower_fgl.core.unused_settings import NEEDED, unused_settings
-from flower_fgl.methods import parse_config
+from flower_fgl.core.unused_settings import (
+    NEEDED,
+    reject_unused_settings,
+    unused_settings,
+)
+from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.cells import DEFAULT_SUFFIX, PLACE
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
@@ -251,18 +255,24 @@ class Experiment:
     def runs(self) -> list[PlannedRun]:
         """Return all runs, case by case, in grid order.
 
-        A grid setting that has no effect in a run, e.g. ``fedprox.mu`` with FedAvg, is
-        left out of it, so that no run is repeated.
+        A setting that has no effect in a run, e.g. ``fedprox.mu`` with FedAvg, is left
+        out of it, so that no run is repeated.
         """
         out: dict[str, list[PlannedRun]] = {}
         names = Counter(map(_short, self.grid))
         draws = list(range(self.draws)) or [-1]
+        unused: dict[frozenset[tuple[str, Scalar]], list[str]] = {}
         for case in self.cases or [{}]:
             settings = {k: v for k, v in case.items() if k != "name"}
             title = str(case.get("name", settings.get("method", "")))
             for *values, draw in itertools.product(*self.grid.values(), draws):
                 given = dict(zip(self.grid, values, strict=True))
-                chosen = _with_effect(given, {**self.config, **settings, **given})
+                whole = {**self.config, **settings, **given}
+                same = frozenset(i for i in whole.items() if i[0] not in REPLICATES)
+                if same not in unused:  # seeds change nothing here
+                    unused[same] = _without_effect(whole)
+                kept = {k: v for k, v in whole.items() if k not in unused[same]}
+                chosen = {k: v for k, v in given.items() if k in kept}
                 seeds = dict.fromkeys(REPLICATES, draw) if self.draws else {}
                 parts = [in_folder_name(title)] if title else []
                 parts += [_short(k) + in_folder_name(v) for k, v in chosen.items()]
@@ -278,7 +288,7 @@ class Experiment:
                 run = PlannedRun(
                     "-".join(parts) or "run",
                     "/".join(part for part in row if part) or "run",
-                    {**self.config, **settings, **chosen, **seeds},
+                    {**kept, **seeds},
                     ", ".join(part for part in label if part) or "run",
                     ", ".join(part for part in line if part) or "run",
                 )
@@ -303,18 +313,37 @@ def _labelled(key: str, value: Scalar, names: Mapping[str, int]) -> str:
     return f"{short if names[short] == 1 else key}={value}" if short else str(value)
 
 
-def _with_effect(
-    chosen: Mapping[str, Scalar], settings: Mapping[str, Scalar]
-) -> dict[str, Scalar]:
-    """Leave out the grid values that have no effect in the run with these settings."""
-    if not any("." in key or key in NEEDED for key in chosen):
-        return dict(chosen)
+def _without_effect(settings: Mapping[str, Scalar]) -> list[str]:
+    """Return the settings that have no effect in a run."""
+    if not any("." in key or key in NEEDED for key in settings):
+        return []
     try:
         config = parse_config(settings)
     except ConfigError:  # reported for the whole experiment, with the name of the run
-        return dict(chosen)
-    unused = unused_settings(chosen, config)
-    return {key: value for key, value in chosen.items() if key not in unused}
+        return []
+    return unused_settings(settings, config)
+
+
+def _reject_unused(
+    path: Path, experiment: Experiment, runs: Sequence[PlannedRun]
+) -> None:
+    """Reject a setting of a file that has no effect in any of its runs."""
+    given = [*experiment.config, *experiment.grid]
+    given += [key for case in experiment.cases for key in case if key != "name"]
+    kept = {key for run in runs for key in run.settings}
+    if unused := [key for key in given if key not in kept]:
+        configs = [parse_config(run.settings) for run in runs]
+        reject_unused_settings(unused, configs, where=f"{path}: ")
+
+
+def _reject_tables(path: Path, table: Mapping[str, Any], known: set[str]) -> None:
+    """Reject a table that neither an experiment file nor a ``config.toml`` holds."""
+    names = {"synthetic", *(n for n, m in METHODS.items() if m.settings is not None)}
+    for name, value in table.items():
+        if isinstance(value, Mapping) and name not in {*names, *METHODS, "sources"}:
+            raise ConfigError(
+                f"{path}: unknown table [{name}]. {nearest(name, known | names)}"
+            )
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -336,13 +365,15 @@ def read_experiment(path: Path) -> Experiment:
             "repeat a run; --resume continues one."
         )
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = load_toml(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(
             f"Cannot read experiment {path}: {error.strerror}."
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a TOML file: it holds no text.") from error
     known = {"title", "output-dir", "draws", "config", "case", "grid"}
     known |= {"tune", "tune-draws", "tuning"}
     columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
@@ -359,6 +390,7 @@ def read_experiment(path: Path) -> Experiment:
         )
     if not (set(table) <= known and set(table) & known):
         # the config.toml of a run folder, which holds the settings at top level
+        _reject_tables(path, table, known)
         settings = {k: v for k, v in table.items() if k != "sources"}
         return Experiment(path.stem, config=dict(flatten_config(settings)))
     grid = dict(flatten_config(table.get("grid", {})))
@@ -383,6 +415,7 @@ def read_experiment(path: Path) -> Experiment:
         tuning=dict(table.get("tuning", {})),
     )
     runs = experiment.runs()
+    _reject_unused(path, experiment, runs)
     rows = {run.row: run.row for run in runs} | {run.label: run.row for run in runs}
     for key in sorted(known & set(table)):
         if key.startswith("published") and (

@@ -18,6 +18,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.pyg_data import store_graph, store_graphs
 from flower_fgl.datasets.sources.load import cache_folder
@@ -189,7 +190,7 @@ def simulate(
     Raises
     ------
     ConfigError
-        If a setting is unknown, of the wrong type or out of range.
+        If a setting is unknown, of the wrong type or out of range, or has no effect.
     DataError
         If the data are missing or cannot be partitioned among so many clients.
     RunError
@@ -207,10 +208,12 @@ def simulate(
         values["track"] = track
     else:
         own = [track] if isinstance(track, Tracker) else track
+    config = parse_config(values)
+    if not config.resume:  # the folder of an older version may hold such settings
+        reject_unused_settings(flat_settings(settings), [config])
     if not progress:
         return run_local(values, workers=workers, on_round=on_round, trackers=own)
-    rounds = parse_config(values).rounds
-    with show_progress(f"{method} on {dataset}", rounds, on_round) as shown:
+    with show_progress(f"{method} on {dataset}", config.rounds, on_round) as shown:
         return run_local(values, workers=workers, on_round=shown, trackers=own)
 
 

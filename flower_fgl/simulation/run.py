@@ -251,7 +251,11 @@ def _run_ray(
 def _absolute_folders() -> dict[str, str]:
     """Return the data folders of the environment as absolute paths."""
     names = ("FLOWER_FGL_DATA", "FLOWER_FGL_CACHE")
-    return {n: str(Path(os.environ[n]).resolve()) for n in names if os.environ.get(n)}
+    return {
+        name: str(Path(os.path.expanduser(os.environ[name])).resolve())
+        for name in names
+        if os.environ.get(name)
+    }
 
 
 def _verify_result(

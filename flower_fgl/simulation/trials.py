@@ -97,7 +97,7 @@ def _outcome(run: Run, seconds: float) -> Outcome:
     summary = run.summary
     sent = summary["bytes"]["up"] + summary["bytes"]["down"]
     best: Mapping[str, Any] = run.best or {}
-    score = best.get("val", {}).get("accuracy")
+    score = best.get("val", {}).get(str(summary.get("metric", "accuracy")))
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
     if summary["selection"] != "validation" or score is None:

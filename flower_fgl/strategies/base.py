@@ -681,7 +681,8 @@ class FglStrategy(ServerHooks):
 
         As in the summary, rounds that scored fewer validation nodes do not compete.
         """
-        loop, score, state = self.loop, self.loop.log.validation(), self.global_state()
+        score = self.loop.log.validation(self.config.main_score)
+        loop, state = self.loop, self.global_state()
         if state is None or score is None:
             return
         if loop.best_score is None or score >= loop.best_score:

@@ -9,9 +9,14 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from flower_fgl.cli.check_graph import inspect_graph, learned_by_server
+from flower_fgl.cli.check_graph import (
+    inspect_graph,
+    learned_by_server,
+    said_once,
+)
 from flower_fgl.cli.main import app
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import save_model
 from tests.client_apps.runtime.test_owners import saved
 from tests.runs.test_model_file import CARD, a_model
@@ -129,6 +134,71 @@ def test_what_is_worth_a_look_is_noted(tmp_path: Path) -> None:
     assert "a (1), b (0)" in notes
     assert "1 of 3 nodes have no neighbour" in notes
     assert "5e+03" in notes
+
+
+def test_columns_that_are_not_scaled_are_named(tmp_path: Path) -> None:
+    x = np.stack([np.arange(4) * 1000.0, np.ones(4), np.full(4, -300.0)], axis=1)
+    arrays = {
+        "y": np.array([0, 1, 0, 1]), "edges": np.array([[0, 1]]),
+        "class_names": np.array(["a", "b"]),
+        "train_mask": np.array([True, True, False, False]),
+        "val_mask": np.zeros(4, bool), "test_mask": np.arange(4) > 1,
+    }  # fmt: skip
+    names = np.array(["income", "ones", "debt"])
+    np.savez(tmp_path / "named.npz", x=x, feature_names=names, **arrays)
+    np.savez(tmp_path / "plain.npz", x=x, **arrays)
+    csr = {"x_indptr": np.array([0, 1, 1, 2, 2]), "x_indices": np.array([1, 0]),
+           "x_data": np.array([7.0, -200.0]), "x_shape": np.array([4, 2])}  # fmt: skip
+    np.savez(tmp_path / "sparse.npz", **csr, **arrays)
+    for name, text in (
+        ("named", "Not scaled: income (0 to 3e+03), debt (-300 to -300). "),
+        ("plain", "Not scaled: column 0 (0 to 3e+03), column 2 (-300 to -300). "),
+        ("sparse", "Not scaled: column 0 (-200 to 0). "),
+    ):
+        notes = " ".join(inspect_graph(tmp_path / f"{name}.npz", {}).notes)
+        assert text in notes
+    scaled = inspect_graph(tmp_path / "named.npz", {"feature-norm": "columns"}).notes
+    assert "Not scaled" not in " ".join(scaled)
+
+
+def test_an_owner_with_a_single_class_is_told_so(tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "g.npz",
+        x=np.ones((20, 2)), y=np.zeros(20, int),
+        edges=np.array([[0, 1]]), class_names=np.array(["flu", "cold"]),
+    )  # fmt: skip
+    notes = " ".join(inspect_graph(tmp_path / "g.npz", {}).notes)
+    assert "All 4 training nodes belong to the class flu" in notes
+
+
+def test_the_check_says_in_words_what_leaves_and_what_stays(graph: Path) -> None:
+    text = invoke("check-graph", graph).output
+    for line in (
+        "What leaves this machine before round 1, once:",
+        "the owner's name: ash",
+        "the names of the classes: flu, cold, well",
+        "flu: ",
+        "What leaves it in every round with method = fedavg:",
+        "the weights of a model that was trained on all training nodes",
+        "neither masked (secure-aggregation) nor noised",
+        "What stays here: every single node, edge, feature and label",
+    ):
+        assert line in text
+    settings = ["share-class-counts=False", "upload-clip=2.0", "upload-noise=0.5"]
+    pairs = [part for pair in settings for part in ("--set", pair)]
+    text = invoke("check-graph", graph, *pairs, "--set", "method=fedproto").output
+    assert "not the number of training nodes of each class" in text
+    assert "flu: " not in text
+    assert "clipped to the length 2, noised by 0.5 times that length" in text
+    assert "see the row of fedproto in docs/security.md" in text
+
+
+def test_every_field_of_the_description_is_said_in_words(graph: Path) -> None:
+    found = inspect_graph(graph, {}).description
+    assert found is not None
+    said = said_once(found, parse_config({}))
+    fields = {field for group in said for field in group.split()}
+    assert fields == set(learned_by_server(found, with_counts=True))
 
 
 @pytest.mark.parametrize("is_scored", [True, False])

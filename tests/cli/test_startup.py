@@ -62,7 +62,7 @@ COMMANDS = (
     "certificates",
     "rehearse",
 )
-LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
+LISTS = ("--help", "methods", "settings", "settings fedpg", "settings lr", "datasets")
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
 USAGE_ERRORS = (
     "nosuch",
@@ -73,7 +73,7 @@ USAGE_ERRORS = (
     "report",
 )
 USER_ERRORS = {
-    "settings nosuch": 'Unknown method "nosuch"',
+    "settings nosuch": 'Unknown setting or method "nosuch"',
     "run --method nosuch": 'Unknown method "nosuch"',
     "run --dataset nosuch": "nosuch",
     "run --rounds x": "rounds must be of type int",

@@ -1,13 +1,27 @@
-"""Command-line settings without effect are rejected; the error names what they need."""
+"""Settings without effect are rejected everywhere; the error names what they need."""
+
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from flower_fgl.core.config import RunConfig
+from flower_fgl import simulate
+from flower_fgl.cli.main import app
+from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.unused_settings import NEEDED, reject_unused_settings
+from flower_fgl.core.unused_settings import (
+    DATA_SETTINGS,
+    NEEDED,
+    check_app_table,
+    reject_unused_settings,
+)
+from flower_fgl.datasets import build
 from flower_fgl.datasets.partition.rules import GRAPH_RULES, NETWORK_RULES, NODE_RULES
-from flower_fgl.methods import parse_config
+from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.runs.files import flatten_config
+from flower_fgl.server_app import read_run_config
+from flower_fgl.simulation.experiments import read_experiment
 
 WITH: dict[str, dict[str, Scalar]] = {
     "dirichlet-alpha": {"partition": "dirichlet"},
@@ -58,6 +72,124 @@ def test_a_removed_setting_is_refused_on_the_command_line() -> None:
     config = parsed(method="fedala", **{"fedala.weight-lr": 1.0})
     with pytest.raises(ConfigError, match=r"fedala\.weight-lr is no longer.*1\.0"):
         reject_unused_settings(["fedala.weight-lr"], [config])
+
+
+IDLE: list[tuple[str, Scalar, str]] = [
+    ("dirichlet-alpha", 0.1, 'needs partition = "dirichlet"'),
+    ("secure-threshold", 0.9, "needs secure-aggregation = true"),
+    ("fedprox.mu", 0.5, "belongs to method = fedprox"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), IDLE)
+def test_simulate_refuses_a_setting_without_effect(
+    key: str, value: Scalar, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        simulate("fedavg", clients=3, output_dir=str(tmp_path / "runs"), **{key: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("key", "value", "message"), IDLE)
+def test_flwr_run_refuses_a_setting_without_effect(
+    key: str, value: Scalar, message: str
+) -> None:
+    defaults: dict[str, Scalar] = dict(flatten_config(pyproject_table(METHODS)))
+    assert read_run_config(defaults).method == "fedavg"
+    with pytest.raises(ConfigError, match=message):
+        read_run_config({**defaults, key: value})
+
+
+def test_flwr_run_accepts_the_settings_of_a_run_that_resumes() -> None:
+    values: dict[str, Scalar] = {"resume": True, "dirichlet-alpha": 0.1}
+    assert read_run_config(values).resume
+
+
+@pytest.mark.parametrize("name", ["confg", "configs", "conf"])
+def test_a_misspelt_table_of_the_app_is_refused(name: str, tmp_path: Path) -> None:
+    # Flower ignores such a table: the run would have all defaults
+    table = (
+        f'[tool.flwr.app]\npublisher = "me"\n[tool.flwr.app.{name}.fedprox]\nmu = 1\n'
+    )
+    (tmp_path / "pyproject.toml").write_text(table)
+    folders = [str(tmp_path / "none"), str(tmp_path)]
+    with pytest.raises(
+        ConfigError, match=rf"app\.{name}\].*Did you mean \[tool\.flwr\."
+    ):
+        check_app_table(folders)
+    right = table.replace(f"app.{name}", "app.config")
+    (tmp_path / "pyproject.toml").write_text(right)
+    check_app_table(folders)
+
+
+@pytest.mark.parametrize("where", ["[config]", "[grid]", '[[case]]\nname = "a"'])
+@pytest.mark.parametrize(("key", "value", "message"), IDLE)
+def test_an_experiment_refuses_a_setting_that_no_run_uses(
+    where: str, key: str, value: Scalar, message: str, tmp_path: Path
+) -> None:
+    shown = [value] if where == "[grid]" else value
+    (tmp_path / "a.toml").write_text(f"title = 'x'\n{where}\n{key} = {shown}\n")
+    with pytest.raises(ConfigError, match=message) as error:
+        read_experiment(tmp_path / "a.toml")
+    assert "a.toml" in str(error.value)
+
+
+def test_a_run_of_an_experiment_keeps_only_settings_with_effect(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(
+        "[config]\ndirichlet-alpha = 0.1\nfedprox.mu = 0.5\n[grid]\n"
+        'method = ["fedavg", "fedprox"]\npartition = ["metis", "dirichlet"]\n'
+    )
+    for run in read_experiment(tmp_path / "a.toml").runs():
+        skewed = run.settings["partition"] == "dirichlet"
+        proximal = run.settings["method"] == "fedprox"
+        assert ("dirichlet-alpha" in run.settings) == skewed
+        assert ("fedprox.mu" in run.settings) == proximal
+
+
+@pytest.mark.parametrize("command", ["partition", "export"])
+@pytest.mark.parametrize("pair", ["lr=0.1", "method=fedpg", "fedavg.finetune-epochs=1"])
+def test_a_command_that_trains_nothing_refuses_a_setting_of_training(
+    command: str, pair: str, tmp_path: Path
+) -> None:
+    folder = [str(tmp_path / "graphs")] if command == "export" else []
+    result = CliRunner().invoke(app, [command, *folder, "--set", pair])
+    assert isinstance(result.exception, ConfigError)
+    assert f"no effect in flower-fgl {command}" in str(result.exception)
+
+
+def test_check_graph_refuses_a_setting_that_it_does_not_read(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["check-graph", "a.npz", "--set", "lr=0.1"])
+    assert "lr has no effect in flower-fgl check-graph" in str(result.exception)
+
+
+class Reader:
+    """A configuration that notes which of its settings are read."""
+
+    def __init__(self, config: RunConfig, seen: set[str]) -> None:
+        self._config, self._seen = config, seen
+
+    def __getattr__(self, name: str) -> object:
+        self._seen.add(name)
+        part = getattr(type(self._config), name, None)
+        if isinstance(part, property):
+            assert part.fget is not None
+            return part.fget(self)
+        if callable(part):
+            return part.__get__(self)
+        return getattr(self._config, name)
+
+
+def test_the_settings_of_data_are_those_that_building_the_clients_reads() -> None:
+    seen: set[str] = set()
+    general = {key.replace("-", "_") for key in parsed().general_defaults()}
+    small: dict[str, Scalar] = {"synthetic.nodes": 200, "synthetic.blocks": 4}
+    for values in ({}, {"setting": "few-shot"}, {"setting": "open-set"}):
+        config = parsed(**small, **values)
+        build.build_clients(Reader(config, seen), 3)  # type: ignore[arg-type]
+    read = {name.replace("_", "-") for name in seen & general}
+    # a named dataset also reads data-dir, and the number of clients is an argument
+    others = {"data-dir", "clients", "owners", "feature-align", "class-align"}
+    assert read | others == set(DATA_SETTINGS)
 
 
 def test_settings_of_the_synthetic_graph_are_refused_with_owners() -> None:

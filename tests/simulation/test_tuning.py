@@ -343,7 +343,8 @@ def test_permuted_test_labels_give_the_same_study(
         save_graph(folder / "graph.npz", seed=seed)
         data = f'dataset = "{folder}/graph.npz"\nsplit = "public"\nmodel = "mlp"'
         experiment = written(
-            ('dataset = "synthetic"\n', f"{data}\n"), ("rounds = 1", "rounds = 3")
+            ('dataset = "synthetic"\n', f"{data}\n"),
+            ("rounds = 1\nsynthetic.nodes = 200", "rounds = 3"),
         )
         studies = tune(experiment, rows_to_tune(experiment)[:1], folder, budget=4)
         found.append(study_hash(studies))

@@ -141,6 +141,115 @@ def write_papers100m(folder: Path) -> None:
         _write_gz(path, np.array(nodes)[:, None])
 
 
+def _mask(role: str) -> np.ndarray:
+    """Return the nodes of a role as a boolean mask."""
+    return np.isin(np.arange(NUM_NODES), ROLES[role])
+
+
+def write_geom_gcn(raw: Path, name: str, *, lists_indices: bool = False) -> None:
+    """Write the layout of Geom-GCN: two tables with a header, and ten splits.
+
+    The features of Actor are the indices of the ones, those of other datasets 0 and 1.
+    """
+    raw.mkdir(parents=True)
+    words = bag_of_words(8)
+    words[:, 7] = 1
+    lines = ["node_id\tfeature\tlabel"]
+    for node, row in enumerate(words.astype(int)):
+        cells = row.nonzero()[0] if lists_indices else row
+        lines.append(f"{node}\t{','.join(map(str, cells))}\t{LABELS[node]}")
+    (raw / "out1_node_feature_label.txt").write_text("\n".join(lines) + "\n")
+    edges = ["node_id\tnode_id", *(f"{u}\t{v}" for u, v in EDGES)]
+    (raw / "out1_graph_edges.txt").write_text("\n".join(edges) + "\n")
+    for i in range(10):
+        roles = {"train": "tr", "val": "va", "test": "te"}
+        if i:  # only the first split is read
+            roles = {"train": "te", "val": "va", "test": "tr"}
+        masks = {f"{n}_mask": _mask(role).astype(int) for n, role in roles.items()}
+        np.savez(raw / f"{name}_split_0.6_0.2_{i}.npz", **masks)
+
+
+def write_heterophilous(raw: Path, name: str) -> None:
+    """Write the layout of Platonov et al.: one npz with ten splits."""
+    raw.mkdir(parents=True)
+    masks = {
+        f"{ours}_masks": np.stack([_mask(first), *[_mask(other)] * 9])
+        for ours, first, other in (
+            ("train", "tr", "te"),
+            ("val", "va", "va"),
+            ("test", "te", "tr"),
+        )
+    }
+    np.savez(
+        raw / f"{name}.npz",
+        node_features=features(),
+        node_labels=LABELS,
+        edges=EDGES,
+        **masks,
+    )
+
+
+def write_airports(raw: Path, name: str) -> None:
+    """Write the layout of struc2vec: an edge list and a table of labels."""
+    raw.mkdir(parents=True)
+    edges = "".join(f"{1000 + u} {1000 + v}\n" for u, v in EDGES)
+    (raw / f"{name}-airports.edgelist").write_text(edges)
+    labels = "".join(f"{1000 + i} {c}\n" for i, c in enumerate(LABELS))
+    (raw / f"labels-{name}-airports.txt").write_text("node label\n" + labels)
+
+
+def write_rozemberczki(path: Path) -> None:
+    """Write the layout of Twitch, LastFM, Deezer and Facebook: three arrays."""
+    path.parent.mkdir(parents=True)
+    np.savez(path, features=features(), target=LABELS, edges=EDGES)
+
+
+def write_wiki_cs(raw: Path) -> None:
+    """Write the layout of Wiki-CS: one JSON file with twenty splits."""
+    raw.mkdir(parents=True)
+    links: list[list[int]] = [[] for _ in range(NUM_NODES)]
+    for u, v in EDGES:
+        links[u].append(int(v))
+    splits = [_mask("tr"), *[_mask("te")] * 19]
+    data = {
+        "features": features().tolist(),
+        "labels": LABELS.tolist(),
+        "links": links,
+        "train_masks": [mask.tolist() for mask in splits],
+        "val_masks": [_mask("va").tolist()] * 20,
+        "stopping_masks": [_mask("va").tolist()] * 20,
+        "test_mask": _mask("te").tolist(),
+    }
+    (raw / "data.json").write_text(json.dumps(data))
+
+
+def atoms() -> np.ndarray:
+    """Return nine attributes per atom in the ranges of OGB."""
+    widths = [119, 5, 12, 12, 10, 6, 6, 2, 2]
+    return np.random.default_rng(3).integers(0, widths, (NUM_NODES, 9))
+
+
+def write_ogb_graphs(
+    folder: Path, split: str, *, has_atoms: bool = True, labels: object = None
+) -> None:
+    """Write the layout of ogbg-molhiv and ogbg-ppa: graphs of 7, 4 and 1 nodes."""
+    (folder / "raw").mkdir(parents=True)
+    (folder / "RELEASE_v1.txt").write_text("")
+    graph = np.searchsorted([7, 11], EDGES[:, 0], side="right")
+    first = np.array([0, 7, 11])
+    tables = {
+        "edge": EDGES - first[graph][:, None],
+        "num-node-list": np.array([[7], [4], [1]]),
+        "num-edge-list": np.bincount(graph, minlength=3)[:, None],
+        "graph-label": np.array([[0], [1], [0]]) if labels is None else labels,
+    }
+    tables |= {"node-feat": atoms()} if has_atoms else {}
+    for name, table in tables.items():
+        _write_gz(folder / "raw" / f"{name}.csv.gz", table)
+    for number, part in enumerate(("train", "valid", "test")):
+        _write_gz(folder / "split" / split / f"{part}.csv.gz", [[number]])
+
+
 def write_few_shot(folder: Path, prefix: str, *, has_train: bool = True) -> None:
     """Write GPN's layout: a network, and tables of the base and the novel classes."""
     folder.mkdir(parents=True)

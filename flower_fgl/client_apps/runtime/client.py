@@ -380,7 +380,8 @@ class Client:
                 scores[name] = score(
                     logits, y, masks[name], num_classes, absent_classes=absent
                 )
-                if inputs.batch is not None or self.config.owners:
+                is_ranked = self.config.main_score == "auroc"
+                if inputs.batch is not None or self.config.owners or is_ranked:
                     area = auroc(logits, y, masks[name], num_classes)
                     scores[name] = replace(scores[name], auroc=area)
             if is_few_shot and "test" in names:

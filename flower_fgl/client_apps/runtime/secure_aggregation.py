@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,14 +68,16 @@ def check_identity(node: Mapping[str, Scalar]) -> None:
 
 def _identity(node: Mapping[str, Scalar]) -> Identity | None:
     """Return the data owner's identity, if the node config names one."""
-    return load_identity(Path(str(node["identity"]))) if "identity" in node else None
+    if "identity" not in node:
+        return None
+    return load_identity(Path(os.path.expanduser(str(node["identity"]))))
 
 
 def _pinned(node: Mapping[str, Scalar]) -> dict[bytes, str] | None:
     """Return the pinned identities, if the node config names a file of them."""
     if "peers" not in node:
         return None
-    path = Path(str(node["peers"]))
+    path = Path(os.path.expanduser(str(node["peers"])))
     if "identity" not in node:
         raise RunError(
             "The node config has peers but no identity: the other owners cannot recognise "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -197,7 +198,7 @@ class Session:
         if self.memory is not None:
             return self.memory
         own = context.node_config.get("state-dir")
-        if own is not None and not Path(str(own)).is_absolute():
+        if own is not None and not os.path.isabs(os.path.expanduser(str(own))):
             raise RunError(
                 f"The node config's state-dir must be an absolute path, got {own!r}. "
                 "Start the SuperNode with --node-config 'state-dir=\"/path\" …'."

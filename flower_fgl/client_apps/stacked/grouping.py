@@ -39,6 +39,8 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
         return 'setting = "graph" classifies whole graphs'
     if config.keeps_layers:
         return "the first layer or the head of each owner stays local"
+    if config.main_score == "auroc":
+        return "the dataset is scored by the area under the ROC curve"
     if config.check_every:
         return "check-every stops the training of each client at another epoch"
     if config.num_neighbors:

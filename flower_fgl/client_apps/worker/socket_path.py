@@ -98,7 +98,7 @@ def worker_socket(node: Mapping[str, Scalar], parent: ParentProcess) -> Path:
     ]
     digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     name = f"{digest[:16]}.sock"
-    own = Path(str(node.get("state-dir", "")))
+    own = Path(os.path.expanduser(str(node.get("state-dir", ""))))
     shared = Path(tempfile.gettempdir()) / f"flower-fgl-{os.getuid()}"
     for folder in [own / "workers"] * own.is_absolute() + [shared]:
         if len(os.fsencode(folder / name)) <= LONGEST:

@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.options import nearest
 from flower_fgl.datasets.graph_files.problems import clip, show_path
 
 __all__ = ["Array", "no_file", "read_arrays"]
@@ -110,6 +111,15 @@ def read_arrays(path: Path, is_known: Callable[[str], bool]) -> dict[str, Array]
         raise _broken(where, str(error)) from error
 
 
+KNOWN_ARRAYS = (
+    *("x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_index", "edges", "y"),
+    *("class_names", "node_ids", "feature_names", "feature_scale", "feature_mean"),
+    *("outside_edges", "outside_ids"),
+    *("feature_std", "train_mask", "val_mask", "test_mask"),
+)
+"""Arrays of a graph file, for messages."""
+
+
 def no_file(path: Path) -> DataError:
     """Return the error for a path without a graph file."""
     return DataError(
@@ -180,10 +190,9 @@ def _check_names(names: list[str], is_known: Callable[[str], bool], where: str) 
     for name in names:
         if not is_known(name):
             raise DataError(
-                f'{where}: unknown array "{clip(name)}". Known: x, x_indptr, x_indices, '
-                "x_data, x_shape, edge_index, edges, y, class_names, node_ids, "
-                "outside_edges, outside_ids, feature_scale, feature_mean, feature_std, "
-                "train_mask, val_mask, test_mask, and those of evaluation graphs."
+                f'{where}: unknown array "{clip(name)}". '
+                f"{nearest(name, KNOWN_ARRAYS)} Evaluation graphs have the same ones, "
+                "with evaluation_0_ before the name."
             )
     if len(set(names)) < len(names):
         raise DataError(

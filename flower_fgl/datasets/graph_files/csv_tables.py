@@ -124,6 +124,11 @@ def _rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield the header, then each row that is not blank, with its line number."""
     where = show_path(path)
+    if os.path.isdir(path):
+        raise DataError(
+            f"{where} is a folder, but must be a CSV file with the columns "
+            f"{', '.join(required)}."
+        )
     if not os.path.isfile(path):
         raise DataError(
             f"{where} is missing. Provide it with the columns {', '.join(required)}."

@@ -204,6 +204,7 @@ def _load(
     # the methods of Path raise errors for long names and unknown users
     path = Path(os.path.expanduser(given))
     arrays: dict[str, Array]
+    _check_kind(path)
     if os.path.isdir(path):
         arrays = read_csv_folder(path, needs_labels=needs_labels, attempts=attempt)
         if attempt.problems:
@@ -237,6 +238,25 @@ def _load(
         return None
     names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
     return LocalGraphFile(dataset, node_ids, evaluation, names, scaling, outside)
+
+
+def _check_kind(path: Path) -> None:
+    """Reject a CSV table in place of its folder, and a folder of other files."""
+    where = show_path(path)
+    if not os.path.isdir(path):
+        if path.suffix.lower() == ".csv":
+            folder = show_path(path.parent)
+            raise DataError(
+                f"{where} is a single table, but a graph in CSV form is a folder with "
+                f"nodes.csv and edges.csv. Give the folder, e.g. {folder}."
+            )
+        return
+    graphs = sorted(name for name in os.listdir(path) if name.endswith(".npz"))
+    if graphs and not os.path.exists(path / "nodes.csv"):
+        raise DataError(
+            f"{where} is a folder of graph files, but one graph is expected: a file such "
+            f"as {show_path(path / graphs[0])}, or a folder with nodes.csv and edges.csv."
+        )
 
 
 def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:

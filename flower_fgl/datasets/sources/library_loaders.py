@@ -16,21 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.archive import read_arrays
 from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
+    csr_tensor,
     quiet_csr,
     undirected_simple,
 )
 
-__all__ = ["ogb_nodes", "pyg_nodes", "tu_graphs"]
+__all__ = ["filtered_nodes", "ogb_graphs", "ogb_nodes", "pyg_nodes", "tu_graphs"]
 
 
-def pyg_nodes(root: Path, *, loader: str, **settings: str) -> RawNodes:
+SPLITS = ("train", "val", "test")
+
+
+def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> RawNodes:
     """Read a node dataset of ``torch_geometric.datasets``.
 
     Parameters
@@ -39,18 +45,63 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str) -> RawNodes:
         Root folder of the loader.
     loader : str
         Name of the class, e.g. ``"Planetoid"``.
-    **settings : str
+    **settings : str or bool
         Further arguments of the class, e.g. ``name="Cora"``.
+
+    Notes
+    -----
+    1. Of a dataset with several published splits this is the first one.
     """
     make = getattr(_import_quietly("torch_geometric.datasets"), loader)
     with quiet_csr():  # also removes a warning filter that Planetoid leaves behind
         data = make(str(root), pre_transform=_finish, **settings)[0]
     masks = {
-        name: data[f"{name}_mask"]
+        name: _first_split(data[f"{name}_mask"])
         for name in ("train", "val", "test")
         if f"{name}_mask" in data
     }
     return RawNodes(data.x, data.edge_index, data.y, data.entries, masks=masks)
+
+
+def _first_split(mask: Tensor) -> Tensor:
+    """Return the mask of the first split from a mask of shape (N,) or (N, splits)."""
+    return mask if mask.dim() == 1 else mask[:, 0].contiguous()
+
+
+def filtered_nodes(root: Path, *, name: str) -> RawNodes:
+    """Read Chameleon or Squirrel without duplicate nodes (Platonov et al., ICLR 2023).
+
+    Parameters
+    ----------
+    root : Path
+        Folder with ``NAME/raw/NAME.npz``, in the layout of torch-geometric's
+        ``HeterophilousGraphDataset``, which does not know these two. The file is
+        downloaded if it is missing.
+    name : str
+        ``chameleon_filtered`` or ``squirrel_filtered``.
+
+    Returns
+    -------
+    RawNodes
+        With the first of the ten published splits.
+    """
+    path = root / name / "raw" / f"{name}.npz"
+    if not path.is_file():
+        loader = _import_quietly("torch_geometric.datasets").HeterophilousGraphDataset
+        download = _import_quietly("torch_geometric.data").download_url
+        download(f"{loader.url}/{name}.npz", str(path.parent), log=False)
+    keys = ("node_features", "node_labels", "edges", *(f"{s}_masks" for s in SPLITS))
+    arrays = read_arrays(path, keys.__contains__)
+    x, y, edges, *masks = (torch.from_numpy(arrays[key]) for key in keys)
+    return RawNodes(
+        compact_features(x),
+        undirected_simple(edges.T.to(torch.int64).contiguous(), len(y)),
+        y.to(torch.int64),
+        len(edges),
+        masks={
+            s: mask[0].to(torch.bool) for s, mask in zip(SPLITS, masks, strict=True)
+        },
+    )
 
 
 def tu_graphs(root: Path, *, name: str) -> RawGraphs:
@@ -130,14 +181,7 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
        reader raises instead, so no worker waits for input. The loader also prompts
        before it downloads more than 1 GB; ``raw_paths.py`` disables such downloads.
     """
-    ogb = _import_ogb()
-    folder = root / name.replace("-", "_")
-    version = _ogb_version(Path(str(ogb.__file__)).parent, name)
-    if folder.is_dir() and not (folder / f"RELEASE_v{version}.txt").is_file():
-        raise DataError(
-            f"{name}: expected RELEASE_v{version}.txt, the marker of the release that "
-            f"ogb {ogb.__version__} reads, but {folder} lacks it. Download that release."
-        )
+    folder = _ogb_folder(root, name, "nodeproppred")
     loader = _import_quietly("ogb.nodeproppred").PygNodePropPredDataset
     with _ogb_surroundings():
         dataset = loader(name, root=str(root), pre_transform=_finish)
@@ -155,6 +199,117 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
         class_names=_ogb_class_names(folder),
         masks=masks,
     )
+
+
+def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
+    """Read a graph classification dataset of OGB.
+
+    Parameters
+    ----------
+    root : Path
+        Root folder of the loader.
+    name : str
+        Its name at OGB, e.g. ``"ogbg-molhiv"``.
+    split : str
+        Name of its published split, ``scaffold`` or ``species``.
+
+    Returns
+    -------
+    RawGraphs
+        Features of molecules are the nine attributes of an atom, each one-hot, of width
+        174. Without node features they have width 0.
+
+    Raises
+    ------
+    DataError
+        If the files belong to another release than the one the installed ``ogb`` reads,
+        the graphs have several labels, or an attribute is out of range.
+
+    Notes
+    -----
+    1. A linear layer on the one-hot attributes computes the same as OGB's ``AtomEncoder``,
+       the sum of an embedding per attribute. Attributes of bonds are not used: the
+       backbones here have no edge features.
+    2. The tables are read at once, instead of graph by graph as by OGB's loader, which
+       only downloads them.
+    """
+    folder = _ogb_folder(root, name, "graphproppred")
+    if not (folder / "raw").is_dir():
+        loader = _import_quietly("ogb.graphproppred").PygGraphPropPredDataset
+        with _ogb_surroundings():
+            loader(name, root=str(root))
+
+    def table(part: str) -> Tensor:
+        path = folder / f"{part}.csv.gz"
+        return torch.from_numpy(_read_csv(path))
+
+    num_nodes, num_edges = table("raw/num-node-list"), table("raw/num-edge-list")
+    y = table("raw/graph-label")
+    if y.shape[1] != 1 or y.is_floating_point():
+        raise DataError(
+            f"{name}: expected one class per graph, got {y.shape[1]} labels of type "
+            f"{y.dtype}. Choose a dataset that flower-fgl datasets lists."
+        )
+    batch = torch.arange(len(num_nodes)).repeat_interleave(num_nodes[:, 0])
+    first_node = num_nodes[:, 0].cumsum(0) - num_nodes[:, 0]
+    edges = table("raw/edge") + first_node.repeat_interleave(num_edges[:, 0])[:, None]
+    x = torch.empty((len(batch), 0))
+    if (folder / "raw" / "node-feat.csv.gz").is_file():
+        x = _one_hot_atoms(table("raw/node-feat"), name)
+    files = {"train": "train", "val": "valid", "test": "test"}
+    return RawGraphs(
+        x=x,
+        edge_index=undirected_simple(edges.T.contiguous(), len(batch)),
+        batch=batch,
+        y=y[:, 0],
+        masks={
+            ours: _mask(table(f"split/{split}/{theirs}")[:, 0], len(y))
+            for ours, theirs in files.items()
+        },
+    )
+
+
+def _one_hot_atoms(attributes: Tensor, name: str) -> Tensor:
+    """Encode the attributes of atoms, (N, 9), one-hot as sparse CSR, (N, 174)."""
+    widths = importlib.import_module("ogb.utils.features").get_atom_feature_dims()
+    width = torch.tensor(widths)
+    fits = attributes.shape[1:] == width.shape
+    if not fits or bool(((attributes < 0) | (attributes >= width)).any()):
+        raise DataError(
+            f"{name}: expected {len(width)} attributes per atom below {widths}. Download "
+            "the dataset again."
+        )
+    column = attributes + (width.cumsum(0) - width)
+    count, total = len(attributes), int(width.sum())
+    start = np.arange(count + 1) * len(width)
+    ones = np.ones(column.numel(), dtype=np.float32)
+    shape = (count, total)
+    return csr_tensor(
+        scipy.sparse.csr_matrix((ones, column.flatten().numpy(), start), shape)
+    )
+
+
+def _read_csv(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
+    """Read a compressed table of numbers without a header."""
+    import pandas as pd
+
+    values: np.ndarray[Any, np.dtype[Any]] = pd.read_csv(path, header=None).to_numpy(
+        copy=True
+    )
+    return values
+
+
+def _ogb_folder(root: Path, name: str, kind: str) -> Path:
+    """Return a dataset's folder; raise an error if it holds another release."""
+    ogb = _import_ogb()
+    folder = root / name.replace("-", "_")
+    version = _ogb_version(Path(str(ogb.__file__)).parent / kind, name)
+    if folder.is_dir() and not (folder / f"RELEASE_v{version}.txt").is_file():
+        raise DataError(
+            f"{name}: expected RELEASE_v{version}.txt, the marker of the release that "
+            f"ogb {ogb.__version__} reads, but {folder} lacks it. Download that release."
+        )
+    return folder
 
 
 def _finish(data: Any) -> Any:
@@ -183,6 +338,9 @@ def _ogb_surroundings() -> Iterator[None]:
     storage = importlib.import_module("torch_geometric.data.storage")
     classes = importlib.import_module("torch_geometric.data.data")
     allowed = [classes.DataEdgeAttr, classes.DataTensorAttr, storage.GlobalStorage]
+    # the context removes all of its entries, also those of torch-geometric itself
+    known = torch.serialization.get_safe_globals()
+    allowed = [entry for entry in allowed if entry not in known]
     with (
         contextlib.redirect_stdout(sys.stderr),  # progress messages
         torch.serialization.safe_globals(allowed),
@@ -194,12 +352,10 @@ def _ogb_surroundings() -> Iterator[None]:
 
 
 def _ogb_version(package: Path, name: str) -> str:
-    """Return the release of a dataset that the installed ``ogb`` reads."""
+    """Return the release of a dataset that a sub-package of ``ogb`` reads."""
     import pandas as pd  # takes a second to import
 
-    table = pd.read_csv(
-        package / "nodeproppred" / "master.csv", index_col=0, keep_default_na=False
-    )
+    table = pd.read_csv(package / "master.csv", index_col=0, keep_default_na=False)
     return str(table.loc["version", name])
 
 

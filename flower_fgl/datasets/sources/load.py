@@ -98,7 +98,8 @@ def data_folder(data_dir: str | None = None) -> Path | None:
     folder = Path(text).expanduser().resolve()
     if not folder.is_dir():
         origin = "data-dir" if data_dir else "FLOWER_FGL_DATA"
-        raise DataError(f"{origin} must name an existing folder, got {folder}.")
+        found = "which is a file" if folder.exists() else "which does not exist"
+        raise DataError(f"{origin} must name a folder, got {folder}, {found}.")
     return folder
 
 
@@ -211,7 +212,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
     class_names = tuple(str(c) for c in range(num_classes))
     if isinstance(raw, RawGraphs):
         graphs = GraphDataset(
-            name, raw.x, raw.edge_index, raw.batch, raw.y, class_names
+            name, raw.x, raw.edge_index, raw.batch, raw.y, class_names, raw.masks
         )
         validate_graph_dataset(graphs)
         return graphs

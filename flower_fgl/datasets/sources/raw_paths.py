@@ -9,26 +9,35 @@ from __future__ import annotations
 from flower_fgl.datasets.sources.layout import Layout
 
 __all__ = [
+    "airports",
     "amazon",
     "citation_full",
     "coauthor",
     "collab",
     "few_shot_tables",
     "fold_ppi_arrays",
+    "geom_gcn",
     "graph_saint",
+    "heterophilous",
     "ogb",
+    "ogb_graphs",
     "planetoid",
     "reddit",
+    "rozemberczki",
     "tu",
+    "wiki_cs",
 ]
 
 PLANETOID_PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 SAINT_FILES = ("adj_full.npz", "feats.npy", "class_map.json", "role.json")
 OGB_TEXT = ("edge", "node-feat", "node-label", "num-node-list", "num-edge-list")
+OGB_SPLITS = ("train", "valid", "test")
 TU_PARTS = ("A", "graph_indicator", "graph_labels")
 
 # References, not imports: listing the datasets must not load torch.
 PYG_NODES = "flower_fgl.datasets.sources.library_loaders:pyg_nodes"
+FILTERED = "flower_fgl.datasets.sources.library_loaders:filtered_nodes"
+OGB_GRAPHS = "flower_fgl.datasets.sources.library_loaders:ogb_graphs"
 OGB_NODES = "flower_fgl.datasets.sources.library_loaders:ogb_nodes"
 TU_GRAPHS = "flower_fgl.datasets.sources.library_loaders:tu_graphs"
 COLLAB_NPZ = "flower_fgl.datasets.sources.raw_readers:collab_npz"
@@ -83,11 +92,66 @@ def reddit() -> tuple[Layout, ...]:
     return (_pyg("Reddit", "Reddit", files, url),)
 
 
+def geom_gcn(loader: str, folder: str, name: str) -> tuple[Layout, ...]:
+    """Return the layout of Geom-GCN's tables: ``out1_*.txt`` and ten splits.
+
+    They lie in ``Actor/raw``, ``WebKB/<name>/raw`` and
+    ``WikipediaNetwork/<name>/geom_gcn/raw``.
+    """
+    raw = "geom_gcn/raw" if loader == "WikipediaNetwork" else "raw"
+    tables = ("out1_node_feature_label.txt", "out1_graph_edges.txt")
+    splits = tuple(f"{name}_split_0.6_0.2_{i}.npz" for i in range(10))
+    files = tuple(f"{raw}/{file}" for file in (*tables, *splits))
+    url = "https://github.com/graphdml-uiuc-jlu/geom-gcn"
+    if loader == "Actor":  # the files have another name than the loader
+        return (_pyg(loader, folder, files, url),)
+    return (_pyg(loader, f"{folder}/{name}", files, url, name=name),)
+
+
+def heterophilous(name: str) -> tuple[Layout, ...]:
+    """Return the layout ``HeterophilousGraphDataset/<name>/raw/<name>.npz``."""
+    folder = f"HeterophilousGraphDataset/{name}"
+    files = (f"raw/{name}.npz",)
+    url = "https://github.com/yandex-research/heterophilous-graphs/tree/main/data"
+    if not name.endswith("_filtered"):
+        return (_pyg("HeterophilousGraphDataset", folder, files, url, name=name),)
+    arguments = {"name": name}
+    return (Layout(folder, files, FILTERED, arguments, name, url, can_download=True),)
+
+
+def airports(name: str) -> tuple[Layout, ...]:
+    """Return the layout ``Airports/<name>/raw/*-airports.*``."""
+    files = (f"raw/{name}-airports.edgelist", f"raw/labels-{name}-airports.txt")
+    url = "https://github.com/leoribeiro/struc2vec/tree/master/graph"
+    return (_pyg("Airports", f"Airports/{name}", files, url, name=name),)
+
+
+def rozemberczki(loader: str, file: str, name: str = "") -> tuple[Layout, ...]:
+    """Return the layout ``<loader>/raw/<file>``, or ``<loader>/<name>/raw/<file>``."""
+    folder = f"{loader}/{name}" if name else loader
+    url = "https://graphmining.ai/datasets/ptg/" + ("twitch/" * bool(name)) + file
+    return (_pyg(loader, folder, (f"raw/{file}",), url, name=name),)
+
+
+def wiki_cs() -> tuple[Layout, ...]:
+    """Return the layout ``WikiCS/raw/data.json``."""
+    url = "https://github.com/pmernyei/wiki-cs-dataset/tree/master/dataset"
+    layout = _pyg("WikiCS", "WikiCS", ("raw/data.json",), url, is_undirected=True)
+    return (layout,)
+
+
 def _pyg(
-    loader: str, folder: str, files: tuple[str, ...], url: str, *, name: str = ""
+    loader: str,
+    folder: str,
+    files: tuple[str, ...],
+    url: str,
+    *,
+    name: str = "",
+    **settings: bool,
 ) -> Layout:
     """Return the layout of a node dataset of ``torch_geometric.datasets``."""
-    arguments = {"loader": loader} | ({"name": name} if name else {})
+    arguments: dict[str, str | bool] = {"loader": loader, **settings}
+    arguments |= {"name": name} if name else {}
     return Layout(
         folder, files, PYG_NODES, arguments, name or ".", url, can_download=True
     )
@@ -122,6 +186,42 @@ def ogb(
             files,
             OGB_NODES,
             {"name": name},
+            folder,
+            url,
+            can_download=not is_large,
+        ),
+    )
+
+
+def ogb_graphs(
+    name: str, archive: str, *, is_large: bool = False
+) -> tuple[Layout, ...]:
+    """Return the layout of a graph dataset of OGB: ``ogbg_…/raw`` and ``…/split``.
+
+    Parameters
+    ----------
+    name : str
+        Its name at OGB, e.g. ``"ogbg-molhiv"``.
+    archive : str
+        Name of its zip file, without the extension.
+    is_large : bool
+        Whether it is above 1 GB, and must be downloaded by hand.
+    """
+    parts = ["edge", "num-node-list", "num-edge-list", "graph-label"]
+    parts += ["node-feat"] if "-mol" in name else []
+    split = "scaffold" if "-mol" in name else "species"
+    folder = name.replace("-", "_")
+    files = ("RELEASE_v1.txt", *(f"raw/{part}.csv.gz" for part in parts))
+    files += tuple(f"split/{split}/{part}.csv.gz" for part in OGB_SPLITS)
+    place = "csv_mol_download/" if "-mol" in name else ""
+    url = f"http://snap.stanford.edu/ogb/data/graphproppred/{place}{archive}.zip"
+    arguments = {"name": name, "split": split}
+    return (
+        Layout(
+            folder,
+            files,
+            OGB_GRAPHS,
+            arguments,
             folder,
             url,
             can_download=not is_large,

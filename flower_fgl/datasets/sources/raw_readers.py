@@ -74,12 +74,15 @@ class RawGraphs:
         Graph of each node, ascending.
     y : Tensor of shape (G,), int64
         Class of each graph.
+    masks : mapping of str to Tensor of shape (G,), bool
+        Published split.
     """
 
     x: Tensor
     edge_index: Tensor
     batch: Tensor
     y: Tensor
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 Raw = RawNodes | RawGraphs

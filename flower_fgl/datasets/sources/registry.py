@@ -107,9 +107,22 @@ def _graphs(
     return Source(f"{name}, {MORRIS}", "graph", GRAPH_SPLIT, published, where)
 
 
+def _ogb_graphs(
+    name: str, num_graphs: int, features: int, classes: int, *, archive: str
+) -> Source:
+    """Make the row of a graph dataset of OGB, whose split is published."""
+    kind = "Species of a protein network" if name == "ogbg-ppa" else "Molecules"
+    published = Statistics(features=features, classes=classes, graphs=num_graphs)
+    where = raw_paths.ogb_graphs(name, archive, is_large=name == "ogbg-ppa")
+    return Source(f"{kind}, {HU}", "graph", "public", published, where)
+
+
 YANG = "citation network, Yang et al., ICML 2016"
 SHCHUR = "Shchur et al., arXiv:1811.05868"
 BOJCHEVSKI = "Bojchevski and Günnemann, ICLR 2018"
+PEI = "Pei et al., ICLR 2020"
+PLATONOV = "Platonov et al., ICLR 2023"
+ROZEMBERCZKI = "Rozemberczki et al., 2021 and 2020"
 HU = "Hu et al., NeurIPS 2020"
 MORRIS = "TU Dortmund, Morris et al., arXiv:2007.08663"
 
@@ -203,6 +216,121 @@ _OWN: dict[str, Source] = {
         (232965, None, 602, 41),
         entries=23213838,
     ),
+    "actor": _nodes(
+        f"Actors that occur on the same page, {PEI}",
+        "48/32/20",
+        raw_paths.geom_gcn("Actor", "Actor", "film"),
+        (7600, None, 932, 5),
+        entries=30019,
+    ),
+    "chameleon": _nodes(
+        f"Wikipedia pages about chameleons, {PEI}; has duplicate nodes",
+        "48/32/20",
+        raw_paths.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "chameleon"),
+        (2277, None, 2325, 5),
+        entries=36101,
+    ),
+    "squirrel": _nodes(
+        f"Wikipedia pages about squirrels, {PEI}; has duplicate nodes",
+        "48/32/20",
+        raw_paths.geom_gcn("WikipediaNetwork", "WikipediaNetwork", "squirrel"),
+        (5201, None, 2089, 5),
+        entries=217073,
+    ),
+    "chameleon-filtered": _nodes(
+        f"Chameleon without duplicate nodes, {PLATONOV}",
+        "48/32/20",
+        raw_paths.heterophilous("chameleon_filtered"),
+        (890, 8854, 2325, 5),
+    ),
+    "squirrel-filtered": _nodes(
+        f"Squirrel without duplicate nodes, {PLATONOV}",
+        "48/32/20",
+        raw_paths.heterophilous("squirrel_filtered"),
+        (2223, 46998, 2089, 5),
+    ),
+    **{
+        name: _nodes(
+            f"Web pages of a university, {PEI}",
+            "48/32/20",
+            raw_paths.geom_gcn("WebKB", "WebKB", name),
+            (nodes, None, 1703, 5),
+            entries=entries,
+        )
+        for name, nodes, entries in (
+            ("cornell", 183, 298),
+            ("texas", 183, 325),
+            ("wisconsin", 251, 515),
+        )
+    },
+    **{
+        name: _nodes(
+            f"{title}, {PLATONOV}",
+            "50/25/25",
+            raw_paths.heterophilous(name.replace("-", "_")),
+            statistics,
+        )
+        for name, title, statistics in (
+            ("roman-empire", "Words of an article", (22662, 32927, 300, 18)),
+            ("amazon-ratings", "Products and their ratings", (24492, 93050, 300, 5)),
+            ("minesweeper", "Cells of a grid with mines", (10000, 39402, 7, 2)),
+            ("tolokers", "Workers and bans", (11758, 519000, 10, 2)),
+            ("questions", "Users of a forum", (48921, 153540, 301, 2)),
+        )
+    },
+    **{
+        f"airports-{name}": _nodes(
+            "Flights between airports, Ribeiro et al., KDD 2017; a feature per airport",
+            "20/40/40",
+            raw_paths.airports(name),
+            (nodes, None, nodes, 4),
+        )
+        for name, nodes in (("usa", 1190), ("brazil", 131), ("europe", 399))
+    },
+    **{
+        f"twitch-{name}": _nodes(
+            f"Streamers of one language, {ROZEMBERCZKI}",
+            "20/40/40",
+            raw_paths.rozemberczki("Twitch", f"{name.upper()}.npz", name.upper()),
+            (nodes, None, 128, 2),
+            entries=entries,
+        )
+        for name, nodes, entries in (
+            ("de", 9498, 315774),
+            ("en", 7126, 77774),
+            ("es", 4648, 123412),
+            ("fr", 6551, 231883),
+            ("pt", 1912, 64510),
+            ("ru", 4385, 78993),
+        )
+    },
+    "lastfm-asia": _nodes(
+        f"Friends on LastFM, {ROZEMBERCZKI}",
+        "20/40/40",
+        raw_paths.rozemberczki("LastFMAsia", "lastfm_asia.npz"),
+        (7624, None, 128, 18),
+        entries=55612,
+    ),
+    "deezer-europe": _nodes(
+        f"Friends on Deezer, {ROZEMBERCZKI}",
+        "20/40/40",
+        raw_paths.rozemberczki("DeezerEurope", "deezer_europe.npz"),
+        (28281, None, 128, 2),
+        entries=185504,
+    ),
+    "facebook-page-page": _nodes(
+        f"Pages that like each other, {ROZEMBERCZKI}",
+        "20/40/40",
+        raw_paths.rozemberczki("FacebookPagePage", "facebook.npz"),
+        (22470, None, 128, 4),
+        entries=342004,
+    ),
+    "wiki-cs": _nodes(
+        "Wikipedia articles on computer science, Mernyei and Cangea, 2020",
+        "20/40/40",
+        raw_paths.wiki_cs(),
+        (11701, None, 300, 10),
+    ),
     "ogbn-arxiv": _nodes(
         f"arXiv computer science papers, {HU}",
         "60/20/20",
@@ -238,6 +366,15 @@ _OWN: dict[str, Source] = {
         (19773, 96531, 0, 2),
     ),
     "collab": _graphs("COLLAB", raw_paths.collab(), 5000, (372474, 12286079, 0, 3)),
+    **{
+        f"ogbg-{name}": _ogb_graphs(f"ogbg-{name}", *numbers, archive=archive)
+        for name, archive, *numbers in (
+            ("molhiv", "hiv", 41127, 174, 2),
+            ("molbace", "bace", 1513, 174, 2),
+            ("molbbbp", "bbbp", 2039, 174, 2),
+            ("ppa", "ogbg_ppi_medium", 158100, 0, 37),
+        )
+    },
     "amazon-clothing": _nodes(
         "Amazon co-purchases for few-shot learning, Ding et al., CIKM 2020",
         "20/40/40",

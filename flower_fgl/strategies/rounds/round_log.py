@@ -313,8 +313,8 @@ class RoundLog:
         }
         return self._pooled
 
-    def validation(self) -> tuple[int, float] | None:
-        """Return number of nodes and accuracy of the pooled validation score.
+    def validation(self, metric: str = "accuracy") -> tuple[int, float] | None:
+        """Return number of nodes and value of the pooled validation score.
 
         The best round is selected by them. They are the scores of the aggregated model if
         it was scored, else of the personalized models; ``None`` without validation nodes.
@@ -322,9 +322,9 @@ class RoundLog:
         pooled = self.pooled()
         columns = pooled.get("global") or pooled.get("local") or {}
         column = columns.get("val", {})
-        if not column.get("num_nodes"):
+        if not column.get("num_nodes") or metric not in column:
             return None
-        return int(column["num_nodes"]), float(column["accuracy"])
+        return int(column["num_nodes"]), float(column[metric])
 
     def lost(self) -> dict[str, set[int]]:
         """Return the clients that failed in training or evaluation, by reason."""

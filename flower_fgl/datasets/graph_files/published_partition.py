@@ -1,0 +1,267 @@
+"""Conversion of published partitions (OpenFGL, FedGB) into graph files.
+
+Both store one ``torch_geometric.data.Data`` per client, in a folder such as
+``distrib/subgraph_fl_louvain_1_Cora_client_10``:
+
+``data_0.pt``, ``data_1.pt``, …
+    ``x``, ``edge_index``, ``y``, and optionally ``global_map`` (number of each node in the
+    whole graph, a dict) and ``num_global_classes``.
+``node_cls/train_0.pt``, ``val_0.pt``, ``test_0.pt``, …
+    The split, boolean masks of shape (N,); also in ``node_cls/default_split/``.
+
+A folder of a FedGB dataset also holds ``fedgb_manifest.json``, and the clients below
+``distrib/``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.datasets.splits.split import SPLITS
+from flower_fgl.datasets.transforms.canonical import (
+    compact_features,
+    undirected_simple,
+)
+
+__all__ = ["convert_partition"]
+
+CLIENT = re.compile(r"data_(0|[1-9][0-9]*)\.pt")
+TASK = "node_cls"
+
+
+@dataclass(frozen=True, eq=False)
+class _Client:
+    """Graph of one client as read from its file; ``ids`` are the nodes' global numbers."""
+
+    x: Tensor
+    edge_index: Tensor
+    y: Tensor
+    ids: Tensor
+    num_classes: int
+    masks: Mapping[str, Tensor]
+
+
+def convert_partition(source: Path, target: Path) -> list[Path]:
+    """Convert a partition of OpenFGL or FedGB into one graph file per client.
+
+    Parameters
+    ----------
+    source : Path
+        Folder with ``data_0.pt``, or of a FedGB dataset.
+    target : Path
+        Folder to write ``client-<k>.npz`` to; created if missing. It is a value of the
+        setting ``owners``.
+
+    Returns
+    -------
+    list of Path
+        The written files. Classes are named by their numbers; nodes are sorted by their
+        number in the whole graph.
+
+    Raises
+    ------
+    DataError
+        If the folder holds no such partition, sets of graphs or several types of nodes, a
+        file is damaged or holds other objects than tensors, or ``target`` cannot be
+        written.
+
+    Notes
+    -----
+    1. Files are read with ``torch.load(weights_only=True)``: only tensors, numbers and
+       the containers of torch-geometric are accepted, and no code of a file runs.
+    """
+    folder = _find_folder(source)
+    numbers = sorted(
+        int(match[1]) for path in folder.iterdir() if (match := CLIENT.match(path.name))
+    )
+    if numbers != list(range(len(numbers))):
+        raise DataError(
+            f"{folder}: the clients' files must be data_0.pt to data_{len(numbers) - 1}.pt "
+            f"without a gap, got the numbers {numbers}. Copy the folder again."
+        )
+    clients = [_read_client(folder, number) for number in numbers]
+    widths = sorted({int(client.x.shape[1]) for client in clients})
+    if len(widths) > 1:
+        raise DataError(
+            f"{folder}: the clients have different numbers of features, {widths}. Convert "
+            "datasets of equal width only."
+        )
+    names = tuple(str(c) for c in range(max(client.num_classes for client in clients)))
+    width = len(str(len(clients) - 1))
+    paths = [target / f"client-{k:0{width}d}.npz" for k in numbers]
+    if others := sorted({*target.glob("*.npz")} - {*paths}):
+        raise DataError(
+            f"{target} holds {others[0].name}, which is not one of these {len(paths)} "
+            "clients. Choose another folder, or remove it."
+        )
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for number, (path, client) in enumerate(zip(paths, clients, strict=True)):
+            graph = Graph(client.x, client.edge_index, client.y, client.masks)
+            save_client_graph(path, ClientGraph(number, graph, names, client.ids))
+    except OSError as error:
+        raise DataError(f"Cannot write to {target}: {error}.") from error
+    return paths
+
+
+def _find_folder(source: Path) -> Path:
+    """Return the folder that holds the clients' files."""
+    if not source.is_dir():
+        what = "is a file" if source.exists() else "does not exist"
+        raise DataError(
+            f"{source} {what}. Give the folder of a partition, which holds data_0.pt."
+        )
+    manifest = source / "fedgb_manifest.json"
+    if manifest.is_file():
+        _check_manifest(manifest)
+    if (source / "data_0.pt").is_file():
+        folder = source
+    else:
+        found = sorted(path.parent for path in source.glob("distrib/*/data_0.pt"))
+        if len(found) != 1:
+            listed = f": {', '.join(path.name for path in found)}" if found else ""
+            raise DataError(
+                f"{source} holds no data_0.pt, and {len(found)} partitions below distrib"
+                f"{listed}. Give the folder of one partition."
+            )
+        folder = found[0]
+    if folder.name.startswith("graph_fl"):
+        raise DataError(
+            f"{folder} holds sets of graphs. Only partitions of one graph, for node "
+            "classification, can be converted."
+        )
+    return folder
+
+
+def _check_manifest(path: Path) -> None:
+    """Reject a FedGB dataset of another task."""
+    try:
+        manifest = json.loads(path.read_text("utf-8"))
+        level, task = str(manifest["level"]), str(manifest["task"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {error!r}. Download it again.") from error
+    if (level, task) != ("homo_subgraph", TASK):
+        raise DataError(
+            f'{path.parent} is a dataset of level "{level}" and task "{task}". Only level '
+            f'"homo_subgraph" with task "{TASK}" can be converted: one type of nodes, one '
+            "class per node."
+        )
+
+
+def _read_client(folder: Path, number: int) -> _Client:
+    """Read the graph and the split of one client."""
+    path = folder / f"data_{number}.pt"
+    data = _load(path)
+    x, edge_index, y = (getattr(data, key, None) for key in ("x", "edge_index", "y"))
+    if not (
+        isinstance(x, Tensor)
+        and isinstance(edge_index, Tensor)
+        and isinstance(y, Tensor)
+    ):
+        raise DataError(
+            f"{path}: expected a graph with the tensors x, edge_index and y, got "
+            f"{type(data).__name__}. Only homogeneous graphs can be converted."
+        )
+    if getattr(data, "node_type", None) is not None:
+        raise DataError(
+            f"{path}: the graph has several types of nodes. Only graphs with one type can "
+            "be converted."
+        )
+    count = len(x)
+    y = y.reshape(len(y), -1)
+    if y.shape != (count, 1) or y.is_floating_point():
+        raise DataError(
+            f"{path}: y must hold one class number per node, shape ({count},), got "
+            f"{y.dtype} of shape {tuple(y.shape)}."
+        )
+    is_valid = edge_index.dim() == 2 and edge_index.shape[0] == 2
+    if not is_valid or bool(((edge_index < 0) | (edge_index >= count)).any()):
+        raise DataError(
+            f"{path}: edge_index must have shape (2, M) and name nodes below {count}."
+        )
+    labels = y[:, 0].to(torch.int64)
+    ids, order = _global_ids(data, count).sort()
+    place = torch.empty_like(order)
+    place[order] = torch.arange(count)
+    declared = getattr(data, "num_global_classes", 0) or 0
+    edges = place[edge_index.to(torch.int64)]
+    return _Client(
+        x=compact_features(x[order]),
+        edge_index=undirected_simple(edges, count),
+        y=labels[order],
+        ids=ids,
+        num_classes=max(int(declared), 1 + int(labels.max()) if count else 0),
+        masks={
+            name: mask[order]
+            for name, mask in _read_masks(folder, number, count).items()
+        },
+    )
+
+
+def _global_ids(data: Any, count: int) -> Tensor:
+    """Return the number of each node in the whole graph; 0..N-1 if it is not given."""
+    table = getattr(data, "global_map", None)
+    if not isinstance(table, Mapping):
+        return torch.arange(count)
+    ids = torch.tensor([int(table.get(i, -1)) for i in range(count)])
+    ordered = ids.sort().values
+    is_valid = bool((ordered.diff() > 0).all()) and bool((ids >= 0).all())
+    return ids if is_valid else torch.arange(count)
+
+
+def _read_masks(folder: Path, number: int, count: int) -> dict[str, Tensor]:
+    """Return the masks of a client's split; empty if the partition has none."""
+    for place in (folder / TASK / "default_split", folder / TASK):
+        paths = {name: place / f"{name}_{number}.pt" for name in SPLITS}
+        if not all(path.is_file() for path in paths.values()):
+            continue
+        masks = {name: _load(path) for name, path in paths.items()}
+        for name, mask in masks.items():
+            if not isinstance(mask, Tensor) or mask.shape != (count,):
+                raise DataError(
+                    f"{paths[name]}: expected a mask of {count} booleans, got "
+                    f"{type(mask).__name__}. Copy the folder again."
+                )
+        return {name: mask.to(torch.bool) for name, mask in masks.items()}
+    return {}
+
+
+def _load(path: Path) -> Any:
+    """Read a file of tensors; no code in it runs."""
+    data = importlib.import_module("torch_geometric.data.data")
+    storage = importlib.import_module("torch_geometric.data.storage")
+    allowed: list[Any] = [data.Data, data.DataEdgeAttr, data.DataTensorAttr]
+    allowed += [storage.GlobalStorage]
+    # numbers of numpy, which a global_map may hold
+    allowed += [np.dtype, type(np.dtype(np.int64)), type(np.dtype(np.int32))]
+    scalar = importlib.import_module("numpy._core.multiarray").scalar
+    allowed += [scalar, (scalar, "numpy.core.multiarray.scalar")]
+    # the context removes all of its entries, also those of torch-geometric itself
+    known = torch.serialization.get_safe_globals()
+    allowed = [entry for entry in allowed if entry not in known]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = f" It holds an object of {found[1]}." if found else ""
+        raise DataError(
+            f"{path} holds more than tensors and numbers, which is not read: it could run "
+            f"any code.{what} Only partitions of one homogeneous graph can be converted."
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise DataError(f"{path} is damaged: {error}. Copy it again.") from error

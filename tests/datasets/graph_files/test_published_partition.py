@@ -1,0 +1,208 @@
+"""Partitions of OpenFGL and FedGB become graph files; none of their code runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+from typer.testing import CliRunner
+
+from flower_fgl import simulate
+from flower_fgl.cli.main import app
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.datasets.graph_files.published_partition import convert_partition
+
+NAME = "subgraph_fl_louvain_1_Cora_client_2"
+
+
+def client(number: int, **changes: Any) -> Data:
+    """Return a client of 20 nodes; its nodes have descending global numbers."""
+    generator = torch.Generator().manual_seed(number)
+    data = Data(
+        x=torch.rand((20, 3), generator=generator),
+        edge_index=torch.randint(0, 20, (2, 30), generator=generator),
+        y=torch.arange(20) % 2,
+    )
+    first = 100 * number + 19
+    data.global_map = {i: first - i for i in range(20)}
+    data.num_global_classes = 3
+    for key, value in changes.items():
+        data[key] = value
+    return data
+
+
+def masks(_: int) -> dict[str, torch.Tensor]:
+    place = torch.arange(20) % 5
+    return {"train": place < 2, "val": place == 2, "test": place > 2}
+
+
+def write(
+    folder: Path,
+    make: Callable[[int], Any] = client,
+    *,
+    split: str = "node_cls",
+    count: int = 2,
+) -> Path:
+    """Write the layout of both libraries."""
+    (folder / split).mkdir(parents=True)
+    for number in range(count):
+        torch.save(make(number), folder / f"data_{number}.pt")
+        for name, mask in masks(number).items():
+            torch.save(mask, folder / split / f"{name}_{number}.pt")
+    return folder
+
+
+@pytest.mark.parametrize("split", ["node_cls", "node_cls/default_split"])
+def test_each_client_becomes_a_graph_file(split: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "distrib" / NAME, split=split)
+    paths = convert_partition(source, tmp_path / "graphs")
+    assert [path.name for path in paths] == ["client-0.npz", "client-1.npz"]
+    for number, path in enumerate(paths):
+        owned, given = load_graph_file(path), client(number)
+        dataset = owned.dataset
+        order = list(range(19, -1, -1))  # by global number
+        assert owned.node_ids.tolist() == [100 * number + i for i in range(20)]
+        assert torch.equal(dataset.x, given.x[order])
+        assert dataset.y.tolist() == given.y[order].tolist()
+        expected = {
+            (19 - int(u), 19 - int(v)) for u, v in given.edge_index.T.tolist() if u != v
+        }
+        expected |= {(v, u) for u, v in expected}
+        assert {(u, v) for u, v in dataset.edge_index.T.tolist()} == expected
+        assert dataset.class_names == ("0", "1", "2")
+        for name, mask in masks(number).items():
+            assert torch.equal(dataset.masks[name], mask[order])
+
+
+def test_the_folder_of_a_fedgb_dataset_is_accepted(tmp_path: Path) -> None:
+    write(tmp_path / "AML" / "distrib" / NAME)
+    manifest = {"level": "homo_subgraph", "task": "node_cls", "num_clients": 2}
+    (tmp_path / "AML" / "fedgb_manifest.json").write_text(json.dumps(manifest))
+    result = CliRunner().invoke(
+        app, ["import-partition", str(tmp_path / "AML"), str(tmp_path / "graphs")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "client-1.npz" in result.output
+
+
+def test_the_graph_files_are_owners_of_a_run(tmp_path: Path) -> None:
+    convert_partition(write(tmp_path / NAME), tmp_path / "graphs")
+    run = simulate(
+        "fedavg",
+        owners=str(tmp_path / "graphs"),
+        rounds=1,
+        local_epochs=1,
+        hidden_channels=4,
+        output_dir=str(tmp_path / "runs"),
+    )
+    assert run.status == "completed"
+    assert run.best is not None
+    assert run.best["test"]["num_nodes"] == 16
+
+
+def test_numbers_of_numpy_and_missing_extras_are_accepted(tmp_path: Path) -> None:
+    def make(number: int) -> Data:
+        if number:
+            numbers = {i: np.int64(40 - i) for i in range(20)}
+            return client(1, global_map=numbers, num_global_classes=np.int64(2))
+        data = client(0)
+        del data.global_map, data.num_global_classes
+        return data
+
+    paths = convert_partition(write(tmp_path / NAME, make), tmp_path / "graphs")
+    assert load_graph_file(paths[0]).node_ids.tolist() == list(range(20))
+    assert load_graph_file(paths[1]).node_ids.tolist() == list(range(21, 41))
+
+
+class Harmful:
+    """Object that would run a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_the_code_of_a_file_does_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    source = write(tmp_path / NAME, lambda number: Harmful(mark))
+    with pytest.raises(DataError, match="more than tensors and numbers"):
+        convert_partition(source, tmp_path / "graphs")
+    source = write(tmp_path / "b" / NAME, lambda n: client(n, extra=Harmful(mark)))
+    with pytest.raises(DataError, match="more than tensors and numbers"):
+        convert_partition(source, tmp_path / "graphs")
+    assert not mark.exists()
+    assert not (tmp_path / "graphs").exists()
+
+
+def test_the_classes_that_torch_may_read_stay_the_same(tmp_path: Path) -> None:
+    # torch-geometric reads its processed files with these
+    before = set(torch.serialization.get_safe_globals())
+    convert_partition(write(tmp_path / NAME), tmp_path / "graphs")
+    assert set(torch.serialization.get_safe_globals()) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": torch.rand(20)}, "one class number per node"),
+        ({"y": torch.zeros((20, 3), dtype=torch.int64)}, "one class number per node"),
+        ({"edge_index": torch.tensor([[0], [20]])}, "name nodes below 20"),
+        ({"node_type": torch.zeros(20)}, "several types of nodes"),
+    ],
+)
+def test_a_graph_of_another_task_is_refused(
+    changes: dict[str, torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    source = write(tmp_path / NAME, lambda number: client(number, **changes))
+    with pytest.raises(DataError, match=message):
+        convert_partition(source, tmp_path / "graphs")
+
+
+def test_other_folders_are_refused_with_what_was_expected(tmp_path: Path) -> None:
+    out = tmp_path / "graphs"
+    (tmp_path / "empty").mkdir()
+    cases: dict[Path, str] = {
+        tmp_path / "none": "does not exist",
+        tmp_path / "empty": "holds no data_0.pt",
+        write(tmp_path / "graph_fl_label_skew_1"): "sets of graphs",
+        write(tmp_path / "hetero", lambda _: HeteroData()): "one homogeneous graph",
+        write(
+            tmp_path / "wide", lambda n: client(n, x=torch.ones(20, n + 1))
+        ): "differ",
+    }
+    gap = write(tmp_path / "gap", count=3)
+    (gap / "data_1.pt").unlink()
+    cases[gap] = "without a gap"
+    broken = write(tmp_path / "broken")
+    (broken / "data_0.pt").write_bytes(b"PK")
+    cases[broken] = "data_0.pt"
+    short = write(tmp_path / "short")
+    torch.save(torch.ones(3), short / "node_cls" / "val_1.pt")
+    cases[short] = "mask of 20 booleans"
+    several = tmp_path / "several"
+    for name in ("a", "b"):
+        write(several / "distrib" / name)
+    cases[several] = "2 partitions below distrib: a, b"
+    graphs = write(tmp_path / "set")
+    manifest = {"level": "graph", "task": "graph_cls"}
+    (graphs / "fedgb_manifest.json").write_text(json.dumps(manifest))
+    cases[graphs] = 'level "graph" and task "graph_cls"'
+    for folder, message in cases.items():
+        with pytest.raises(DataError, match=message):
+            convert_partition(folder, out)
+
+
+def test_files_of_another_partition_are_not_mixed_in(tmp_path: Path) -> None:
+    convert_partition(write(tmp_path / "a", count=3), tmp_path / "graphs")
+    with pytest.raises(DataError, match=r"client-2\.npz, which is not one of these 2"):
+        convert_partition(write(tmp_path / "b"), tmp_path / "graphs")
