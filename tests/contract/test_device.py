@@ -11,6 +11,7 @@ import torch
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.nn.models import MODELS
+from tests.support.methods import collected
 from tests.support.pretend_gpu import is_on_gpu, pretended_gpu
 
 SMALL: dict[str, Any] = {
@@ -55,6 +56,7 @@ def small_run(method: str, tmp_path: Path, **values: Any) -> None:
 
 
 QUICK: dict[str, dict[str, Any]] = {
+    **collected("SHORT"),
     "opfgl": {"rounds": 1, "local_epochs": 2, "opfgl": {"server-steps": 2}},
     "fedlog": {"fedlog": {"prompt-epochs": 1, "nodes-per-class": 2}},
 }

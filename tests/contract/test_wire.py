@@ -23,11 +23,15 @@ from flower_fgl.strategies.rounds.messenger import send_receive
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from tests.client_apps.runtime.test_owners import saved
 from tests.contract.test_methods import Stage, settings, stage  # noqa: F401  stage needs it
+from tests.support.methods import collected
 from tests.support.owners import owner_graphs, run_owners
 
 __all__ = ["stage"]  # a fixture
 
 UPLOADING = sorted(set(METHODS) - {"local"})
+
+# methods of one round: the action of the exchange that follows it
+LATER = {"opfgl": "personalise", **collected("LATER")}
 
 
 class Bomb:
@@ -116,8 +120,7 @@ def test_a_pickled_download_is_rejected_unopened(
 ) -> None:
     Bomb.opened = False
     stage.strategy.aggregate_train(1, list(stage.replies(1).values()))
-    # the only message of O-pFGL with arrays follows its single round
-    action = "personalise" if method == "opfgl" else ""
+    action = LATER.get(method, "")
     sent = stage.strategy.train_messages(2, [0], action=action)
     assert sent[0].content.array_records
     sent[0].content = replaced(sent[0].content, make)
