@@ -26,10 +26,10 @@ from tests.support.short_runs import SMALL
 CLASSES = ("flu", "cold", "well")
 
 
-def owner_graphs(num: int = 3) -> list[ClientGraph]:
+def owner_graphs(num: int = 3, method: str = "fedavg") -> list[ClientGraph]:
     """Partition a small graph; client 1 has no labelled node of the last class."""
     values = run_config_of(
-        method="fedavg", dataset="synthetic", clients=num, seed=0, settings=SMALL
+        method=method, dataset="synthetic", clients=num, seed=0, settings=SMALL
     )
     store = open_store(parse_config(values), num)
     graphs = [replace(store.load(i), class_names=CLASSES) for i in range(num)]

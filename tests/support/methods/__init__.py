@@ -7,8 +7,8 @@ A module may define:
 - ``WEIGHTED``: weight of each term of the loss, and a value at which the term shows after
   two rounds.
 - ``UNWEIGHTED``: where the gradient of a loss without weight is tested.
-- ``LATER``: of a method with one round, the action of the exchange that follows it.
 - ``NEEDED``: settings without which a term would be left out of a short run.
+- ``DOWNLOAD_ACTION``: action of the first message with arrays, if it trains in no round.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ SHORT = {
     },
 }
 WEIGHTED = {"adversarial_weight": 1.0}
-LATER = "finetune"
+DOWNLOAD_ACTION = "finetune"
 NEEDED = {
     "dense": {
         **SHORT["dense"],  # type: ignore[dict-item]
