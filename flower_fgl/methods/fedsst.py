@@ -71,4 +71,5 @@ METHOD = Method(
         "rounds": 200,
     },
     has_global_model=False,
+    models=("gin",),
 )

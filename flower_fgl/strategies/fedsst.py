@@ -11,14 +11,11 @@ from typing import Any
 import torch
 
 from flower_fgl.algorithms.fedsst import shares
-from flower_fgl.core.errors import RunError
-from flower_fgl.core.model_spec import read_model
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.checkpoints import Snapshot
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedavg import common_model
 from flower_fgl.strategies.partly_shared import HiddenLayers
 
 __all__ = ["FedSST"]
@@ -38,19 +35,7 @@ class FedSST(HiddenLayers):
     up = DescribedWeights
 
     def prepare(self) -> None:
-        """Build the initial layers; all clients weigh the same.
-
-        Raises
-        ------
-        RunError
-            If the backbone is no GIN.
-        """
-        name = common_model(self.config, self.federation)
-        if read_model(name).name != "gin":
-            raise RunError(
-                f'fedsst reads the first layer of a GIN, but model = "{name}". Use '
-                'model = "gin".'
-            )
+        """Build the initial layers; all clients weigh the same."""
         super().prepare()
         self.signals: dict[int, float] = {}
         self.weigh()

@@ -18,7 +18,7 @@ from flower_fgl.algorithms.fedsst import (
     shares,
     structure_signal,
 )
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods.fedsst import FedSSTSettings
 from flower_fgl.nn import GIN
 
@@ -116,7 +116,7 @@ def test_weights_follow_the_signals_of_the_round_before(small: dict[str, Any]) -
 
 
 def test_another_backbone_is_refused(small: dict[str, Any]) -> None:
-    with pytest.raises(RunError, match='Use model = "gin"'):
+    with pytest.raises(ConfigError, match='model = "gin" only'):
         simulate("fedsst", **{**small, "model": "gcn"})
 
 

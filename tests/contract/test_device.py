@@ -12,6 +12,7 @@ import torch
 from flower_fgl import METHODS, simulate
 from flower_fgl.nn.models import MODELS
 from flower_fgl.testing.pretended_gpu import is_on_gpu, pretended_gpu
+from tests.support.methods import collected
 
 SMALL: dict[str, Any] = {
     "clients": 3,
@@ -55,6 +56,7 @@ def small_run(method: str, tmp_path: Path, **values: Any) -> None:
 
 
 QUICK: dict[str, dict[str, Any]] = {
+    **collected("SHORT"),
     "opfgl": {"rounds": 1, "local_epochs": 2, "opfgl": {"server-steps": 2}},
     "fedlog": {"fedlog": {"prompt-epochs": 1, "nodes-per-class": 2}},
 }

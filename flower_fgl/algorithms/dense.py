@@ -1,0 +1,157 @@
+"""DENSE's generator of features, its losses, and the graph of generated nodes.
+
+Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022. The paper
+generates images; here the generator makes the features of nodes, and their edges lead to
+the nearest neighbours.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+z, y         ``noise``, ``labels``
+D(x)         ``ensemble``, weighted mean of the clients' logits
+f_S(x)       ``student``, its logits
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+__all__ = [
+    "FeatureGenerator",
+    "disagreement",
+    "ensemble_logits",
+    "nearest_neighbors",
+    "student_loss",
+]
+
+SLOPE = 0.2
+"""Slope of the generator's activation below 0."""
+SPREAD = 0.02
+"""Standard deviation of the generator's initial weights."""
+
+
+class FeatureGenerator(nn.Module):
+    """Noise becomes features of nodes: three linear layers with BatchNorm between.
+
+    Parameters
+    ----------
+    noise_channels, hidden_channels, num_features : int
+        Widths.
+    length : float, positive
+        Length of every generated row.
+
+    Notes
+    -----
+    1. The paper's images have bounded values. Without a bound the generator would grow
+       the features of nodes until the student's training diverges.
+    """
+
+    def __init__(
+        self,
+        noise_channels: int,
+        hidden_channels: int,
+        num_features: int,
+        length: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.length = length
+        self.layers = nn.Sequential(
+            nn.Linear(noise_channels, hidden_channels),
+            nn.BatchNorm1d(hidden_channels),
+            nn.LeakyReLU(SLOPE),
+            nn.Linear(hidden_channels, hidden_channels),
+            nn.BatchNorm1d(hidden_channels),
+            nn.LeakyReLU(SLOPE),
+            nn.Linear(hidden_channels, num_features),
+        )
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator) -> None:
+        """Draw all weights anew: N(0, 0.02), BatchNorm's around 1, biases 0."""
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear | nn.BatchNorm1d):
+                mean = 1.0 if isinstance(layer, nn.BatchNorm1d) else 0.0
+                layer.weight.normal_(mean, SPREAD, generator=generator)
+                layer.bias.zero_()
+
+    def forward(self, noise: Tensor) -> Tensor:
+        """Return features (b, d) of noise (b, e)."""
+        return self.length * F.normalize(self.layers(noise), dim=1)
+
+
+@torch.no_grad()
+def nearest_neighbors(features: Tensor, k: int) -> Tensor:
+    """Connect every node with the k nodes of the most similar features.
+
+    Parameters
+    ----------
+    features : Tensor of shape (n, d), float
+        No gradient flows through the choice.
+    k : int, positive
+        Neighbours by cosine similarity; fewer if there are fewer nodes.
+
+    Returns
+    -------
+    Tensor of shape (2, E), int64
+        Each edge in both directions, once.
+    """
+    unit = F.normalize(features, dim=1)
+    similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)
+    size = len(features)
+    nearest = similarity.topk(min(k, size - 1), dim=1).indices
+    chosen = torch.zeros(size, size, dtype=torch.bool, device=features.device)
+    chosen.scatter_(1, nearest, True)
+    return (chosen | chosen.T).nonzero().T.contiguous()
+
+
+def ensemble_logits(logits: Tensor, weights: Tensor) -> Tensor:
+    """Return Σ_k a_k z_k of logits (K, b, C) and weights (K,)."""
+    return torch.einsum("k,kbc->bc", weights, logits)
+
+
+def disagreement(
+    ensemble: Tensor, student: Tensor, *, tau: float = 1.0, masks: bool = True
+) -> Tensor:
+    """Compute the mean KL(D(x) ‖ f_S(x)) of nodes on which both predict another class.
+
+    Parameters
+    ----------
+    ensemble, student : Tensor of shape (b, C), float
+        Logits.
+    tau : float, positive
+        Temperature of both softmaxes; the value is multiplied by τ².
+    masks : bool
+        Whether nodes with equal predictions count 0.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Mean over all b nodes.
+    """
+    divergence = F.kl_div(
+        (student / tau).log_softmax(dim=1),
+        (ensemble / tau).log_softmax(dim=1),
+        reduction="none",
+        log_target=True,
+    ).sum(dim=1)
+    if masks:
+        divergence = divergence * (ensemble.argmax(dim=1) != student.argmax(dim=1))
+    return tau**2 * divergence.mean()
+
+
+def student_loss(student: Tensor, ensemble: Tensor, tau: float) -> Tensor:
+    """Compute τ²·KL(softmax(D/τ) ‖ softmax(f_S/τ)), mean over nodes.
+
+    Parameters
+    ----------
+    student : Tensor of shape (b, C), float
+        Logits, with gradient.
+    ensemble : Tensor of shape (b, C), float
+        Logits, without.
+    tau : float, positive
+        Temperature.
+    """
+    return disagreement(ensemble, student, tau=tau, masks=False)

@@ -1,0 +1,74 @@
+"""Settings and row of DENSE.
+
+Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "ONE_SHOT", "DenseSettings"]
+
+
+@dataclass(frozen=True)
+class DenseSettings:
+    """Settings of DENSE."""
+
+    finetune_epochs: int = option(
+        20,
+        "local epochs on the distilled model; keeps the epoch with the best validation "
+        "accuracy",
+        ge=1,
+    )
+    server_epochs: int = option(
+        200, "epochs of the server; each adds a batch of generated nodes", ge=0
+    )
+    generator_steps: int = option(30, "steps of the generator per epoch", ge=1)
+    generator_lr: float = option(
+        1e-3, "learning rate (Adam) of the generator and its noise", gt=0
+    )
+    generator_channels: int = option(
+        256, "width of the generator's hidden layers; ours", ge=1
+    )
+    feature_length: float = option(
+        1.0,
+        "length of the features of a generated node; choose that of the clients' "
+        "nodes; ours",
+        gt=0,
+    )
+    noise_channels: int = option(256, "width of its noise", ge=1)
+    batch: int = option(256, "generated nodes in a batch", ge=2)
+    neighbors: int = option(
+        5, "edges from each generated node to its nearest ones", ge=1
+    )
+    adversarial_weight: float = option(
+        1.0, "weight of the disagreement of ensemble and student", ge=0
+    )
+    student_lr: float = option(0.005, "learning rate (SGD) of the student", gt=0)
+    tau: float = option(20.0, "temperature of the student's distillation", gt=0)
+
+
+ONE_SHOT: dict[str, Any] = {
+    "rounds": 1,
+    "local-epochs": 200,
+    "check-every": 10,
+    "patience": 10,
+}
+"""General defaults of the methods that distil the clients' models once."""
+
+METHOD = Method(
+    name="dense",
+    paper="Zhang et al., NeurIPS 2022",
+    strategy="flower_fgl.strategies.dense:Dense",
+    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+    settings=DenseSettings,
+    payload="4P up, 8P down, once",
+    defaults=ONE_SHOT,
+    is_one_shot=True,
+    graphs=False,
+    takes_late_clients=False,
+)

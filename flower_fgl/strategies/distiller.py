@@ -1,0 +1,200 @@
+"""Distillation of an ensemble into one network on generated nodes, for DENSE.
+
+Zhang et al., "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.algorithms.dense import (
+    FeatureGenerator,
+    disagreement,
+    ensemble_logits,
+    nearest_neighbors,
+    student_loss,
+)
+from flower_fgl.core.seeds import seeded
+from flower_fgl.nn import Backbone, GraphInput
+
+__all__ = ["Batch", "Distiller"]
+
+log = logging.getLogger(__name__)
+BETAS = (0.5, 0.999)
+"""Adam's decay rates for the generator."""
+MOMENTUM = 0.9
+"""Momentum of the student's SGD."""
+LOG_EPOCHS = 50
+"""Epochs between two lines of the log."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Generated nodes of the pool.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        Features (b, d) and edges.
+    labels : Tensor of shape (b,), int64
+        Classes that the generator was asked for.
+    logits : Tensor of shape (K, b, C), float
+        Predictions of the clients' models.
+    """
+
+    graph: GraphInput
+    labels: Tensor
+    logits: Tensor
+
+
+class Distiller:
+    """Train a generator against the ensemble, and the student on its nodes.
+
+    Parameters
+    ----------
+    models : sequence of Backbone
+        The K clients' models; their parameters get no gradient.
+    student : Backbone
+        Trained in place.
+    sizes : (int, int)
+        Number of features d and of classes C.
+    settings : DenseSettings
+        The method's settings.
+    generator : torch.Generator
+        Source of noise, classes and initial weights.
+    seed : int
+        Seed of the student's dropout.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Backbone],
+        student: Backbone,
+        sizes: tuple[int, int],
+        settings: Any,
+        *,
+        generator: torch.Generator,
+        seed: int,
+    ) -> None:
+        self.models, self.student, self.settings = models, student, settings
+        for model in models:
+            model.eval().requires_grad_(requires_grad=False)
+        self.num_features, self.num_classes = sizes
+        self.draw, self.seed = generator, seed
+        self.weights = torch.full((len(models),), 1 / len(models))
+        self.pool: list[Batch] = []
+        with seeded(seed):
+            self.network = FeatureGenerator(
+                settings.noise_channels,
+                settings.generator_channels,
+                self.num_features,
+                settings.feature_length,
+            )
+        self.optimizer = torch.optim.SGD(
+            student.parameters(), lr=settings.student_lr, momentum=MOMENTUM
+        )
+
+    # ------------------------------------------------------------------ hooks
+    def teaching_loss(self, ensemble: Tensor, labels: Tensor) -> Tensor:
+        """Return the generator's cross-entropy on the ensemble."""
+        return F.cross_entropy(ensemble, labels)
+
+    def apart(self, ensemble: Tensor, student: Tensor) -> Tensor:
+        """Return how much ensemble and student disagree."""
+        return disagreement(ensemble, student)
+
+    def prepared(self, batch: Batch) -> Batch:
+        """Return the batch that weights and student learn from."""
+        return batch
+
+    def reweigh(self, epoch: int) -> None:
+        """Change the weights of the clients' models; by default they stay equal."""
+
+    # -------------------------------------------------------------- distillation
+    def predict(self, graph: GraphInput) -> Tensor:
+        """Return the logits (K, b, C) of the clients' models."""
+        return torch.stack([model(graph) for model in self.models])
+
+    def generator_loss(self, graph: GraphInput, labels: Tensor) -> Tensor:
+        """Return cross-entropy minus disagreement; no model has BatchNorm to match."""
+        ensemble = ensemble_logits(self.predict(graph), self.weights)
+        loss = self.teaching_loss(ensemble, labels)
+        weight = self.settings.adversarial_weight
+        if weight:
+            loss = loss - weight * self.apart(ensemble, self.student(graph))
+        return loss
+
+    def generate(self) -> Batch:
+        """Train the generator from new weights; return its best nodes."""
+        settings, network = self.settings, self.network
+        network.draw(self.draw)
+        network.train()
+        self.student.eval().requires_grad_(requires_grad=False)
+        shape = (settings.batch, settings.noise_channels)
+        noise = torch.randn(shape, generator=self.draw).requires_grad_()
+        labels = torch.randint(self.num_classes, (settings.batch,), generator=self.draw)
+        optimizer = torch.optim.Adam(
+            [*network.parameters(), noise], lr=settings.generator_lr, betas=BETAS
+        )
+        lowest, best = torch.inf, torch.empty(0)
+        for _ in range(settings.generator_steps):
+            features = network(noise)
+            edges = nearest_neighbors(features, settings.neighbors)
+            loss = self.generator_loss(GraphInput(features, edges), labels)
+            if float(loss.detach()) < lowest or not best.numel():
+                lowest, best = float(loss.detach()), features.detach()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        self.student.requires_grad_()
+        return self.batch_of(best, labels)
+
+    def batch_of(self, features: Tensor, labels: Tensor) -> Batch:
+        """Connect features and predict them with the clients' models."""
+        edges = nearest_neighbors(features, self.settings.neighbors)
+        graph = GraphInput(features, edges)
+        with torch.no_grad():
+            return Batch(graph, labels, self.predict(graph))
+
+    def learn(self) -> float:
+        """Train the student once on every batch of the pool; return the last loss."""
+        self.student.train()
+        value = float("nan")
+        for number in torch.randperm(len(self.pool), generator=self.draw).tolist():
+            batch = self.pool[number]
+            target = ensemble_logits(batch.logits, self.weights)
+            loss = student_loss(self.student(batch.graph), target, self.settings.tau)
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            value = float(loss.detach())
+        return value
+
+    def run(self) -> dict[str, float]:
+        """Distil for ``server-epochs``; return numbers for the log of the round."""
+        epochs, loss = self.settings.server_epochs, float("nan")
+        with seeded(self.seed):
+            for epoch in range(1, epochs + 1):
+                self.pool.append(self.prepared(self.generate()))
+                self.reweigh(epoch)
+                loss = self.learn()
+                if epoch % LOG_EPOCHS == 0 or epoch == epochs:
+                    log.info("Distillation: epoch %d of %d, %.5f", epoch, epochs, loss)
+        self.student.eval()
+        if not epochs:
+            return {}
+        hits = [
+            ensemble_logits(batch.logits, self.weights).argmax(dim=1) == batch.labels
+            for batch in self.pool
+        ]
+        return {
+            "student_loss": loss,
+            "generated_accuracy": float(torch.cat(hits).float().mean()),
+        }
