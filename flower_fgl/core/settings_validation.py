@@ -9,7 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.model_spec import SHALLOW, read_model, split_models
+from flower_fgl.core.extensions import refusal
+from flower_fgl.core.model_spec import (
+    BACKBONES,
+    SHALLOW,
+    read_model,
+    split_models,
+)
 from flower_fgl.core.options import kebab, nearest
 from flower_fgl.core.settings import (
     GRAPH_PARTITIONS,
@@ -65,6 +71,8 @@ def check_names(
     """
     method = str(general.get("method", GeneralSettings.method))
     if method not in methods:
+        if reason := refusal("methods", method):
+            raise ConfigError(reason)
         raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
     dataset = str(general.get("dataset", GeneralSettings.dataset))
     is_known = dataset in set(datasets) or dataset.startswith("tu:")
@@ -123,6 +131,9 @@ def check_settings(
     _check_method(settings, method)
     _check_owners(settings, method, methods)
     _check_graphs(settings, method, methods)
+    _reject_models(settings, method)
+    if method.needs_cross_edges:
+        _check_cross_edges(settings)
     _check_unseen(settings)
     _check_few_shot(settings)
     _check_secure(settings, method, methods)
@@ -242,7 +253,7 @@ def _reject_depths(settings: GeneralSettings, names: Iterable[str]) -> None:
     for text in names:
         model = read_model(text)
         layers = model.num_layers or settings.num_layers
-        if layers < 2 and model.name not in SHALLOW:
+        if layers < 2 and model.name in BACKBONES and model.name not in SHALLOW:
             where = "its name" if model.num_layers else "num-layers"
             raise ConfigError(
                 f'model "{text}" needs at least 2 layers, got {layers} by {where}. Only '
@@ -261,6 +272,31 @@ def _reject_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
                 f"{settings.hidden_channels}, got {width}. Other methods, e.g. local, "
                 "accept any widths."
             )
+
+
+def _reject_models(settings: GeneralSettings, method: Any) -> None:
+    """Reject a backbone that the method does not work with."""
+    for text in split_models(settings.model):
+        if method.models and read_model(text).name not in method.models:
+            able = '" or "'.join(method.models)
+            raise ConfigError(
+                f'{settings.method} works with model = "{able}" only, got "{text}".'
+            )
+
+
+def _check_cross_edges(settings: GeneralSettings) -> None:
+    """Reject settings under which edges between clients have no meaning."""
+    name = settings.method
+    if settings.setting not in ("transductive", "few-shot"):
+        raise ConfigError(
+            f"{name} exchanges sums over the edges between clients' training graphs: it "
+            f'needs setting = "transductive" or "few-shot", got "{settings.setting}".'
+        )
+    if settings.feature_norm == "columns":
+        raise ConfigError(
+            f"{name} adds up features of different clients, which feature-norm = "
+            '"columns" scales differently on each: use "none" or "rows".'
+        )
 
 
 def _check_secure(

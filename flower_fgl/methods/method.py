@@ -28,9 +28,10 @@ class Method:
         Value of the setting ``method``, e.g. ``"fed-pub"``.
     paper : str
         Authors, venue and year.
-    strategy, client_app : str
+    strategy, client_app : str or type
         ``module:class`` of the server and of the client code. Only the process that runs
-        a class imports it: a server never loads client code.
+        a class imports it: a server never loads client code. In a notebook, the class
+        itself (see :func:`flower_fgl.register`).
     network : str
         ``module:function`` that builds the network of a saved model; empty if the network
         is one of the library's backbones.
@@ -74,12 +75,16 @@ class Method:
     samples_neighbors : bool
         Whether the steps of a batch are those of ``Client.train`` with the client's
         backbone alone, so that ``num-neighbors`` may limit what they read.
+    models : tuple of str
+        Backbones that the method works with; empty: any.
+    needs_cross_edges : bool
+        Whether each client must know its edges to nodes of other clients.
     """
 
     name: str
     paper: str
-    strategy: str
-    client_app: str
+    strategy: str | type[Any]
+    client_app: str | type[Any]
     network: str = ""
     settings: type | None = None
     payload: str = ""
@@ -98,6 +103,8 @@ class Method:
     takes_late_clients: bool = True
     takes_batches: bool = True
     samples_neighbors: bool = False
+    models: tuple[str, ...] = ()
+    needs_cross_edges: bool = False
 
     def __post_init__(self) -> None:
         for f in () if self.settings is None else fields(self.settings):
@@ -127,7 +134,9 @@ class Method:
         return _load(self.network)  # type: ignore[no-any-return]
 
 
-def _load(reference: str) -> Any:
-    """Import the object of a ``module:name`` reference."""
+def _load(reference: str | type[Any]) -> Any:
+    """Import the object of a ``module:name`` reference; a class is returned as it is."""
+    if not isinstance(reference, str):
+        return reference
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
