@@ -1,0 +1,275 @@
+"""Equations and modules of FedTAD: class reliability, generated graphs, distillation.
+
+Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
+Federated Learning", IJCAI 2024.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+φ            ``features``, features beside return probabilities
+κ_i(c)       ``reliability``
+κ̂_i(c)       result of :func:`normalise_reliability`
+θ_i(G)       ``clients``, logits of the clients' models
+w(G)         ``common``, logits of the global model
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from scipy.sparse import csr_array, diags_array, hstack
+from scipy.sparse.linalg import norm
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedstar import return_probabilities
+from flower_fgl.nn import GraphInput
+
+__all__ = [
+    "GraphGenerator",
+    "balanced_classes",
+    "class_reliability",
+    "discrepancy",
+    "diversity",
+    "generator_loss",
+    "nearest_edges",
+    "neighbour_similarity",
+    "normalise_reliability",
+    "row_weights",
+]
+
+STEPS = 5
+"""Longest random walk of the structure part of φ."""
+
+NOISE = 32
+"""Width of the generator's noise."""
+
+
+def neighbour_similarity(features: csr_array, edges: Tensor) -> Tensor:
+    """Compute cos(φ_u, φ_v) of every edge.
+
+    Parameters
+    ----------
+    features : csr_array of shape (N, f)
+        φ.
+    edges : Tensor of shape (2, E), int64
+        Pairs of nodes.
+
+    Returns
+    -------
+    Tensor of shape (E,), float64
+        0 for a node without features.
+    """
+    length = norm(features, axis=1)
+    scale = np.divide(1.0, length, out=np.zeros_like(length), where=length > 0)
+    unit = csr_array(diags_array(scale) @ features)
+    found = [np.zeros(0)]
+    for block in torch.split(edges, 1 << 16, dim=1):
+        one, other = block.numpy()
+        found.append(np.asarray(unit[one].multiply(unit[other]).sum(axis=1)).ravel())
+    return torch.from_numpy(np.concatenate(found))
+
+
+def class_reliability(
+    features: csr_array,
+    edge_index: Tensor,
+    index: Tensor,
+    labels: Tensor,
+    num_classes: int,
+) -> Tensor:
+    """Compute κ(c) = Σ_u [1 + Σ_{v ∈ N(u)} cos(φ_u, φ_v)] / (|N(u)| + 1), over c's nodes.
+
+    Parameters
+    ----------
+    features : csr_array of shape (N, f)
+        φ.
+    edge_index : Tensor of shape (2, E), int64
+        Each undirected edge in both directions; self-loops are ignored.
+    index, labels : Tensor of shape (n,), int64
+        Training nodes and their classes.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (C,), float32
+        0 for a class without training nodes.
+    """
+    number = features.shape[0]
+    is_train = torch.zeros(number, dtype=torch.bool).index_fill(0, index, value=True)
+    source, target = edge_index
+    kept = is_train[source] & (source != target)
+    codes = torch.unique(source[kept] * number + target[kept])
+    edges = torch.stack([codes // max(1, number), codes % max(1, number)])
+    alike = neighbour_similarity(features, edges)
+    total = torch.ones(number, dtype=torch.float64).index_add(0, edges[0], alike)
+    degree = torch.bincount(edges[0], minlength=number)
+    found = (total / (degree + 1))[index]
+    out = torch.zeros(num_classes, dtype=torch.float64).index_add(0, labels, found)
+    return out.float()
+
+
+def node_features(graph: GraphInput) -> csr_array:
+    """Return φ: the features beside the probabilities of returning in 1 to 5 steps."""
+    walks = csr_array(return_probabilities(graph, STEPS).cpu().numpy())
+    x = graph.x.cpu()
+    if x.layout == torch.sparse_csr:
+        parts = (x.values(), x.col_indices(), x.crow_indices())
+        own = csr_array(tuple(part.numpy() for part in parts), shape=tuple(x.shape))
+    else:
+        own = csr_array(x.numpy())
+    return csr_array(hstack([own, walks]))
+
+
+def normalise_reliability(reliability: Tensor) -> Tensor:
+    """Divide κ (K, C) by its sum over the clients; a class of no client has 0."""
+    total = reliability.sum(dim=0)
+    return reliability / total.where(total > 0, 1.0)
+
+
+def balanced_classes(number: int, num_classes: int) -> Tensor:
+    """Return the class of each generated node (n,): equal numbers, the last gets the rest.
+
+    Parameters
+    ----------
+    number : int
+        n, raised to one node a class.
+    num_classes : int
+        C.
+    """
+    number = max(number, num_classes)
+    each = number // num_classes
+    return (torch.arange(number) // each).clamp(max=num_classes - 1)
+
+
+def row_weights(reliability: Tensor, classes: Tensor) -> Tensor:
+    """Return κ̂_i(c)/n_c for every client and generated node, of shape (K, n)."""
+    counts = torch.bincount(classes, minlength=reliability.shape[1])
+    return (reliability / counts.clamp(min=1))[:, classes]
+
+
+class GraphGenerator(nn.Module):
+    """Features of nodes from their classes and noise.
+
+    Parameters
+    ----------
+    num_classes, num_features : int
+        C and d.
+    is_bounded : bool
+        Whether x passes a last tanh.
+
+    Notes
+    -----
+    1. The published code has no last activation. Without a bound the generator raises
+       the discrepancy by larger and larger features, and the global model suffers.
+    """
+
+    def __init__(
+        self, num_classes: int, num_features: int, *, is_bounded: bool = True
+    ) -> None:
+        super().__init__()
+        self.is_bounded = is_bounded
+        self.classes = nn.Embedding(num_classes, num_classes)
+        self.layers = nn.Sequential(
+            nn.Linear(num_classes + NOISE, 64),
+            nn.Tanh(),
+            nn.Linear(64, 128),
+            nn.Tanh(),
+            nn.Linear(128, 256),
+            nn.Tanh(),
+            nn.Linear(256, num_features),
+        )
+
+    def forward(self, classes: Tensor, noise: Tensor) -> Tensor:
+        """Return x of shape (n, d) from classes (n,) and noise (n, 32)."""
+        out: Tensor = self.layers(torch.cat([self.classes(classes), noise], dim=1))
+        return out.tanh() if self.is_bounded else out
+
+
+def nearest_edges(x: Tensor, number: int) -> Tensor:
+    """Connect each row to its most similar rows by cosine, in both directions.
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d), float
+        Rows; no gradient flows to them.
+    number : int, positive
+        Neighbours per row; all others if they are fewer.
+
+    Returns
+    -------
+    Tensor of shape (2, E), int64
+        Without self-loops, each edge once in each direction.
+    """
+    unit = F.normalize(x.detach(), dim=1)
+    similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)
+    near = similarity.topk(min(number, len(x) - 1), dim=1).indices
+    links = torch.zeros(len(x), len(x), dtype=torch.bool, device=x.device)
+    links.scatter_(1, near, value=True)
+    return (links | links.T).nonzero().T.contiguous()
+
+
+def discrepancy(common: Tensor, clients: Tensor, weights: Tensor) -> Tensor:
+    """Compute Σ_i Σ_c κ̂_i(c)·mean|w(G)_c − θ_i(G)_c|.
+
+    Parameters
+    ----------
+    common : Tensor of shape (n, C), float32
+        Logits of the global model.
+    clients : Tensor of shape (K, n, C), float32
+        Logits of the clients' models.
+    weights : Tensor of shape (K, n), float32
+        :func:`row_weights`.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    return (weights * (common - clients).abs().mean(dim=2)).sum()
+
+
+def diversity(noise: Tensor, x: Tensor) -> Tensor:
+    """Compute exp(−mean_ab ‖z_a − z_b‖²_mean · ‖x_a − x_b‖_{1,mean}).
+
+    Parameters
+    ----------
+    noise : Tensor of shape (n, 32), float32
+        z.
+    x : Tensor of shape (n, d), float32
+        Generated features, with gradient.
+
+    Returns
+    -------
+    Tensor of shape ()
+        In (0, 1]; small if different noise gives different nodes.
+    """
+    apart = torch.cdist(noise, noise).square() / noise.shape[1]
+    away = torch.cdist(x, x, p=1) / x.shape[1]
+    return (-(apart * away).mean()).exp()
+
+
+def generator_loss(
+    common: Tensor,
+    clients: Tensor,
+    weights: Tensor,
+    classes: Tensor,
+    spread: Tensor,
+) -> Tensor:
+    """Compute the generator's loss: class, minus discrepancy, plus K times diversity.
+
+    Parameters
+    ----------
+    common, clients, weights
+        As in :func:`discrepancy`.
+    classes : Tensor of shape (n,), int64
+        Classes of the generated nodes.
+    spread : Tensor of shape ()
+        :func:`diversity`.
+    """
+    number = len(clients)
+    losses = F.cross_entropy(
+        clients.flatten(0, 1), classes.repeat(number), reduction="none"
+    )
+    semantic = (weights * losses.view(number, -1)).sum()
+    return semantic - discrepancy(common, clients, weights) + number * spread

@@ -1,0 +1,48 @@
+"""Settings and row of FedTAD.
+
+Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
+Federated Learning", IJCAI 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "FedTADSettings"]
+
+
+@dataclass(frozen=True)
+class FedTADSettings(FedAvgSettings):
+    """Settings of FedTAD."""
+
+    server_epochs: int = option(
+        5, "times a round that the server trains generator and model; 0: FedAvg", ge=0
+    )
+    generator_steps: int = option(1, "steps of the generator in each", ge=0)
+    model_steps: int = option(5, "steps of the global model in each", ge=0)
+    server_lr: float = option(1e-3, "learning rate of both on the server", gt=0)
+    nodes: int = option(100, "nodes of a generated graph, at least one a class", ge=1)
+    output: str = option(
+        "tanh",
+        "last activation of the generator: tanh, or none as in the published code "
+        "(linear)",
+        choices="tanh linear",
+    )
+    neighbors: int = option(
+        5, "nearest nodes to which a generated node is connected", ge=1
+    )
+
+
+METHOD = Method(
+    name="fedtad",
+    paper="Zhu et al., IJCAI 2024",
+    strategy="flower_fgl.strategies.fedtad:FedTAD",
+    client_app="flower_fgl.client_apps.fedtad:FedTADClientApp",
+    settings=FedTADSettings,
+    payload="4(P + C) up, 4P down",
+    graphs=False,
+)

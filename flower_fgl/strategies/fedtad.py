@@ -1,0 +1,166 @@
+"""Server half of FedTAD: FedAvg, then distillation on generated graphs.
+
+Zhu et al., "FedTAD: Topology-aware Data-free Knowledge Distillation for Subgraph
+Federated Learning", IJCAI 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedtad import (
+    NOISE,
+    GraphGenerator,
+    balanced_classes,
+    discrepancy,
+    diversity,
+    generator_loss,
+    nearest_edges,
+    normalise_reliability,
+    row_weights,
+)
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.backbone import copy_network
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedtad import ReliableWeights
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
+
+__all__ = ["FedTAD"]
+
+DECAY = 5e-4
+"""Weight decay of both optimizers."""
+
+
+class FedTAD(FedAvg):
+    """Average the models, then move the mean towards the models that know a class.
+
+    Notes
+    -----
+    1. Reliabilities are normalised over the clients of a round, as the published code
+       does. The benchmark OpenFGL divides by the sum over the classes of a client.
+    2. Both Adam optimizers keep their moments over the rounds.
+    3. The server holds all models of a round at once.
+    """
+
+    down = Weights
+    up = ReliableWeights
+
+    def prepare(self) -> None:
+        """Build the initial model and the generator."""
+        super().prepare()
+        with seeded(derive_seed(self.config.seed, 0, SERVER, "generator")):
+            name = common_model(self.config, self.federation)
+            self.model: Backbone = draw_model(self.config, self.federation, name)
+            self.generator = GraphGenerator(
+                self.federation.num_classes,
+                self.federation.num_features,
+                is_bounded=self.config.method_config.output == "tanh",
+            )
+        rate = self.config.method_config.server_lr
+        self.optimizers = {
+            name: torch.optim.Adam(part.parameters(), lr=rate, weight_decay=DECAY)
+            for name, part in self._parts().items()
+        }
+
+    def _parts(self) -> dict[str, nn.Module]:
+        """Return what the server trains, by name."""
+        return {"generator": self.generator, "model": self.model}
+
+    def upload_spec(self, partition_id: int) -> Any:
+        """Return the shapes of the weights and of the reliabilities."""
+        return self.shapes, {"reliability": (self.federation.num_classes,)}
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Average the models and distil."""
+        super().aggregate(server_round, uploads)
+        if not self.config.method_config.server_epochs:
+            return
+        payloads = [upload.payload for upload in uploads.values()]
+        found = torch.stack([payload.descriptor["reliability"] for payload in payloads])
+        self.model.load_state_dict(dict(self.weights.tensors))
+        teachers = []
+        for payload in payloads:
+            teacher = copy_network(self.model).eval()
+            teacher.load_state_dict(dict(payload.tensors))
+            teachers.append(teacher.requires_grad_(requires_grad=False))
+        seed = derive_seed(self.config.seed, server_round, SERVER, "distillation")
+        with seeded(seed), torch.enable_grad():
+            self.distil(teachers, normalise_reliability(found.clamp(min=0)))
+        state = {
+            name: t.detach().clone() for name, t in self.model.state_dict().items()
+        }
+        if not all(bool(tensor.isfinite().all()) for tensor in state.values()):
+            raise PayloadError("the distilled model is not finite")
+        self.weights = Weights(state)
+
+    def distil(self, teachers: list[Backbone], reliability: Tensor) -> None:
+        """Train generator and global model; all random numbers are torch's global ones."""
+        settings = self.config.method_config
+        classes = balanced_classes(settings.nodes, self.federation.num_classes)
+        weights = row_weights(reliability, classes)
+        for _ in range(settings.server_epochs):
+            noise = torch.randn(len(classes), NOISE)
+            self.model.eval()
+            for _ in range(settings.generator_steps):
+                x = self.generator(classes, noise)
+                graph = GraphInput(x, nearest_edges(x, settings.neighbors))
+                loss = generator_loss(
+                    self.model(graph),
+                    torch.stack([teacher(graph) for teacher in teachers]),
+                    weights,
+                    classes,
+                    diversity(noise, x),
+                )
+                self._step("generator", loss)
+            with torch.no_grad():
+                x = self.generator(classes, noise)
+                graph = GraphInput(x, nearest_edges(x, settings.neighbors))
+                targets = torch.stack([teacher(graph) for teacher in teachers])
+                found = discrepancy(self.model(graph), targets, weights)
+            self.model.train()
+            for _ in range(settings.model_steps):
+                loss = discrepancy(self.model(graph), targets, weights)
+                self._step("model", loss)
+        # of the last graph, before the model learned from it
+        self.log(discrepancy=float(found))
+
+    def _step(self, name: str, loss: Tensor) -> None:
+        """Take one step of one of the two optimizers."""
+        for part in self._parts().values():
+            part.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizers[name].step()
+
+    def server_state(self) -> Snapshot:
+        """Return the weights, the generator and the moments of both optimizers."""
+        moments = {}
+        for name, part in self._parts().items():
+            for key, parameter in part.named_parameters():
+                for moment, tensor in (
+                    self.optimizers[name].state.get(parameter, {}).items()
+                ):
+                    moments[f"{name}/{moment}/{key}"] = tensor
+        return Snapshot.join(
+            {
+                "weights": super().server_state(),
+                "generator": Snapshot(self.generator.state_dict()),
+                "moments": Snapshot(moments),
+            }
+        )
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Restore weights, generator and moments."""
+        super().load_server_state(state.part("weights"))
+        self.generator.load_state_dict(dict(state.part("generator").tensors))
+        for path, tensor in state.part("moments").tensors.items():
+            name, moment, key = path.split("/", 2)
+            parameter = self._parts()[name].get_parameter(key)
+            self.optimizers[name].state[parameter][moment] = tensor.clone()

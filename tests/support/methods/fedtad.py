@@ -1,0 +1,2 @@
+METHOD = "fedtad"
+UNWEIGHTED = "generator and distillation: tests/algorithms/test_fedtad.py"
