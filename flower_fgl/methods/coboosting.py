@@ -1,0 +1,52 @@
+"""Settings and row of Co-Boosting.
+
+Dai et al., "Enhancing One-Shot Federated Learning Through Data and Ensemble Co-Boosting",
+ICLR 2024.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.dense import ONE_SHOT, DenseSettings
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "CoBoostingSettings"]
+
+
+@dataclass(frozen=True)
+class CoBoostingSettings(DenseSettings):
+    """Settings of Co-Boosting."""
+
+    hardness: float = option(
+        1.0, "power of (1 − p) by which hard nodes count in the generator's loss", ge=0
+    )
+    perturbation: float = option(
+        0.03,
+        "ε, length of the step by which generated nodes are made harder; ours",
+        ge=0,
+    )
+    weight_step: float = option(
+        0.01, "μ, step of the clients' weights in the ensemble; ours", ge=0
+    )
+    step_decay: float = option(
+        0.99, "factor by which that step falls in each epoch; ours", gt=0, le=1
+    )
+    adversarial_tau: float = option(
+        3.0, "temperature of the disagreement of ensemble and student", gt=0
+    )
+
+
+METHOD = Method(
+    name="co-boosting",
+    paper="Dai et al., ICLR 2024",
+    strategy="flower_fgl.strategies.coboosting:CoBoosting",
+    client_app="flower_fgl.client_apps.fedavg:FedAvgClientApp",
+    settings=CoBoostingSettings,
+    payload="4P up, 8P down, once",
+    defaults=ONE_SHOT,
+    is_one_shot=True,
+    graphs=False,
+    takes_late_clients=False,
+)
