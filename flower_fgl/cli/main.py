@@ -266,7 +266,7 @@ def datasets() -> None:
         )
     console.print(table)
     console.print(
-        "Other TU datasets: tu:NAME. Your own graph: the path of an .npz file or a CSV "
+        "Other TU datasets: tu:NAME; countries of Twitch: twitch:DE. Your own graph: the path of an .npz file or a CSV "
         "folder."
     )
 

@@ -97,7 +97,7 @@ class GeneralSettings:
     dataset: str = option(
         "synthetic",
         "dataset name (`flower-fgl datasets` lists them), `tu:NAME` for a TUDataset, "
-        "or the path of a graph file",
+        "`twitch:NAME` for a country of Twitch, or the path of a graph file",
     )
     owners: str = option(
         "",
@@ -458,7 +458,7 @@ def owners_name(owners: str) -> str:
     """Return the name of ``owners`` in run folders and tables, e.g. ``MUTAG+PROTEINS``."""
     parts = [part.strip().rstrip("/") for part in owners.split(",")]
     names = [part.rpartition("/")[2].removesuffix(".npz") for part in parts]
-    return "+".join(name.removeprefix("tu:") for name in names)
+    return "+".join(name.rpartition(":")[2] for name in names)
 
 
 def is_file(dataset: str) -> bool:

@@ -67,7 +67,7 @@ def check_names(
     if method not in methods:
         raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
     dataset = str(general.get("dataset", GeneralSettings.dataset))
-    is_known = dataset in set(datasets) or dataset.startswith("tu:")
+    is_known = dataset in set(datasets) or dataset.startswith(("tu:", "twitch:"))
     if not (is_known or is_file(dataset)):
         is_folder = os.path.isdir(dataset)  # False too for a name too long for a path
         raise ConfigError(

@@ -174,7 +174,7 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
             "nor in data-dir. Check the path."
         )
     find_source(text)
-    return Owner(text.removeprefix("tu:"), text)
+    return Owner(text.rpartition(":")[2], text)
 
 
 def owner_contents(config: RunConfig) -> list[list[Any]]:

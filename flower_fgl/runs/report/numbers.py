@@ -19,6 +19,7 @@ __all__ = [
     "item_kind",
     "metrics_of",
     "own_columns_of",
+    "owner_names",
     "scope_of",
     "score_rows",
     "setting_of",
@@ -130,6 +131,15 @@ def client_accuracy(run: Run) -> dict[int, float | None]:
         and row.get("metrics", {}).get(scope_of(run))
     }
     return {pid: found[pid].get("accuracy") for pid in sorted(found)}
+
+
+def owner_names(run: Run) -> dict[int, str]:
+    """Return the names of natural owners by partition ID; empty without owners."""
+    return {
+        int(row["partition_id"]): str(row["name"])
+        for row in run.clients
+        if "num_train" in row and row.get("name")
+    }
 
 
 def idle_clients(run: Run) -> tuple[int, str]:
