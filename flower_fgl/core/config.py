@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.links import LINK
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import (
     DATASETS,
@@ -67,6 +68,11 @@ class RunConfig(GeneralSettings):
     def has_unseen(self) -> bool:
         """Whether the run also scores nodes that clients do not have in training."""
         return self.setting in UNSEEN_SETTINGS
+
+    @property
+    def predicts_links(self) -> bool:
+        """Whether the run predicts edges instead of classes."""
+        return self.setting == LINK
 
     @property
     def has_local_heads(self) -> bool:

@@ -179,8 +179,25 @@ class GeneralSettings:
     setting: str = option(
         "transductive",
         "task and what clients know while they train; `graph` classifies whole "
-        "graphs, all others classify nodes (docs/settings.md)",
-        choices="transductive inductive closed-set open-set few-shot graph",
+        "graphs, `link` predicts edges, all others classify nodes (docs/settings.md)",
+        choices="transductive inductive closed-set open-set few-shot graph link",
+    )
+    link_decoder: str = option(
+        "dot",
+        "score of a pair of nodes in link prediction; dot: the dot product of their "
+        "embeddings, mlp: two layers on the product of the embeddings (docs/links.md)",
+        choices="dot mlp",
+    )
+    link_features: str = option(
+        "default",
+        "features in link prediction; given: those of the graph, degree: the degree over "
+        "training edges, default: degree for a graph without features, else given",
+        choices="default given degree",
+    )
+    link_k: int = option(
+        10,
+        "K of Hits@K: an edge counts if its rank among the negatives is at most K",
+        ge=1,
     )
     expansion_hops: int = option(
         0,

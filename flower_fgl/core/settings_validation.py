@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.links import LINK
 from flower_fgl.core.model_spec import SHALLOW, read_model, split_models
 from flower_fgl.core.options import kebab, nearest
 from flower_fgl.core.settings import (
@@ -123,6 +124,7 @@ def check_settings(
     _check_method(settings, method)
     _check_owners(settings, method, methods)
     _check_graphs(settings, method, methods)
+    _check_links(settings, method, methods)
     _check_unseen(settings)
     _check_few_shot(settings)
     _check_secure(settings, method, methods)
@@ -432,6 +434,31 @@ def _check_owners(
                 f"With {text} there is no complete global model: use evaluate = "
                 f'"local", got "{settings.evaluate}".'
             )
+
+
+def _check_links(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject a method that cannot predict links, and what link prediction lacks."""
+    if settings.setting != LINK:
+        return
+    if not method.predicts_links:
+        able = ", ".join(sorted(n for n, row in methods.items() if row.predicts_links))
+        raise ConfigError(
+            f'{settings.method} cannot predict links: setting = "link" is not possible. '
+            f"These methods can: {able}."
+        )
+    if settings.num_neighbors:
+        raise ConfigError(
+            'setting = "link" embeds the whole graph in each step: num-neighbors is not '
+            "possible. Remove it."
+        )
+    if settings.split == "public":
+        raise ConfigError(
+            'setting = "link" splits the edges of each client: split = "public" is not '
+            'possible. Use percentages of the edges, e.g. "85/5/10".'
+        )
+    _reject_sparsity(settings, "all features, edges and labels of a client")
 
 
 def _check_graphs(

@@ -19,6 +19,8 @@ _SECURE: Rule = (
     lambda config: config.secure_aggregation,
 )
 
+_LINKS: Rule = ('setting = "link"', lambda config: config.predicts_links)
+
 _PARTITIONED: Rule = (
     "a dataset that is partitioned, not owners",
     lambda config: not config.owners,
@@ -42,6 +44,9 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.setting in UNSEEN_SETTINGS,
     ),
     "shots": ('setting = "few-shot"', lambda config: config.setting == "few-shot"),
+    "link-decoder": _LINKS,
+    "link-features": _LINKS,
+    "link-k": _LINKS,
     "patience": ("check-every above 0", lambda config: config.check_every),
     "final-local-epochs": (
         'eval-policy = "refresh" or "refresh-all"',

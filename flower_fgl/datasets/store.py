@@ -365,6 +365,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["hops"] = config.expansion_hops
     if config.setting == "few-shot":
         key["shots"] = config.shots
+    if config.predicts_links:
+        key["link-features"] = config.link_features
     sparsity = Sparsity.of(config)
     if sparsity:
         key["sparsity"] = asdict(sparsity)
@@ -490,6 +492,8 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
     tensors = {"edge_index": graph.edge_index, "y": graph.y}
     if graph.batch is not None:
         tensors["batch"] = graph.batch
+    if graph.pairs is not None:
+        tensors["pairs"] = graph.pairs
     if graph.x.layout == torch.sparse_csr:
         tensors["x/indptr"] = graph.x.crow_indices()
         tensors["x/indices"] = graph.x.col_indices()
@@ -534,4 +538,11 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
                 size=tuple(tensors["x/shape"].tolist()),
                 check_invariants=False,  # the hash of the file was checked
             )
-    return Graph(x, tensors["edge_index"], tensors["y"], masks, tensors.get("batch"))
+    return Graph(
+        x,
+        tensors["edge_index"],
+        tensors["y"],
+        masks,
+        tensors.get("batch"),
+        tensors.get("pairs"),
+    )

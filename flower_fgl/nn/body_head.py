@@ -9,7 +9,7 @@ __all__ = ["BODY", "HEAD", "classifier_state", "encoder_state", "layer_of"]
 
 BODY = "encoder."
 """Prefix of the encoder's tensor names, see :class:`~flower_fgl.nn.Backbone`."""
-HEAD = "classifier."
+HEAD = ("classifier.", "decoder.")
 """Prefix of the classifier's tensor names."""
 
 Entry = TypeVar("Entry")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Literal
 
 import torch
@@ -80,6 +81,21 @@ class GraphInput:
     selected: Tensor | None = None
     """Graphs that :meth:`select` chose, of shape (G,), int64; else ``None``."""
 
+    pairs: Tensor | None = None
+    """Pairs of nodes to predict, of shape (2, P), int64; ``None`` for classification."""
+
+    def with_pairs(self, pairs: Tensor) -> GraphInput:
+        """Return the same graph, with its cached operators, and pairs of nodes to predict.
+
+        Parameters
+        ----------
+        pairs : Tensor of shape (2, P), int64
+            Pairs of nodes.
+        """
+        out = copy(self)
+        out.pairs = pairs
+        return out
+
     def _set_features(self, x: Tensor) -> None:
         self.x = x
         is_sparse = x.layout == torch.sparse_csr
@@ -140,6 +156,7 @@ class GraphInput:
                 out.edge_index, self.union.batch.to(device), self.union.num_graphs
             )
         out._set_features(self.x.to(device))
+        out.pairs = None if self.pairs is None else self.pairs.to(device)
         return out
 
     def select(self, graphs: Tensor) -> GraphInput:

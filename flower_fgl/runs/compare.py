@@ -12,6 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.links import LINK
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -370,8 +371,8 @@ def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | N
 
 def main_metric(run: Run) -> str:
     """Return the test score that papers on a run's setting report."""
-    is_few_shot = run.config.get("setting") == "few-shot"
-    return "mean_accuracy" if is_few_shot else "accuracy"
+    special = {"few-shot": "mean_accuracy", LINK: "auroc"}
+    return special.get(str(run.config.get("setting")), "accuracy")
 
 
 def common_metric(runs: Sequence[Run]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 __all__ = ["Row", "is_scored", "summarise"]
 
 
+from flower_fgl.core.score_names import selection_metric
 from flower_fgl.runs.files import Row
 
 
@@ -111,10 +112,10 @@ def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
     if not rows:
         return {"selection": "validation", "best": None, "last": None}
     validated = [
-        (val.get("num_nodes", 0), val["accuracy"], int(row["round"]), row)
+        (val.get("num_nodes", 0), val[selection_metric(val)], int(row["round"]), row)
         for row in rows
         if (val := row["metrics"][scope].get("val", {})).get("accuracy") is not None
-        and math.isfinite(val["accuracy"])
+        and math.isfinite(val[selection_metric(val)])
     ]
     last = max(rows, key=lambda row: int(row["round"]))
     best = max(validated, key=lambda entry: entry[:3])[3] if validated else last

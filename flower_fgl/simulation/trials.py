@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.score_names import selection_metric
 from flower_fgl.runs.run import Run
 
 __all__ = ["Outcome", "TrialProcesses", "run_trial"]
@@ -97,7 +98,8 @@ def _outcome(run: Run, seconds: float) -> Outcome:
     summary = run.summary
     sent = summary["bytes"]["up"] + summary["bytes"]["down"]
     best: Mapping[str, Any] = run.best or {}
-    score = best.get("val", {}).get("accuracy")
+    val = best.get("val", {})
+    score = val.get(selection_metric(val))
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
     if summary["selection"] != "validation" or score is None:

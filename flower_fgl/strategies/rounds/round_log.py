@@ -15,6 +15,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_fgl.core.errors import FglError, PayloadError, one_line
 from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.core.score_names import EXTRA_SCORES, selection_metric
 from flower_fgl.protocols.base import (
     MAX_NAME,
     METRICS,
@@ -233,7 +234,7 @@ class RoundLog:
                     accuracy=values["accuracy"],
                     macro_f1=values["macro_f1"],
                     macro_recall=values["macro_recall"],
-                    auroc=values.get("auroc", math.nan),
+                    **{n: values[n] for n in EXTRA_SCORES if n in values},
                 )
         return out
 
@@ -314,7 +315,7 @@ class RoundLog:
         return self._pooled
 
     def validation(self) -> tuple[int, float] | None:
-        """Return number of nodes and accuracy of the pooled validation score.
+        """Return number of nodes and accuracy, of links AUROC, of the validation score.
 
         The best round is selected by them. They are the scores of the aggregated model if
         it was scored, else of the personalized models; ``None`` without validation nodes.
@@ -324,7 +325,8 @@ class RoundLog:
         column = columns.get("val", {})
         if not column.get("num_nodes"):
             return None
-        return int(column["num_nodes"]), float(column["accuracy"])
+        metric = selection_metric(column) if "auprc" in column else "accuracy"
+        return int(column["num_nodes"]), float(column[metric])
 
     def lost(self) -> dict[str, set[int]]:
         """Return the clients that failed in training or evaluation, by reason."""
