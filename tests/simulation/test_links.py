@@ -62,7 +62,8 @@ def test_every_method_trains_and_scores(method: str, runs: dict[str, Run]) -> No
     run = runs[method]
     assert run.status == "completed"
     losses = [row["loss"] for row in run.rounds if row["phase"] == "train"]
-    assert losses[-1] < losses[0]
+    # from round 2 on MOON's loss has its contrastive term
+    assert losses[-1] < losses[1 if method == "moon" else 0]
     assert run.best is not None
     for name in ("auroc", "auprc", "mrr", "hits", "accuracy", "mean_auroc"):
         assert 0 <= run.best["test"][name] <= 1
