@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.exit import add_exit_handler
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.connection_watch import runtime_address, watch_connection
 from flower_fgl.core.errors import ConfigError, FglError, RunError
+from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
@@ -25,6 +25,7 @@ from flower_fgl.protocols.differential_privacy import accounted_epsilon, epsilon
 from flower_fgl.runs.checkpoints import Checkpoint, Checkpoints
 from flower_fgl.runs.environment import describe_environment
 from flower_fgl.runs.files import OnRound
+from flower_fgl.runs.flower_log import flower_log, log_results, log_rounds
 from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import Run
@@ -167,6 +168,7 @@ def _run(
     if resumed is not None:
         writer.rounds += Run.load(writer.folder).rounds
     if engine != "local":
+        log.info("Run folder: %s", writer.folder.resolve())
         add_exit_handler(
             partial(_record_stop, writer.folder), run_before_force_exit=True
         )
@@ -305,16 +307,18 @@ def main(grid: Grid, context: Context) -> None:
     is_simulation = type(grid).__name__ == "InMemoryGrid"
     folder = str(context.run_config.get("state-dir", ""))
     address = None if is_simulation else runtime_address(sys.argv)
-    with watch_connection(address):
+    with flower_log(), watch_connection(address):
         config = parse_config(context.run_config)
         if is_simulation:
             warn_of_many_clients(
                 config, config.clients or len(list(grid.get_node_ids()))
             )
-        run_server(
+        run = run_server(
             grid,
             context.run_config,
             engine="ray" if is_simulation else "deployment",
             states=LinkedStates(Path(folder)) if is_simulation and folder else None,
+            on_round=log_rounds(config.rounds),
             config=config,
         )
+        log_results(run)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from flwr.common.config import parse_config_args
 
 from flower_fgl.cli.arguments import (
     SettingPairs,
@@ -143,6 +142,9 @@ def identity(
 
 def weaker_settings(node_config: str, config: RunConfig) -> list[str]:
     """Check a SuperNode's node config; return the settings that are below its floors."""
+    # loads Flower, which no other command of this file needs at its start
+    from flower_fgl.core.flower_internals import parse_config_args
+
     values = parse_config_args([node_config])
     node = parse_node_config(dict(values))
     return broken_floors(node, config.flat(), uploads=METHODS[config.method].uploads)

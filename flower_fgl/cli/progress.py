@@ -16,7 +16,7 @@ from rich.progress import (
     TextColumn,
 )
 
-from flower_fgl.simulation.progress import score_text
+from flower_fgl.runs.summary import score_text
 
 __all__ = ["GridProgress", "TimeLeft", "clock"]
 

@@ -81,7 +81,7 @@ class FedAvgClientApp(FglClientApp):
         received weights, is a candidate. Without validation nodes the last epoch is kept.
         ``check-every`` replaces these rules by its own.
         """
-        model = client.receive(download.tensors)
+        model = client.receive(download.tensors, self.build)
         epochs = client.config.method_config.finetune_epochs
         if client.config.check_every:
             loss = client.train(model, server_round, epochs=epochs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from copy import copy
 from typing import Literal
 
@@ -81,6 +82,10 @@ class GraphInput:
     selected: Tensor | None = None
     """Graphs that :meth:`select` chose, of shape (G,), int64; else ``None``."""
 
+    _dense: Tensor | None = None
+    _chosen_from: tuple[GraphInput, Tensor] | None = None
+    """The batch that :meth:`select` chose from, and the chosen nodes."""
+
     pairs: Tensor | None = None
     """Pairs of nodes to predict, of shape (2, P), int64; ``None`` for classification."""
 
@@ -100,7 +105,9 @@ class GraphInput:
         self.x = x
         is_sparse = x.layout == torch.sparse_csr
         self._sparse = SparseOperator(x) if is_sparse else None
+        self._dense = None
         self._filtered: dict[tuple[OperatorKind, tuple[float, ...]], Tensor] = {}
+        self._encodings: dict[Hashable, Tensor] = {}
 
     @property
     def edge_index(self) -> Tensor:
@@ -187,7 +194,7 @@ class GraphInput:
             self.topology.dtype,
         )
         out.union = GraphBatch.trusted(part.edge_index, part.batch, len(graphs))
-        out.selected = graphs
+        out.selected, out._chosen_from = graphs, (self, part.nodes)
         out._set_features(select_rows(self.x, part.nodes))
         return out
 
@@ -250,6 +257,7 @@ class GraphInput:
             )
         out = object.__new__(GraphInput)
         out.topology, out.union = self.topology, self.union
+        out.pairs = self.pairs
         out._set_features(x)
         return out
 
@@ -283,7 +291,34 @@ class GraphInput:
         )
         out.union = None
         out.x, out._sparse, out._filtered = self.x, self._sparse, {}
+        out._encodings = {}
         return out
+
+    def encode_nodes(
+        self, key: Hashable, compute: Callable[[GraphInput], Tensor]
+    ) -> Tensor:
+        """Return a constant of every node that depends only on the edges of its graph.
+
+        It is computed once; graphs that :meth:`select` chooses take their rows of it.
+
+        Parameters
+        ----------
+        key : hashable
+            Name of the constant and its parameters.
+        compute : callable
+            Takes this input and returns a Tensor of shape (N, p).
+
+        Returns
+        -------
+        Tensor of shape (N, p)
+        """
+        if self._chosen_from is not None:
+            whole, nodes = self._chosen_from
+            return whole.encode_nodes(key, compute).index_select(0, nodes)
+        if key not in self._encodings:
+            with torch.inference_mode(False), torch.no_grad():
+                self._encodings[key] = compute(self)
+        return self._encodings[key]
 
     def operator(self, kind: OperatorKind) -> Operator:
         """Return a propagation operator, see :meth:`Topology.operator`."""
@@ -324,6 +359,15 @@ class GraphInput:
         if h is None and self._sparse is not None:
             return self._sparse.matmul(weight.t(), bias)
         return F.linear(self.x if h is None else h, weight, bias)
+
+    def dense_features(self) -> Tensor:
+        """Return the features as a strided tensor (N, d); sparse ones are filled once."""
+        if self._sparse is None:
+            return self.x
+        if self._dense is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._dense = self.x.to_dense()
+        return self._dense
 
     def per_row(self, vector: Tensor) -> Tensor:
         """Return a vector (p,) in a shape that adds to representations (N, p)."""

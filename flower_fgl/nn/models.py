@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from flower_fgl.core.model_spec import read_model, split_models
+from flower_fgl.core.extensions import Table
+from flower_fgl.core.model_spec import ModelName, read_model, split_models
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.body_head import classifier_state, layer_of
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
+from flower_fgl.nn.module_backbone import backbone_class
 
 __all__ = [
     "MODELS",
@@ -25,7 +26,8 @@ __all__ = [
     "state_shapes",
 ]
 
-MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
+MODELS: Table[type[Backbone]] = Table(
+    "backbones",
     {
         "appnp": APPNP,
         "gamlp": GAMLP,
@@ -38,9 +40,11 @@ MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
         "sgc": SGC,
         "sign": SIGN,
         "ssgc": SSGC,
-    }
+    },
+    backbone_class,
+    is_light=False,
 )
-"""Backbones by name, the values of the setting ``model``."""
+"""Backbones by name, the values of the setting ``model``; ours first."""
 
 Module = TypeVar("Module", bound=nn.Module)
 CONTAINERS = (dict, list, set)
@@ -103,9 +107,23 @@ def build_model(
        construction (0.4 ms each) and initialise twice, so a model is constructed once
        per set of sizes and then copied. Its initial parameters therefore differ from
        those of a directly constructed class with the same seed.
+    2. A backbone of another package is constructed each time.
     """
     model_name = read_model(name)
     width = model_name.hidden_channels or hidden_channels
+    if model_name.name not in MODELS.own:
+        return _construct(
+            model_name,
+            initialise=initialise,
+            in_channels=in_channels,
+            hidden_channels=width,
+            num_classes=width if link else num_classes,
+            num_layers=model_name.num_layers or num_layers,
+            dropout=dropout,
+            readout=readout,
+            has_linear_head=has_linear_head,
+            **({"link": link} if link else {}),
+        )
     template = _template(
         model_name.name,
         in_channels,
@@ -195,6 +213,14 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     ``build_model(..., initialise=False)`` provides a model for this at no cost.
     """
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def _construct(model: ModelName, *, initialise: bool, **sizes: Any) -> Backbone:
+    """Construct a backbone of another package; weights are drawn only if wanted."""
+    if initialise:
+        return MODELS[model.name](**sizes)
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        return MODELS[model.name](**sizes)
 
 
 # Cache of a pure function; the templates hold shapes only (meta tensors), no values.

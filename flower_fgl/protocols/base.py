@@ -28,11 +28,11 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common.serde import recorddict_to_proto
 from numpy.lib import format as npy
 from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.flower_internals import recorddict_to_proto
 from flower_fgl.core.score_names import EXTRA_SCORES
 
 __all__ = [

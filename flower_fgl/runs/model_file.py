@@ -331,6 +331,8 @@ def _build_own(card: ModelCard) -> Backbone:
             "not know: a later version wrote the file"
         )
     method_config = parse_settings(method.settings, card.settings, prefix=card.method)
+    # networks of methods that classify nodes only do not take this argument
+    readout = {"readout": True} if card.classifies_graphs else {}
     with torch.random.fork_rng(devices=[]):  # initial weights are overwritten
         network: Backbone = method.load_network()(
             method_config,
@@ -340,5 +342,6 @@ def _build_own(card: ModelCard) -> Backbone:
             width=card.hidden_channels,
             num_layers=card.num_layers,
             dropout=0.0,
+            **readout,
         )
     return network

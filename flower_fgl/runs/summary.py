@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Row", "is_scored", "summarise"]
+__all__ = ["Row", "describe_round", "is_scored", "score_text", "summarise"]
 
 
 from flower_fgl.core.score_names import selection_metric
@@ -104,6 +104,47 @@ def is_scored(row: Row) -> bool:
     """
     is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
     return is_good_round and bool(row.get("metrics"))
+
+
+def describe_round(row: Row) -> str:
+    """Return loss and accuracies of a round as text, or its status.
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``rounds.jsonl``.
+
+    Returns
+    -------
+    str
+        See :func:`score_text`; the round's status if there is nothing to show.
+    """
+    return score_text(row) or str(row.get("status", ""))
+
+
+def score_text(row: Row) -> str:
+    """Return loss and accuracies of a round as text, empty without them.
+
+    Parameters
+    ----------
+    row : mapping
+        Row of ``rounds.jsonl``.
+
+    Returns
+    -------
+    str
+        E.g. ``loss 0.512  val 81.3 %  test 80.1 %``; scores of the personalized models if
+        they were evaluated.
+    """
+    loss = row.get("loss")
+    parts = [] if loss is None else [f"loss {loss:.3f}"]
+    modes = row.get("metrics") or {}
+    columns = modes.get("local") or modes.get("global") or {}
+    for column in ("val", "test"):
+        value = columns.get(column, {}).get("accuracy")
+        if value is not None and not math.isnan(value):  # NaN without such nodes
+            parts.append(f"{column} {100 * value:.1f} %")
+    return "  ".join(parts)
 
 
 def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:

@@ -17,13 +17,16 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run as FlowerRun
-from flwr.supercore.task_identity import TaskIdentity
 
 from flower_fgl.client_apps.dispatch import error_reply
+from flower_fgl.core.flower_internals import (
+    FlowerRun,
+    ProtoRecordDict,
+    TaskIdentity,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
 from flower_fgl.core.options import Scalar
 from flower_fgl.protocols.base import (
     message_like,

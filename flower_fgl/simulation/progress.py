@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 from flower_fgl.runs.files import OnRound, Row
+from flower_fgl.runs.summary import describe_round
 
-__all__ = ["describe_round", "score_text", "show_progress"]
+__all__ = ["show_progress"]
 
 LINES = 10
 """Largest number of lines that a run prints where no bar can be drawn."""
@@ -95,44 +96,3 @@ def _is_live(stream: TextIO) -> bool:
     """Return whether a bar can be redrawn: on a terminal, or in a notebook."""
     is_notebook = type(stream).__module__.startswith("ipykernel")
     return is_notebook or bool(getattr(stream, "isatty", lambda: False)())
-
-
-def describe_round(row: Mapping[str, Any]) -> str:
-    """Return loss and accuracies of a round as text, or its status.
-
-    Parameters
-    ----------
-    row : mapping
-        Row of ``rounds.jsonl``.
-
-    Returns
-    -------
-    str
-        See :func:`score_text`; the round's status if there is nothing to show.
-    """
-    return score_text(row) or str(row.get("status", ""))
-
-
-def score_text(row: Mapping[str, Any]) -> str:
-    """Return loss and accuracies of a round as text, empty without them.
-
-    Parameters
-    ----------
-    row : mapping
-        Row of ``rounds.jsonl``.
-
-    Returns
-    -------
-    str
-        E.g. ``loss 0.512  val 81.3 %  test 80.1 %``; scores of the personalized models if
-        they were evaluated.
-    """
-    loss = row.get("loss")
-    parts = [] if loss is None else [f"loss {loss:.3f}"]
-    modes = row.get("metrics") or {}
-    columns = modes.get("local") or modes.get("global") or {}
-    for column in ("val", "test"):
-        value = columns.get(column, {}).get("accuracy")
-        if value is not None and not math.isnan(value):  # NaN without such nodes
-            parts.append(f"{column} {100 * value:.1f} %")
-    return "  ".join(parts)

@@ -20,11 +20,13 @@ from typer.testing import CliRunner
 from flower_fgl import Run
 from flower_fgl.cli.main import app
 from flower_fgl.cli.run import RunOptions, run_all
-from flower_fgl.core.config import DATASET_DEFAULTS
+from flower_fgl.core.config import DATASET_DEFAULTS, pyproject_table
 from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.core.locks import hold
+from flower_fgl.methods import METHODS
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.writer import RunWriter
+from flower_fgl.simulation.flower_simulation import launch, write_app_folder
 from flower_fgl.simulation.local import run_local
 from flower_fgl.simulation.run import run_one
 
@@ -123,6 +125,28 @@ def test_ray_gives_the_numbers_of_the_local_engine(
     assert numbers(run_local(again)) == numbers(ray)
     kept = {"config.toml", "rounds.jsonl", "clients.jsonl", "summary.json"}
     assert kept <= {path.name for path in ray.path.iterdir()}
+    log = (ray.path / "flower.log").read_text()
+    for line in (f"of {ray.config['rounds']}: loss", *ray.table().splitlines()):
+        assert line in log
+
+
+@pytest.mark.slow
+def test_wrong_settings_end_a_simulation_with_their_message_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    result = launch(
+        write_app_folder(tmp_path / "flower-fgl", config=pyproject_table(METHODS)),
+        run_config={"lr": -1.0, "output-dir": str(tmp_path / "runs")},
+        num_clients=2,
+        home=tmp_path / "home",
+        log_file=tmp_path / "log",
+    )
+    assert result.flower_status == "finished:failed"
+    log = (tmp_path / "log").read_text()
+    assert "lr must be > 0, got -1.0" in log
+    assert "Traceback" not in log.partition("\n--- ")[0]  # before Ray's own logs
+    assert not (tmp_path / "runs").exists()
 
 
 #: What a user's code can do wrong inside the app, and what the command must say.

@@ -322,3 +322,21 @@ def test_sparse_features_that_require_grad_are_rejected() -> None:
     x = SparseOperator.from_entries(one, one, torch.ones(1), (2, 2)).matrix
     with pytest.raises(DataError, match="cannot require grad"):
         GraphInput(x.requires_grad_(), torch.zeros(2, 0, dtype=torch.int64))
+
+
+def test_an_encoding_of_the_nodes_is_computed_once_per_batch() -> None:
+    batch = GraphInput(
+        torch.ones(3, 1), torch.tensor([[0, 1], [1, 0]]), batch=torch.tensor([0, 0, 1])
+    )
+    calls = []
+
+    def number(graph: GraphInput) -> torch.Tensor:
+        calls.append(graph.num_nodes)
+        return torch.arange(float(graph.num_nodes))[:, None]
+
+    second = batch.select(torch.tensor([1, 0])).select(torch.tensor([1]))
+    assert second.encode_nodes("number", number).flatten().tolist() == [0, 1]
+    with torch.inference_mode():
+        last = batch.select(torch.tensor([1]))
+        assert last.encode_nodes("number", number).flatten().tolist() == [2]
+    assert calls == [3]

@@ -44,7 +44,7 @@ CARD = ModelCard(
 
 SCORED_LATER = {"adpfedgnn", "fedpano"}
 """Methods that evaluate with the next download, so that the last model is saved."""
-ON_MENDED_GRAPHS = {"fedsage+"}
+ON_MENDED_GRAPHS = {"fedsage+", "topfgl"}
 """Methods that evaluate on other graphs than those in the owners' files."""
 
 
@@ -160,6 +160,8 @@ def test_an_adapted_model_comes_back(tmp_path: Path) -> None:
         ("adpfedgnn", {"eval-actions": "greedy", "beta": 0.9}),
         ("adpfedgnn", {"selection": "all"}),
         ("fediih", {"factors": 3}),
+        ("fedstar", {"walks": 3}),
+        ("fednh", {}),
     ],
     ids=str,
 )

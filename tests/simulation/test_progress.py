@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from flower_fgl import resume, simulate
-from flower_fgl.simulation.progress import describe_round, show_progress
+from flower_fgl.runs.summary import describe_round
+from flower_fgl.simulation.progress import show_progress
 
 
 class Terminal(io.StringIO):

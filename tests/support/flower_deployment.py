@@ -178,6 +178,19 @@ class Deployment:
         listed = self.flwr("list", "dep", "--run-id", run_id)
         return str(listed["runs"][0]["status"])
 
+    def log(self, run_id: str) -> str:
+        """Return the log of a run, as ``flwr run --stream`` shows it."""
+        done = subprocess.run(
+            [str(PROGRAMS / "flwr"), "log", run_id, "dep", "--show"],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
     def stop_run_in_round(self, values: Mapping[str, Any], seconds: float = 400) -> str:
         """Submit a run, stop it once a round is over, return Flower's status."""
         run_id = self.submit(values)

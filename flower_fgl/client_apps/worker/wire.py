@@ -21,7 +21,12 @@ import traceback
 from multiprocessing.connection import Connection
 
 from flwr.app import Context, Message
-from flwr.common.serde import (
+
+from flower_fgl.core import errors
+from flower_fgl.core.flower_internals import (
+    ProtoContext,
+    ProtoMessage,
+    ProtoRecordDict,
     context_from_proto,
     context_to_proto,
     message_from_proto,
@@ -29,11 +34,6 @@ from flwr.common.serde import (
     recorddict_from_proto,
     recorddict_to_proto,
 )
-from flwr.proto.message_pb2 import Context as ProtoContext
-from flwr.proto.message_pb2 import Message as ProtoMessage
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-
-from flower_fgl.core import errors
 
 __all__ = [
     "TAKEN",

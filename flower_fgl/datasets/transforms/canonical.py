@@ -96,9 +96,17 @@ def sorted_distinct(values: Ints) -> Ints:
 
 @contextlib.contextmanager
 def quiet_csr() -> Iterator[None]:
-    """Suppress torch's warning that CSR support is in beta; users cannot act on it."""
+    """Suppress torch's warnings about CSR tensors on which users cannot act.
+
+    One says that CSR is in beta. The other one is given since torch 2.15 whenever
+    ``torch.load`` checks a CSR tensor: the files that torch-geometric's and OGB's loaders
+    write and read hold the features as one.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+        warnings.filterwarnings(
+            "ignore", message="Validating sparse tensor invariants because weights_only"
+        )
         yield
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError, one_line
+from flower_fgl.core.flower_internals import ErrorCode
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 from flower_fgl.protocols.base import (

@@ -22,7 +22,8 @@ MARK = "_is_on_pretended_gpu"
 MAY_MIX = {"copy_", "__set__", "_has_compatible_shallow_copy_type", "_parse_to"}
 INDEXING = {"__getitem__", "__setitem__", "index_put_", "index_put"}
 READ_BY_NUMPY = {"numpy", "__array__"}
-DEVICE, IS_CUDA = Tensor.device.__get__, Tensor.is_cuda.__get__
+DEVICE: Any = Tensor.device.__get__
+IS_CUDA: Any = vars(torch._C.TensorBase)["is_cuda"].__get__
 
 
 def is_on_gpu(tensor: Tensor) -> bool:
@@ -48,7 +49,7 @@ class PretendedGenerator(torch.Generator):
     is_on_gpu = False
 
     def __new__(cls, device: Any = "cpu") -> PretendedGenerator:
-        made = super().__new__(cls, "cpu")
+        made = super().__new__(cls, "cpu")  # type: ignore[call-arg]  # as torch does
         made.is_on_gpu = torch.device(device).type == "cuda"
         return made
 

@@ -1,14 +1,11 @@
-"""Create a CA, a SuperLink certificate and SuperNode keys for a federation with TLS.
-
-python certificates.py FOLDER hospital-a hospital-b hospital-c [--host fl.example.org]
+"""Certificates of a SuperLink and keys of SuperNodes, for a rehearsal with TLS.
 
 Use these files for a rehearsal only. In a real federation the certificates are signed by
-its own CA, and each data owner creates its key and sends only the .pub file.
+its own CA, and each data owner creates its key and sends only the ``.pub`` file.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import ipaddress
 import os
@@ -20,13 +17,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from flower_fgl.core.errors import ConfigError, RunError
+
+__all__ = ["make_certificates"]
+
 VALID = datetime.timedelta(days=365)
 HOSTS = ("localhost", "127.0.0.1")
+OURS = ("ca.crt", "server.pem", "server.key")
 
 
 def make_certificates(
     folder: Path, owners: Sequence[str], hosts: Sequence[str] = HOSTS
-) -> None:
+) -> list[Path]:
     """Write ``ca.crt``, ``server.pem``, ``server.key`` and a key pair per owner.
 
     Parameters
@@ -37,8 +39,45 @@ def make_certificates(
         Names of the data owners, used in ``<owner>.key`` and ``<owner>.pub``.
     hosts : sequence of str
         Host names and addresses by which SuperNodes reach the SuperLink.
+
+    Returns
+    -------
+    list of Path
+        The written files.
+
+    Raises
+    ------
+    ConfigError
+        If an owner's name cannot be a file name, or is given twice.
+    RunError
+        If one of the files exists or the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    for owner in owners:
+        if owner != Path(owner).name or owner in ("", ".", "..", "server"):
+            raise ConfigError(
+                f'"{owner}" cannot be the name of an owner: it names the files '
+                "<owner>.key and <owner>.pub. Use letters, digits and hyphens."
+            )
+    if len(set(owners)) < len(owners):
+        raise ConfigError(f"Each owner must be named once, got {', '.join(owners)}.")
+    files = [folder / name for name in OURS]
+    files += [folder / f"{owner}{end}" for owner in owners for end in (".key", ".pub")]
+    if existing := [str(path) for path in files if path.exists()]:
+        raise RunError(
+            f"{existing[0]} exists and may be in use. Choose another folder, or remove it."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, owners, hosts)
+    except OSError as error:
+        raise RunError(
+            f"Cannot write the certificates to {folder}: {error.strerror}."
+        ) from error
+    return files
+
+
+def _write(folder: Path, owners: Sequence[str], hosts: Sequence[str]) -> None:
+    """Create all keys and certificates."""
     ca_key, server_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     ca_name = _name("federation-ca")
     authority = x509.BasicConstraints(ca=True, path_length=0)
@@ -58,10 +97,12 @@ def make_certificates(
 
 
 def _name(text: str) -> x509.Name:
+    """Return the name of a certificate's holder."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _host(host: str) -> x509.GeneralName:
+    """Return a host name or an IP address for a certificate."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -75,6 +116,7 @@ def _certificate(
     signer: ec.EllipticCurvePrivateKey,
     extension: x509.ExtensionType,
 ) -> x509.Certificate:
+    """Sign a certificate that is valid for a year."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(
         subject_name=subject,
@@ -92,22 +134,11 @@ def _certificate(
 def _write_key(
     path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
 ) -> None:
+    """Write a private key that only the user of this process may read."""
     data = key.private_bytes(
         serialization.Encoding.PEM, form, serialization.NoEncryption()
     )
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+    with os.fdopen(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+    ) as file:
         file.write(data)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("owners", nargs="*")
-    parser.add_argument(
-        "--host",
-        action="append",
-        help="host name or address of the SuperLink, by default localhost",
-    )
-    given = parser.parse_args()
-    make_certificates(given.folder, given.owners, given.host or HOSTS)

@@ -1,0 +1,207 @@
+"""Equations and network of FedNH: a head of unit class prototypes.
+
+Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
+AAAI 2023.
+
+===========  ==========================================================
+symbol       argument or attribute
+===========  ==========================================================
+W            ``Prototypes.weight``, ``prototypes``
+s            ``Prototypes.scale``
+μ_i^c        ``means``
+ρ            ``rho``
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedpano.model import build_encoder
+from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
+from flower_fgl.algorithms.prototypes.universal import mean_prototypes
+from flower_fgl.methods.fednh import FedNHSettings
+from flower_fgl.nn import Backbone, GraphInput
+
+__all__ = [
+    "PROTOTYPES",
+    "FedNHNet",
+    "SphereHead",
+    "build_network",
+    "move_prototypes",
+    "separate",
+    "unit_class_means",
+]
+
+PROTOTYPES = "classifier.weight"
+"""Name of W in the state of the network; clients do not upload it."""
+
+STEPS, RATE = 1000, 0.1
+"""Gradient steps of :func:`separate`, and their size."""
+
+
+def separate(start: Tensor) -> Tensor:
+    """Spread directions over the unit sphere, Dai et al. 2023, Section "Uniformity".
+
+    Parameters
+    ----------
+    start : Tensor of shape (C, p), float32
+        Independent rows, e.g. drawn at random.
+
+    Returns
+    -------
+    Tensor of shape (C, p), float32
+        Unit rows: orthogonal if p ≥ C, else the result of gradient steps on the mean
+        over the rows of their largest cosine.
+    """
+    if start.shape[1] >= len(start):
+        orthogonal: Tensor = torch.linalg.qr(start.T)[0]
+        return orthogonal.T.contiguous()
+    with torch.enable_grad():
+        rows = F.normalize(start, dim=1)
+        own = 2 * torch.eye(len(rows))
+        for _ in range(STEPS):
+            rows = rows.detach().requires_grad_()
+            unit = F.normalize(rows, dim=1)
+            loss = (unit @ unit.T - own).amax(dim=1).mean()
+            (gradient,) = torch.autograd.grad(loss, rows)
+            rows = F.normalize(rows.detach() - RATE * gradient, dim=1)
+    return rows.detach()
+
+
+def unit_class_means(embedding: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Compute μ_c, the direction of the mean unit embedding of a class.
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (n, p), float32
+        f(x) of the training nodes.
+    labels : Tensor of shape (n,), int64
+        Their classes.
+    num_classes : int
+        C.
+
+    Returns
+    -------
+    Tensor of shape (C, p), float32
+        Unit rows; zero for a class without nodes.
+    """
+    means = class_means(F.normalize(embedding, dim=1), labels, num_classes)
+    return F.normalize(means, dim=1)
+
+
+def move_prototypes(
+    prototypes: Tensor, means: Tensor, counts: Tensor, *, rho: float
+) -> Tensor:
+    """Compute W ← norm(ρ W + (1 − ρ) norm(Σ_i n_i^c μ_i^c)), Dai et al. 2023, Eq. (7).
+
+    Parameters
+    ----------
+    prototypes : Tensor of shape (C, p), float32
+        W.
+    means : Tensor of shape (K, C, p), float32
+        μ_i^c of K clients.
+    counts : Tensor of shape (K, C), int64
+        n_i^c; 0 marks a missing mean.
+    rho : float in [0, 1]
+        ρ.
+
+    Returns
+    -------
+    Tensor of shape (C, p), float32
+        A class that no client has keeps its prototype.
+    """
+    found = mean_prototypes(means[:, :, None], counts[..., None])[:, 0]
+    moved = rho * prototypes + (1 - rho) * F.normalize(found, dim=1)
+    owned = (counts > 0).any(dim=0)
+    return torch.where(owned[:, None], F.normalize(moved, dim=1), prototypes)
+
+
+class SphereHead(nn.Module):
+    """Logits s·⟨h/‖h‖, W_c⟩ with fixed prototypes W, Dai et al. 2023, Eq. (3).
+
+    Parameters
+    ----------
+    prototypes : Tensor of shape (C, p), float32
+        W, unit rows.
+    scale : float, positive
+        Initial s.
+    is_trained : bool
+        Whether s has a gradient.
+    """
+
+    weight: Tensor
+
+    def __init__(self, prototypes: Tensor, scale: float, *, is_trained: bool) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([scale]), requires_grad=is_trained)
+        self.register_buffer("weight", prototypes)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Return the logits (N, C) of embeddings (N, p)."""
+        return self.scale * (F.normalize(h, dim=1) @ self.weight.T)
+
+
+class FedNHNet(Backbone):
+    """A backbone's layers as encoder, and a :class:`SphereHead`.
+
+    Parameters
+    ----------
+    encoder : Backbone
+        Result of :func:`~flower_fgl.algorithms.fedpano.model.build_encoder`.
+    head : SphereHead
+        The classifier.
+    """
+
+    def __init__(self, encoder: Backbone, head: SphereHead) -> None:
+        nn.Module.__init__(self)
+        self.encoder: Backbone = encoder
+        self.classifier: SphereHead = head
+        self.hidden_channels = encoder.hidden_channels
+        self.dropout, self.readout = encoder.dropout, False
+
+    @property
+    def reach(self) -> int | None:
+        """The encoder's number of layers that read neighbours."""
+        return self.encoder.reach
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the representation of each node, without a last activation: (N, p)."""
+        return self.encoder.represent(graph)
+
+
+def build_network(
+    method_config: FedNHSettings,
+    *,
+    model: str,
+    num_features: int,
+    num_classes: int,
+    width: int,
+    num_layers: int,
+    dropout: float,
+) -> FedNHNet:
+    """Build FedNH's network with weights from torch's global generator.
+
+    Parameters
+    ----------
+    method_config : FedNHSettings
+        Initial s.
+    model : str
+        Backbone of the encoder.
+    num_features, num_classes, width, num_layers, dropout
+        d, C, p, number of layers and rate.
+    """
+    encoder = build_encoder(
+        model,
+        in_channels=num_features,
+        hidden_channels=width,
+        num_layers=num_layers,
+        dropout=dropout,
+    )
+    prototypes = separate(torch.randn(num_classes, encoder.hidden_channels))
+    head = SphereHead(
+        prototypes, method_config.scale, is_trained=method_config.train_scale
+    )
+    return FedNHNet(encoder, head)

@@ -1,0 +1,235 @@
+"""FedStar's structure encodings and its network of two channels.
+
+Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
+AAAI 2023.
+
+===========  ==========================================================
+symbol       here
+===========  ==========================================================
+s_v          rows of :func:`structure_encoding`
+k_1          ``walks``, steps of the random walk
+k_2          ``degrees``, entries of the one-hot degree
+x^l, s^l     hidden features and hidden structure after layer l
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.methods.fedstar import FedStarSettings
+from flower_fgl.nn import Backbone, GraphInput, conv
+from flower_fgl.nn.pyg import GCNConv, GINConv
+
+__all__ = [
+    "STRUCTURE",
+    "FedStarNet",
+    "build_network",
+    "degree_encoding",
+    "return_probabilities",
+    "structure_encoding",
+]
+
+STRUCTURE = "encoder.structure."
+"""Prefix of the shared tensors: the encoder of the structure."""
+COLUMNS = 1024
+"""Columns that the random walk propagates at a time."""
+
+
+def return_probabilities(graph: GraphInput, steps: int) -> Tensor:
+    """Compute the diagonals of (A D⁻¹)^k, k = 1 to ``steps``.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        One graph or a batch of graphs, N nodes.
+    steps : int, positive
+        Longest walk.
+
+    Returns
+    -------
+    Tensor of shape (N, steps)
+        Probability that a random walk of k steps ends where it started; 0 for an
+        isolated node.
+
+    Notes
+    -----
+    1. Walks of different graphs never meet, so one column starts a walk in every graph
+       of a batch. There are as many columns as the largest graph has nodes.
+    """
+    number = graph.num_nodes
+    nodes = torch.arange(number, device=graph.device)
+    place = nodes
+    if graph.union is not None:
+        sizes = graph.union.num_nodes
+        place = nodes - (sizes.cumsum(0) - sizes).index_select(0, graph.union.batch)
+    found = torch.zeros(number, steps, dtype=graph.topology.dtype, device=graph.device)
+    step = graph.operator("mean")  # D⁻¹A has the same diagonals
+    for start in range(0, int(place.max()) + 1 if number else 0, COLUMNS):
+        mine = nodes[(place >= start) & (place < start + COLUMNS)]
+        column = place[mine] - start
+        walk = found.new_zeros(number, int(column.max()) + 1)
+        walk[mine, column] = 1
+        for k in range(steps):
+            walk = step.matmul(walk)
+            found[mine, k] = walk[mine, column]
+    return found
+
+
+def degree_encoding(graph: GraphInput, degrees: int) -> Tensor:
+    """Return the one-hot degree of every node, from 1 to ``degrees``.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        N nodes.
+    degrees : int, positive
+        Width; a larger degree counts as this one, and 0 as 1.
+
+    Returns
+    -------
+    Tensor of shape (N, degrees)
+    """
+    degree = torch.bincount(graph.edge_index[1], minlength=graph.num_nodes)
+    place = degree.clamp(1, degrees) - 1
+    return F.one_hot(place, degrees).to(graph.topology.dtype)
+
+
+def structure_encoding(graph: GraphInput, walks: int, degrees: int) -> Tensor:
+    """Join the return probabilities and the degree of every node, of section 4.1.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        N nodes.
+    walks, degrees : int, positive
+        k_1 and k_2.
+
+    Returns
+    -------
+    Tensor of shape (N, walks + degrees)
+        Computed once per graph.
+    """
+    return graph.encode_nodes(
+        ("fedstar", walks, degrees),
+        lambda whole: torch.cat(
+            [return_probabilities(whole, walks), degree_encoding(whole, degrees)], dim=1
+        ),
+    )
+
+
+class FedStarNet(Backbone):
+    """A GIN of the features that also reads, in each layer, a GCN of the structure.
+
+    Parameters
+    ----------
+    walks, degrees : int, positive
+        k_1 and k_2.
+    **sizes
+        See :class:`~flower_fgl.nn.Backbone`. ``num_layers`` counts the layers of each
+        channel.
+
+    Notes
+    -----
+    1. A layer of the features reads the structure of the layer before.
+    2. With ``readout`` the joined representations of a graph's nodes are summed, then
+       classified; without it each node's is classified, which the paper does not do.
+    """
+
+    min_layers = 1
+    pooling = "sum"
+
+    def __init__(self, *, walks: int, degrees: int, **sizes: Any) -> None:
+        self.walks, self.degrees = walks, degrees
+        super().__init__(**sizes)
+
+    def make(
+        self, in_channels: int, num_classes: int, num_layers: int
+    ) -> tuple[nn.Module, nn.Module]:
+        """Construct both channels and the classifier."""
+        width = self.hidden_channels
+        structure = nn.ModuleDict(
+            {
+                "input": nn.Linear(self.walks + self.degrees, width),
+                "layers": nn.ModuleList(
+                    GCNConv(width, width) for _ in range(num_layers)
+                ),
+            }
+        )
+        encoder = nn.ModuleDict(
+            {
+                "input": nn.Linear(in_channels, width),
+                "layers": nn.ModuleList(self._gin() for _ in range(num_layers)),
+                "joint": nn.Linear(2 * width, width),
+                "structure": structure,
+            }
+        )
+        head = nn.ModuleList([nn.Linear(width, width), nn.Linear(width, num_classes)])
+        return encoder, head
+
+    def _gin(self) -> Any:
+        """Construct a layer of the features, whose ε is 0 and no part of the state."""
+        width = self.hidden_channels
+        mlp = nn.Sequential(
+            nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, width)
+        )
+        layer = GINConv(mlp)
+        layer.register_buffer("eps", layer.eps, persistent=False)
+        return layer
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the joined representation (N, hidden_channels) of both channels."""
+        encoder: Any = self.encoder
+        structure = encoder["structure"]
+        x = graph.linear(None, encoder["input"].weight, encoder["input"].bias)
+        s = structure["input"](structure_encoding(graph, self.walks, self.degrees))
+        layers = zip(encoder["layers"], structure["layers"], strict=True)
+        for gin, gcn in layers:
+            x = self._relu_dropout(conv.gin(gin, graph, torch.cat([x, s], dim=1)))
+            s = conv.gcn(gcn, graph, s).tanh()
+        joined: Tensor = encoder["joint"](torch.cat([x, s], dim=1))
+        return joined
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Return the logits (N, C), for a readout (G, C)."""
+        layers: Any = self.classifier
+        out: Tensor = layers[1](self._relu_dropout(layers[0](h)))
+        return out
+
+
+def build_network(
+    method_config: FedStarSettings,
+    *,
+    model: str,
+    num_features: int,
+    num_classes: int,
+    width: int,
+    num_layers: int,
+    dropout: float,
+    readout: bool = False,
+) -> FedStarNet:
+    """Build FedStar's network with weights from torch's global generator.
+
+    Parameters
+    ----------
+    method_config : FedStarSettings
+        k_1 and k_2.
+    model : str
+        Not used: the network is the method's own.
+    num_features, num_classes, width, num_layers, dropout, readout
+        As in :class:`FedStarNet`.
+    """
+    return FedStarNet(
+        walks=method_config.walks,
+        degrees=method_config.degrees,
+        in_channels=num_features,
+        hidden_channels=width,
+        num_classes=num_classes,
+        num_layers=num_layers,
+        dropout=dropout,
+        readout=readout,
+    )

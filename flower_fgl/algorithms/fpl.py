@@ -1,0 +1,86 @@
+"""Losses of FPL: contrast with cluster prototypes, and distance to their mean.
+
+Huang et al., "Rethinking Federated Learning with Domain Shift: A Prototype View",
+CVPR 2023.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+z_i          ``embedding``
+P^k          rows of ``clusters`` of class k
+U^k          :func:`unbiased_prototypes`
+τ            ``tau``
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.algorithms.prototypes.hop_prototypes import class_means
+
+__all__ = ["cluster_contrast", "consistency", "unbiased_prototypes"]
+
+
+def cluster_contrast(
+    embedding: Tensor, labels: Tensor, clusters: Tensor, classes: Tensor, *, tau: float
+) -> Tensor:
+    """Compute the cluster prototype contrast, Huang et al. 2023, Eq. (8).
+
+    ``mean_i −log( Σ_{P of the own class} e^{cos(z_i, P)/τ} / Σ_P e^{cos(z_i, P)/τ} )``
+
+    Parameters
+    ----------
+    embedding : Tensor of shape (n, p), float32
+        z, with gradient.
+    labels : Tensor of shape (n,), int64
+        Their classes; each has at least one cluster.
+    clusters : Tensor of shape (Q, p), float32
+        P, constants.
+    classes : Tensor of shape (Q,), int64
+        Class of each cluster.
+    tau : float, positive
+        Temperature.
+
+    Returns
+    -------
+    Tensor of shape ()
+        At least 0; 0 if all clusters are of one class.
+    """
+    similarity = F.normalize(embedding, dim=1) @ F.normalize(clusters, dim=1).T / tau
+    others = labels[:, None] != classes
+    own = similarity.masked_fill(others, -torch.inf)
+    return (similarity.logsumexp(dim=1) - own.logsumexp(dim=1)).mean()
+
+
+def unbiased_prototypes(clusters: Tensor, classes: Tensor, num_classes: int) -> Tensor:
+    """Average the clusters of each class: U of shape (C, p), Huang et al., Eq. (9).
+
+    Parameters
+    ----------
+    clusters, classes
+        As in :func:`cluster_contrast`.
+    num_classes : int
+        C; a class without clusters has a row of zeros.
+    """
+    return class_means(clusters, classes, num_classes)
+
+
+def consistency(embedding: Tensor, labels: Tensor, unbiased: Tensor) -> Tensor:
+    """Compute the distance to the unbiased prototypes, Huang et al. 2023, Eq. (10).
+
+    Parameters
+    ----------
+    embedding, labels
+        As in :func:`cluster_contrast`.
+    unbiased : Tensor of shape (C, p), float32
+        U, constants.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Mean of the squared differences over nodes and dimensions.
+    """
+    return F.mse_loss(embedding, unbiased[labels])

@@ -1,0 +1,107 @@
+"""Equations of GCFL+: when a cluster of clients splits, and how.
+
+Xie et al., "Federated Graph Classification over Non-IID Graphs", NeurIPS 2021.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+Δθ_i         rows of ``updates``
+ε_1, ε_2     ``eps1``, ``eps2``
+Q            ``series``, gradient norms of the last rounds
+β            result of :func:`dtw_distances`
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+__all__ = ["bipartition", "dtw_distances", "splits", "update_norms"]
+
+
+def update_norms(updates: Tensor) -> tuple[float, float]:
+    """Return the norm of the mean update, and the largest norm of an update.
+
+    Parameters
+    ----------
+    updates : Tensor of shape (n, P), float32
+        Δθ_i of the clients of a cluster.
+
+    Notes
+    -----
+    1. The paper prints the norm of the sum. The published code takes the mean of all
+       clients with equal weights, which its thresholds belong to.
+    """
+    largest = torch.linalg.vector_norm(updates, dim=1).max()
+    return float(torch.linalg.vector_norm(updates.mean(dim=0))), float(largest)
+
+
+def splits(mean: float, largest: float, *, eps1: float, eps2: float) -> bool:
+    """Return whether a cluster stands still while a client of it does not.
+
+    Parameters
+    ----------
+    mean, largest : float
+        Result of :func:`update_norms`.
+    eps1, eps2 : float
+        ε_1, below which the mean must be, and ε_2, which the largest must exceed.
+    """
+    return mean < eps1 and largest > eps2
+
+
+def dtw_distances(series: Tensor) -> Tensor:
+    """Compute the distances of time series by dynamic time warping.
+
+    Parameters
+    ----------
+    series : Tensor of shape (n, L), float
+        L values of n clients.
+
+    Returns
+    -------
+    Tensor of shape (n, n), float64
+        Root of the sum of the squared differences along the best alignment.
+    """
+    values = series.double()
+    count, length = values.shape
+    step = (values[:, None, :, None] - values[None, :, None, :]).square()
+    total = torch.full(
+        (count, count, length + 1, length + 1), torch.inf, dtype=torch.float64
+    )
+    total[..., 0, 0] = 0
+    for a in range(length):
+        for b in range(length):
+            before = torch.stack(
+                [total[..., a, b], total[..., a, b + 1], total[..., a + 1, b]]
+            )
+            total[..., a + 1, b + 1] = step[..., a, b] + before.amin(dim=0)
+    return total[..., -1, -1].sqrt()
+
+
+def bipartition(distances: Tensor) -> tuple[list[int], list[int]]:
+    """Split clients by the global minimum cut of their similarities.
+
+    Stoer & Wagner, "A Simple Min-Cut Algorithm", JACM 1997. The similarity of two
+    clients is the largest distance minus theirs.
+
+    Parameters
+    ----------
+    distances : Tensor of shape (n, n), float64
+        β, symmetric; n at least 2.
+
+    Returns
+    -------
+    tuple of two lists of int
+        Both parts, ascending; the first one contains client 0.
+    """
+    similarity = (distances.max() - distances).tolist()
+    size = len(similarity)
+    graph = nx.Graph()
+    for i in range(size):
+        for j in range(i + 1, size):
+            graph.add_edge(i, j, weight=similarity[i][j])
+    _, parts = nx.stoer_wagner(graph)
+    first, second = sorted(map(sorted, parts))
+    return first, second

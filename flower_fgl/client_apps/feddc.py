@@ -1,0 +1,92 @@
+"""Client half of FedDC: FedAvg that learns its own drift and corrects it.
+
+Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
+Correction", CVPR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.feddc import drift_penalty, gradient_correction
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.described import DescribedWeights
+from flower_fgl.protocols.scaffold import ControlledWeights
+
+__all__ = ["FedDCClientApp"]
+
+STEPS = "feddc-steps"
+"""Optimizer steps of the client's last round."""
+
+
+class FedDCClientApp(FedAvgClientApp):
+    """Train near w − h_i; upload the weights plus the drift, and their change.
+
+    Notes
+    -----
+    1. In a client's first round the cross-entropy is the only loss: it has no drift yet.
+    2. Δ_i and S are those of the client's last round, also if it was not sampled since.
+    3. The correction is a mean gradient only with ``optimizer = "sgd"``, the default.
+    4. Fine-tuning trains without penalty.
+    """
+
+    down = ControlledWeights
+    up = DescribedWeights
+
+    def fit(  # type: ignore[override]  # the download holds the mean change too
+        self, client: Client, server_round: int, download: ControlledWeights
+    ) -> Fit:
+        """Train with the penalty, then add the change to the drift."""
+        model = client.build_model()
+        load_state(model, download.tensors)
+        drift = {n: t.cpu() for n, t in client.state.group("drift").items()}
+        penalty = self.drift_term(client, model, download, drift) if drift else None
+        steps = 0
+
+        def term() -> Tensor:
+            nonlocal steps
+            steps += 1
+            return torch.zeros((), device=client.device) if not penalty else penalty()
+
+        loss = client.train(model, server_round, penalty=term)
+        state = {n: t.detach().cpu() for n, t in model.state_dict().items()}
+        change = {n: t - download.tensors[n] for n, t in state.items()}
+        drift = {n: drift[n] + t if drift else t for n, t in change.items()}
+        client.state.set_group("drift", drift)
+        client.state.set_group("change", change)
+        client.state.values[STEPS] = steps
+        corrected = {n: t + drift[n] for n, t in state.items()}
+        return Fit(model, DescribedWeights(corrected, change), loss)
+
+    def drift_term(
+        self,
+        client: Client,
+        model: Backbone,
+        download: ControlledWeights,
+        drift: dict[str, Tensor],
+    ) -> Callable[[], Tensor]:
+        """Return a function for the penalty of the model's present weights."""
+        names = [name for name, _ in model.named_parameters()]
+        own, steps = client.state.group("change"), client.state.values[STEPS]
+        lists = (
+            [download.tensors[n].to(client.device) for n in names],
+            [drift[n].to(client.device) for n in names],
+            [
+                gradient_correction(
+                    own[n].cpu(),
+                    download.control[n],
+                    steps=int(steps),
+                    lr=client.config.lr,
+                ).to(client.device)
+                for n in names
+            ],
+        )
+        alpha = client.config.method_config.alpha
+        return lambda: drift_penalty(model.parameters(), *lists, alpha=alpha)

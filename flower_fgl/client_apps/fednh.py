@@ -1,0 +1,79 @@
+"""Client half of FedNH: train the body under a fixed head of unit prototypes.
+
+Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
+AAAI 2023.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from flower_fgl.algorithms.fednh import (
+    PROTOTYPES,
+    FedNHNet,
+    build_network,
+    unit_class_means,
+)
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.own_network import OwnNetworkClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.nn.backbone import copy_network
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fednh import ModelAndMeans
+from flower_fgl.protocols.prototypes import LocalPrototypes
+
+__all__ = ["FedNHClientApp"]
+
+
+class FedNHClientApp(OwnNetworkClientApp):
+    """Train body and scale; upload them with the mean direction of each class.
+
+    Notes
+    -----
+    1. All layers of the backbone belong to the body, and their linear output is compared
+       with the prototypes. A backbone whose last layer is the classifier, such as GCN,
+       therefore has one wider layer than in FedAvg.
+    2. The means are taken without dropout.
+    """
+
+    up = ModelAndMeans
+
+    def build(self, client: Client) -> FedNHNet:
+        """Build FedNH's network."""
+        config, memo = client.config, client.data.memo
+        sizes = (config.hidden_channels, config.num_layers, config.dropout)
+        key = ("fednh", client.model_name, sizes, config.method_config)
+        if key not in memo:
+            with seeded(derive_seed(config.seed, 0, SERVER, "init")):
+                network = build_network(
+                    config.method_config,
+                    model=client.model_name,
+                    num_features=client.data.graph.num_features,
+                    num_classes=client.data.num_classes,
+                    width=config.hidden_channels,
+                    num_layers=config.num_layers,
+                    dropout=config.dropout,
+                )
+            memo[key] = client.settle(network)
+        return copy_network(cast(FedNHNet, memo[key]))
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train from the received weights, then average each class's embeddings."""
+        model = self.build(client)
+        load_state(model, download.tensors)
+        loss = client.train(model, server_round)
+        data, classes = client.data.training, client.data.num_classes
+        model.eval()
+        with torch.no_grad():
+            h = model.embed(data.inputs)
+            logits = model.head(h, data.inputs)
+        means = unit_class_means(h[data.index], data.labels, classes)
+        counts = torch.bincount(data.labels, minlength=classes)
+        state = {n: t for n, t in model.state_dict().items() if n != PROTOTYPES}
+        found = LocalPrototypes(means[:, None].cpu(), counts[:, None].cpu())
+        upload = ModelAndMeans(state, found)
+        return Fit(model, upload, loss, logits=logits)

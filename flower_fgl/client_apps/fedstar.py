@@ -1,0 +1,50 @@
+"""Client half of FedStar: train both channels, upload the structure encoder.
+
+Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
+AAAI 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from flower_fgl.algorithms.fedstar import STRUCTURE, FedStarNet, build_network
+from flower_fgl.client_apps.partly_shared import PartlySharedClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.nn import state_shapes
+
+__all__ = ["FedStarClientApp"]
+
+
+class FedStarClientApp(PartlySharedClientApp):
+    """Keep the feature channel and the head, share the structure encoder."""
+
+    def build(self, client: Client) -> FedStarNet:
+        """Build FedStar's network with initial weights."""
+        config = client.config
+        with seeded(derive_seed(config.seed, 0, SERVER, "init")):
+            network = build_network(
+                config.method_config,
+                model=client.model_name,
+                num_features=client.data.graph.num_features,
+                num_classes=client.data.num_classes,
+                width=config.hidden_channels,
+                num_layers=config.num_layers,
+                dropout=config.dropout,
+                readout=config.classifies_graphs,
+            )
+        return client.settle(network)
+
+    def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the network's state."""
+        key = ("fedstar", client.config.method_config)
+        if key not in client.data.memo:
+            client.data.memo[key] = state_shapes(self.build(client))
+        found: Mapping[str, tuple[int, ...]] = client.data.memo[key]
+        return found
+
+    def shared_names(self, client: Client) -> Collection[str]:
+        """Return the names of the structure encoder's tensors."""
+        names = self.state_shapes(client)
+        return {name for name in names if name.startswith(STRUCTURE)}

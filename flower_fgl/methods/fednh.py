@@ -1,0 +1,45 @@
+"""Settings and row of FedNH.
+
+Dai et al., "Tackling Data Heterogeneity in Federated Learning with Class Prototypes",
+AAAI 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "FedNHSettings"]
+
+
+@dataclass(frozen=True)
+class FedNHSettings(FedAvgSettings):
+    """Settings of FedNH."""
+
+    rho: float = option(
+        0.9, "ρ, share of a class prototype that a round keeps", ge=0, le=1
+    )
+    scale: float = option(
+        20.0,
+        "initial s, factor of the cosines; the published code: 20, in a small network 1, "
+        "or 30 fixed",
+        gt=0,
+    )
+    train_scale: bool = option(True, "whether clients train s")
+
+
+METHOD = Method(
+    name="fednh",
+    paper="Dai et al., AAAI 2023",
+    strategy="flower_fgl.strategies.fednh:FedNH",
+    client_app="flower_fgl.client_apps.fednh:FedNHClientApp",
+    network="flower_fgl.algorithms.fednh:build_network",
+    settings=FedNHSettings,
+    payload="4(P_f + 1 + M(p+1)) up, 4(P_f + 1 + Cp) down, M of C classes present",
+    defaults={"weight-by": "equal"},
+    shares_embeddings=True,
+    graphs=False,
+)

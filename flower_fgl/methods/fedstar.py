@@ -1,0 +1,50 @@
+"""Settings and row of FedStar.
+
+Tan et al., "Federated Learning on Non-IID Graphs via Structural Knowledge Sharing",
+AAAI 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "FedStarSettings"]
+
+
+@dataclass(frozen=True)
+class FedStarSettings:
+    """Settings of FedStar."""
+
+    walks: int = option(
+        16, "k_1, longest random walk of the structure encoding, in steps", ge=1
+    )
+    degrees: int = option(
+        16,
+        "k_2, width of the one-hot degree in the structure encoding; larger degrees "
+        "count as this one",
+        ge=1,
+    )
+
+
+METHOD = Method(
+    name="fedstar",
+    paper="Tan et al., AAAI 2023",
+    strategy="flower_fgl.strategies.fedstar:FedStar",
+    client_app="flower_fgl.client_apps.fedstar:FedStarClientApp",
+    network="flower_fgl.algorithms.fedstar:build_network",
+    settings=FedStarSettings,
+    payload="4P_s up, 4P_s down, P_s parameters of the structure encoder",
+    defaults={
+        "num-layers": 3,
+        "local-epochs": 1,
+        "batch-size": 128,
+        "lr": 1e-3,
+        "rounds": 200,
+    },
+    has_global_model=False,
+    additive=True,
+    robust=True,
+)

@@ -1,0 +1,99 @@
+"""What a run under Flower writes to Flower's log: rounds, results and errors."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from flower_fgl.core.errors import FglError
+from flower_fgl.runs.files import OnRound, Row
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import describe_round
+
+__all__ = ["flower_log", "log_results", "log_rounds"]
+
+log = logging.getLogger(__name__)
+FLOWER = logging.getLogger("flwr")
+"""Flower's logger, whose records ``flwr log`` and ``flwr run --stream`` show."""
+
+
+class _Forward(logging.Handler):
+    """Pass each record on to Flower's logger."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        FLOWER.handle(record)
+
+
+class _PlainErrors(logging.Filter):
+    """Show errors that a user can fix by their message, without a traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, FglError):
+            record.msg, record.args, record.exc_info = str(error), (), None
+        return True
+
+
+PLAIN_ERRORS = _PlainErrors()
+
+
+@contextlib.contextmanager
+def flower_log() -> Iterator[None]:
+    """Write this package's log, from level INFO on, to Flower's log inside the block.
+
+    Notes
+    -----
+    1. Flower logs the error that ends a run after the block. It stays without traceback,
+       if it is an :class:`~flower_fgl.core.errors.FglError`, until the process ends.
+    """
+    FLOWER.addFilter(PLAIN_ERRORS)  # adds it once
+    own = logging.getLogger("flower_fgl")
+    before = own.level, own.propagate
+    handler = _Forward()
+    own.addHandler(handler)
+    own.setLevel(logging.INFO)
+    own.propagate = False  # handlers of the root logger get the records from Flower's
+    try:
+        yield
+    finally:
+        own.removeHandler(handler)
+        own.setLevel(before[0])
+        own.propagate = before[1]
+
+
+def log_rounds(rounds: int) -> OnRound:
+    """Return a callback that logs one line per round.
+
+    Parameters
+    ----------
+    rounds : int
+        Number of rounds of the run.
+
+    Returns
+    -------
+    callable
+        To be called with the row of each round.
+    """
+
+    def on_round(row: Row) -> None:
+        number, phase = row["round"], row["phase"]
+        name = f"Round {number} of {rounds}" if phase == "train" else f"Phase {phase}"
+        seconds = row.get("seconds", {}).get("total")
+        took = "" if seconds is None else f"  ({seconds:.1f} s)"
+        log.info("%s: %s%s", name, describe_round(row), took)
+
+    return on_round
+
+
+def log_results(folder: Path) -> None:
+    """Log the results table of a run, which ends with the run folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Run folder.
+    """
+    for line in Run.load(folder.resolve()).table().splitlines():
+        log.info("%s", line)

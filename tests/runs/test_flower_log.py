@@ -1,0 +1,112 @@
+"""What a run under Flower writes to Flower's log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from flower_fgl import server_app
+from flower_fgl.client_app import DispatchingClientApp
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.runs.flower_log import flower_log, log_rounds
+from flower_fgl.runs.run import Run
+from flower_fgl.simulation.local_grid import LocalGrid, task_identity
+
+TINY = {
+    "clients": 2,
+    "rounds": 2,
+    "local-epochs": 1,
+    "hidden-channels": 8,
+    "synthetic.nodes": 120,
+    "synthetic.features": 8,
+    "checkpoint-every": 0,
+}
+
+
+class Lines(logging.Handler):
+    """Formats records as Flower's console does, tracebacks included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(
+            logging.Formatter("%(levelname)s: %(message)s").format(record)
+        )
+
+
+@pytest.fixture
+def flower() -> Iterator[list[str]]:
+    """Lines that reach Flower's logger."""
+    logger, lines = logging.getLogger("flwr"), Lines()
+    logger.addHandler(lines)
+    yield lines.texts
+    logger.removeHandler(lines)
+
+
+def run_app(values: dict[str, Any]) -> None:
+    """Run the ServerApp as a SuperLink does, on clients in this process."""
+    session = Session()
+    grid = LocalGrid(DispatchingClientApp(session), 2, values)
+    context = Context(1, 1, {}, RecordDict(), values)
+    with task_identity(1):
+        server_app.app(grid, context)
+
+
+def test_flowers_log_has_a_line_per_round_the_results_and_the_folder(
+    flower: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    run_app({**TINY, "run-dir": str(folder)})
+    run = Run.load(folder)
+    rounds = [line for line in flower if "Round " in line]
+    assert [line.partition(": loss")[0] for line in rounds] == [
+        "INFO: Round 1 of 2",
+        "INFO: Round 2 of 2",
+    ]
+    assert f"{100 * run.last['test']['accuracy']:.1f} %" in rounds[-1]
+    assert f"INFO: Run folder: {folder}" in flower[: flower.index(rounds[0])]
+    table = [f"INFO: {line}" for line in run.table().splitlines()]
+    assert flower[-len(table) :] == table
+
+
+def test_the_log_of_the_package_is_as_before_afterwards(flower: list[str]) -> None:
+    own = logging.getLogger("flower_fgl")
+    before = own.level, own.propagate, list(own.handlers)
+    with flower_log():
+        logging.getLogger("flower_fgl.somewhere").info("inside")
+        logging.getLogger("flower_fgl.somewhere").debug("detail")
+    logging.getLogger("flower_fgl.somewhere").info("outside")
+    assert flower == ["INFO: inside"]
+    assert (own.level, own.propagate, list(own.handlers)) == before
+
+
+def test_wrong_settings_end_with_their_message_alone(flower: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_app({**TINY, "method": "fedabc"})
+    # what Flower does with an exception of a ServerApp
+    log = logging.getLogger("flwr")
+    log.error("%s raised an exception", "ServerApp", exc_info=caught.value)
+    assert flower == [f"ERROR: {caught.value}"]
+    assert 'Unknown method "fedabc"' in flower[0]
+    log.error("%s raised an exception", "ServerApp", exc_info=RuntimeError("bug"))
+    assert "ServerApp raised an exception" in flower[-1]
+    assert "RuntimeError: bug" in flower[-1]
+
+
+def test_a_round_without_scores_and_a_phase_have_lines(flower: list[str]) -> None:
+    with flower_log():
+        show = log_rounds(3)
+        show({"round": 1, "phase": "train", "status": "failed"})
+        show({"round": 4, "phase": "finetune", "loss": 0.5, "seconds": {"total": 1.25}})
+    assert flower == [
+        "INFO: Round 1 of 3: failed",
+        "INFO: Phase finetune: loss 0.500  (1.2 s)",
+    ]

@@ -1,0 +1,2 @@
+METHOD = "fpl"
+WEIGHTED = {"contrast_weight": 0.1, "consistency_weight": 1.0}
