@@ -29,7 +29,7 @@ def encoder_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def classifier_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries of the classifier; see :func:`encoder_state`."""
+    """Return the entries of classifier and decoder; see :func:`encoder_state`."""
     return {
         name: entry for name, entry in state.items() if name.startswith((HEAD, DECODER))
     }
