@@ -148,10 +148,14 @@ class FedALAClientApp(FedAvgClientApp):
         kept = {n: t.to(client.device) for n, t in client.state.group("blend").items()}
         weights = kept or {name: torch.ones_like(state[name]) for name in names}
         ends = {name: (old[name].to(client.device), state[name]) for name in names}
-        data, rows = sample_items(
-            client, server_round, share=method_config.sample / 100
+        data = client.data.training.epoch(
+            torch_generator(
+                client.config.seed, server_round, client.partition_id, "blend items"
+            )
         )
-        index, labels = data.index[rows], data.labels[rows]
+        index, labels = sample_nodes(
+            client, server_round, share=method_config.sample / 100, data=data
+        )
         losses: list[float] = []
         while not is_learned(losses, is_first=not kept):
             blended = {name: blend(*ends[name], weights[name]) for name in names}
@@ -166,21 +170,25 @@ class FedALAClientApp(FedAvgClientApp):
         return state | {name: blend(*ends[name], weights[name]) for name in names}
 
 
-def sample_items(
-    client: Client, server_round: int, *, share: float
-) -> tuple[TrainingSet, Tensor]:
-    """Return training items and the rows of a random share of them, at least one."""
+def sample_nodes(
+    client: Client,
+    server_round: int,
+    *,
+    share: float,
+    data: TrainingSet | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return indices and labels of a random share, at least one, of the training items."""
+    data = data or client.data.training
     generator = torch_generator(
         client.config.seed, server_round, client.partition_id, "blend"
     )
-    data = client.data.training.epoch(generator)
     order = torch.randperm(len(data.index), generator=generator)
     rows = (
         order[: num_sampled(len(order), share=share)]
         .sort()
         .values.to(data.index.device)
     )
-    return data, rows
+    return data.index[rows], data.labels[rows]
 
 
 def num_sampled(count: int, *, share: float) -> int:
