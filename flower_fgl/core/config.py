@@ -54,11 +54,14 @@ class RunConfig(GeneralSettings):
         Settings of the method (its settings dataclass), ``None`` if it has none.
     sources : mapping of str to str
         Origin of each general value: ``user``, ``method``, ``data set`` or ``default``.
+    needs_cross_edges : bool
+        Whether the method needs each client's edges to nodes of other clients.
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
     method_config: Any = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    needs_cross_edges: bool = False
 
     @property
     def classifies_graphs(self) -> bool:
@@ -165,6 +168,7 @@ class RunConfig(GeneralSettings):
             ),
             method_config=settings.get(chosen),
             sources=sources,
+            needs_cross_edges=method.needs_cross_edges,
         )
 
     def flat(self) -> dict[str, Scalar]:

@@ -24,6 +24,7 @@ __all__ = [
     "Kind",
     "Table",
     "adopt",
+    "described",
     "known_names",
     "owner_of",
     "refusal",
@@ -111,6 +112,16 @@ def owner_of(kind: Kind, name: str) -> str:
     return " and ".join(str(row) for row in installed(kind).get(name, ()))
 
 
+def described(kind: Kind, name: str) -> str:
+    """Return a name and where it comes from, for a message: ``"mine" of package …``."""
+    owner = owner_of(kind, name)
+    if not owner:
+        return f'"{name}"'
+    return (
+        f'"{name}" ({owner})' if name in _registered[kind] else f'"{name}" of {owner}'
+    )
+
+
 def refusal(kind: Kind, name: str) -> str:
     """Return why an installed row is not used; empty if it is, or if there is none."""
     return _refused[kind].get(name, "")
@@ -177,7 +188,7 @@ class Table(MutableMapping[str, Row], Generic[Row]):
     """Rows by name: those of this package, of installed packages and of ``register``.
 
     Installed rows are imported when the table is first read. A row that cannot be used is
-    left out with one warning; reading it raises an error with the reason.
+    left out. Reading it raises an error with the reason; listing the table logs it once.
 
     Parameters
     ----------
@@ -203,6 +214,7 @@ class Table(MutableMapping[str, Row], Generic[Row]):
         self._kind, self._read, self._is_light = kind, read, is_light
         self._installed: dict[str, Row] | None = None
         self._given: dict[str, tuple[Any, Row]] = {}
+        self._unreported: list[str] = []
         self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> Row:
@@ -245,6 +257,9 @@ class Table(MutableMapping[str, Row], Generic[Row]):
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names: our own in their order, then the others."""
+        self._complete()
+        while self._unreported:
+            log.warning(self._unreported.pop())
         return iter([*self.own, *sorted({*self._complete(), *_registered[self._kind]})])
 
     def __len__(self) -> int:
@@ -265,7 +280,7 @@ class Table(MutableMapping[str, Row], Generic[Row]):
     def _add(
         self, table: dict[str, Row], name: str, rows: tuple[Installed, ...]
     ) -> None:
-        """Import one installed row; warn and leave it out if it cannot be used."""
+        """Import one installed row; leave it out if it cannot be used."""
         what = SINGULAR[self._kind]
         had_torch = "torch" in sys.modules
         if name in self.own or len(rows) > 1:
@@ -291,7 +306,7 @@ class Table(MutableMapping[str, Row], Generic[Row]):
                 )
         if problem:
             _refused[self._kind][name] = problem
-            log.warning(problem)
+            self._unreported.append(problem)
         elif self._is_light and not had_torch and "torch" in sys.modules:
             log.warning(
                 'The %s "%s" of %s imports torch where it is listed, which delays every '

@@ -133,6 +133,9 @@ def check_settings(
     _check_owners(settings, method, methods)
     _check_graphs(settings, method, methods)
     _check_links(settings, method, methods)
+    _reject_models(settings, method)
+    if method.needs_cross_edges:
+        _check_cross_edges(settings)
     _check_unseen(settings)
     _check_few_shot(settings)
     _check_secure(settings, method, methods)
@@ -271,6 +274,31 @@ def _reject_widths(settings: GeneralSettings, names: Iterable[str]) -> None:
                 f"{settings.hidden_channels}, got {width}. Other methods, e.g. local, "
                 "accept any widths."
             )
+
+
+def _reject_models(settings: GeneralSettings, method: Any) -> None:
+    """Reject a backbone that the method does not work with."""
+    for text in split_models(settings.model):
+        if method.models and read_model(text).name not in method.models:
+            able = '" or "'.join(method.models)
+            raise ConfigError(
+                f'{settings.method} works with model = "{able}" only, got "{text}".'
+            )
+
+
+def _check_cross_edges(settings: GeneralSettings) -> None:
+    """Reject settings under which edges between clients have no meaning."""
+    name = settings.method
+    if settings.setting not in ("transductive", "few-shot"):
+        raise ConfigError(
+            f"{name} exchanges sums over the edges between clients' training graphs: it "
+            f'needs setting = "transductive" or "few-shot", got "{settings.setting}".'
+        )
+    if settings.feature_norm == "columns":
+        raise ConfigError(
+            f"{name} adds up features of different clients, which feature-norm = "
+            '"columns" scales differently on each: use "none" or "rows".'
+        )
 
 
 def _check_secure(

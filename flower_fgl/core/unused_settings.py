@@ -47,6 +47,7 @@ NEEDED: Mapping[str, Rule] = {
     "link-decoder": _LINKS,
     "link-features": _LINKS,
     "link-k": _LINKS,
+    "round-patience": ("rounds above 1", lambda config: config.rounds > 1),
     "patience": ("check-every above 0", lambda config: config.check_every),
     "final-local-epochs": (
         'eval-policy = "refresh" or "refresh-all"',

@@ -17,6 +17,7 @@ from flower_fgl.datasets.client_graph import (
     Graph,
     GraphDataset,
     NodeDataset,
+    OutsideEdges,
 )
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
 from flower_fgl.datasets.partition.partition import (
@@ -59,6 +60,7 @@ from flower_fgl.datasets.transforms.normalize_features import (
 from flower_fgl.datasets.transforms.sparsity import Sparsity, sparsify, sparsity_sha256
 from flower_fgl.datasets.transforms.subgraph import (
     cut_clients,
+    edges_between_clients,
     inductive_graphs,
     select_rows,
 )
@@ -288,6 +290,9 @@ def _node_clients(
     """Build each client's induced subgraph, and apply sparsity and setting."""
     sparsity = Sparsity.of(config)
     pieces = cut_clients(dataset.edge_index, dataset.num_nodes, parts)
+    between: list[Tensor] = []
+    if config.needs_cross_edges:
+        between = edges_between_clients(dataset.edge_index, dataset.num_nodes, parts)
     clients = []
     for partition_id, (part, edge_index) in enumerate(zip(parts, pieces, strict=True)):
         nodes = torch.from_numpy(part)
@@ -307,6 +312,9 @@ def _node_clients(
             nodes,
             feature_names=dataset.feature_names,
         )
+        if between:
+            own, other = between[partition_id]
+            client = replace(client, outside=OutsideEdges(own, other, nodes))
         clients.append(in_setting(client, config))
     return clients
 

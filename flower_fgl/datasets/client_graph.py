@@ -10,7 +10,14 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 
-__all__ = ["ClientGraph", "Graph", "GraphDataset", "NodeDataset", "Scaling"]
+__all__ = [
+    "ClientGraph",
+    "Graph",
+    "GraphDataset",
+    "NodeDataset",
+    "OutsideEdges",
+    "Scaling",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +183,25 @@ class Scaling:
 
 
 @dataclass(frozen=True, eq=False)
+class OutsideEdges:
+    """Edges between a client's nodes and nodes of other clients.
+
+    Parameters
+    ----------
+    own : Tensor of shape (m,), int64
+        Number of the client's node in its graph.
+    other : Tensor of shape (m,), int64
+        Identifier of the other client's node.
+    ids : Tensor of shape (N,), int64
+        Identifiers of the client's own nodes, by which others name them.
+    """
+
+    own: Tensor
+    other: Tensor
+    ids: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class ClientGraph:
     """All graphs of one client.
 
@@ -198,6 +224,8 @@ class ClientGraph:
         Normalization of the features; ``None`` for raw features.
     feature_names : tuple of str
         Length d: names of the feature columns; empty if they have none.
+    outside : OutsideEdges or None
+        Edges to nodes of other clients; ``None`` unless the method needs them.
     name : str
         Name of its natural owner; empty for a partition of a dataset.
     """
@@ -209,6 +237,7 @@ class ClientGraph:
     evaluation: tuple[Graph, ...] = ()
     scaling: Scaling | None = None
     feature_names: tuple[str, ...] = ()
+    outside: OutsideEdges | None = None
     name: str = ""
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -89,6 +90,15 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
             "dataset itself (partition-id=... instead of graph=... in the SuperNode's "
             "--node-config)."
         )
+    if config.needs_cross_edges and owned.outside is None:
+        raise DataError(
+            f"{config.method} needs the edges to other owners' nodes, which "
+            f"{owned.dataset.name} does not hold. Add outside.csv with the columns source "
+            "(a node of this file) and target (a node of another owner), without lines if "
+            "there are none; in an .npz file outside_edges and node_ids."
+        )
+    if not config.needs_cross_edges:
+        owned = replace(owned, outside=None)
     _check_evaluation_graphs(owned, config)
     masks = dict(owned.dataset.masks)
     split = config.split

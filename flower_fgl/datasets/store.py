@@ -34,7 +34,12 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.settings import is_file
 from flower_fgl.datasets.build import build_clients
-from flower_fgl.datasets.client_graph import ClientGraph, Graph, Scaling
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    OutsideEdges,
+    Scaling,
+)
 from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.owners import build_owners, list_owners, owner_contents
 from flower_fgl.datasets.partition.partition import (
@@ -367,6 +372,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["shots"] = config.shots
     if config.predicts_links:
         key["link-features"] = config.link_features
+    if config.needs_cross_edges:
+        key["cross_edges"] = True
     sparsity = Sparsity.of(config)
     if sparsity:
         key["sparsity"] = asdict(sparsity)
@@ -485,6 +492,10 @@ def _pack(client: ClientGraph) -> bytes:
     tensors: dict[str, Tensor] = {"node_ids": client.node_ids}
     if client.scaling is not None and client.scaling.statistics is not None:
         tensors["mean"], tensors["std"] = client.scaling.statistics
+    if client.outside is not None:
+        # safetensors stores no views of one tensor
+        parts = vars(client.outside).items()
+        tensors |= {f"outside {name}": part.clone() for name, part in parts}
     for number, graph in enumerate((client.graph, *client.evaluation)):
         tensors |= {f"{number}/{k}": v for k, v in _graph_tensors(graph).items()}
     return save_safetensors({k: v.contiguous() for k, v in tensors.items()})
@@ -513,6 +524,10 @@ def _unpack(
     """Build a client from the tensors of its file, see :func:`_pack`."""
     node_ids = tensors.pop("node_ids")
     mean, std = tensors.pop("mean", None), tensors.pop("std", None)
+    outside = None
+    if "outside own" in tensors:
+        names = ("own", "other", "ids")
+        outside = OutsideEdges(*(tensors.pop(f"outside {name}") for name in names))
     groups: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         number, _, name = key.partition("/")
@@ -520,7 +535,13 @@ def _unpack(
     graphs = [_read_graph(groups[number]) for number in sorted(groups)]
     scaling = None if mean is None else Scaling("columns", mean, std)
     return ClientGraph(
-        partition_id, graphs[0], class_names, node_ids, tuple(graphs[1:]), scaling
+        partition_id,
+        graphs[0],
+        class_names,
+        node_ids,
+        tuple(graphs[1:]),
+        scaling,
+        outside=outside,
     )
 
 

@@ -78,6 +78,10 @@ class Method:
     samples_neighbors : bool
         Whether the steps of a batch are those of ``Client.train`` with the client's
         backbone alone, so that ``num-neighbors`` may limit what they read.
+    models : tuple of str
+        Backbones that the method works with; empty: any.
+    needs_cross_edges : bool
+        Whether each client must know its edges to nodes of other clients.
     """
 
     name: str
@@ -103,6 +107,8 @@ class Method:
     takes_late_clients: bool = True
     takes_batches: bool = True
     samples_neighbors: bool = False
+    models: tuple[str, ...] = ()
+    needs_cross_edges: bool = False
 
     def __post_init__(self) -> None:
         for f in () if self.settings is None else fields(self.settings):

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from flower_fgl.core.extensions import Table
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import Table, described
 from flower_fgl.core.model_spec import ModelName, read_model, split_models
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.body_head import classifier_state, layer_of
@@ -216,11 +217,45 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _construct(model: ModelName, *, initialise: bool, **sizes: Any) -> Backbone:
-    """Construct a backbone of another package; weights are drawn only if wanted."""
+    """Construct a backbone of another package; weights are drawn only if wanted.
+
+    Raises
+    ------
+    ConfigError
+        If two networks of the same sizes have other weights, which cannot be averaged.
+    """
+    cls: Any = MODELS[model.name]
+    expected = _shapes(cls, tuple(sizes.items()))
+    made: Backbone
     if initialise:
-        return MODELS[model.name](**sizes)
+        made = cls(**sizes)
+    else:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+            made = cls(**sizes)
+    found = state_shapes(made)
+    if list(found.items()) != list(expected.items()):
+        changed = sorted(
+            name
+            for name in {*found, *expected}
+            if found.get(name) != expected.get(name)
+        )
+        raise ConfigError(
+            f"The backbone {described('backbones', model.name)} makes networks with other "
+            f"weights each time: {', '.join(changed) or 'in another order'}. Names, shapes "
+            "and order may depend only on in_channels, hidden_channels, num_layers and "
+            "dropout, since the clients' weights are averaged."
+        )
+    return made
+
+
+# Cache of what should be a pure function; a network is constructed once to find out.
+@functools.lru_cache(maxsize=64)
+def _shapes(
+    cls: Callable[..., Backbone], sizes: tuple[tuple[str, Any], ...]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a backbone of another package."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        return MODELS[model.name](**sizes)
+        return state_shapes(cls(**dict(sizes)))
 
 
 # Cache of a pure function; the templates hold shapes only (meta tensors), no values.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import described
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.graph_input import GraphInput
 
@@ -31,12 +32,13 @@ class ModuleBackbone(Backbone):
 
     min_layers = 1
     factory: ClassVar[Factory]
+    name: ClassVar[str]
 
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
     ) -> tuple[nn.Module, nn.Module]:
         """Call the factory; check what it returns."""
-        what = f"The factory of the backbone {type(self).__name__}"
+        what = f"The factory of the backbone {described('backbones', self.name)}"
         sizes = {
             "in_channels": in_channels,
             "hidden_channels": self.hidden_channels,
@@ -66,16 +68,16 @@ class ModuleBackbone(Backbone):
         """Run the module: (N, hidden_channels)."""
         if graph.edge_weight is not None:
             raise ConfigError(
-                f"The backbone {type(self).__name__} takes no weights of edges, which "
-                "this method uses. Choose one of the library's backbones."
+                f"The backbone {described('backbones', self.name)} takes no weights of "
+                "edges, which this method uses. Choose one of the library's backbones."
             )
         h: Any = self.encoder(graph.dense_features(), graph.edge_index)
         shape = (graph.num_nodes, self.hidden_channels)
         if not isinstance(h, torch.Tensor) or h.shape != shape:
             got = tuple(h.shape) if isinstance(h, torch.Tensor) else type(h).__name__
             raise ConfigError(
-                f"The backbone {type(self).__name__} must return embeddings of shape "
-                f"(nodes, hidden_channels) = {shape}, got {got}."
+                f"The backbone {described('backbones', self.name)} must return embeddings "
+                f"of shape (nodes, hidden_channels) = {shape}, got {got}."
             )
         return h
 
@@ -102,4 +104,4 @@ def backbone_class(name: str, thing: Any) -> type[Backbone]:
             f'The backbone "{name}" must be a subclass of flower_fgl.nn.Backbone or a '
             f"function that makes a torch.nn.Module, got {type(thing).__name__}."
         )
-    return type(name, (ModuleBackbone,), {"factory": staticmethod(thing)})
+    return type(name, (ModuleBackbone,), {"factory": staticmethod(thing), "name": name})

@@ -86,11 +86,11 @@ class Versus:
         if self.is_significant:
             word = "better" if test.difference > 0 else "worse"
             tied = ", by less than one point" if self.is_tied else ""
-            return f"{difference}, {word}{tied} (p = {self.p:.2g})"
+            return f"{difference}, {word}{tied} (p = {self.p:.3g})"
         if self.is_tied:
-            return f"{difference}, tied (p = {self.p_equivalent:.2g})"
+            return f"{difference}, tied (p = {self.p_equivalent:.3g})"
         return (
-            f"{difference}, undecided (p = {self.p:.2g}; "
+            f"{difference}, undecided (p = {self.p:.3g}; "
             f"{100 * test.detectable:.1f} would be found)"
         )
 
@@ -371,6 +371,13 @@ class ResultsTable:
 
     def _unequal(self, cells: Sequence[Cell]) -> list[str]:
         """Name what is not equal in the cells of one block."""
+        rows = {cell.row for cell in cells}
+        cells = [  # the settings before tuning are those of the tuned row, or were tuned
+            cell
+            for cell in cells
+            if not cell.row.endswith(DEFAULT_SUFFIX)
+            or cell.row.removesuffix(DEFAULT_SUFFIX) not in rows
+        ]
         settings = {self.label(cell.row): cell.settings for cell in cells}
         tuned = {
             self.label(cell.row): frozenset(cell.tuning.get("settings", ()))
@@ -388,6 +395,15 @@ class ResultsTable:
         )
         if len(devices) > 1:
             out.append(f"devices: seconds were measured on {_listed(devices)}")
+        shared: dict[str, set[int]] = {}
+        for draw in cells[0].draws:  # all rows have the same
+            shared.setdefault(draw.partition, set()).add(draw.partition_seed)
+        for seeds in shared.values():
+            if len(seeds) > 1:
+                names = " and ".join(str(seed) for seed in sorted(seeds))
+                out.append(
+                    f"partition: partition seeds {names} give the same partition"
+                )
         selections = self._by(cells, lambda c: c.selection)
         if len(selections) > 1:
             out.append(f"selection: the round is chosen by {_listed(selections)}")
@@ -411,6 +427,11 @@ class ResultsTable:
         is_draw = len({seed for _, seed in seeds}) > 1
         what = "partition, split and initial model" if is_draw else "the initial model"
         out = [f"± is the standard deviation over {listed} {kind} of {what}."]
+        selections = {cell.selection for cell in self.cells}
+        if selections == {"validation"} and not self.is_cost:
+            out.append("Scores are those of the round best on validation nodes.")
+        elif selections == {"last"} and not self.is_cost:
+            out.append("Scores are those of the last round.")
         planned = {c.planned_draws for c in self.cells if c.planned_draws}
         if planned and max(planned) > max(numbers):
             out.append(f"The experiment plans {max(planned)} draws.")

@@ -18,7 +18,8 @@ from flower_fgl.testing.case import Contract, MethodCase
 
 __all__ = ["RayContract"]
 
-SECONDS = 240
+SECONDS = 600
+"""Limit of a run; it takes half a minute on an idle machine."""
 
 
 class RayContract(Contract):

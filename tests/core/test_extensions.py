@@ -15,7 +15,7 @@ import pytest
 
 from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.extensions import Table, known_names, register_row
+from flower_fgl.core.extensions import Table, described, known_names, register_row
 from tests.support.fake_packages import METHOD_ROW, fake_package
 
 
@@ -86,6 +86,17 @@ def test_a_broken_package_gives_one_warning_and_an_error_when_it_is_used(
         table["theirs"]
 
 
+def test_an_error_is_not_preceded_by_a_warning_of_the_same_text(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake_package(folder, "broken-pkg", "1 / 0\n", {"theirs": "ROW"})
+    table = number_table()
+    assert "theirs" not in table
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        table["theirs"]
+    assert not caplog.records
+
+
 def test_a_name_of_ours_is_kept_and_both_packages_are_named(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,6 +143,15 @@ def test_a_registered_row_may_be_replaced_but_hides_no_other(folder: Path) -> No
         register_row("methods", "ours", 3, table.own)
     with pytest.raises(ConfigError, match="it comes from package their-pkg"):
         register_row("methods", "theirs", 3, table.own)
+
+
+def test_a_row_is_described_with_the_package_it_comes_from(folder: Path) -> None:
+    fake_package(folder, "their-pkg", "ROW = 7\n", {"theirs": "ROW"})
+    assert described("methods", "ours") == '"ours"'
+    assert described("methods", "theirs") == (
+        '"theirs" of package their-pkg (entry point flower_fgl.methods: theirs = '
+        "their_pkg:ROW)"
+    )
 
 
 def test_a_module_may_read_the_table_while_it_is_imported(

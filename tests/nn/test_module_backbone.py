@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -118,6 +119,41 @@ def test_a_factory_that_does_not_fit_is_an_error(factory: Any, message: str) -> 
     register(backbone=factory, name="odd")
     with pytest.raises(ConfigError, match=message):
         build_model("odd", **SIZES)(GraphInput(torch.randn(3, 5), EDGES))
+
+
+class Growing(nn.Module):
+    """Has one layer more each time."""
+
+    made = 0
+
+    def __init__(
+        self, in_channels: int, hidden_channels: int, num_layers: int, dropout: float
+    ) -> None:
+        super().__init__()
+        Growing.made += 1
+        sizes = [in_channels] + [hidden_channels] * Growing.made
+        self.maps = nn.Sequential(
+            *(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.maps(x)
+
+
+@pytest.mark.parametrize("initialise", [True, False])
+def test_networks_with_other_weights_each_time_are_refused(initialise: bool) -> None:
+    register(backbone=Growing, name="growing")
+    with pytest.raises(
+        ConfigError, match=r"other weights each time: encoder\.maps\.\d\.bias, "
+    ):
+        build_model("growing", **SIZES, initialise=initialise)
+
+
+def test_errors_of_a_factory_name_where_it_comes_from() -> None:
+    register(backbone=lambda **sizes: 3, name="odd")
+    where = r'"odd" \(flower_fgl\.register in this process\) must return a torch'
+    with pytest.raises(ConfigError, match=where):
+        build_model("odd", **SIZES)
 
 
 def test_only_a_class_or_a_function_is_a_backbone() -> None:

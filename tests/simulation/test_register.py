@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,11 @@ from torch_geometric.data import Data
 from flower_fgl import METHODS, register, simulate, to_npz
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core import extensions
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import ConfigError, DataError, PayloadError
 from flower_fgl.datasets.sources.registry import Source, Statistics
 from flower_fgl.methods import Method, parse_config
 from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.simulation.register import refuse_registered
 from flower_fgl.strategies.fedavg import FedAvg
 from tests.support.owners import run_owners
@@ -143,6 +145,26 @@ def test_a_loader_may_return_graphs_to_classify(short: dict[str, Any]) -> None:
     assert run.status == "completed"
     with pytest.raises(ConfigError, match="graph classification"):
         simulate("fedavg", "pairs", clients=2, **short)
+
+
+def test_a_download_that_does_not_fit_names_the_package_of_the_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    register(backbone=torch.nn.Linear, name="net")
+    app = FedAvgClientApp()
+    monkeypatch.setattr(app, "download_spec", lambda client: {"b": (1,)})
+    content = Weights({"a": torch.ones(1)}).to_record()
+    config = SimpleNamespace(method="fedavg")
+    for model, message in (
+        (
+            "net:2x8",
+            "net comes from flower_fgl.register in this process: the server and",
+        ),
+        ("gcn", r"unexpected: \['a', 'b'\]\.$"),
+    ):
+        client: Any = SimpleNamespace(model_name=model, config=config)
+        with pytest.raises(PayloadError, match=f"download is malformed.*{message}"):
+            app.read_download(client, content)
 
 
 def broken() -> Any:

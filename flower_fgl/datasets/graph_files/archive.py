@@ -182,8 +182,8 @@ def _check_names(names: list[str], is_known: Callable[[str], bool], where: str) 
             raise DataError(
                 f'{where}: unknown array "{clip(name)}". Known: x, x_indptr, x_indices, '
                 "x_data, x_shape, edge_index, edges, y, class_names, node_ids, "
-                "feature_scale, feature_mean, feature_std, train_mask, val_mask, "
-                "test_mask, and those of evaluation graphs."
+                "outside_edges, outside_ids, feature_scale, feature_mean, feature_std, "
+                "train_mask, val_mask, test_mask, and those of evaluation graphs."
             )
     if len(set(names)) < len(names):
         raise DataError(

@@ -9,6 +9,10 @@
 ``classes.csv``
     Optional: ``name``, one class per line. By default the classes are the sorted labels
     of ``nodes.csv``. The server agrees with all data owners on one numbering, by name.
+``outside.csv``
+    Optional: ``source``, the id of a node in ``nodes.csv``, and ``target``, the id of a
+    node of another data owner, as in that owner's ``nodes.csv``. Only methods that use
+    edges between owners read it.
 
 Blank lines and spaces around text are ignored. Rows are converted one by one, so that
 memory and time grow with the number of cells, however wide a table is.
@@ -17,6 +21,7 @@ memory and time grow with the number of cells, however wide a table is.
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 from array import array
 from collections import Counter
@@ -37,7 +42,7 @@ from flower_fgl.datasets.graph_files.problems import (
 )
 from flower_fgl.datasets.graph_files.validate import LONGEST_NAME, check_class_names
 
-__all__ = ["read_csv_folder"]
+__all__ = ["hash_ids", "read_csv_folder"]
 
 SPLITS = ("train", "val", "test")
 TEXT_COLUMNS = ("id", "label", "split")
@@ -69,7 +74,8 @@ def read_csv_folder(
         ``x``, ``feature_names`` (its columns in the header), ``edges`` and ``names`` (the
         ids as text), with nodes in the order of the table. Labels add ``y`` and
         ``class_names``, and a column ``split`` that is not all empty adds ``train_mask``,
-        ``val_mask`` and ``test_mask``. Arrays with a collected error are missing.
+        ``val_mask`` and ``test_mask``. ``outside.csv`` adds ``outside_edges`` and
+        ``outside_ids``. Arrays with a collected error are missing.
 
     Raises
     ------
@@ -93,6 +99,10 @@ def read_csv_folder(
     if index is not None:
         arrays["edges"] = attempt(_edges, folder / "edges.csv", index)
         arrays["names"] = np.array(nodes.text["id"], dtype=object)
+        if os.path.exists(folder / "outside.csv"):
+            found = attempt(_outside_edges, folder / "outside.csv", index)
+            arrays["outside_edges"] = found
+            arrays["outside_ids"] = hash_ids(nodes.text["id"])
     if needs_labels and any(nodes.text["split"]):
         arrays |= attempt(_masks, nodes, path) or {}
     return {key: array for key, array in arrays.items() if array is not None}
@@ -342,6 +352,48 @@ def _edges(path: Path, index: dict[str, int]) -> Array:
                 )
             ends.append(node)
     return np.array(ends, dtype=np.int64).reshape(-1, 2)
+
+
+def hash_ids(ids: Sequence[str]) -> Array:
+    """Return numbers by which data owners name nodes to each other.
+
+    Parameters
+    ----------
+    ids : sequence of N str
+        Ids as in ``nodes.csv``.
+
+    Returns
+    -------
+    ndarray of shape (N,), int64
+        The first 63 bits of the BLAKE2b hash of each id. Guessable ids stay guessable.
+    """
+    hashes = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in ids]
+    numbers = np.frombuffer(b"".join(hashes), dtype="<u8") >> np.uint64(1)
+    return numbers.astype(np.int64)
+
+
+def _outside_edges(path: Path, index: dict[str, int]) -> Array:
+    """Return row number and hashed id of the ends of each outside edge, shape (M, 2)."""
+    rows = _rows(path, ("source", "target"), more=False)
+    _, header = next(rows)
+    at_source, at_target = (header.index(name) for name in ("source", "target"))
+    own, others = array("q"), []
+    for line, row in rows:
+        source, target = row[at_source].strip(), row[at_target].strip()
+        where = f"{show_path(path)}, line {line}"
+        if source not in index:
+            raise DataError(
+                f'{where}: source "{clip(source)}" is not an id in nodes.csv. Write the '
+                "own node as source and the other owner's node as target."
+            )
+        if target in index or not target:
+            raise DataError(
+                f'{where}: target "{clip(target)}" must be the id of a node of another '
+                "data owner. Edges between nodes of nodes.csv belong into edges.csv."
+            )
+        own.append(index[source])
+        others.append(target)
+    return np.stack([np.array(own, dtype=np.int64), hash_ids(others)], axis=1)
 
 
 def _masks(nodes: _Nodes, path: Path) -> dict[str, Array]:

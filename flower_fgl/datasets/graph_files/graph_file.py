@@ -22,6 +22,10 @@ The ``.npz`` file holds plain arrays; pickled objects are rejected:
 ``feature_scale``
     Text, optional: normalization of the features, ``rows``, or ``columns`` with
     ``feature_mean`` and ``feature_std``, (d,) floats. ``flower-fgl export`` writes it.
+``outside_edges``
+    (M, 2) integers, optional: edges to nodes of other data owners, as the row number of
+    the own node and the id of the other node. ``outside_ids``, (N,) integers, are the ids
+    by which the others name this owner's nodes, by default ``node_ids``.
 ``evaluation_0_x``, …
     Optional: additional graphs for evaluation only, each with the keys above.
 
@@ -41,7 +45,13 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
-from flower_fgl.datasets.client_graph import ClientGraph, Graph, NodeDataset, Scaling
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    NodeDataset,
+    OutsideEdges,
+    Scaling,
+)
 from flower_fgl.datasets.graph_files.archive import Array, read_arrays
 from flower_fgl.datasets.graph_files.csv_tables import read_csv_folder
 from flower_fgl.datasets.graph_files.npz import (
@@ -62,6 +72,7 @@ __all__ = [
 ]
 
 EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
+OUTSIDE = ("outside_edges", "outside_ids")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
 MAX_NAME = 300
 """Largest number of characters of a feature's name that a server accepts."""
@@ -84,6 +95,8 @@ class LocalGraphFile:
     scaling : Scaling or None
         Normalization of the features before they were written; ``None`` for raw
         features.
+    outside : OutsideEdges or None
+        Edges to nodes of other data owners; ``None`` if the file has no table of them.
     """
 
     dataset: NodeDataset
@@ -91,6 +104,7 @@ class LocalGraphFile:
     evaluation: tuple[Graph, ...] = ()
     names: tuple[str, ...] = ()
     scaling: Scaling | None = None
+    outside: OutsideEdges | None = None
 
     def client_graph(
         self, partition_id: int, masks: Mapping[str, Tensor] | None = None
@@ -126,6 +140,7 @@ class LocalGraphFile:
             evaluation=self.evaluation,
             scaling=self.scaling,
             feature_names=self.dataset.feature_names,
+            outside=self.outside,
         )
 
 
@@ -215,12 +230,13 @@ def _load(
         _evaluation_graphs, arrays, where, dataset.class_names, dataset.num_features
     )
     scaling = attempt(_scaling, arrays, dataset.num_features, where)
+    outside = attempt(_outside_edges, arrays, dataset.num_nodes, where)
     columns = attempt(_feature_names, arrays, dataset.num_features, where) or ()
     dataset = replace(dataset, feature_names=columns)
     if node_ids is None or evaluation is None or attempt.problems:
         return None
     names = tuple(arrays["names"].tolist()) if "names" in arrays else ()
-    return LocalGraphFile(dataset, node_ids, evaluation, names, scaling)
+    return LocalGraphFile(dataset, node_ids, evaluation, names, scaling, outside)
 
 
 def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -237,7 +253,7 @@ def _without_labels(arrays: Mapping[str, Array]) -> dict[str, Array]:
 def _is_known(key: str) -> bool:
     """Return whether a graph file may contain an array of this name."""
     nested = EVALUATION.fullmatch(key)
-    return key in ("class_names", "feature_names", "node_ids", *SCALING) or (
+    return key in ("class_names", "feature_names", "node_ids", *OUTSIDE, *SCALING) or (
         (nested[2] if nested else key) in GRAPH_KEYS
     )
 
@@ -336,6 +352,44 @@ def _node_ids(arrays: Mapping[str, Array], num_nodes: int, where: str) -> Tensor
     if not np.array_equal(values, ids):
         raise DataError(f"{where}: node_ids must ascend. Sort the nodes by id.")
     return torch.from_numpy(ids)
+
+
+def _outside_edges(
+    arrays: Mapping[str, Array], num_nodes: int, where: str
+) -> OutsideEdges | None:
+    """Return the edges to nodes of other data owners, ``None`` without such an array."""
+    if "outside_edges" not in arrays:
+        return None
+    name = next((n for n in ("outside_ids", "node_ids") if n in arrays), "")
+    if not name:
+        raise DataError(
+            f"{where}: outside_edges needs node_ids (or outside_ids), by which the other "
+            "data owners name this owner's nodes. Add the array."
+        )
+    edges, ids = (integers(arrays, key, where) for key in ("outside_edges", name))
+    if edges.ndim != 2 or edges.shape[1] != 2:
+        raise DataError(
+            f"{where}: outside_edges must be (M, 2), got shape {edges.shape}."
+        )
+    if ids.shape != (num_nodes,) or len(np.unique(ids)) < num_nodes:
+        raise DataError(
+            f"{where}: {name} must hold a different id for each of the {num_nodes} nodes, "
+            f"got shape {ids.shape} with {len(np.unique(ids))} different ids."
+        )
+    own, other = edges.T
+    if len(own) and not 0 <= own.min() <= own.max() < num_nodes:
+        raise DataError(
+            f"{where}: outside_edges names nodes {own.min()} to {own.max()}, but x has the "
+            f"rows 0 to {num_nodes - 1}. The first column holds row numbers of x."
+        )
+    if np.isin(other, ids).any():
+        raise DataError(
+            f"{where}: outside_edges names the id {other[np.isin(other, ids)][0]}, which "
+            "is a node of this file. Write edges between own nodes into edges."
+        )
+    edges = np.unique(edges, axis=0)
+    own, other = (torch.from_numpy(np.ascontiguousarray(end)) for end in edges.T)
+    return OutsideEdges(own, other, torch.from_numpy(ids))
 
 
 def _evaluation_graphs(

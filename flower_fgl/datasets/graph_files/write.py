@@ -46,6 +46,11 @@ def save_client_graph(path: str | os.PathLike[str], client: ClientGraph) -> None
     arrays = _graph_arrays(client.graph, "")
     arrays["class_names"] = np.array(client.class_names, dtype=np.str_)
     arrays["node_ids"] = client.node_ids.numpy()
+    if client.outside is not None:
+        ends = torch.stack([client.outside.own, client.outside.other], dim=1)
+        arrays["outside_edges"] = ends.numpy()
+        if not torch.equal(client.outside.ids, client.node_ids):
+            arrays["outside_ids"] = client.outside.ids.numpy()
     if client.feature_names:
         arrays["feature_names"] = np.array(client.feature_names, dtype=np.str_)
     if client.scaling is not None:

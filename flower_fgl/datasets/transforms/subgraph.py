@@ -16,6 +16,7 @@ from flower_fgl.nn.graph_union import select_rows
 __all__ = [
     "InductiveGraphs",
     "cut_clients",
+    "edges_between_clients",
     "induced_subgraph",
     "inductive_graphs",
     "owner_of_nodes",
@@ -144,6 +145,43 @@ def cut_clients(
     pieces = np.split(order, np.cumsum(sizes)[:-1])
     return [
         torch.from_numpy(np.stack([local[source[piece]], local[target[piece]]]))
+        for piece in pieces
+    ]
+
+
+def edges_between_clients(
+    edge_index: Tensor, num_nodes: int, parts: Sequence[IntArray]
+) -> list[Tensor]:
+    """Return the edges that :func:`cut_clients` drops, by the client of their source.
+
+    Parameters
+    ----------
+    edge_index, num_nodes, parts
+        As in :func:`cut_clients`.
+
+    Returns
+    -------
+    list of K Tensor of shape (2, m_i), int64
+        Position of the client's node in its part, and number of the other node in the
+        whole graph; in the order of ``edge_index``.
+
+    Raises
+    ------
+    ValueError
+        If two parts share a node.
+    """
+    owner = owner_of_nodes(num_nodes, parts)
+    local = np.empty(num_nodes, dtype=np.int64)
+    for nodes in parts:
+        local[nodes] = np.arange(len(nodes))
+    source, target = edge_index.numpy()
+    client = owner[source]
+    between = np.flatnonzero((client != owner[target]) & (client >= 0))
+    order = between[np.argsort(client[between], kind="stable")]
+    sizes = np.bincount(client[between], minlength=len(parts))
+    pieces = np.split(order, np.cumsum(sizes)[:-1])
+    return [
+        torch.from_numpy(np.stack([local[source[piece]], target[piece]]))
         for piece in pieces
     ]
 

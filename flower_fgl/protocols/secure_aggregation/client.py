@@ -338,11 +338,15 @@ class Member:
 
     def _check_round(self, server_round: int) -> None:
         """Reject a round that the run does not have, or that is already answered."""
-        if not 1 <= server_round <= self.config.rounds:
+        # sums over the edges between clients precede round 1
+        first = 0 if self.config.needs_cross_edges else 1
+        if not first <= server_round <= self.config.rounds:
             raise PayloadError(
-                f"the run has rounds 1 to {self.config.rounds}, got round {server_round}"
+                f"the run has rounds {first} to {self.config.rounds}, got round "
+                f"{server_round}"
             )
-        if server_round <= self._number("masked-round"):
+        has_masked = "masked-round" in self.memory
+        if has_masked and server_round <= self._number("masked-round"):
             raise PayloadError(
                 f"this client has already sent a masked vector in round "
                 f"{self._number('masked-round')} and answers no round up to it again"

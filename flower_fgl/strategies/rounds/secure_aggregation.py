@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Self, cast
 
 import numpy as np
 from flwr.app import RecordDict
@@ -32,6 +33,30 @@ from flower_fgl.protocols.secure_aggregation.server import SecureRound
 from flower_fgl.strategies.rounds.messenger import Messenger
 
 __all__ = ["SecureExchanges"]
+
+
+@dataclass(frozen=True)
+class _Joined(Payload):
+    """Several payloads in one message."""
+
+    parts: tuple[Payload, ...]
+
+    def to_record(self) -> RecordDict:
+        """Pack the records of all payloads."""
+        content = RecordDict()
+        for part in self.parts:
+            content.update(part.to_record())
+        return content
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: Any) -> Self:
+        """Raise an error: each part is read on its own."""
+        raise NotImplementedError
+
+    @property
+    def num_bytes(self) -> int:
+        """Sum of the parts."""
+        return sum(part.num_bytes for part in self.parts)
 
 
 class SecureExchanges:
@@ -185,6 +210,65 @@ class SecureExchanges:
         }
         bits = self._messenger.config.secure_fraction_bits
         return current.total(vectors, self._shapes, fraction_bits=bits)
+
+    def sum_query(
+        self,
+        server_round: int,
+        action: str,
+        payloads: Mapping[int, Payload],
+        up: type[AdditivePayload],
+        spec: Any,
+    ) -> dict[str, Tensor]:
+        """Sum the replies to a query over all of its clients, with all exchanges.
+
+        Parameters
+        ----------
+        server_round : int
+            Number of the exchange, of which clients answer each once.
+        action : str
+            Query action of the client half, which replies with a masked vector.
+        payloads : mapping of int to Payload
+            The same payload for each client.
+        up : type of AdditivePayload
+            What the clients sum.
+        spec : object
+            Its specification.
+
+        Returns
+        -------
+        dict of str to Tensor, float64
+            Sum over all clients of each summand.
+
+        Raises
+        ------
+        PayloadError
+            If a client is missing, or the masks do not cancel.
+        """
+        keyless = sorted(set(payloads) - self._keys.keys())
+        if keyless:
+            raise PayloadError(
+                f"the clients {keyless} have no training nodes and so no key for secure "
+                "aggregation, but their neighbours need their part"
+            )
+        ids = self.open(server_round, sorted(payloads))
+        asked: dict[int, Payload] = {
+            pid: _Joined((payloads[pid], self._peers[pid])) for pid in ids
+        }
+        self._shapes = up.summand_shapes(spec)
+        number = 1 + num_entries(self._shapes)
+        uploads = {}
+        if len(ids) == len(payloads):
+            uploads = self._messenger.read_each(
+                self._messenger.ask(server_round, action, asked, brings_upload=True),
+                lambda _, content: read_payload(MaskedUpload, content, number),
+            )
+        if len(uploads) < len(payloads):
+            self._round = None
+            raise PayloadError(
+                f"{len(uploads)} of {len(payloads)} clients sent a masked sum, and the sum "
+                "needs all of them"
+            )
+        return self.close(uploads)
 
     def _require(self, current: SecureRound, found: int, what: str) -> None:
         """Raise an error if fewer clients remain than the threshold."""

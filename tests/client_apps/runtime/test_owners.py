@@ -65,7 +65,7 @@ def replace_clients(run: Any) -> Any:
 def test_the_class_order_of_data_owners_does_not_change_the_run(
     method: str, tmp_path: Path
 ) -> None:
-    graphs = owner_graphs()
+    graphs = owner_graphs(method=method)
     own = [
         graphs[0],
         in_own_order(graphs[1], ("cold", "flu")),

@@ -1,0 +1,295 @@
+"""Neighbour sums over the edges between clients, and the graph that they complete.
+
+Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
+Convolutional Networks", NeurIPS 2023.
+
+========================  ===============================================================
+symbol                    function or argument
+========================  ===============================================================
+d̃_v                      :func:`degrees`: 1 + the number of all neighbours of v
+N[v]                      v and its neighbours
+V_k                       nodes of client k
+c_k(v)                    :func:`partial_sums`: Σ_{u ∈ N[v] ∩ V_k} x_u / √d̃_u
+(ÂX)_v                    (1 / √d̃_v) Σ_k c_k(v), ``SummedGraph.x``
+========================  ===============================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.nn import GraphInput, SparseOperator, Topology
+from flower_fgl.nn.topology import OperatorKind
+
+__all__ = [
+    "OwnedEdges",
+    "SummedGraph",
+    "degrees",
+    "listed_nodes",
+    "partial_sums",
+    "readable_nodes",
+    "summed_graph",
+]
+
+ONE_STEP = (0.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedEdges:
+    """All edges of a client's nodes.
+
+    Parameters
+    ----------
+    inside : Tensor of shape (2, 2E), int64
+        Edges among the client's N nodes, both directions, without self-loops.
+    own : Tensor of shape (m,), int64
+        The client's end of each edge to another client.
+    other : Tensor of shape (m,), int64
+        The other end of it, as a position in ``outside``.
+    outside : Tensor of shape (h,), int64
+        Identifiers of the h outside neighbours, ascending.
+    ids : Tensor of shape (N,), int64
+        Identifiers of the client's own nodes.
+    """
+
+    inside: Tensor
+    own: Tensor
+    other: Tensor
+    outside: Tensor
+    ids: Tensor
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of own nodes N."""
+        return len(self.ids)
+
+
+def degrees(edges: OwnedEdges) -> Tensor:
+    """Count d̃_v: each own node and all its neighbours, on whichever client they are.
+
+    Returns
+    -------
+    Tensor of shape (N,), int64
+    """
+    size = edges.num_nodes
+    inside = torch.bincount(edges.inside[1], minlength=size)
+    return 1 + inside + torch.bincount(edges.own, minlength=size)
+
+
+def listed_nodes(edges: OwnedEdges, *, min_outside: int, hops: int) -> Tensor:
+    """Choose the own nodes whose sums the clients form together.
+
+    Parameters
+    ----------
+    edges : OwnedEdges
+        The client's edges.
+    min_outside : int, at least 1
+        Number of other clients' nodes in a sum below which the owner leaves it out. With
+        2 hops, other clients receive the sum too, so that it also needs as many own nodes.
+    hops : int
+        1 or 2.
+
+    Returns
+    -------
+    Tensor of shape (b,), int64
+        Nodes with an outside neighbour that are not left out, ascending.
+    """
+    size = edges.num_nodes
+    outside = torch.bincount(edges.own, minlength=size)
+    listed = outside >= max(1, min_outside)
+    if hops == 2:
+        listed &= 1 + torch.bincount(edges.inside[1], minlength=size) >= min_outside
+    return listed.nonzero().squeeze(1)
+
+
+def partial_sums(x: Tensor, edges: OwnedEdges, own: Tensor, other: Tensor) -> Tensor:
+    """Compute c_k(v), what a client knows of the sum of each node v.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features of the own nodes, strided or sparse CSR.
+    edges : OwnedEdges
+        The client's edges.
+    own : Tensor of shape (b,), int64
+        Own nodes whose sums are asked for.
+    other : Tensor of shape (o,), int64
+        Positions in ``edges.outside`` of the outside nodes whose sums are asked for.
+
+    Returns
+    -------
+    Tensor of shape (b + o, d), float32
+        The sums of the own nodes, then those of the outside nodes.
+    """
+    scaled = _scaled(x, edges)
+    inner = _closed(edges).matmul(scaled)[own]
+    weights = scaled.new_ones(len(edges.own))
+    shape = (len(edges.outside), edges.num_nodes)
+    across = SparseOperator.from_entries(edges.other, edges.own, weights, shape)
+    return torch.cat([inner, across.matmul(scaled)[other]])
+
+
+def _scaled(x: Tensor, edges: OwnedEdges) -> Tensor:
+    """Return x_u / √d̃_u of the own nodes as a dense matrix."""
+    dense = x.to_dense() if x.layout == torch.sparse_csr else x
+    return dense * degrees(edges).to(dense.dtype).rsqrt()[:, None]
+
+
+def _closed(edges: OwnedEdges) -> SparseOperator:
+    """Return A + I of the own nodes."""
+    loops = torch.arange(edges.num_nodes, device=edges.inside.device)
+    source, target = torch.cat([edges.inside, loops.expand(2, -1)], dim=1)
+    ones = torch.ones(len(source), device=source.device)
+    return SparseOperator.from_entries(
+        target, source, ones, (edges.num_nodes, edges.num_nodes)
+    )
+
+
+class SummedGraph(GraphInput):
+    """A graph whose features are the rows of ÂX, and whose operator is Â.
+
+    Parameters
+    ----------
+    sums : Tensor of shape (M, d), float32
+        (ÂX)_v of each node.
+    edge_index : Tensor of shape (2, E), int64
+        Edges, with one self-loop per node.
+    weight : Tensor of shape (E,), float32
+        Their entries of Â.
+
+    Notes
+    -----
+    1. Only the first layer of a GCN reads the features, and it takes them as propagated
+       already. Another backbone would propagate them again, which raises an error.
+    """
+
+    def __init__(self, sums: Tensor, edge_index: Tensor, weight: Tensor) -> None:
+        self.union = None
+        self.topology = Topology(edge_index, None, len(sums), sums.dtype)
+        self._set_features(sums)
+        self.weight = weight
+        source, target = edge_index
+        shape = (len(sums), len(sums))
+        self._normalised = SparseOperator.from_entries(target, source, weight, shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of sums, edges and operator, in bytes."""
+        return self.x.nbytes + 40 * self.edge_index.shape[1]
+
+    def operator(self, kind: OperatorKind) -> SparseOperator:
+        """Return Â."""
+        if kind != "normalised":
+            raise DataError(f'Sums of neighbours have no operator "{kind}": use a GCN.')
+        return self._normalised
+
+    def filtered_linear(
+        self,
+        h: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: OperatorKind,
+        coefficients: tuple[float, ...],
+    ) -> Tensor:
+        """Compute ``Â H Wᵀ + b``; for the features ``(ÂX) Wᵀ + b``."""
+        if h is not None:
+            return super().filtered_linear(
+                h, weight, bias, kind=kind, coefficients=coefficients
+            )
+        if kind != "normalised" or coefficients != ONE_STEP:
+            raise DataError("The first layer on sums of neighbours must be a GCN's.")
+        return F.linear(self.x, weight, bias)
+
+
+def summed_graph(
+    x: Tensor,
+    edges: OwnedEdges,
+    own: Tensor,
+    other: Tensor,
+    sums: Tensor,
+    other_degrees: Tensor,
+    *,
+    hops: int,
+) -> SummedGraph:
+    """Complete a client's graph by the sums that it received.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features of the own nodes, strided or sparse CSR.
+    edges : OwnedEdges
+        The client's edges.
+    own : Tensor of shape (b,), int64
+        Own nodes whose sums were received.
+    other : Tensor of shape (o,), int64
+        Positions in ``edges.outside`` of the outside nodes whose sums were received; read
+        with 2 hops only.
+    sums : Tensor of shape (b, d) or (b + o, d), float32
+        Σ_k c_k(v) of the nodes ``own``, with 2 hops also of ``other``.
+    other_degrees : Tensor of shape (o,), float32
+        d̃ of the nodes ``other``.
+    hops : int
+        1: the own nodes and the edges among them. 2: also the outside neighbours, as
+        nodes N to N + o − 1, and the edges to them.
+
+    Returns
+    -------
+    SummedGraph
+        With N or N + o nodes.
+
+    Notes
+    -----
+    1. Own nodes that are not in ``own`` have the sums of the own neighbours only. That is
+       all of the sum, unless the owner left them out.
+    2. The operator keeps the degrees of the whole graph, also where edges are left out.
+       A third layer reads the outside neighbours, whose other neighbours are missing.
+    """
+    size = edges.num_nodes
+    total = degrees(edges).to(x.dtype)
+    mine = _closed(edges).matmul(_scaled(x, edges))
+    mine = mine.index_copy(0, own, sums[: len(own)])
+    loops = torch.arange(size, device=x.device)
+    ends = torch.cat([edges.inside, loops.expand(2, -1)], dim=1)
+    if hops == 2:
+        place = torch.full((len(edges.outside),), -1, device=x.device)
+        place[other] = size + torch.arange(len(other), device=x.device)
+        kept = place[edges.other] >= 0
+        across = torch.stack([edges.own[kept], place[edges.other[kept]]])
+        new = size + torch.arange(len(other), device=x.device)
+        ends = torch.cat([ends, across, across.flip(0), new.expand(2, -1)], dim=1)
+        mine = torch.cat([mine, sums[len(own) :]])
+        # a smaller number can only come from noise
+        total = torch.cat([total, other_degrees.clamp(min=2.0)])
+    factor = total.rsqrt()
+    return SummedGraph(mine * factor[:, None], ends, factor[ends[0]] * factor[ends[1]])
+
+
+def readable_nodes(memberships: Tensor) -> Tensor:
+    """Find the nodes whose features follow from sums over known sets of nodes.
+
+    Parameters
+    ----------
+    memberships : Tensor of shape (R, n), float
+        Weight of each of the n unknown nodes in each of the R known sums.
+
+    Returns
+    -------
+    Tensor of shape (n,), bool
+        Whether the sums determine the node: whether every vector of the null space is 0
+        there.
+    """
+    if not memberships.numel():
+        return torch.zeros(memberships.shape[1], dtype=torch.bool)
+    _, values, right = torch.linalg.svd(memberships.double(), full_matrices=True)
+    rank = int((values > 1e-9 * values.max()).sum())
+    free = right[rank:]  # a basis of the null space
+    if not len(free):
+        return torch.ones(memberships.shape[1], dtype=torch.bool)
+    readable: Tensor = free.abs().amax(dim=0) < 1e-7
+    return readable

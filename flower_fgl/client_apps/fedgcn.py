@@ -1,0 +1,224 @@
+"""Client half of FedGCN: FedAvg on a graph that sums of neighbours complete.
+
+Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
+Convolutional Networks", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from flwr.app import Context, Message
+from torch import Tensor
+
+from flower_fgl.algorithms.fedgcn import (
+    OwnedEdges,
+    SummedGraph,
+    degrees,
+    listed_nodes,
+    partial_sums,
+    summed_graph,
+)
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.data import ClientData
+from flower_fgl.client_apps.runtime.secure_aggregation import pack_masked
+from flower_fgl.client_apps.runtime.session import Session
+from flower_fgl.client_apps.runtime.state import StateStore
+from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.client_apps.runtime.upload_privacy import privatize
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import Empty
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedgcn import (
+    BOUNDARY,
+    COMPLETE,
+    SUMS,
+    Boundary,
+    CompletedSums,
+    ListedNodes,
+    NeighbourSums,
+)
+
+log = logging.getLogger(__name__)
+
+__all__ = ["FedGCNClientApp"]
+
+KEPT = "sums"
+"""Group of the client's state that holds the sums, and value with their hash."""
+
+
+class FedGCNClientApp(FedAvgClientApp):
+    """Exchange sums of neighbours once, then train as FedAvg.
+
+    Notes
+    -----
+    1. A client names only its own nodes at the border and their outside neighbours, by
+       identifiers. It sends no label.
+    2. A client that lost its state trains on its own edges only; its log says so.
+    3. A saved model is a plain GCN: it predicts from a graph without the sums.
+    """
+
+    def __init__(self, session: Session | None = None) -> None:
+        super().__init__(session)
+        self.query(BOUNDARY)(self._boundary)
+        self.query(SUMS)(self._sums)
+        self.query(COMPLETE)(self._complete)
+
+    def open(self, message: Message, context: Context) -> tuple[Client, StateStore]:
+        """Load graph, settings and state of a client; sums complete the graph."""
+        client, store = super().open(message, context)
+        client.data = completed_data(client)
+        return client, store
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Train as FedAvg does, on the completed graph."""
+        if (
+            client.config.method_config.hops
+            and len(edges_of(client).own)
+            and KEPT not in client.state.values
+        ):
+            log.warning(
+                "Client %d has no sums of its neighbours at other clients, because its "
+                "state was lost. It trains on its own edges.",
+                client.partition_id,
+            )
+        return super().fit(client, server_round, download)
+
+    def _boundary(self, message: Message, context: Context) -> Message:
+        """Name the nodes with neighbours at other clients, and these neighbours."""
+        client, store, _ = self.open_once(message, context, last=_once)
+        edges = edges_of(client)
+        own = torch.unique(edges.own)
+        is_listed = torch.isin(own, listed_of(client))
+        order = edges.ids[own].argsort()
+        reply = Boundary(
+            edges.ids[own][order], is_listed[order].to(torch.uint8), edges.outside
+        )
+        self.keep(client, store, context, is_state_new=False)
+        return Message(reply.to_record(), reply_to=message)
+
+    def _sums(self, message: Message, context: Context) -> Message:
+        """Send the own part of the sums of all listed nodes that the client knows."""
+        client, store, _ = self.open_once(message, context, last=_once)
+        edges = edges_of(client)
+        ids = ListedNodes.from_record(message.content).ids
+        own, other = listed_of(client), torch.isin(edges.outside, ids)
+        if not torch.equal(
+            edges.ids[torch.isin(edges.ids, ids)].sort().values, edges.ids[own]
+        ):
+            raise PayloadError(
+                "the server's list of nodes names other nodes of this client than it listed"
+            )
+        places = other.nonzero().squeeze(1)
+        named = torch.cat([edges.ids[own], edges.outside[places]])
+        sums = partial_sums(client.data.graph.graph.x, edges, own, places)
+        total = degrees(edges)[own].float()
+        order = named.argsort()
+        part = NeighbourSums(
+            torch.searchsorted(ids, named[order]).to(torch.int32),
+            sums[order],
+            F.pad(total, (0, len(places)))[order],
+            len(ids),
+        )
+        client.state.set_group(KEPT, {"other": places})
+        protected = privatize(client, part)
+        content = protected.to_record()
+        if client.config.secure_aggregation:
+            content = pack_masked(client, context, 0, message.content, protected)
+        self.keep(client, store, context)
+        return Message(content, reply_to=message)
+
+    def _complete(self, message: Message, context: Context) -> Message:
+        """Store the sums of the own nodes and of their outside neighbours."""
+        client, store, _ = self.open_once(message, context, last=_once)
+        places = client.state.group(KEPT).get(
+            "other", torch.zeros(0, dtype=torch.int64)
+        )
+        own, hops = listed_of(client), client.config.method_config.hops
+        num_other = len(places) if hops == 2 else 0
+        spec = (len(own) + num_other, client.data.graph.num_features, num_other)
+        found = CompletedSums.from_record(message.content, spec)
+        kept = {"other": places, "sums": found.sums, "degrees": found.degrees}
+        digest = hashlib.blake2b(digest_size=8)
+        for tensor in kept.values():
+            digest.update(tensor.contiguous().numpy().tobytes())
+        client.state.set_group(KEPT, kept)
+        client.state.values[KEPT] = digest.hexdigest()
+        self.keep(client, store, context)
+        return Message(Empty().to_record(), reply_to=message)
+
+
+def _once(client: Client) -> int:
+    """Return the number of the only message of an exchange before round 1."""
+    return 0
+
+
+def edges_of(client: Client) -> OwnedEdges:
+    """Return all edges of the client's nodes, on the CPU, sorted once per graph."""
+    data = client.data
+    key = ("owned edges",)
+    if key not in data.memo:
+        outside = data.graph.outside
+        if outside is None:
+            raise PayloadError(
+                "this client does not know its edges to nodes of other clients"
+            )
+        ids, place = torch.unique(outside.other, return_inverse=True)
+        data.memo[key] = OwnedEdges(
+            data.graph.graph.edge_index, outside.own, place, ids, outside.ids
+        )
+    found: OwnedEdges = data.memo[key]
+    return found
+
+
+def listed_of(client: Client) -> Tensor:
+    """Return the own nodes whose sums are formed, ascending by identifier."""
+    edges, settings = edges_of(client), client.config.method_config
+    nodes = listed_nodes(edges, min_outside=settings.min_outside, hops=settings.hops)
+    return nodes[edges.ids[nodes].argsort()]
+
+
+def completed_data(client: Client) -> ClientData:
+    """Return the client's data on the completed graph, unchanged before there are sums.
+
+    Outside neighbours have no label and are in no set that is evaluated.
+    """
+    data, token = client.data, client.state.values.get(KEPT)
+    if token is None:
+        return data
+    kept = data.memo.get((KEPT,))
+    if kept is None or kept[0] != token:
+        found = client.state.group(KEPT)
+        graph = summed_graph(
+            data.graph.graph.x,
+            edges_of(client),
+            listed_of(client),
+            found["other"],
+            found["sums"],
+            found["degrees"],
+            hops=client.config.method_config.hops,
+        )
+        moved = (
+            tensor.to(client.device)
+            for tensor in (graph.x, graph.edge_index, graph.weight)
+        )
+        data.memo[KEPT,] = kept = (token, SummedGraph(*moved))
+    inputs: SummedGraph = kept[1]
+    more = inputs.num_nodes - data.graph.graph.num_nodes
+    training = data.training
+    return replace(
+        data,
+        inputs=[inputs],
+        training=TrainingSet(inputs, training.index, training.labels),
+        labels=[F.pad(y, (0, more), value=-1) for y in data.labels],
+        columns=[
+            {name: F.pad(mask, (0, more), value=False) for name, mask in masks.items()}
+            for masks in data.columns
+        ],
+    )

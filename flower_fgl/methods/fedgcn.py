@@ -1,0 +1,51 @@
+"""Settings and row of FedGCN.
+
+Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
+Convolutional Networks", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "FedGCNSettings"]
+
+
+@dataclass(frozen=True)
+class FedGCNSettings(FedAvgSettings):
+    """Settings of FedGCN."""
+
+    hops: int = option(
+        2,
+        "distance of the sums that clients exchange before round 1; 0: none, as FedAvg; "
+        "1: sums of the own nodes, the first layer is exact; 2: also sums of the outside "
+        "neighbours, two layers are exact",
+        ge=0,
+        le=2,
+    )
+    min_outside: int = option(
+        1,
+        "number of other clients' nodes in a sum below which it is left out; above 1 the "
+        "layers are no longer exact",
+        ge=1,
+    )
+
+
+METHOD = Method(
+    name="fedgcn",
+    paper="Yao et al., NeurIPS 2023",
+    strategy="flower_fgl.strategies.fedgcn:FedGCN",
+    client_app="flower_fgl.client_apps.fedgcn:FedGCNClientApp",
+    settings=FedGCNSettings,
+    payload="4P up, 4P down; before, 4r(d+2) up (secure: 8(Bd+B+1)), 4(nd+h) down",
+    defaults={"weight-by": "equal"},
+    graphs=False,
+    additive=True,
+    takes_late_clients=False,
+    models=("gcn",),
+    needs_cross_edges=True,
+)

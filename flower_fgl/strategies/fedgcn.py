@@ -1,0 +1,229 @@
+"""FedGCN's server half: sums over the edges between clients, then FedAvg.
+
+Yao et al., "FedGCN: Convergence-Communication Tradeoffs in Federated Training of Graph
+Convolutional Networks", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from flower_fgl.core.errors import RunError
+from flower_fgl.protocols.base import Empty, Payload, read_payload
+from flower_fgl.protocols.differential_privacy import check_clipped
+from flower_fgl.protocols.fedgcn import (
+    BOUNDARY,
+    COMPLETE,
+    SUMS,
+    Boundary,
+    CompletedSums,
+    ListedNodes,
+    NeighbourSums,
+)
+from flower_fgl.strategies.fedavg import FedAvg
+
+__all__ = ["FedGCN", "check_boundaries", "positions"]
+
+Read = TypeVar("Read")
+
+
+class FedGCN(FedAvg):
+    """Form the sums of neighbours once, then average the clients' models.
+
+    Notes
+    -----
+    1. The exchange is recorded as round 0, phase ``sums``. Every client must take part in
+       all of it: without one client, the sums of its neighbours would be wrong.
+    2. The paper encrypts the sums homomorphically. Here ``secure-aggregation = true``
+       masks them; by default the server sees each client's part.
+    3. Rows of the sums are normalised by the degrees of the whole graph. The published
+       code cuts subgraphs, whose outermost nodes have too small degrees.
+    """
+
+    def prepare(self) -> None:
+        """Build the initial model; form the sums unless the run is resumed.
+
+        Raises
+        ------
+        RunError
+            If the clients' models differ, a client did not take part, or an edge between
+            clients is not known to both of them.
+        """
+        super().prepare()
+        if self.config.method_config.hops and not self.is_resumed:
+            with self.phase(SUMS, 0, min_replies=0):
+                self.complete_graphs()
+
+    def complete_graphs(self) -> None:
+        """Collect the borders, sum over the clients, return the rows that each needs."""
+        clients = self.federation.clients
+        answers = self.messenger.ask(0, BOUNDARY, dict.fromkeys(clients, Empty()))
+        borders = self.read_all(
+            answers,
+            lambda pid, content: read_payload(
+                Boundary, content, clients[pid].num_nodes
+            ),
+        )
+        ids = check_boundaries(borders)
+        self.log(listed_nodes=len(ids))
+        self.log(left_out=sum(int((b.is_listed == 0).sum()) for b in borders.values()))
+        sums = torch.zeros(0, self.federation.num_features, dtype=torch.float64)
+        degrees = torch.zeros(0, dtype=torch.float64)
+        if len(ids):
+            sums, degrees = self.sum_parts(ids)
+        rows: dict[int, Payload] = {
+            pid: self.rows_of(border, ids, sums, degrees)
+            for pid, border in borders.items()
+            if len(border.own)
+        }
+        answers = self.messenger.ask(0, COMPLETE, rows)
+        self.read_all(answers, lambda _, content: read_payload(Empty, content), rows)
+
+    def sum_parts(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum the clients' parts, masked with ``secure-aggregation``.
+
+        Returns
+        -------
+        sums : Tensor of shape (B, d), float64
+        degrees : Tensor of shape (B,), float64
+        """
+        spec = (len(ids), self.federation.num_features)
+        asked: dict[int, Payload] = dict.fromkeys(
+            self.federation.clients, ListedNodes(ids)
+        )
+        if self.secure is not None:
+            with self.loop.log.failing():
+                found = self.secure.sum_query(0, SUMS, asked, NeighbourSums, spec)
+            self.require([] if self.loop.log.reason else asked, asked)
+            return found["sums"], found["degrees"]
+        answers = self.messenger.ask(0, SUMS, asked, brings_upload=True)
+
+        def read(pid: int, content: RecordDict) -> NeighbourSums:
+            part = read_payload(NeighbourSums, content, spec)
+            if self.config.upload_clip:
+                clip, noise = self.config.upload_clip, self.config.upload_noise
+                check_clipped(part, Empty(), clip=clip, noise=noise)
+            return part
+
+        sums = torch.zeros(spec, dtype=torch.float64)
+        degrees = torch.zeros(spec[0], dtype=torch.float64)
+        for part in self.read_all(answers, read).values():
+            sums.index_add_(0, part.rows.long(), part.sums.double())
+            degrees.index_add_(0, part.rows.long(), part.degrees.double())
+        return sums, degrees
+
+    def rows_of(
+        self, border: Boundary, ids: Tensor, sums: Tensor, degrees: Tensor
+    ) -> CompletedSums:
+        """Select the rows of a client: its own nodes', with 2 hops its neighbours' too."""
+        own, outside = positions(border.own, ids), positions(border.outside, ids)
+        if self.config.method_config.hops == 1:
+            outside = outside[:0]
+        rows = torch.cat([own, outside])
+        return CompletedSums(sums[rows].float(), degrees[outside].float())
+
+    def read_all(
+        self,
+        answers: Mapping[int, RecordDict],
+        read: Callable[[int, RecordDict], Read],
+        asked: Mapping[int, object] | None = None,
+    ) -> dict[int, Read]:
+        """Read the replies of an exchange that needs every client.
+
+        Raises
+        ------
+        RunError
+            If a client did not reply, or its reply is malformed.
+        """
+        found = self.messenger.read_each(answers, read)
+        self.require(found, self.federation.clients if asked is None else asked)
+        return found
+
+    def require(
+        self, found: Mapping[int, object] | list[int], asked: Mapping[int, object]
+    ) -> None:
+        """Raise an error that names the clients that are missing."""
+        missing = sorted(set(asked) - set(found))
+        if missing:
+            reasons = {failure.reason for failure in self.loop.log.failures}
+            reasons |= {self.loop.log.reason} - {"", None}
+            raise RunError(
+                f"fedgcn sums over all clients before round 1, but the clients {missing} "
+                f"did not take part: {'; '.join(sorted(reasons))}"
+            )
+
+
+def positions(wanted: Tensor, ids: Tensor) -> Tensor:
+    """Return the positions in ``ids`` of those of ``wanted`` that are there, in order.
+
+    Parameters
+    ----------
+    wanted : Tensor of shape (n,), int64
+        Identifiers, ascending.
+    ids : Tensor of shape (B,), int64
+        Identifiers, ascending.
+    """
+    kept = wanted[torch.isin(wanted, ids)]
+    return torch.searchsorted(ids, kept)
+
+
+def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
+    """Check that both ends of every edge between clients are known, and list the nodes.
+
+    Parameters
+    ----------
+    borders : mapping of int to Boundary
+        Border of each client, by partition-id.
+
+    Returns
+    -------
+    Tensor of shape (B,), int64
+        Identifiers of all nodes with a sum, ascending.
+
+    Raises
+    ------
+    RunError
+        If two clients own one node, a client names a neighbour that no client owns, or
+        a client has an outside neighbour that does not name its node.
+    """
+    own = torch.cat([border.own for border in borders.values()])
+    owned, counts = torch.unique(own, return_counts=True)
+    if bool((counts > 1).any()):
+        twice = owned[counts > 1]
+        holders = _holders(borders, twice, "own")
+        raise RunError(
+            f"{len(twice)} nodes have two owners among the clients {holders}. Every node "
+            "needs its own id in the whole federation."
+        )
+    named = torch.unique(torch.cat([border.outside for border in borders.values()]))
+    for kind, lost in (
+        ("outside", named[~torch.isin(named, owned)]),
+        ("own", owned[~torch.isin(owned, named)]),
+    ):
+        if len(lost):
+            raise RunError(
+                f"The clients {_holders(borders, lost, kind)} have edges to {len(lost)} "
+                "nodes of other clients that no client owns, or whose owner does not list "
+                "the edge. Both owners must list an edge, with the same two ids; leave out "
+                "edges to nodes outside the federation."
+                if kind == "outside"
+                else f"{len(lost)} nodes of the clients {_holders(borders, lost, kind)} "
+                "have an edge to another client that the other client does not list. Both "
+                "owners must list an edge, with the same two ids."
+            )
+    parts = [border.own[border.is_listed.bool()] for border in borders.values()]
+    return torch.cat(parts).sort().values
+
+
+def _holders(borders: Mapping[int, Boundary], ids: Tensor, kind: str) -> list[int]:
+    """Return the clients whose ``own`` or ``outside`` nodes include some of ``ids``."""
+    return [
+        pid
+        for pid, border in borders.items()
+        if bool(torch.isin(getattr(border, kind), ids).any())
+    ]

@@ -1,0 +1,386 @@
+"""FedGCN's exchange before round 1: exact sums, bytes, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flower_fgl import Run, simulate
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.dispatch import Dispatcher
+from flower_fgl.client_apps.fedgcn import FedGCNClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunError
+from flower_fgl.datasets.build import load_dataset
+from flower_fgl.datasets.client_graph import ClientGraph, NodeDataset, OutsideEdges
+from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.methods import parse_config
+from flower_fgl.nn import GraphInput
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedgcn import Boundary, CompletedSums, NeighbourSums
+from flower_fgl.runs.files import flatten_config
+from flower_fgl.strategies.fedgcn import check_boundaries, positions
+from tests.support.owners import owner_graphs, run_owners
+from tests.support.short_runs import SMALL, comparable
+
+SECURE = {"secure_aggregation": True}
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, Client]:
+    """Every client as its last training round saw it."""
+    found: dict[int, Client] = {}
+    original = FedGCNClientApp.fit
+
+    def fit(app: Any, client: Client, server_round: int, download: Weights) -> Fit:
+        found[client.partition_id] = client
+        return original(app, client, server_round, download)
+
+    monkeypatch.setattr(FedGCNClientApp, "fit", fit)
+    return found
+
+
+def whole_graph(run: Run) -> GraphInput:
+    """Return the graph that the run partitioned."""
+    dataset = load_dataset(parse_config(dict(flatten_config(run.config))))
+    assert isinstance(dataset, NodeDataset)
+    return GraphInput(dataset.x, dataset.edge_index)
+
+
+@pytest.mark.parametrize("values", [{}, SECURE], ids=["plain", "secure"])
+def test_the_clients_logits_are_those_of_the_uncut_graph(
+    values: dict[str, Any], small: dict[str, Any], seen: dict[int, Client]
+) -> None:
+    run = simulate("fedgcn", **{**small, **values, "clients": 4, "rounds": 1})
+    whole = whole_graph(run)
+    sums = whole.propagate(whole.x, "normalised")
+    assert sorted(seen) == [0, 1, 2, 3]
+    model = seen[0].build_model(initialise=True).eval()
+    expected = model(whole).detach()
+    for client in seen.values():
+        ids = client.data.graph.node_ids
+        graph = client.data.inputs[0]
+        torch.testing.assert_close(graph.x[: len(ids)], sums[ids], atol=1e-6, rtol=0)
+        logits = model(graph)[: len(ids)].detach()
+        torch.testing.assert_close(logits, expected[ids], atol=1e-5, rtol=0)
+
+
+def test_the_bytes_are_those_of_the_formulas(
+    small: dict[str, Any], seen: dict[int, Client]
+) -> None:
+    runs = [
+        simulate("fedgcn", **{**small, **values, "clients": 4, "rounds": 1})
+        for values in ({}, SECURE)
+    ]
+    own = outside = rows = 0
+    for client in seen.values():
+        edges = client.data.graph.outside
+        assert edges is not None
+        b, h = len(edges.own.unique()), len(edges.other.unique())
+        own, outside, rows = own + b, outside + h, rows + b + h
+    listed, width = (
+        own,
+        SMALL["synthetic"]["features"],
+    )  # every node at a border is listed once
+    plain, secure = (dict(run.rounds[0]["bytes"]) for run in runs)
+    assert [run.rounds[0]["phase"] for run in runs] == ["sums", "sums"]
+    up, down = plain["up"], plain["down"]
+    # headers and names take at most 300 bytes per array
+    least = {
+        "boundary": 8 * (own + outside) + own,
+        "sums": 4 * rows * (width + 2),
+    }
+    for name, size in least.items():
+        assert size <= up[name] <= size + 4 * 3 * 300, name
+    assert 0 <= down["completed"] - 4 * (rows * width + outside) <= 4 * 2 * 300
+    assert 0 <= down["listed"] - 4 * 8 * listed <= 4 * 300
+    masked = 4 * 8 * (listed * width + listed + 1)
+    assert 0 <= secure["up"]["secure-sum"] - masked <= 4 * 300
+
+
+def test_without_hops_it_is_fedavg(small: dict[str, Any]) -> None:
+    plain = simulate("fedavg", **small, weight_by="equal")
+    without = simulate("fedgcn", **small, fedgcn={"hops": 0})
+    assert comparable(without) == comparable(plain)
+    with_sums = simulate("fedgcn", **small)
+    assert comparable(with_sums) != comparable(plain)
+
+
+def test_masked_sums_give_the_same_scores(small: dict[str, Any]) -> None:
+    plain, secure = (simulate("fedgcn", **small, **values) for values in ({}, SECURE))
+    assert plain.best["test"]["accuracy"] == secure.best["test"]["accuracy"]
+    last = (run.rounds[-1]["loss"] for run in (plain, secure))
+    assert next(last) == pytest.approx(next(last), abs=1e-5)
+
+
+@pytest.mark.parametrize("values", [{}, SECURE], ids=["plain", "secure"])
+def test_a_run_without_one_client_ends_before_round_1(
+    values: dict[str, Any], small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Dispatcher.__call__
+
+    def call(app: Any, message: Any, context: Any) -> Any:
+        kind, pid = message.metadata.message_type, context.node_config["partition-id"]
+        if kind == "query.sums" and pid == 1:
+            raise PayloadError("no power")
+        return original(app, message, context)
+
+    monkeypatch.setattr(Dispatcher, "__call__", call)
+    with pytest.raises(RunError, match=r"before round 1, but the clients .*no power"):
+        simulate("fedgcn", **{**small, **values, "clients": 4})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {**SECURE, "upload_noise_model": "distributed"}],
+    ids=["local", "distributed"],
+)
+def test_noise_protects_the_sums_too(
+    values: dict[str, Any], small: dict[str, Any], seen: dict[int, Client]
+) -> None:
+    noisy = {"upload_clip": 1.0, "upload_noise": 0.1, **values}
+    run = simulate("fedgcn", **{**small, **noisy, "rounds": 1})
+    whole = whole_graph(run)
+    exact = whole.propagate(whole.x, "normalised")
+    client = seen[0]
+    edges = client.data.graph.outside
+    assert edges is not None
+    at_border = edges.own.unique()
+    found = client.data.inputs[0].x[at_border]
+    true = exact[client.data.graph.node_ids[at_border]]
+    assert float((found - true).abs().max()) > 0.01
+    assert bool(client.data.inputs[0].x.isfinite().all())
+    # the sums count as one upload besides that of the round
+    assert run.summary["upload_privacy"]["uploads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"setting": "inductive"}, 'needs setting = "transductive"'),
+        ({"feature_norm": "columns"}, "scales differently"),
+        ({"model": "graphsage"}, 'model = "gcn" only'),
+        ({"clients": 10, "min_clients": 3}, "needs all clients before round 1"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(
+    values: dict[str, Any], text: str, small: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        simulate("fedgcn", **{**small, **values})
+
+
+# ------------------------------------------------------------------------- the server
+def border(own: list[int], outside: list[int], left_out: int = -1) -> Boundary:
+    flags = torch.tensor([int(node != left_out) for node in own], dtype=torch.uint8)
+    return Boundary(
+        torch.tensor(own, dtype=torch.int64),
+        flags,
+        torch.tensor(outside, dtype=torch.int64),
+    )
+
+
+def test_the_list_holds_every_node_at_a_border_once() -> None:
+    borders = {0: border([1, 4], [7, 9], left_out=4), 3: border([7, 9], [1, 4])}
+    assert check_boundaries(borders).tolist() == [1, 7, 9]
+    assert positions(torch.tensor([4, 7, 9]), torch.tensor([1, 7, 9])).tolist() == [
+        1,
+        2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("borders", "text"),
+    [
+        (
+            {0: border([1], [7]), 1: border([1, 7], [1])},
+            r"1 nodes have two owners .*0, 1",
+        ),
+        (
+            {0: border([1], [7, 8]), 1: border([7], [1])},
+            r"clients \[0\] have edges to 1 ",
+        ),
+        (
+            {0: border([1], [7]), 1: border([7, 9], [1])},
+            r"1 nodes of the clients \[1\]",
+        ),
+    ],
+)
+def test_edges_that_only_one_owner_lists_are_refused(
+    borders: dict[int, Boundary], text: str
+) -> None:
+    with pytest.raises(RunError, match=text):
+        check_boundaries(borders)
+
+
+def rebuilt(payload: Any, spec: Any, **changes: Tensor) -> Any:
+    changed = replace(payload, **changes)
+    return type(payload).from_record(changed.to_record(), spec)
+
+
+def test_malformed_payloads_are_refused() -> None:
+    good = border([1, 4], [7])
+    assert torch.equal(rebuilt(good, 2).own, good.own)
+    part = NeighbourSums(
+        torch.tensor([0, 2], dtype=torch.int32), torch.ones(2, 3), torch.ones(2), 4
+    )
+    assert torch.equal(rebuilt(part, (4, 3)).sums, part.sums)
+    complete = CompletedSums(torch.ones(3, 2), torch.ones(1))
+    assert torch.equal(rebuilt(complete, (3, 2, 1)).degrees, torch.ones(1))
+    wrong: list[Callable[[], Any]] = [
+        lambda: rebuilt(good, 1),
+        lambda: rebuilt(good, 2, own=torch.tensor([4, 1])),
+        lambda: rebuilt(good, 2, outside=torch.tensor([7, 7])),
+        lambda: rebuilt(good, 2, is_listed=torch.tensor([1, 2], dtype=torch.uint8)),
+        lambda: rebuilt(part, (2, 3)),
+        lambda: rebuilt(part, (4, 2)),
+        lambda: rebuilt(part, (4, 3), rows=torch.tensor([-1, 2], dtype=torch.int32)),
+        lambda: rebuilt(part, (4, 3), degrees=torch.ones(3)),
+        lambda: rebuilt(part, (4, 3), sums=torch.full((2, 3), torch.nan)),
+        lambda: rebuilt(complete, (2, 2, 1)),
+        lambda: rebuilt(complete, (3, 2, 0)),
+    ]
+    for make in wrong:
+        with pytest.raises(PayloadError):
+            make()
+
+
+# ---------------------------------------------------------------- data owners' files
+def write_csv(folder: Path, client: ClientGraph, outside: OutsideEdges) -> None:
+    """Write a client as the tables of a data owner."""
+    folder.mkdir(parents=True)
+    names = [f"node {i}" for i in outside.ids.tolist()]
+    masks = client.graph.masks
+    tables: dict[str, list[list[Any]]] = {
+        "nodes": [["id", "label", "split", *map(str, range(client.num_features))]],
+        "edges": [["source", "target"]],
+        "outside": [["source", "target"]],
+    }
+    for i, name in enumerate(names):
+        label = int(client.graph.y[i])
+        split = next((n for n, mask in masks.items() if mask[i]), "")
+        text = client.class_names[label] if label >= 0 else ""
+        tables["nodes"].append([name, text, split, *client.graph.x[i].tolist()])
+    for i, j in client.graph.edge_index.T.tolist():
+        tables["edges"].append([names[i], names[j]])
+    for i, other in zip(outside.own.tolist(), outside.other.tolist(), strict=True):
+        tables["outside"].append([names[i], f"node {other}"])
+    for name, rows in tables.items():
+        with open(folder / f"{name}.csv", "w", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> list[Path]:
+    """One CSV folder for each of three data owners, with edges between them."""
+    folders = []
+    for name, client in zip("abc", owner_graphs(method="fedgcn"), strict=True):
+        assert client.outside is not None
+        write_csv(tmp_path / "files" / name, client, client.outside)
+        folders.append(tmp_path / "files" / name)
+    return folders
+
+
+def run_files(folders: list[Path], place: Path, **values: Any) -> Run:
+    nodes = [{"graph": str(folder)} for folder in folders]
+    return run_owners(nodes, place, method="fedgcn", **values)
+
+
+def test_owners_files_give_the_run_of_the_partition(
+    tables: list[Path], tmp_path: Path, seen: dict[int, Client]
+) -> None:
+    run = run_files(tables, tmp_path / "csv")
+    assert run.status == "completed"
+    found = {pid: client.data.inputs[0] for pid, client in seen.items()}
+    dataset = whole_graph(run)
+    exact = dataset.propagate(dataset.x, "normalised")
+    for folder, graph in zip(tables, found.values(), strict=True):
+        names = load_graph_file(folder).names
+        ids = torch.tensor([int(name.split()[1]) for name in names])
+        torch.testing.assert_close(
+            graph.x[: len(ids)], exact[ids], atol=1e-5, rtol=1e-5
+        )
+
+
+def test_natural_owners_give_the_same_run(tables: list[Path], tmp_path: Path) -> None:
+    files = run_files(tables, tmp_path / "csv")
+    owners = simulate(
+        "fedgcn", **{**SMALL, "owners": str(tables[0].parent)}, output_dir=str(tmp_path)
+    )
+    losses = [[row["loss"] for row in run.rounds[1:]] for run in (files, owners)]
+    assert losses[0] == losses[1]
+
+
+def test_a_file_without_edges_to_other_owners_is_refused(
+    tables: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tables[1] / "outside.csv").unlink()
+    with pytest.raises(RunError):
+        run_files(tables, tmp_path / "run", min_replies=3)
+    assert "Add outside.csv with the columns source" in caplog.text
+
+
+def test_an_edge_to_a_node_of_nobody_is_refused(
+    tables: list[Path], tmp_path: Path
+) -> None:
+    own = load_graph_file(tables[1]).names[0]
+    with open(tables[1] / "outside.csv", "a") as file:
+        file.write(f"{own},node of nobody\n")
+    with pytest.raises(
+        RunError, match=r"clients \[1\] have edges to 1 nodes .* no client"
+    ):
+        run_files(tables, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("nobody,there", 'line 2: source "nobody" is not an id in nodes.csv'),
+        ("a,b", 'line 2: target "b" must be the id of a node of another'),
+        ("a,", 'line 2: target "" must be'),
+    ],
+)
+def test_a_wrong_line_of_outside_csv_is_named(
+    line: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "nodes.csv").write_text("id,label,x\na,0,1\nb,1,2\n")
+    (tmp_path / "edges.csv").write_text("source,target\na,b\n")
+    (tmp_path / "outside.csv").write_text(f"source,target\n{line}\n")
+    with pytest.raises(DataError, match=text):
+        load_graph_file(tmp_path)
+
+
+def test_an_npz_file_needs_ids_for_edges_to_other_owners(tmp_path: Path) -> None:
+    client = owner_graphs(method="fedgcn")[0]
+    assert client.outside is not None
+    path = tmp_path / "ash.npz"
+    save_client_graph(path, client)
+    read = load_graph_file(path).outside
+    assert read is not None
+    expected = torch.stack([client.outside.own, client.outside.other])
+    assert torch.equal(torch.stack([read.own, read.other]), expected)
+    arrays = dict(np.load(path, allow_pickle=False))
+
+    def refused(text: str, **changes: Any) -> None:
+        given = {**arrays, **changes}
+        given = {name: array for name, array in given.items() if array is not None}
+        np.savez(path, **given)
+        with pytest.raises(DataError, match=text):
+            load_graph_file(path)
+
+    refused("outside_edges needs node_ids", node_ids=None)
+    refused("must be \\(M, 2\\)", outside_edges=np.arange(3))
+    refused("first column holds row numbers", outside_edges=np.array([[500, 9]]))
+    own = int(arrays["node_ids"][3])
+    refused("is a node of this file", outside_edges=np.array([[0, own]]))
+    twice = np.zeros(len(arrays["node_ids"]), dtype=np.int64)
+    refused("different id for each", outside_ids=twice)

@@ -1,0 +1,2 @@
+METHOD = "fedgcn"
+UNWEIGHTED = "cross-entropy only"
