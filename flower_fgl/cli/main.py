@@ -277,8 +277,8 @@ def datasets() -> None:
         )
     console.print(table)
     console.print(
-        "Other TU datasets: tu:NAME. Your own graph: the path of an .npz file or a CSV "
-        "folder."
+        "Other TU datasets: tu:NAME; countries of Twitch: twitch:DE. Your own graph: the "
+        "path of an .npz file or a CSV folder."
     )
 
 

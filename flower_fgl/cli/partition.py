@@ -172,7 +172,8 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     Raises
     ------
     ConfigError
-        If ``setting`` is ``"graph"``, since a graph file holds a single graph.
+        If ``setting`` is ``"graph"``, since a graph file holds a single graph, or
+        ``"link"``, since it holds no split of edges.
     DataError
         If the data cannot be partitioned, the folder cannot be written, or it holds
         files of another export.
@@ -182,6 +183,11 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
             "export supports node classification only: a graph file cannot hold a set "
             'of graphs (setting = "graph"). Choose a dataset of task "node" (flower-fgl '
             "datasets)."
+        )
+    if config.predicts_links:
+        raise ConfigError(
+            'export writes whole graphs, but setting = "link" splits their edges. Export '
+            'with setting = "transductive"; a run with setting = "link" splits them itself.'
         )
     store = open_store(config, config.clients)
     number = store.index.num_clients

@@ -34,7 +34,7 @@ from torch import Tensor
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state
+from flower_fgl.client_apps.runtime.training import TrainingSet, load_state
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.body_head import layer_of
@@ -148,14 +148,19 @@ class FedALAClientApp(FedAvgClientApp):
         kept = {n: t.to(client.device) for n, t in client.state.group("blend").items()}
         weights = kept or {name: torch.ones_like(state[name]) for name in names}
         ends = {name: (old[name].to(client.device), state[name]) for name in names}
+        data = client.data.training.epoch(
+            torch_generator(
+                client.config.seed, server_round, client.partition_id, "blend items"
+            )
+        )
         index, labels = sample_nodes(
-            client, server_round, share=method_config.sample / 100
+            client, server_round, share=method_config.sample / 100, data=data
         )
         losses: list[float] = []
         while not is_learned(losses, is_first=not kept):
             blended = {name: blend(*ends[name], weights[name]) for name in names}
             load_state(model, blended)
-            loss, gradients = _gradients(client, model, names, index, labels)
+            loss, gradients = _gradients(data, model, names, index, labels)
             losses.append(loss)
             weights = {
                 name: blend_step(weights[name], gradient, *ends[name], lr=WEIGHT_LR)
@@ -166,10 +171,14 @@ class FedALAClientApp(FedAvgClientApp):
 
 
 def sample_nodes(
-    client: Client, server_round: int, *, share: float
+    client: Client,
+    server_round: int,
+    *,
+    share: float,
+    data: TrainingSet | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return indices and labels of a random share, at least one, of the training items."""
-    data = client.data.training
+    data = data or client.data.training
     generator = torch_generator(
         client.config.seed, server_round, client.partition_id, "blend"
     )
@@ -188,11 +197,11 @@ def num_sampled(count: int, *, share: float) -> int:
 
 
 def _gradients(
-    client: Client, model: Backbone, names: list[str], index: Tensor, labels: Tensor
+    data: TrainingSet, model: Backbone, names: list[str], index: Tensor, labels: Tensor
 ) -> tuple[float, tuple[Tensor, ...]]:
     """Return the cross-entropy and its gradients with respect to some parameters."""
     parameters = dict(model.named_parameters())
-    loss = F.cross_entropy(client.data.training.logits(model, index), labels)
+    loss = F.cross_entropy(data.logits(model, index), labels)
     gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
     return float(loss.detach()), gradients
 

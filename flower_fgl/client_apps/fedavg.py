@@ -109,4 +109,4 @@ class FedAvgClientApp(FglClientApp):
 
 
 def _validation(client: Client, model: Backbone) -> float:
-    return client.evaluate(model)["val"].accuracy
+    return client.evaluate(model)["val"].selected

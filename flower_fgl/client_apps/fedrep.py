@@ -41,7 +41,9 @@ class FedRepClientApp(FedPerClientApp):
         model.encoder.requires_grad_(requires_grad=False)
         client.train(model, server_round, epochs=epochs, purpose="head training")
         model.requires_grad_()
-        model.classifier.requires_grad_(requires_grad=False)
+        for part in (model.classifier, model.decoder):
+            if part is not None:
+                part.requires_grad_(requires_grad=False)
         loss = client.train(model, server_round)
         model.requires_grad_()
         return loss

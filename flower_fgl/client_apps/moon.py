@@ -67,7 +67,8 @@ class MoonClientApp(FedAvgClientApp):
     3. In a client's first round there is no previous model and no contrastive term.
     4. For graph classification the graphs of the training step are contrasted, whatever
        ``moon.nodes`` is.
-    5. Fine-tuning starts with fresh moments of the optimizer.
+    5. For link prediction all nodes are contrasted, whatever ``moon.nodes`` is.
+    6. Fine-tuning starts with fresh moments of the optimizer.
     """
 
     stacked = "flower_fgl.client_apps.stacked.moon:StackedMoon"
@@ -96,7 +97,8 @@ class MoonClientApp(FedAvgClientApp):
         for state in (received, previous):
             load_state(model.backbone, state)
             frozen.append(model.at_rest(data.inputs))
-        rows = data.index if method_config.nodes == "train" else slice(None)
+        are_some = method_config.nodes == "train" and data.inputs.pairs is None
+        rows = data.index if are_some else slice(None)
 
         def term() -> Tensor:
             items = model.items

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flower_fgl.core.extensions import known_names
+from flower_fgl.core.links import LINK
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import (
     DATASETS,
@@ -58,7 +59,8 @@ class RunConfig(GeneralSettings):
     needs_cross_edges : bool
         Whether the method needs each client's edges to nodes of other clients.
     main_score : {"accuracy", "auroc"}
-        Score by which rounds and settings are compared; it follows from the dataset.
+        Score by which rounds and settings are compared; it follows from the dataset and
+        the setting.
     """
 
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
@@ -76,6 +78,11 @@ class RunConfig(GeneralSettings):
     def has_unseen(self) -> bool:
         """Whether the run also scores nodes that clients do not have in training."""
         return self.setting in UNSEEN_SETTINGS
+
+    @property
+    def predicts_links(self) -> bool:
+        """Whether the run predicts edges instead of classes."""
+        return self.setting == LINK
 
     @property
     def has_local_heads(self) -> bool:
@@ -169,7 +176,7 @@ class RunConfig(GeneralSettings):
             method_config=settings.get(chosen),
             sources=sources,
             needs_cross_edges=method.needs_cross_edges,
-            main_score=main_score_of(read.dataset, read.owners),
+            main_score=main_score_of(read.dataset, read.owners, read.setting),
         )
 
     def flat(self) -> dict[str, Scalar]:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flower_fgl.core.score_names import SCORE_NAMES
+from flower_fgl.core.score_names import EXTRA_SCORES, SCORE_NAMES
 
 __all__ = [
     "AbsentClasses",
     "Scores",
     "auroc",
+    "link_ranking",
     "pool",
     "score",
+    "score_links",
 ]
 
 AbsentClasses = Literal["ignore", "zero"]
@@ -42,6 +44,9 @@ class Scores:
     auroc : float in [0, 1]
         Area under the ROC curve. NaN, and omitted from records, for nodes and where it
         is undefined (graphs of a single class).
+    auprc, mrr, hits : float in [0, 1]
+        Area under the precision-recall curve, mean reciprocal rank and Hits@K of links;
+        NaN, and omitted from records, for nodes and graphs.
     """
 
     num_nodes: int
@@ -49,16 +54,25 @@ class Scores:
     macro_f1: float
     macro_recall: float
     auroc: float = math.nan
+    auprc: float = math.nan
+    mrr: float = math.nan
+    hits: float = math.nan
+
+    @property
+    def selected(self) -> float:
+        """Score by which models are selected: AUROC of links, else accuracy."""
+        return self.accuracy if math.isnan(self.auprc) else self.auroc
 
     def as_dict(self) -> dict[str, float]:
-        """Return the four numbers by name, and ``auroc`` unless it is NaN."""
+        """Return the four numbers by name, and those others that are not NaN."""
         out = {
             "num_nodes": self.num_nodes,
             "accuracy": self.accuracy,
             "macro_f1": self.macro_f1,
             "macro_recall": self.macro_recall,
         }
-        return out if math.isnan(self.auroc) else {**out, "auroc": self.auroc}
+        extra = {name: getattr(self, name) for name in EXTRA_SCORES}
+        return out | {n: value for n, value in extra.items() if not math.isnan(value)}
 
 
 def score(
@@ -154,6 +168,70 @@ def auroc(logits: Tensor, y: Tensor, mask: Tensor, num_classes: int) -> float:
     return min(1.0, float(torch.stack(areas).mean()))  # a float32 sum may be above 1
 
 
+def score_links(
+    scores: Scores, logits: Tensor, y: Tensor, mask: Tensor, *, k: int
+) -> Scores:
+    """Add AUROC, AUPRC, MRR and Hits@K of pairs of nodes.
+
+    Parameters
+    ----------
+    scores : Scores
+        Accuracy and F1 of the same pairs.
+    logits : Tensor of shape (P, 2), float
+        Scores of the classes ``no link`` and ``link``.
+    y : Tensor of shape (P,), int64
+        1 for an edge, 0 for a negative.
+    mask : Tensor of shape (P,), bool
+        Pairs to score, with at least one edge and one negative.
+    k : int
+        K of Hits@K.
+    """
+    from torchmetrics.functional.classification import binary_average_precision
+
+    chosen, labels = logits[mask].to(torch.float64), y[mask]
+    margin = chosen[:, 1] - chosen[:, 0]
+    area = binary_average_precision(margin.sigmoid(), labels, validate_args=False)
+    mrr, hits = link_ranking(margin, labels, k=k)
+    return replace(
+        scores,
+        auroc=auroc(logits, y, mask, 2),
+        auprc=min(1.0, float(area)),
+        mrr=mrr,
+        hits=hits,
+    )
+
+
+def link_ranking(score: Tensor, y: Tensor, *, k: int) -> tuple[float, float]:
+    """Rank each edge among all negatives.
+
+    Parameters
+    ----------
+    score : Tensor of shape (P,), float
+        Scores of edges and negatives.
+    y : Tensor of shape (P,), int64
+        1 for an edge, 0 for a negative.
+    k : int
+        K of Hits@K.
+
+    Returns
+    -------
+    mrr : float in [0, 1]
+        Mean of 1 / rank over the edges.
+    hits : float in [0, 1]
+        Share of the edges with a rank of at most K.
+
+    Notes
+    -----
+    1. The rank of an edge is 1 plus the number of negatives with a higher score, plus half
+       of those with the same score.
+    """
+    edges, negatives = score[y == 1], score[y == 0].sort().values
+    not_lower = len(negatives) - torch.searchsorted(negatives, edges)
+    higher = len(negatives) - torch.searchsorted(negatives, edges, right=True)
+    rank = 1 + (higher + not_lower).to(torch.float64) / 2
+    return float((1 / rank).mean()), float((rank <= k).to(torch.float64).mean())
+
+
 def pool(scores: Sequence[Scores]) -> dict[str, float]:
     """Average the scores of the clients.
 
@@ -169,7 +247,7 @@ def pool(scores: Sequence[Scores]) -> dict[str, float]:
         weighted by nodes) and ``mean_accuracy``, ``mean_macro_f1``,
         ``mean_macro_recall`` (unweighted means over the clients with nodes); NaN if no
         client has nodes. If a client has ``auroc``, also ``auroc`` and ``mean_auroc``,
-        over the clients that have it.
+        over the clients that have it; likewise ``auprc``, ``mrr`` and ``hits``.
     """
     counted = [entry for entry in scores if entry.num_nodes > 0]
     num_nodes = int(sum(entry.num_nodes for entry in counted))
@@ -180,11 +258,16 @@ def pool(scores: Sequence[Scores]) -> dict[str, float]:
     for name in SCORE_NAMES:
         values = (getattr(entry, name) for entry in counted)
         out[f"mean_{name}"] = _ratio(values, len(counted))
-    ranked = [entry for entry in counted if not math.isnan(entry.auroc)]
-    if ranked:
-        size = int(sum(entry.num_nodes for entry in ranked))
-        out["auroc"] = _ratio((e.auroc * e.num_nodes for e in ranked), size)
-        out["mean_auroc"] = _ratio((e.auroc for e in ranked), len(ranked))
+    for name in EXTRA_SCORES:
+        ranked = [
+            (entry.num_nodes, value)
+            for entry in counted
+            if not math.isnan(value := getattr(entry, name))
+        ]
+        if ranked:
+            size = sum(number for number, _ in ranked)
+            out[name] = _ratio((number * value for number, value in ranked), size)
+            out[f"mean_{name}"] = _ratio((value for _, value in ranked), len(ranked))
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flower_fgl.core.links import LINK
 from flower_fgl.core.options import option
 
 __all__ = [
@@ -154,7 +155,7 @@ class GeneralSettings:
     dataset: str = option(
         "synthetic",
         "dataset name (`flower-fgl datasets` lists them), `tu:NAME` for a TUDataset, "
-        "or the path of a graph file",
+        "`twitch:NAME` for a country of Twitch, or the path of a graph file",
     )
     owners: str = option(
         "",
@@ -237,8 +238,25 @@ class GeneralSettings:
     setting: str = option(
         "transductive",
         "task and what clients know while they train; `graph` classifies whole "
-        "graphs, all others classify nodes (docs/settings.md)",
-        choices="transductive inductive closed-set open-set few-shot graph",
+        "graphs, `link` predicts edges, all others classify nodes (docs/settings.md)",
+        choices="transductive inductive closed-set open-set few-shot graph link",
+    )
+    link_decoder: str = option(
+        "dot",
+        "score of a pair of nodes in link prediction; dot: the dot product of their "
+        "embeddings, mlp: two layers on the product of the embeddings (docs/links.md)",
+        choices="dot mlp",
+    )
+    link_features: str = option(
+        "default",
+        "features in link prediction; given: those of the graph, degree: the degree over "
+        "training edges, default: degree for a graph without features, else given",
+        choices="default given degree",
+    )
+    link_k: int = option(
+        10,
+        "K of Hits@K: an edge counts if its rank among the negatives is at most K",
+        ge=1,
     )
     expansion_hops: int = option(
         0,
@@ -525,12 +543,13 @@ def owners_name(owners: str) -> str:
     """Return the name of ``owners`` in run folders and tables, e.g. ``MUTAG+PROTEINS``."""
     parts = [part.strip().rstrip("/") for part in owners.split(",")]
     names = [part.rpartition("/")[2].removesuffix(".npz") for part in parts]
-    return "+".join(name.removeprefix("tu:") for name in names)
+    return "+".join(name.rpartition(":")[2] for name in names)
 
 
-def main_score_of(dataset: str, owners: str = "") -> str:
+def main_score_of(dataset: str, owners: str = "", setting: str = "") -> str:
     """Return the score by which runs are compared: ``accuracy``, or ``auroc``."""
-    return "auroc" if dataset in AUROC_DATASETS and not owners else "accuracy"
+    is_ranked = setting == LINK or (dataset in AUROC_DATASETS and not owners)
+    return "auroc" if is_ranked else "accuracy"
 
 
 def is_file(dataset: str) -> bool:

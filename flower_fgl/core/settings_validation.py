@@ -12,6 +12,7 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import refusal
+from flower_fgl.core.links import LINK
 from flower_fgl.core.model_spec import (
     BACKBONES,
     SHALLOW,
@@ -85,7 +86,7 @@ def check_names(
             "methods here predict one class of each node or graph. Choose a dataset that "
             "flower-fgl datasets lists."
         )
-    is_known = dataset in set(datasets) or dataset.startswith("tu:")
+    is_known = dataset in set(datasets) or dataset.startswith(("tu:", "twitch:"))
     if not (is_known or is_file(dataset)):
         is_folder = os.path.isdir(dataset)  # False too for a name too long for a path
         raise ConfigError(
@@ -199,6 +200,7 @@ def check_settings(
     _check_method(settings, method)
     _check_owners(settings, method, methods)
     _check_graphs(settings, method, methods)
+    _check_links(settings, method, methods)
     _reject_models(settings, method)
     if method.needs_cross_edges:
         _check_cross_edges(settings)
@@ -536,6 +538,31 @@ def _check_owners(
                 f"With {text} there is no complete global model: use evaluate = "
                 f'"local", got "{settings.evaluate}".'
             )
+
+
+def _check_links(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject a method that cannot predict links, and what link prediction lacks."""
+    if settings.setting != LINK:
+        return
+    if not method.predicts_links:
+        able = ", ".join(sorted(n for n, row in methods.items() if row.predicts_links))
+        raise ConfigError(
+            f'{settings.method} cannot predict links: setting = "link" is not possible. '
+            f"These methods can: {able}."
+        )
+    if settings.num_neighbors:
+        raise ConfigError(
+            'setting = "link" embeds the whole graph in each step: num-neighbors is not '
+            "possible. Remove it."
+        )
+    if settings.split == "public":
+        raise ConfigError(
+            'setting = "link" splits the edges of each client: split = "public" is not '
+            'possible. Use percentages of the edges, e.g. "85/5/10".'
+        )
+    _reject_sparsity(settings, "all features, edges and labels of a client")
 
 
 def _check_graphs(

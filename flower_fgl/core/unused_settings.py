@@ -30,6 +30,8 @@ _SECURE: Rule = (
     lambda config: config.secure_aggregation,
 )
 
+_LINKS: Rule = ('setting = "link"', lambda config: config.predicts_links)
+
 _PARTITIONED: Rule = (
     "a dataset that is partitioned, not owners",
     lambda config: not config.owners,
@@ -53,6 +55,9 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.setting in UNSEEN_SETTINGS,
     ),
     "shots": ('setting = "few-shot"', lambda config: config.setting == "few-shot"),
+    "link-decoder": _LINKS,
+    "link-features": _LINKS,
+    "link-k": _LINKS,
     "round-patience": ("rounds above 1", lambda config: config.rounds > 1),
     "patience": ("check-every above 0", lambda config: config.check_every),
     "final-local-epochs": (

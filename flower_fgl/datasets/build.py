@@ -35,6 +35,11 @@ from flower_fgl.datasets.sources.load import (
 from flower_fgl.datasets.sources.synthetic import synthetic_dataset
 from flower_fgl.datasets.splits.few_shot import draw_few_shot, few_shot_labels
 from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
+from flower_fgl.datasets.splits.links import (
+    link_client,
+    links_sha256,
+    require_links,
+)
 from flower_fgl.datasets.splits.split import (
     parse_split,
     published_split,
@@ -171,6 +176,9 @@ def build_clients(
         clients, sha256, edges = _build_unseen(dataset, config, num_clients)
     else:
         clients, sha256, edges = _build_nodes(dataset, config, num_clients)
+    if config.predicts_links:
+        require_links(clients)
+        sha256 = links_sha256(sha256, clients)
     is_dense = can_standardize(dataset.x)
     kind = config.scale_of_features(is_dense=is_dense)
     if kind == "columns" and is_dense:
@@ -321,6 +329,8 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
     config : RunConfig
         ``setting``.
     """
+    if config.predicts_links:
+        return link_client(client, config)
     if config.setting == "few-shot":
         graph = client.graph
         return replace(client, graph=replace(graph, y=few_shot_labels(graph)))

@@ -137,6 +137,9 @@ class Graph:
         ``new_client``).
     batch : Tensor of shape (N,), int64, or None
         Graph of each node, non-decreasing; ``None`` for node classification.
+    pairs : Tensor of shape (2, P), int64, or None
+        Pairs of nodes of link prediction. ``y`` and ``masks`` then refer to pairs: 1 for an
+        edge, 0 for a negative; and ``edge_index`` holds the training edges only.
     """
 
     x: Tensor
@@ -144,6 +147,7 @@ class Graph:
     y: Tensor
     masks: Mapping[str, Tensor]
     batch: Tensor | None = None
+    pairs: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -152,7 +156,7 @@ class Graph:
 
     @property
     def num_items(self) -> int:
-        """Number of labelled items: N nodes, or G graphs."""
+        """Number of labelled items: N nodes, G graphs, or P pairs of nodes."""
         return int(self.y.numel())
 
 

@@ -130,6 +130,11 @@ def client_from_owned(owned: LocalGraphFile, config: RunConfig) -> ClientGraph:
 
 def _check_evaluation_graphs(owned: LocalGraphFile, config: RunConfig) -> None:
     """Reject evaluation graphs that were exported in another setting."""
+    if config.predicts_links and owned.evaluation:
+        raise DataError(
+            'setting = "link" splits the edges of one graph, but this file contains '
+            "evaluation graphs. Use a file without them."
+        )
     # "transductive" and "few-shot" accept all of them, as additional metric columns.
     held = {name for graph in owned.evaluation for name in graph.masks}
     export = (

@@ -37,6 +37,7 @@ from flower_fgl.datasets.sources.load import (
     load,
 )
 from flower_fgl.datasets.splits.graph_sets import cut_graph_clients
+from flower_fgl.datasets.splits.links import require_links
 from flower_fgl.datasets.splits.split import parse_split, split_nodes
 from flower_fgl.datasets.transforms.columns import order_columns
 
@@ -174,7 +175,7 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
             "nor in data-dir. Check the path."
         )
     find_source(text)
-    return Owner(text.removeprefix("tu:"), text)
+    return Owner(text.rpartition(":")[2], text)
 
 
 def owner_contents(config: RunConfig) -> list[list[Any]]:
@@ -246,6 +247,8 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
         client.renumbered(number, names or client.class_names)
         for number, client in enumerate(clients)
     ]
+    if config.predicts_links:
+        require_links(clients)
     edges = sum(client.num_edges for client in clients)
     return clients, _sha256(clients), edges
 
@@ -341,6 +344,8 @@ def _sha256(clients: Sequence[ClientGraph]) -> str:
                 "labels": graph.y,
                 **dict(sorted(graph.masks.items())),
             }
+            if graph.pairs is not None:
+                parts = {**parts, "pairs": graph.pairs}
             for name, tensor in parts.items():
                 digest.update(f"{name} {tuple(tensor.shape)}".encode())
                 digest.update(tensor.contiguous().numpy().tobytes())

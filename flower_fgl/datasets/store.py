@@ -370,6 +370,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["hops"] = config.expansion_hops
     if config.setting == "few-shot":
         key["shots"] = config.shots
+    if config.predicts_links:
+        key["link-features"] = config.link_features
     if config.needs_cross_edges:
         key["cross_edges"] = True
     sparsity = Sparsity.of(config)
@@ -504,6 +506,8 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
     tensors = {"edge_index": graph.edge_index, "y": graph.y}
     if graph.batch is not None:
         tensors["batch"] = graph.batch
+    if graph.pairs is not None:
+        tensors["pairs"] = graph.pairs
     if graph.x.layout == torch.sparse_csr:
         tensors["x/indptr"] = graph.x.crow_indices()
         tensors["x/indices"] = graph.x.col_indices()
@@ -558,4 +562,11 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
                 size=tuple(tensors["x/shape"].tolist()),
                 check_invariants=False,  # the hash of the file was checked
             )
-    return Graph(x, tensors["edge_index"], tensors["y"], masks, tensors.get("batch"))
+    return Graph(
+        x,
+        tensors["edge_index"],
+        tensors["y"],
+        masks,
+        tensors.get("batch"),
+        tensors.get("pairs"),
+    )

@@ -46,5 +46,6 @@ METHOD = Method(
     payload="4P up, 4P down",
     additive=True,
     robust=True,
+    predicts_links=True,
     samples_neighbors=True,
 )

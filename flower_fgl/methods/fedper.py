@@ -22,5 +22,6 @@ METHOD = Method(
     robust=True,
     keeps_first_layer=True,
     keeps_head=True,
+    predicts_links=True,
     samples_neighbors=True,
 )

@@ -17,5 +17,6 @@ METHOD = Method(
     mixes_models=True,
     keeps_first_layer=True,
     keeps_head=True,
+    predicts_links=True,
     samples_neighbors=True,
 )

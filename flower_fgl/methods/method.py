@@ -67,6 +67,9 @@ class Method:
         "project"``).
     keeps_head : bool
         Whether the head of each client may stay local (``class-align = "local"``).
+    predicts_links : bool
+        Whether the method trains with ``setting = "link"``: its loss takes pairs of nodes,
+        and what it does with embeddings needs no classes of nodes.
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -100,6 +103,7 @@ class Method:
     sums_scaled_uploads: bool = True
     keeps_first_layer: bool = False
     keeps_head: bool = False
+    predicts_links: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
     samples_neighbors: bool = False

@@ -39,4 +39,5 @@ METHOD = Method(
     payload="4P up, 4P down",
     additive=True,
     robust=True,
+    predicts_links=True,
 )

@@ -45,6 +45,9 @@ class Backbone(nn.Module):
     has_linear_head : bool
         Use a linear classifier for nodes too in a :class:`LayeredNet`. Other backbones
         ignore it.
+    link : {"", "dot", "mlp"}
+        Predict links: ``num_classes`` is then the width of the nodes' embeddings, which a
+        decoder turns into scores of pairs. Its parameters start with ``decoder.``.
 
     Raises
     ------
@@ -74,6 +77,7 @@ class Backbone(nn.Module):
 
     encoder: nn.Module
     classifier: nn.Module
+    decoder: nn.Module | None
 
     @property
     def reach(self) -> int | None:
@@ -93,6 +97,7 @@ class Backbone(nn.Module):
         steps: int | None = None,
         readout: bool = False,
         has_linear_head: bool = False,
+        link: str = "",
     ) -> None:
         super().__init__()
         sizes = {
@@ -121,6 +126,13 @@ class Backbone(nn.Module):
         self.readout = readout
         self.has_linear_head = has_linear_head or readout
         self.encoder, self.classifier = self.make(in_channels, num_classes, num_layers)
+        self.decoder = None
+        if link:
+            from flower_fgl.nn.link import (
+                make_decoder,  # other networks need no decoder
+            )
+
+            self.decoder = make_decoder(link, num_classes)
 
     def make(
         self, in_channels: int, num_classes: int, num_layers: int
@@ -220,8 +232,16 @@ class Backbone(nn.Module):
         return out
 
     def forward(self, graph: GraphInput) -> Tensor:
-        """Return the logits of all nodes (N, C), or of all graphs (G, C)."""
-        return self.head(self.embed(graph), graph)
+        """Return the logits of all nodes (N, C), all graphs (G, C), or pairs (P, 2)."""
+        out = self.head(self.embed(graph), graph)
+        return out if graph.pairs is None else self.decode(out, graph.pairs)
+
+    def decode(self, h: Tensor, pairs: Tensor) -> Tensor:
+        """Predict links from the output (N, p) of :meth:`head`; returns (P, 2) logits."""
+        if self.decoder is None:
+            raise ValueError("A network without decoder got pairs of nodes to predict.")
+        out: Tensor = self.decoder(h, pairs)
+        return out
 
     def predict(self, graph: GraphInput, wanted: Tensor) -> Tensor:
         """Return logits of which the caller reads only some rows.

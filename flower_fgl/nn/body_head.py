@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-__all__ = ["BODY", "HEAD", "classifier_state", "encoder_state", "layer_of"]
+__all__ = ["BODY", "DECODER", "HEAD", "classifier_state", "encoder_state", "layer_of"]
 
 BODY = "encoder."
 """Prefix of the encoder's tensor names, see :class:`~flower_fgl.nn.Backbone`."""
 HEAD = "classifier."
 """Prefix of the classifier's tensor names."""
+DECODER = "decoder."
+"""Prefix of the tensor names of link prediction's decoder, a part of the head."""
 
 Entry = TypeVar("Entry")
 
@@ -27,8 +29,10 @@ def encoder_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
 
 
 def classifier_state(state: Mapping[str, Entry]) -> dict[str, Entry]:
-    """Return the entries of the classifier; see :func:`encoder_state`."""
-    return {name: entry for name, entry in state.items() if name.startswith(HEAD)}
+    """Return the entries of classifier and decoder; see :func:`encoder_state`."""
+    return {
+        name: entry for name, entry in state.items() if name.startswith((HEAD, DECODER))
+    }
 
 
 def layer_of(name: str) -> str:

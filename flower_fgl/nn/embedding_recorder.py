@@ -67,3 +67,7 @@ class RecordingBackbone(Backbone):
     def head(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Predict classes from embeddings."""
         return self.backbone.head(h, graph)
+
+    def decode(self, h: Tensor, pairs: Tensor) -> Tensor:
+        """Predict links from the output of :meth:`head`."""
+        return self.backbone.decode(h, pairs)

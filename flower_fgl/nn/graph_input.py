@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from typing import Literal
 
 import torch
@@ -85,6 +86,21 @@ class GraphInput:
     _chosen_from: tuple[GraphInput, Tensor] | None = None
     """The batch that :meth:`select` chose from, and the chosen nodes."""
 
+    pairs: Tensor | None = None
+    """Pairs of nodes to predict, of shape (2, P), int64; ``None`` for classification."""
+
+    def with_pairs(self, pairs: Tensor) -> GraphInput:
+        """Return the same graph, with its cached operators, and pairs of nodes to predict.
+
+        Parameters
+        ----------
+        pairs : Tensor of shape (2, P), int64
+            Pairs of nodes.
+        """
+        out = copy(self)
+        out.pairs = pairs
+        return out
+
     def _set_features(self, x: Tensor) -> None:
         self.x = x
         is_sparse = x.layout == torch.sparse_csr
@@ -147,6 +163,7 @@ class GraphInput:
                 out.edge_index, self.union.batch.to(device), self.union.num_graphs
             )
         out._set_features(self.x.to(device))
+        out.pairs = None if self.pairs is None else self.pairs.to(device)
         return out
 
     def select(self, graphs: Tensor) -> GraphInput:
@@ -240,6 +257,7 @@ class GraphInput:
             )
         out = object.__new__(GraphInput)
         out.topology, out.union = self.topology, self.union
+        out.pairs = self.pairs
         out._set_features(x)
         return out
 

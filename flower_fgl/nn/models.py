@@ -62,6 +62,7 @@ def build_model(
     readout: bool = False,
     has_linear_head: bool = False,
     initialise: bool = True,
+    link: str = "",
 ) -> Backbone:
     """Build a backbone on the CPU by its name.
 
@@ -87,6 +88,9 @@ def build_model(
     initialise : bool
         Draw initial parameters from torch's global generator. Otherwise parameters are
         uninitialised memory: load a complete state before use.
+    link : {"", "dot", "mlp"}
+        Decoder of link prediction; the embeddings are then as wide as the hidden layers,
+        whatever ``num_classes`` is.
 
     Returns
     -------
@@ -107,29 +111,32 @@ def build_model(
     2. A backbone of another package is constructed each time.
     """
     model_name = read_model(name)
+    width = model_name.hidden_channels or hidden_channels
     if model_name.name not in MODELS.own:
         return _construct(
             model_name,
             initialise=initialise,
             in_channels=in_channels,
-            hidden_channels=model_name.hidden_channels or hidden_channels,
-            num_classes=num_classes,
+            hidden_channels=width,
+            num_classes=width if link else num_classes,
             num_layers=model_name.num_layers or num_layers,
             dropout=dropout,
             readout=readout,
             has_linear_head=has_linear_head,
+            **({"link": link} if link else {}),
         )
     template = _template(
         model_name.name,
         in_channels,
-        model_name.hidden_channels or hidden_channels,
-        num_classes,
+        width,
+        width if link else num_classes,
         model_name.num_layers or num_layers,
         dropout,
         model_name.steps,
         torch.get_default_dtype(),
         readout,
         has_linear_head or model_name.has_linear_head,
+        link,
     )
     model = _copy_structure(template)
     if initialise:
@@ -264,6 +271,7 @@ def _template(
     dtype: torch.dtype,
     readout: bool,
     has_linear_head: bool,
+    link: str,
 ) -> Backbone:
     """Construct a backbone without drawing from the global generator."""
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
@@ -276,6 +284,7 @@ def _template(
             steps=steps,
             readout=readout,
             has_linear_head=has_linear_head,
+            link=link,
         )
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.flower_internals import recorddict_to_proto
+from flower_fgl.core.score_names import EXTRA_SCORES
 
 __all__ = [
     "CONFIG",
@@ -87,9 +88,6 @@ MAX_METRICS, MAX_NAME = 256, 64
 SCORES = ("num_nodes", "accuracy", "macro_f1", "macro_recall")
 """Metrics sent for every score column."""
 SCORE_SET = frozenset(SCORES)
-EXTRA_SCORES = ("auroc",)
-"""Metrics sent for a score column only if requested and defined."""
-
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -616,8 +614,10 @@ def read_scores(metrics: MetricRecord) -> dict[str, dict[str, dict[str, float]]]
 
 def _check_scores(where: str, values: Mapping[str, float]) -> None:
     """Reject scores that no evaluation can produce."""
-    extra: tuple[str, ...] = () if values.keys() == SCORE_SET else EXTRA_SCORES
-    extra = tuple(name for name in extra if name in values)
+    # those that a task has and that are defined
+    extra: tuple[str, ...] = ()
+    if values.keys() != SCORE_SET:
+        extra = tuple(name for name in EXTRA_SCORES if name in values)
     odd = values.keys() ^ {*SCORES, *extra} if extra else values.keys() ^ SCORE_SET
     if odd:
         raise PayloadError(f'"{where}": missing or unexpected scores {sorted(odd)}.')

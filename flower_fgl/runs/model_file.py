@@ -73,6 +73,8 @@ class ModelCard:
         Length d: names of the input features, in order; empty if they are unknown.
     features_sha256 : str
         Hash of these names; empty if the features have none.
+    link : {"", "dot", "mlp"}
+        Decoder of a model that predicts links; empty for one that classifies.
     """
 
     method: str
@@ -90,6 +92,7 @@ class ModelCard:
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
     features_sha256: str = ""
+    link: str = ""
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
@@ -112,7 +115,7 @@ class ModelCard:
         values: dict[str, Any] = json.loads(text)
         read = {key.replace("-", "_"): value for key, value in values.items()}
         # absent from files of earlier versions
-        later = {"rep_norm", "settings", "feature_names", "features_sha256"}
+        later = {"rep_norm", "settings", "feature_names", "features_sha256", "link"}
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:
@@ -300,6 +303,7 @@ def _build_backbone(card: ModelCard, *, num_outputs: int) -> Backbone:
         dropout=0.0,
         readout=card.classifies_graphs,
         initialise=False,
+        link=card.link,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -10,7 +10,13 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.runs.compare import paired_runs
 from flower_fgl.runs.run import Run
 
-__all__ = ["OwnerGain", "gains_per_owner"]
+__all__ = [
+    "OwnerGain",
+    "OwnerRow",
+    "gains_per_owner",
+    "owner_metric",
+    "rows_per_owner",
+]
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,84 @@ class OwnerGain:
     def wins(self) -> int:
         """Number of pairs in which B is better."""
         return sum(b > a for a, b in zip(self.one, self.other, strict=True))
+
+
+@dataclass(frozen=True)
+class OwnerRow:
+    """Scores of one owner in several groups of runs, and the gains over one of them.
+
+    Parameters
+    ----------
+    name : str
+        Name of the owner.
+    means : tuple of float or None
+        By group: mean score over its runs.
+    gains : tuple of float or None
+        By group: mean paired difference from the base; ``None`` for the base itself and
+        without pairs.
+    """
+
+    name: str
+    means: tuple[float | None, ...]
+    gains: tuple[float | None, ...]
+
+
+def owner_metric(runs: Sequence[Run]) -> str:
+    """Return ``auroc`` if all scored runs have it, else ``accuracy``."""
+    scored = [run.best for run in runs if run.best is not None]
+    is_ranked = all("auroc" in best.get("test", {}) for best in scored)
+    return "auroc" if scored and is_ranked else "accuracy"
+
+
+def rows_per_owner(
+    groups: Sequence[Sequence[Run]],
+    base: int | None = None,
+    *,
+    column: str = "test",
+    metric: str = "accuracy",
+) -> list[OwnerRow]:
+    """Score several groups of runs owner by owner.
+
+    Parameters
+    ----------
+    groups : sequence of (sequence of Run)
+        Runs of each method; those of a group differ in their seeds.
+    base : int, optional
+        Group to compare the others with, usually that of Local; by default none.
+    column, metric : str
+        Node set and score of :meth:`Run.per_owner`.
+
+    Returns
+    -------
+    list of OwnerRow
+        In the order of the partition-ids.
+    """
+    tables = [[run.per_owner(column, metric) for run in runs] for runs in groups]
+    names = dict.fromkeys(name for table in tables for row in table for name in row)
+    gains: list[dict[str, float]] = []
+    for number, runs in enumerate(groups):
+        try:
+            found = (
+                []
+                if base is None or number == base
+                else gains_per_owner(groups[base], runs, column=column, metric=metric)
+            )
+        except RunError:  # no pairs: the table shows the scores alone
+            found = []
+        gains.append({entry.name: entry.gain for entry in found})
+
+    def mean(table: Sequence[Mapping[str, float]], name: str) -> float | None:
+        known = [row[name] for row in table if name in row]
+        return fmean(known) if known else None
+
+    return [
+        OwnerRow(
+            name,
+            tuple(mean(table, name) for table in tables),
+            tuple(gain.get(name) for gain in gains),
+        )
+        for name in names
+    ]
 
 
 def gains_per_owner(

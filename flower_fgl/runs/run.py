@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.files import (
     CLIENTS_FILE,
@@ -89,7 +89,9 @@ class Run:
         clients = read_lines(folder / CLIENTS_FILE)
         if summary["status"] == "running":  # active or killed: the rows are newer
             header = {key: summary.get(key) for key in HEADER}
-            places = (str(config.get(key, "")) for key in ("dataset", "owners"))
+            places = (
+                str(config.get(key, "")) for key in ("dataset", "owners", "setting")
+            )
             metric = main_score_of(*places)
             summary |= summarise(rounds, status="running", metric=metric, **header)
         return cls(folder, config, read_sources(text), summary, rounds, clients)
@@ -182,13 +184,17 @@ class Run:
         both = about.get("global", {})
         scored += [(f"{key}, aggregated", both.get(key)) for key in ("best", "last")]
         scored.append(("finetuned", about.get("finetuned")))
-        is_ranked = any("auroc" in (e or {}).get("test", {}) for _, e in scored)
+        extra = {
+            name: f"test {title}"
+            for name, title in EXTRA_SCORES.items()
+            if any(name in (entry or {}).get("test", {}) for _, entry in scored)
+        }
         own = {k: t for k, t in SETTING_COLUMNS.items() if k in (self.last or {})}
         shown = [("val", "accuracy"), ("test", "accuracy"), ("test", "macro_f1")]
-        shown += [("test", "auroc")] if is_ranked else []
+        shown += [("test", name) for name in extra]
         shown += [(column, "accuracy") for column in own]
         titles = ["", "round", "val acc", "test acc", "test F1"]
-        titles += [AUROC] if is_ranked else []
+        titles += extra.values()
         rows = [
             [name, str(entry["round"]), *(_percent(entry, *where) for where in shown)]
             for name, entry in scored

@@ -40,7 +40,7 @@ from typing import Any
 from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, load_toml, nearest
-from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.core.unused_settings import (
     NEEDED,
     reject_unused_settings,
@@ -561,7 +561,10 @@ def results_table(
             ("val acc.", ("best", "val", "accuracy")),
             ("test acc.", ("best", "test", "accuracy")),
             ("test macro-F1", ("best", "test", "macro_f1")),
-            ("test AUROC", ("best", "test", "auroc")),
+            *(
+                (f"test {title}", ("best", "test", extra))
+                for extra, title in EXTRA_SCORES.items()
+            ),
             *_setting_columns(members),
             ("global test acc.", ("global", "best", "test", "accuracy")),
             *_setting_columns(members, "global"),

@@ -221,6 +221,7 @@ def _shapes(
         dropout=config.dropout,
         readout=config.classifies_graphs,
         initialise=False,
+        link=config.link_decoder if config.predicts_links else "",
     )
     return state_shapes(model)
 

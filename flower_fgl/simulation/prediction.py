@@ -192,6 +192,11 @@ def _match_model(
 ) -> NodeDataset:
     """Check that the graph fits the model; return it with features scaled for it."""
     card = saved.card
+    if card.link:
+        raise DataError(
+            f'The model predicts links (setting = "link"), but predict classifies the '
+            f"nodes of one graph, {path}. Use a model trained on nodes."
+        )
     if card.classifies_graphs:
         raise DataError(
             f'The model classifies whole graphs (setting = "graph"), but predict '

@@ -262,6 +262,55 @@ class RunSet(Sequence[Run]):
             frames.append(frame)
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
+    def per_owner(
+        self, against: str = "local", *, column: str = "test", metric: str = ""
+    ) -> pd.DataFrame:
+        """Compare the methods owner by owner: who gains from federating, who loses.
+
+        Parameters
+        ----------
+        against : str
+            Method that the gains refer to.
+        column : str
+            Node set: ``test`` or ``val``.
+        metric : str
+            ``auroc``, ``accuracy``, …; by default AUROC if all runs have it.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per owner and method: ``owner``, ``method``, ``score`` (mean over the
+            runs, in [0, 1]) and ``gain`` (mean paired difference from ``against``; NaN
+            for that method itself and without pairs).
+
+        Raises
+        ------
+        RunError
+            If two runs of a method have the same data and seed.
+        """
+        import pandas as pd
+
+        from flower_fgl.runs.per_owner import owner_metric, rows_per_owner
+
+        groups = self.by_method()
+        names = list(groups)
+        base = names.index(against) if against in names else None
+        rows = rows_per_owner(
+            [list(group) for group in groups.values()],
+            base,
+            column=column,
+            metric=metric or owner_metric(self),
+        )
+        table = [
+            {"owner": row.name, "method": name, "score": mean, "gain": gain}
+            for row in rows
+            for name, mean, gain in zip(names, row.means, row.gains, strict=True)
+        ]
+        columns = ["owner", "method", "score", "gain"]
+        return pd.DataFrame(table, columns=columns).astype(
+            {"score": float, "gain": float}
+        )
+
     def plot(self, picture: str = "convergence") -> Figure:
         """Draw one picture of the comparison; see :meth:`Run.plot`.
 

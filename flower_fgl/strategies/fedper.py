@@ -27,6 +27,7 @@ class FedPer(FedAvg):
         """Draw the initial backbone and remove its head."""
         network = draw_model(self.config, self.federation, model)
         network.classifier = nn.Identity()
+        network.decoder = None
         return network
 
     def global_state(self) -> None:

@@ -36,6 +36,9 @@ WITH: dict[str, dict[str, Scalar]] = {
     "norm-bound": {"aggregation": "norm-clip"},
     "upload-noise-model": {"upload-clip": 1.0, "upload-noise": 1.0},
     "secure-threshold": {"secure-aggregation": True},
+    "link-decoder": {"setting": "link"},
+    "link-features": {"setting": "link"},
+    "link-k": {"setting": "link"},
     "secure-fraction-bits": {"secure-aggregation": True},
 }
 WITHOUT: dict[str, dict[str, Scalar]] = {

@@ -25,7 +25,9 @@ from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.nn.models import MODELS, build_model, local_names, state_shapes
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.runs.per_owner import gains_per_owner
-from tests.support.owners import owner_graphs, run_owners
+from flower_fgl.runs.report.figures import draw_run
+from flower_fgl.simulation.results import RunSet, as_run
+from tests.support.owners import in_own_order, owner_graphs, run_owners
 from tests.support.random_clients import random_client
 from tests.support.short_runs import comparable
 
@@ -120,6 +122,48 @@ def test_the_gain_of_each_owner_is_the_difference_of_its_scores(
     assert f"{winners} of 3 owners gain" in shown.output
     assert "Worst owner" in shown.output
     assert "birch" in shown.output
+
+
+def test_the_report_names_the_owners(runs: dict[str, Run], tmp_path: Path) -> None:
+    one, other = as_run(runs["local"]), as_run(runs["fedavg"])
+    page = one.report(tmp_path / "one.html").read_text()
+    scores = one.per_owner(metric="auroc")
+    worst = min(scores, key=scores.__getitem__)
+    assert f"{100 * scores[worst]:.1f} ({worst})" in page
+    for picture in ("clients", "labels"):
+        labels = one.plot(picture).axes[0].get_xticklabels()
+        assert [label.get_text() for label in labels] == list(NAMES)
+        assert one.plot(picture).axes[0].get_xlabel() == "owner"
+    both = RunSet([one, other])
+    gains = gains_per_owner([one], [other], column="test", metric="auroc")
+    page = both.report(tmp_path / "both.html").read_text()
+    won = sum(entry.gain > 0 for entry in gains)
+    assert f'<td class="n">{won} of 3</td>' in page
+    for entry in gains:
+        assert f">{100 * entry.gain:+.1f}</td>" in page
+    frame = both.per_owner()
+    fedavg = frame[frame.method == "fedavg"].set_index("owner")
+    for entry in gains:
+        assert fedavg.gain[entry.name] == pytest.approx(entry.gain)
+        assert fedavg.score[entry.name] == pytest.approx(entry.other[0])
+    assert frame[frame.method == "local"].gain.isna().all()
+
+
+def test_classes_of_their_own_share_no_picture(place: Path, tmp_path: Path) -> None:
+    graphs = owner_graphs()
+    graphs[1] = in_own_order(graphs[1], ("cold", "flu"))
+    folder = save(tmp_path / "own", graphs)
+    run = as_run(
+        simulate(
+            "fedavg",
+            owners=str(folder),
+            class_align="local",
+            output_dir=str(tmp_path),
+            **SHORT,
+        )
+    )
+    assert "labels" not in draw_run(run)
+    assert "Owners" in run.report().read_text()
 
 
 def test_another_number_of_clients_is_refused(folder: Path, tmp_path: Path) -> None:

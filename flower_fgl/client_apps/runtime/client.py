@@ -23,7 +23,7 @@ from flower_fgl.client_apps.runtime.training import (
     train_epochs,
 )
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score
+from flower_fgl.core.metrics import AbsentClasses, Scores, auroc, score, score_links
 from flower_fgl.core.model_spec import split_models
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.core.settings import read_num_neighbors
@@ -136,6 +136,7 @@ class Client:
             dropout=config.dropout,
             readout=config.classifies_graphs,
             initialise=initialise,
+            link=config.link_decoder if config.predicts_links else "",
         )
 
     def settle(self, model: Module) -> Module:
@@ -322,7 +323,12 @@ class Client:
 
     @torch.inference_mode()
     def validate(self, model: Backbone) -> float:
-        """Return a model's accuracy on the validation nodes, NaN if there are none."""
+        """Return a model's accuracy on the validation nodes, NaN if there are none.
+
+        In link prediction it is the area under the ROC curve.
+        """
+        if self.config.predicts_links:
+            return self.evaluate(model)["val"].selected
         model.eval()
         data = self.data
         hits = total = 0
@@ -380,8 +386,15 @@ class Client:
                 scores[name] = score(
                     logits, y, masks[name], num_classes, absent_classes=absent
                 )
-                is_ranked = self.config.main_score == "auroc"
-                if inputs.batch is not None or self.config.owners or is_ranked:
+                if inputs.pairs is not None:
+                    scores[name] = score_links(
+                        scores[name], logits, y, masks[name], k=self.config.link_k
+                    )
+                elif (
+                    inputs.batch is not None
+                    or self.config.owners
+                    or self.config.main_score == "auroc"
+                ):
                     area = auroc(logits, y, masks[name], num_classes)
                     scores[name] = replace(scores[name], auroc=area)
             if is_few_shot and "test" in names:

@@ -102,11 +102,10 @@ class ClientData:
             for g, masks in zip(graphs, columns, strict=True)
             for name, mask in masks.items()
         }
-        index = (graph.graph.masks["train"] & (graph.graph.y >= 0)).nonzero().squeeze(1)
         return cls(
             graph,
             inputs,
-            TrainingSet(inputs[0], index.to(device), graph.graph.y[index].to(device)),
+            _training_set(graph.graph, inputs[0]),
             [g.y.to(device) for g in graphs],
             [{n: m.to(device) for n, m in masks.items()} for masks in columns],
             sizes,
@@ -117,8 +116,23 @@ class ClientData:
         )
 
 
+def _training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
+    """Return the training nodes, graphs or edges of a graph."""
+    if graph.pairs is not None:
+        # other tasks do not load the code of link prediction
+        from flower_fgl.client_apps.runtime.links import LinkTrainingSet
+
+        return LinkTrainingSet.of(graph, inputs)
+    index = (graph.masks["train"] & (graph.y >= 0)).nonzero().squeeze(1)
+    return TrainingSet(
+        inputs, index.to(inputs.device), graph.y[index].to(inputs.device)
+    )
+
+
 def _graph_input(graph: Graph) -> GraphInput:
     """Return a graph, or a batch of graphs, as model input."""
+    if graph.pairs is not None:
+        return GraphInput(graph.x, graph.edge_index).with_pairs(graph.pairs)
     if graph.batch is None:
         return GraphInput(graph.x, graph.edge_index)
     return GraphInput(

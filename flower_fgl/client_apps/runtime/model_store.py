@@ -100,7 +100,7 @@ def save_best_model(
     folder = _folder(context, context.run_id, name)
     if folder is None:
         return
-    accuracy = scores["val"].accuracy if "val" in scores else math.nan
+    accuracy = scores["val"].selected if "val" in scores else math.nan
     validation = accuracy if math.isfinite(accuracy) else None
     try:
         kept = read_card(folder)
@@ -194,6 +194,7 @@ def card_of(
         num_layers=config.num_layers,
         class_names=graph.class_names,
         classifies_graphs=config.classifies_graphs,
+        link=config.link_decoder if config.predicts_links else "",
         scaling=scales[graph.scale],
         round=server_round,
         owner=owner,

@@ -67,6 +67,10 @@ class TrainingSet:
     fields: dict[int, GraphInput | None] = field(default_factory=dict, init=False)
     samplers: list[NeighborSampler] = field(default_factory=list, init=False)
 
+    def epoch(self, generator: torch.Generator | None) -> TrainingSet:
+        """Return the items of one epoch: itself, unless each epoch draws others."""
+        return self
+
     def logits(self, model: Backbone, index: Tensor) -> Tensor:
         """Return differentiable logits of some nodes or graphs.
 
@@ -391,11 +395,13 @@ def train_epochs(
     total = torch.zeros((), device=data.labels.device)
     steps = 1
     for _ in range(epochs):
-        batches = [(data.index, data.labels)]
+        items = data.epoch(generator)
+        batches = [(items.index, items.labels)]
         if batch_size:
-            order = torch.randperm(size, generator=generator).to(data.index.device)
+            size = len(items.index)
+            order = torch.randperm(size, generator=generator).to(items.index.device)
             batches = [
-                (data.index[part], data.labels[part])
+                (items.index[part], items.labels[part])
                 for part in torch.split(order, batch_size)
             ]
         total.zero_()
@@ -405,7 +411,7 @@ def train_epochs(
             if num_neighbors and generator is not None:
                 logits = data.sampled_logits(model, index, num_neighbors, generator)
             else:
-                logits = data.logits(model, index)
+                logits = items.logits(model, index)
             if data_loss is None:
                 loss = F.cross_entropy(logits, labels)
             else:

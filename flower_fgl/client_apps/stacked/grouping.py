@@ -37,6 +37,8 @@ def why_not_run(config: RunConfig, node: Mapping[str, Any]) -> str:
     """
     if config.classifies_graphs:
         return 'setting = "graph" classifies whole graphs'
+    if config.predicts_links:
+        return 'setting = "link" predicts pairs of nodes'
     if config.keeps_layers:
         return "the first layer or the head of each owner stays local"
     if config.main_score == "auroc":

@@ -34,6 +34,7 @@ from flower_fgl.datasets.sources.registry import (
     GRAPH_SPLIT,
     MORRIS,
     SOURCES,
+    TWITCH,
     Source,
     Statistics,
 )
@@ -56,7 +57,8 @@ def find_source(name: str) -> Source:
     Parameters
     ----------
     name : str
-        A key of ``SOURCES``, or ``tu:NAME`` for any TU Dortmund dataset.
+        A key of ``SOURCES``, ``tu:NAME`` for any TU Dortmund dataset, or
+        ``twitch:NAME`` for a country of Twitch.
 
     Raises
     ------
@@ -68,9 +70,20 @@ def find_source(name: str) -> Source:
     if match := re.fullmatch(r"tu:([A-Za-z0-9_-]+)", name):
         title = f"{match[1]}, {MORRIS}"
         return Source(title, "graph", GRAPH_SPLIT, Statistics(), raw_paths.tu(match[1]))
+    if (country := name.removeprefix("twitch:")) != name:
+        if country not in TWITCH:
+            raise ConfigError(
+                f'Unknown country "{country}" of Twitch. {nearest(country, TWITCH)}'
+            )
+        title = f"Twitch streamers, {country}, Rozemberczki et al., JCN 2021"
+        nodes, edges = TWITCH[country]
+        statistics = Statistics(nodes, edges, 3170, 2)
+        layouts = raw_paths.twitch(country)
+        return Source(title, "node", "20/40/40", statistics, layouts)
     raise ConfigError(
         f'Unknown dataset "{name}". {nearest(name, SOURCES)} You can also give tu:NAME '
-        "for a TU Dortmund dataset, or the path of a graph file."
+        "for a TU Dortmund dataset, twitch:NAME for a country of Twitch, or the path of "
+        "a graph file."
     )
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "reddit",
     "rozemberczki",
     "tu",
+    "twitch",
     "wiki_cs",
 ]
 
@@ -42,6 +43,7 @@ OGB_NODES = "flower_fgl.datasets.sources.library_loaders:ogb_nodes"
 TU_GRAPHS = "flower_fgl.datasets.sources.library_loaders:tu_graphs"
 COLLAB_NPZ = "flower_fgl.datasets.sources.raw_readers:collab_npz"
 FEW_SHOT = "flower_fgl.datasets.sources.raw_readers:few_shot"
+TWITCH = "flower_fgl.datasets.sources.raw_readers:twitch"
 FOLD_PPI = "flower_fgl.datasets.sources.raw_readers:fold_ppi"
 
 
@@ -236,6 +238,20 @@ def tu(name: str) -> tuple[Layout, ...]:
     arguments = {"name": name}
     return (
         Layout(f"TU/{name}", files, TU_GRAPHS, arguments, name, url, can_download=True),
+    )
+
+
+def twitch(name: str) -> tuple[Layout, ...]:
+    """Return the layouts of one Twitch country: ``Twitch/raw/musae_<name>_edges.csv`` etc.
+
+    ``owners/Twitch-raw/raw`` is the folder that the experiments on owners name.
+    """
+    parts = ("edges.csv", "features.json", "target.csv")
+    files = tuple(f"musae_{name}_{part}" for part in parts)
+    url = "https://github.com/benedekrozemberczki/datasets#twitch-social-networks"
+    return tuple(
+        Layout(folder, files, TWITCH, {"name": name}, url=url)
+        for folder in ("Twitch/raw", "owners/Twitch-raw/raw")
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from flower_fgl.datasets.transforms.canonical import (
 )
 
 __all__ = ["Raw", "RawGraphs", "RawNodes", "collab_npz", "few_shot", "fold_ppi"]
+__all__ += ["twitch"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -263,6 +266,73 @@ def fold_ppi(folder: Path) -> RawNodes:
         entries=arrays["edge_index" if "edge_index" in arrays else "edges"].size // 2,
         class_names=names,
         network=network,
+    )
+
+
+TWITCH_FEATURES = 3170
+"""Feature ids of Twitch, 0 to 3169 over all countries; each country lacks some."""
+
+
+def twitch(folder: Path, *, name: str) -> RawNodes:
+    """Read the Twitch streamers of one country (Rozemberczki et al., JCN 2021).
+
+    Parameters
+    ----------
+    folder : Path
+        Folder with ``musae_NAME_edges.csv`` (``from,to``), ``musae_NAME_features.json``
+        (ids of the features by node) and ``musae_NAME_target.csv`` (``mature`` by
+        ``new_id``).
+    name : str
+        Country, e.g. ``DE``.
+
+    Returns
+    -------
+    RawNodes
+        Binary features, one column per feature id, the same columns for every country.
+
+    Raises
+    ------
+    DataError
+        If a column is missing, a node has two labels or none, or a node or feature is
+        out of range.
+    """
+    with (folder / f"musae_{name}_target.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or not {"new_id", "mature"} <= rows[0].keys():
+        raise DataError(
+            f"{folder}: musae_{name}_target.csv needs the columns new_id and mature. "
+            "Download it again."
+        )
+    labels = {(int(row["new_id"]), row["mature"] == "True") for row in rows}
+    features = json.loads((folder / f"musae_{name}_features.json").read_text("utf-8"))
+    table = [(int(node), int(f)) for node, ids in features.items() for f in set(ids)]
+    edges = np.loadtxt(
+        folder / f"musae_{name}_edges.csv", np.int64, delimiter=",", skiprows=1, ndmin=2
+    )
+    node, column = np.array(table, dtype=np.int64).reshape(-1, 2).T
+    num_nodes = len({number for number, _ in labels})
+    inside = (node < num_nodes) & (column < TWITCH_FEATURES) & (column >= 0)
+    if (
+        len(labels) != num_nodes
+        or {number for number, _ in labels} != set(range(num_nodes))
+        or not inside.all()
+        or edges.max(initial=0) >= num_nodes
+    ):
+        raise DataError(
+            f"{folder}: the files of {name} do not fit each other: every node from 0 to "
+            f"{num_nodes - 1} needs one label, and features are 0 to "
+            f"{TWITCH_FEATURES - 1}. Download them again."
+        )
+    x = scipy.sparse.csr_matrix(
+        (np.ones(len(node), dtype=np.float32), (node, column)),
+        shape=(num_nodes, TWITCH_FEATURES),
+    )
+    return RawNodes(
+        x=compact_features(csr_tensor(x)),
+        edge_index=undirected_simple(torch.from_numpy(edges.T.copy()), num_nodes),
+        y=torch.tensor([int(is_mature) for _, is_mature in sorted(labels)]),
+        entries=len(edges),
+        class_names=("not mature", "mature"),
     )
 
 

@@ -11,7 +11,7 @@ from flower_fgl.core.extensions import Table, version_of
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.layout import Layout
 
-__all__ = ["GRAPH_SPLIT", "MORRIS", "SOURCES", "Source", "Statistics"]
+__all__ = ["GRAPH_SPLIT", "MORRIS", "SOURCES", "TWITCH", "Source", "Statistics"]
 
 
 @dataclass(frozen=True)
@@ -411,4 +411,15 @@ def _read(name: str, row: object) -> Source:
 
 SOURCES: Table[Source] = Table("datasets", _OWN, _read)
 """All named datasets: ours, then those of other packages; ``find_source`` adds
-``tu:NAME``."""
+``tu:NAME`` and ``twitch:NAME``."""
+
+TWITCH = {
+    "DE": (9498, 153138),
+    "ENGB": (7126, 35324),
+    "ES": (4648, 59382),
+    "FR": (6549, 112666),
+    "PTBR": (1912, 31299),
+    "RU": (4385, 37304),
+    "TW": (2772, 63462),
+}
+"""Nodes and edges of the Twitch countries, the owners of one natural federation."""

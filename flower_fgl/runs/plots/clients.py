@@ -29,7 +29,7 @@ HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b
 
 
 def client_bars(
-    partition_ids: Sequence[int],
+    partition_ids: Sequence[int | str],
     accuracy: Sequence[float],
     pooled: float | None,
     *,
@@ -39,8 +39,8 @@ def client_bars(
 
     Parameters
     ----------
-    partition_ids : sequence of int
-        Length K, in drawing order.
+    partition_ids : sequence of int or str
+        Length K, in drawing order; texts are names of owners.
     accuracy : sequence of float in [0, 1]
         Length K; NaN where a client has no test nodes.
     pooled : float in [0, 1] or None
@@ -50,7 +50,7 @@ def client_bars(
     """
     figure = new_figure(2.7)
     panel = figure.subplots()
-    dress(panel, xlabel="client (partition-id)", ylabel="test accuracy")
+    dress(panel, xlabel=_client_title(partition_ids), ylabel="test accuracy")
     place = np.arange(len(partition_ids))
     values = np.asarray(accuracy, dtype=float)
     width = 0.72 if len(place) <= 100 else 1.0
@@ -73,6 +73,12 @@ def client_bars(
             panel, [line], [name], "lower right", 1, bbox_to_anchor=(1.01, 0.985)
         )
     return figure
+
+
+def _client_title(ids: Sequence[int | str]) -> str:
+    """Return the title of an axis of clients."""
+    are_names = any(isinstance(entry, str) for entry in ids)
+    return "owner" if are_names else "client (partition-id)"
 
 
 def client_spread(
@@ -115,7 +121,7 @@ def client_spread(
 def label_heat_map(
     counts: Any,
     class_names: Sequence[str],
-    partition_ids: Sequence[int] | None = None,
+    partition_ids: Sequence[int | str] | None = None,
     *,
     items: str = "nodes",
 ) -> Figure:
@@ -127,8 +133,8 @@ def label_heat_map(
         Items by client and class.
     class_names : sequence of str
         Length C.
-    partition_ids : sequence of int, optional
-        Length K; 0..K-1 by default.
+    partition_ids : sequence of int or str, optional
+        Length K; 0..K-1 by default. Texts are names of owners.
     items : {"nodes", "graphs"}
         What is counted.
 
@@ -146,7 +152,8 @@ def label_heat_map(
     num_classes, num_clients = table.shape
     figure = new_figure(min(13.0, 1.1 + 0.27 * max(num_classes, 4)))
     panel = figure.subplots()
-    dress(panel, xlabel="client (partition-id)", grid="")
+    ids = range(num_clients) if partition_ids is None else partition_ids
+    dress(panel, xlabel=_client_title(ids), grid="")
     top = max(int(table.max(initial=0)), 1)
     image = panel.imshow(
         np.ma.masked_equal(table, 0),
@@ -164,7 +171,6 @@ def label_heat_map(
                 panel.text(
                     x, y, f"{count}", ha="center", va="center", fontsize=8, color=colour
                 )
-    ids = range(num_clients) if partition_ids is None else partition_ids
     client_ticks(panel, ids)
     step = -(-num_classes // 60)
     panel.set_yticks(

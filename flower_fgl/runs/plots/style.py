@@ -129,12 +129,18 @@ def line_of(rounds: Sequence[int]) -> dict[str, Any]:
     return {"linewidth": 1.6, "solid_capstyle": "round", **marker}
 
 
-def client_ticks(panel: Any, ids: Sequence[int]) -> None:
-    """Label the columns with partition IDs, at most 50 of them."""
+def client_ticks(panel: Any, ids: Sequence[int | str]) -> None:
+    """Label the columns with partition IDs or owners' names, at most 50 of them."""
     step = 1 if len(ids) <= 50 else -(-len(ids) // 20)
     size = 8.5 if len(ids) <= 30 else 7
     places = np.arange(0, len(ids), step)
-    panel.set_xticks(places, labels=[str(i) for i in ids[::step]], fontsize=size)
+    labels = [plain(str(i)) for i in ids[::step]]
+    # names that would touch each other are turned
+    turn = 30 if sum(len(label) + 1 for label in labels) > 90 else 0
+    align = "right" if turn else "center"
+    panel.set_xticks(
+        places, labels=labels, fontsize=size, rotation=turn, ha=align, parse_math=False
+    )
     panel.tick_params(axis="x", length=0)
 
 

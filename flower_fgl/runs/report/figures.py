@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean, stdev
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -19,6 +20,7 @@ from flower_fgl.runs.report.numbers import (
     column_name,
     item_kind,
     own_columns_of,
+    owner_names,
     scope_of,
     setting_of,
     test_accuracy,
@@ -40,13 +42,18 @@ def draw_run(run: Run) -> Pictures:
     curves = [_curve(run, "")]
     pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     pictures |= _by_cost(curves)
+    owners = owner_names(run)
     if accuracy := client_accuracy(run):
         values = [_number(value) for value in accuracy.values()]
         pictures["clients"] = plots.client_bars(
-            list(accuracy), values, test_accuracy(run), items=item_kind([run])
+            [owners.get(pid, pid) for pid in accuracy],
+            values,
+            test_accuracy(run),
+            items=item_kind([run]),
         )
     counted = [r for r in run.clients if r.get("class_counts")]
-    if counted:
+    # owners with classes of their own share no axis
+    if len(_class_names(counted)) == 1:
         counted.sort(key=lambda row: int(row["partition_id"]))
         counts = [row["class_counts"] for row in counted]
         numbers = [str(c) for c in range(len(counts[0]))]
@@ -54,10 +61,15 @@ def draw_run(run: Run) -> Pictures:
         pictures["labels"] = plots.label_heat_map(
             counts,
             [f"class {n}" if n.isdigit() else n for n in names or numbers],
-            [row["partition_id"] for row in counted],
+            [owners.get(row["partition_id"], row["partition_id"]) for row in counted],
             items=item_kind([run]),
         )
     return pictures | _costs(lines)
+
+
+def _class_names(described: Sequence[Mapping[str, Any]]) -> set[tuple[str, ...]]:
+    """Return the different lists of class names of clients."""
+    return {tuple(row.get("class_names") or ()) for row in described}
 
 
 def draw_runs(lines: Sequence[Line]) -> Pictures:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flower_fgl.core.score_names import SETTING_COLUMNS
+from flower_fgl.core.links import LINK
+from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.runs.run import Run
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "item_kind",
     "metrics_of",
     "own_columns_of",
+    "owner_names",
     "scope_of",
     "score_rows",
     "setting_of",
@@ -65,11 +67,10 @@ def tell_apart(
 
 
 def item_kind(runs: Sequence[Run]) -> str:
-    """Return what the runs classify: ``nodes``, ``graphs`` or ``nodes or graphs``."""
-    kinds = {run.config.get("setting") == "graph" for run in runs}
-    if len(kinds) > 1:
-        return "nodes or graphs"
-    return "graphs" if True in kinds else "nodes"
+    """Return what the runs classify: ``nodes``, ``graphs``, ``links`` or several."""
+    names = {"graph": "graphs", LINK: "links"}
+    kinds = {names.get(str(run.config.get("setting")), "nodes") for run in runs}
+    return " or ".join(sorted(kinds, key=["nodes", "graphs", "links"].index))
 
 
 def scope_of(run: Run) -> str:
@@ -111,11 +112,12 @@ def column_name(column: str) -> str:
 
 
 def metrics_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Return keys and display names of the scores; AUROC only if a run has it."""
+    """Return keys and display names of the scores; AUROC etc. only if a run has it."""
     shown = [("accuracy", "accuracy"), ("macro_f1", "macro-F1")]
     shown += [("macro_recall", "recall"), ("mean_accuracy", "per client")]
-    if any("auroc" in (run.best or {}).get("test", {}) for run in runs):
-        shown.append(("auroc", "AUROC"))
+    for name, title in EXTRA_SCORES.items():
+        if any(name in (run.best or {}).get("test", {}) for run in runs):
+            shown.append((name, title))
     return shown
 
 
@@ -130,6 +132,15 @@ def client_accuracy(run: Run) -> dict[int, float | None]:
         and row.get("metrics", {}).get(scope_of(run))
     }
     return {pid: found[pid].get("accuracy") for pid in sorted(found)}
+
+
+def owner_names(run: Run) -> dict[int, str]:
+    """Return the names of natural owners by partition ID; empty without owners."""
+    return {
+        int(row["partition_id"]): str(row["name"])
+        for row in run.clients
+        if "num_train" in row and row.get("name")
+    }
 
 
 def idle_clients(run: Run) -> tuple[int, str]:

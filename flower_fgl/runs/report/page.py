@@ -35,6 +35,7 @@ from flower_fgl.runs.report.numbers import (
     score_rows,
     settings_of,
 )
+from flower_fgl.runs.report.owners import owner_table
 from flower_fgl.runs.report.seeds import mark_better, over_seeds
 from flower_fgl.runs.report.sweeps import SWEEP_METRICS, Sweep, find_sweeps
 from flower_fgl.runs.run import Run
@@ -105,6 +106,7 @@ def write_report(
     environment.filters |= {
         "column_name": column_name,
         "percent": percent,
+        "points": show_points,
         "size": show_bytes,
         "time": show_seconds,
     }
@@ -129,6 +131,7 @@ def write_report(
         own_by_setting=settings_of(runs),
         metrics=metrics_of(runs),
         items=item_kind(runs),
+        owners=owner_table(runs, lines_of(runs, context["labels"]), against or "local"),
         idle=idle_clients(runs[0]),
         many=MANY,
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
@@ -154,6 +157,11 @@ def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
 def percent(value: float | None) -> str:
     """Format a fraction in percent: ``0.7931`` as ``79.3``, ``None`` as a dash."""
     return "–" if value is None else f"{100 * value:.1f}"
+
+
+def show_points(value: float | None) -> str:
+    """Format a difference in points: ``0.0131`` as ``+1.3``, ``None`` as a dash."""
+    return "–" if value is None else f"{100 * value:+.1f}"
 
 
 def _one(run: Run) -> dict[str, Any]:

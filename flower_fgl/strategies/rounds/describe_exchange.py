@@ -312,10 +312,10 @@ def _reject_untrainable(federation: Federation, config: RunConfig) -> None:
         log.warning("Clients %s have no training nodes and are only evaluated.", idle)
     for client in federation.clients.values():
         if client.name and not client.is_owned:
-            _warn_of_owner(client)
+            _warn_of_owner(client, config)
 
 
-def _warn_of_owner(client: Description) -> None:
+def _warn_of_owner(client: Description, config: RunConfig) -> None:
     """Warn of a natural owner that cannot train, select a model or be tested."""
     for what, number in (
         ("training", client.num_train),
@@ -323,11 +323,14 @@ def _warn_of_owner(client: Description) -> None:
         ("test", client.num_test),
     ):
         if not number:
-            log.warning("Owner %s: There are no labelled %s nodes.", client.name, what)
+            kind = (
+                f"{what} edges" if config.predicts_links else f"labelled {what} nodes"
+            )
+            log.warning("Owner %s: There are no %s.", client.name, kind)
     held = [
         n for n, c in zip(client.class_names, client.class_counts, strict=False) if c
     ]
-    if len(held) == 1:
+    if len(held) == 1 and not config.predicts_links:
         log.warning(
             "Owner %s: All labelled training nodes have the class %s.",
             client.name,

@@ -24,6 +24,7 @@ def describe_model(
         num_layers=config.num_layers,
         class_names=federation.class_names,
         classifies_graphs=config.classifies_graphs,
+        link=config.link_decoder if config.predicts_links else "",
         scaling="lost" if is_lost else scales.pop(),
         round=server_round,
         feature_names=named[0].feature_names if named else (),

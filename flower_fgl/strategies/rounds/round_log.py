@@ -15,6 +15,7 @@ from flwr.app import Message, MetricRecord, RecordDict
 
 from flower_fgl.core.errors import FglError, PayloadError, one_line
 from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.protocols.base import (
     MAX_NAME,
     METRICS,
@@ -233,7 +234,7 @@ class RoundLog:
                     accuracy=values["accuracy"],
                     macro_f1=values["macro_f1"],
                     macro_recall=values["macro_recall"],
-                    auroc=values.get("auroc", math.nan),
+                    **{n: values[n] for n in EXTRA_SCORES if n in values},
                 )
         return out
 

@@ -1,0 +1,80 @@
+"""Training edges of a client, with new negatives in each epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flower_fgl.client_apps.runtime.training import TrainingSet
+from flower_fgl.datasets.client_graph import Graph
+from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.link import draw_negatives, pair_codes
+
+__all__ = ["LinkTrainingSet"]
+
+
+@dataclass(frozen=True, eq=False)
+class LinkTrainingSet(TrainingSet):
+    """Training edges as positives; :meth:`epoch` adds as many negatives.
+
+    Parameters
+    ----------
+    pairs : Tensor of shape (2, n), int64
+        Pairs of nodes that ``index`` refers to.
+    known : Tensor of shape (T,), int64
+        Codes of the T training edges on the CPU, see
+        :func:`~flower_fgl.nn.link.pair_codes`.
+
+    Notes
+    -----
+    1. A negative is never a training edge. It may be a validation or test edge: a client
+       that left these out would use them in training.
+    """
+
+    pairs: Tensor
+    known: Tensor
+
+    @classmethod
+    def of(cls, graph: Graph, inputs: GraphInput) -> LinkTrainingSet:
+        """Return the training edges of a graph whose items are pairs.
+
+        Parameters
+        ----------
+        graph : Graph
+            Graph on the CPU, with ``pairs``.
+        inputs : GraphInput
+            Its model input on the client's device.
+        """
+        assert graph.pairs is not None
+        pairs = graph.pairs[:, graph.masks["train"]]
+        index = torch.arange(pairs.shape[1], device=inputs.device)
+        return cls(
+            inputs,
+            index,
+            torch.ones_like(index),
+            pairs.to(inputs.device),
+            pair_codes(pairs, graph.num_nodes),
+        )
+
+    def epoch(self, generator: torch.Generator | None) -> LinkTrainingSet:
+        """Return the training edges and new negatives, as many as there are edges.
+
+        Parameters
+        ----------
+        generator : torch.Generator
+            CPU generator of the negatives.
+        """
+        if generator is None:
+            raise ValueError("Link prediction needs a generator, to draw negatives.")
+        number = len(self.known)
+        drawn = draw_negatives(self.known, self.inputs.num_nodes, number, generator)
+        pairs = torch.cat([self.pairs[:, :number], drawn.to(self.pairs.device)], dim=1)
+        index = torch.arange(pairs.shape[1], device=pairs.device)
+        return replace(self, index=index, labels=(index < number).long(), pairs=pairs)
+
+    def logits(self, model: Backbone, index: Tensor) -> Tensor:
+        """Return differentiable logits of some pairs, of shape (b, 2)."""
+        out: Tensor = model(self.inputs.with_pairs(self.pairs[:, index]))
+        return out

@@ -1,0 +1,268 @@
+"""Split the edges of one client for link prediction, and draw pairs without an edge.
+
+An undirected edge is one item. Validation and test edges are removed, in both directions,
+before anything else sees the graph: neither the propagation operators nor the degree
+features of training contain them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.links import LINK_CLASSES, LINK_SPLIT, MIN_EDGES
+from flower_fgl.core.seeds import torch_generator
+from flower_fgl.datasets.client_graph import ClientGraph, Graph
+from flower_fgl.datasets.splits.split import parse_split
+from flower_fgl.nn.link import draw_negatives, pair_codes
+
+__all__ = [
+    "degree_features",
+    "degree_names",
+    "follow_degrees",
+    "link_client",
+    "links_sha256",
+    "require_links",
+    "split_links",
+]
+
+NUM_DEGREES = 16
+"""Columns of the degree features: degrees 0, 1, 2 to 3, 4 to 7, … by powers of two."""
+NARROW = 64
+"""Widest features that are compared with the degrees."""
+
+
+def split_links(
+    edge_index: Tensor,
+    num_nodes: int,
+    fractions: Sequence[Fraction],
+    *,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Split the edges of a graph, and draw negatives for validation and test.
+
+    Of the E shuffled undirected edges ⌊r_val · E⌋ are for validation, ⌊r_test · E⌋ for
+    testing, at least one each, and the rest for training. Validation and test have as many
+    negatives as edges: distinct pairs of nodes without an edge in the whole graph.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, 2E), int64
+        Both directions of each edge, without self-loops or duplicates.
+    num_nodes : int
+        Number of nodes N.
+    fractions : sequence of three Fraction
+        Shares of training, validation and test.
+    generator : torch.Generator
+        Generator of the shuffle and of the negatives.
+
+    Returns
+    -------
+    edge_index : Tensor of shape (2, 2T), int64
+        Both directions of the T training edges, sorted.
+    pairs : Tensor of shape (2, P), int64
+        Training edges, validation edges and negatives, test edges and negatives, each as
+        (smaller node, larger node).
+    y : Tensor of shape (P,), int64
+        1 for an edge, 0 for a negative.
+    masks : dict of str to Tensor of shape (P,), bool
+        ``train``, ``val`` and ``test``.
+
+    Raises
+    ------
+    DataError
+        If there are fewer than ``MIN_EDGES`` edges, or too few pairs without an edge.
+    """
+    edges = edge_index[:, edge_index[0] < edge_index[1]]
+    number = edges.shape[1]
+    if number < MIN_EDGES:
+        raise DataError(
+            f"The graph has {number} undirected edges. Link prediction needs at least "
+            f"{MIN_EDGES}, to train, validate and test: use fewer clients, another "
+            "partition, or leave this graph out."
+        )
+    sizes = [max(1, int(share * number)) if share else 0 for share in fractions[1:]]
+    shuffled = edges[:, torch.randperm(number, generator=generator)]
+    val, test, train = torch.split(shuffled, [*sizes, number - sum(sizes)], dim=1)
+    negatives = draw_negatives(
+        pair_codes(edges, num_nodes), num_nodes, sum(sizes), generator
+    )
+    if negatives.shape[1] < sum(sizes):
+        raise DataError(
+            f"The graph has {negatives.shape[1]} pairs of nodes without an edge, but "
+            f"validation and test need {sum(sizes)} negatives. Link prediction needs a "
+            "graph that is not almost complete."
+        )
+    train = train[:, pair_codes(train, num_nodes).argsort()]
+    groups = [
+        (train, 1, "train"),
+        (val, 1, "val"),
+        (negatives[:, : sizes[0]], 0, "val"),
+        (test, 1, "test"),
+        (negatives[:, sizes[0] :], 0, "test"),
+    ]
+    pairs = torch.cat([part for part, _, _ in groups], dim=1)
+    y = torch.cat([torch.full((part.shape[1],), label) for part, label, _ in groups])
+    masks = {
+        name: torch.cat(
+            [torch.full((part.shape[1],), own == name) for part, _, own in groups]
+        )
+        for name in ("train", "val", "test")
+    }
+    both = torch.cat([train, train.flip(0)], dim=1)
+    order = (both[0] * num_nodes + both[1]).argsort()
+    return both[:, order].contiguous(), pairs, y, masks
+
+
+def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
+    """Turn a client's graph into its link prediction task.
+
+    Parameters
+    ----------
+    client : ClientGraph
+        Client with all of its nodes and edges.
+    config : RunConfig
+        ``split``, ``link-features`` and ``partition-seed``.
+
+    Returns
+    -------
+    ClientGraph
+        Its edges are the training edges, its items pairs of nodes. A graph with fewer than
+        ``MIN_EDGES`` edges has no pairs: such a client neither trains nor is scored.
+
+    Raises
+    ------
+    DataError
+        If the graph is almost complete, or its features follow the degrees.
+    """
+    fractions = parse_split(LINK_SPLIT if config.split == "default" else config.split)
+    if fractions is None:
+        raise ConfigError(
+            f'setting = "link" draws its own split: split = "{config.split}" is not '
+            f'possible. Use percentages of the edges, e.g. "{LINK_SPLIT}".'
+        )
+    graph = client.graph
+    edge_index = graph.edge_index
+    if edge_index.shape[1] < 2 * MIN_EDGES:
+        none = torch.zeros(0, dtype=torch.bool)
+        pairs, y = edge_index[:, :0], torch.zeros(0, dtype=torch.int64)
+        masks = dict.fromkeys(("train", "val", "test"), none)
+    else:
+        generator = torch_generator(
+            config.partition_seed, 0, client.partition_id, "links"
+        )
+        edge_index, pairs, y, masks = split_links(
+            edge_index, graph.num_nodes, fractions, generator=generator
+        )
+    x, names = graph.x, client.feature_names
+    if config.link_features == "degree" or not client.num_features:
+        x, names = degree_features(edge_index, graph.num_nodes), degree_names()
+    elif follow_degrees(x, graph.edge_index):
+        raise DataError(
+            "The features are a function of the nodes' degrees, counted over all edges: "
+            "they would show validation and test edges to the training. Set "
+            'link-features = "degree", which counts training edges only.'
+        )
+    return replace(
+        client,
+        graph=Graph(x, edge_index, y, masks, pairs=pairs),
+        class_names=LINK_CLASSES,
+        feature_names=names,
+    )
+
+
+def degree_features(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Return the degree of each node as one of 16 columns.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, 2T), int64
+        Both directions of the training edges.
+    num_nodes : int
+        Number of nodes N.
+
+    Returns
+    -------
+    Tensor of shape (N, 16), float32
+        One 1 per row: column 0 for degree 0, column k for degrees from 2^(k-1) to 2^k - 1,
+        and the last column for all larger ones.
+    """
+    degree = torch.bincount(edge_index[0], minlength=num_nodes)
+    bounds = 2 ** torch.arange(NUM_DEGREES - 1)
+    column = torch.bucketize(degree, bounds, right=True)
+    return torch.nn.functional.one_hot(column, NUM_DEGREES).to(torch.float32)
+
+
+def degree_names() -> tuple[str, ...]:
+    """Return the names of the columns of :func:`degree_features`."""
+    return ("degree 0", *(f"degree from {2**k}" for k in range(NUM_DEGREES - 1)))
+
+
+def follow_degrees(x: Tensor, edge_index: Tensor) -> bool:
+    """Return whether narrow features are a function of the nodes' degrees.
+
+    Parameters
+    ----------
+    x : Tensor of shape (N, d), float32
+        Features, strided or sparse CSR.
+    edge_index : Tensor of shape (2, 2E), int64
+        All edges of the graph.
+
+    Returns
+    -------
+    bool
+        True if nodes of one degree always have the same features, and there are at least
+        three different rows. False for more than 64 columns.
+    """
+    if x.shape[1] > NARROW or not x.numel():
+        return False
+    rows = x.to_dense() if x.layout == torch.sparse_csr else x
+    degree = torch.bincount(edge_index[0], minlength=len(rows))
+    _, kind = torch.unique(rows, dim=0, return_inverse=True)
+    both = torch.unique(torch.stack([degree, kind], dim=1), dim=0)
+    num_kinds = int(kind.max()) + 1
+    return num_kinds >= 3 and len(both) == len(torch.unique(degree))
+
+
+def links_sha256(partition: str, clients: Sequence[ClientGraph]) -> str:
+    """Hash a partition and the split of its clients' edges.
+
+    Parameters
+    ----------
+    partition : str
+        SHA-256 of the partition.
+    clients : sequence of ClientGraph
+        Clients of :func:`link_client`.
+    """
+    digest = hashlib.sha256(partition.encode())
+    for client in clients:
+        pairs = client.graph.pairs
+        assert pairs is not None
+        for tensor in (pairs, client.graph.y, *client.graph.masks.values()):
+            digest.update(f"{tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def require_links(clients: Sequence[ClientGraph]) -> None:
+    """Reject a federation in which no client has enough edges.
+
+    Raises
+    ------
+    DataError
+        With the largest number of edges.
+    """
+    if not any(client.graph.y.numel() for client in clients):
+        most = max(client.num_edges for client in clients)
+        raise DataError(
+            f"No graph has enough edges for link prediction: the largest has {most} "
+            f"undirected edges, but a graph needs at least {MIN_EDGES}, to train, validate "
+            "and test. Use fewer clients, another partition, or other graphs."
+        )

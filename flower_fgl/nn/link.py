@@ -1,0 +1,150 @@
+"""Link prediction: decoders and negatives.
+
+A decoder turns the embeddings of two nodes into the logits of the classes ``no link`` (0)
+and ``link`` (the score). Their cross-entropy is the binary cross-entropy of the score.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+__all__ = [
+    "DotDecoder",
+    "MLPDecoder",
+    "draw_negatives",
+    "make_decoder",
+    "pair_codes",
+]
+
+MAX_DRAWS = 100
+"""Attempts to draw enough negatives; each one at least halves what is missing."""
+
+
+class DotDecoder(nn.Module):
+    """Score a pair by the dot product of its embeddings; it has no parameters."""
+
+    def forward(self, embedding: Tensor, pairs: Tensor) -> Tensor:
+        """Return the logits of pairs.
+
+        Parameters
+        ----------
+        embedding : Tensor of shape (N, p), float32
+            Embeddings of the nodes.
+        pairs : Tensor of shape (2, P), int64
+            Pairs of nodes.
+
+        Returns
+        -------
+        Tensor of shape (P, 2)
+        """
+        one, other = embedding[pairs[0]], embedding[pairs[1]]
+        return _logits((one * other).sum(dim=-1))
+
+
+class MLPDecoder(nn.Module):
+    """Score a pair by a network of two layers on the product of its embeddings.
+
+    Parameters
+    ----------
+    channels : int
+        Width p of the embeddings and of the hidden layer.
+
+    Notes
+    -----
+    1. The elementwise product makes the score the same for both directions of a pair.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(channels, channels)
+        self.out = nn.Linear(channels, 1)
+
+    def forward(self, embedding: Tensor, pairs: Tensor) -> Tensor:
+        """Return the logits of pairs, see :meth:`DotDecoder.forward`."""
+        product = embedding[pairs[0]] * embedding[pairs[1]]
+        return _logits(self.out(F.relu(self.hidden(product))).squeeze(-1))
+
+
+def _logits(score: Tensor) -> Tensor:
+    """Return logits whose softmax is the sigmoid of the score."""
+    return torch.stack([torch.zeros_like(score), score], dim=-1)
+
+
+def make_decoder(kind: str, channels: int) -> nn.Module:
+    """Build a decoder.
+
+    Parameters
+    ----------
+    kind : {"dot", "mlp"}
+        Setting ``link-decoder``.
+    channels : int
+        Width of the embeddings.
+    """
+    return MLPDecoder(channels) if kind == "mlp" else DotDecoder()
+
+
+def pair_codes(pairs: Tensor, num_nodes: int) -> Tensor:
+    """Return one number per undirected pair: smaller node · N + larger node.
+
+    Parameters
+    ----------
+    pairs : Tensor of shape (2, P), int64
+        Pairs of nodes.
+    num_nodes : int
+        N.
+
+    Returns
+    -------
+    Tensor of shape (P,), int64
+    """
+    low, high = pairs.amin(dim=0), pairs.amax(dim=0)
+    return low * num_nodes + high
+
+
+def draw_negatives(
+    known: Tensor, num_nodes: int, number: int, generator: torch.Generator
+) -> Tensor:
+    """Draw distinct pairs of different nodes that are not known, uniformly.
+
+    Parameters
+    ----------
+    known : Tensor of shape (E,), int64
+        Codes of known undirected pairs, see :func:`pair_codes`.
+    num_nodes : int
+        N.
+    number : int
+        Pairs to draw.
+    generator : torch.Generator
+        CPU generator.
+
+    Returns
+    -------
+    Tensor of shape (2, n), int64
+        Pairs (smaller node, larger node), in random order; n is ``number``, or the number
+        of all pairs that are not known if that is smaller.
+    """
+    known = torch.unique(known)
+    free = num_nodes * (num_nodes - 1) // 2 - len(known)
+    if free <= 2 * number:  # draw from the list of all free pairs
+        every = torch.triu_indices(num_nodes, num_nodes, 1)
+        codes = pair_codes(every, num_nodes)
+        left = every[:, ~torch.isin(codes, known)]
+        return left[:, torch.randperm(left.shape[1], generator=generator)[:number]]
+    found = torch.zeros(0, dtype=torch.int64)
+    for _ in range(MAX_DRAWS):
+        missing = number - len(found)
+        if not missing:
+            break
+        drawn = torch.randint(num_nodes, (2, 2 * missing + 16), generator=generator)
+        codes = pair_codes(drawn[:, drawn[0] != drawn[1]], num_nodes)
+        codes = codes[~torch.isin(codes, known)]
+        # the first of each repeated code, in the order drawn
+        both = torch.cat([found, codes])
+        distinct, place = torch.unique(both, return_inverse=True)
+        first = torch.full((len(distinct),), len(both)).scatter_reduce_(
+            0, place, torch.arange(len(both)), "amin"
+        )
+        found = both[first.sort().values][:number]
+    return torch.stack([found // num_nodes, found % num_nodes])

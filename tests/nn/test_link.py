@@ -1,0 +1,85 @@
+"""Decoders and negatives of link prediction."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+
+from flower_fgl.nn import GraphInput, build_model
+from flower_fgl.nn.link import DotDecoder, MLPDecoder, draw_negatives, pair_codes
+
+PAIRS = torch.tensor([[0, 1, 2], [1, 2, 0]])
+
+
+def test_the_dot_decoder_is_a_binary_cross_entropy_of_dot_products() -> None:
+    z = torch.tensor([[1.0, 2.0], [0.5, -1.0], [3.0, 0.0]])
+    logits = DotDecoder()(z, PAIRS)
+    scores = torch.tensor([1 * 0.5 - 2 * 1.0, 0.5 * 3.0, 3.0 * 1.0])
+    torch.testing.assert_close(logits[:, 1], scores)
+    y = torch.tensor([1, 0, 1])
+    torch.testing.assert_close(
+        F.cross_entropy(logits, y),
+        F.binary_cross_entropy_with_logits(scores, y.float()),
+    )
+
+
+def test_the_mlp_decoder_ignores_the_direction_of_a_pair() -> None:
+    torch.manual_seed(0)
+    decoder, z = MLPDecoder(4), torch.randn(3, 4)
+    torch.testing.assert_close(decoder(z, PAIRS), decoder(z, PAIRS.flip(0)))
+    u, v = z[0], z[1]
+    hidden = (decoder.hidden.weight @ (u * v) + decoder.hidden.bias).clamp(min=0)
+    by_hand = (decoder.out.weight @ hidden + decoder.out.bias).squeeze()
+    torch.testing.assert_close(decoder(z, PAIRS)[0, 1], by_hand)
+
+
+@pytest.mark.parametrize("kind", ["dot", "mlp"])
+@pytest.mark.parametrize("model", ["gcn", "graphsage", "gin:3x6", "sgc", "mlp"])
+def test_every_backbone_predicts_pairs(model: str, kind: str) -> None:
+    torch.manual_seed(0)
+    edges = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+    graph = GraphInput(torch.randn(4, 3), edges)
+    net = build_model(
+        model, in_channels=3, hidden_channels=8, num_classes=2, num_layers=2,
+        dropout=0.0, link=kind,
+    )  # fmt: skip
+    logits = net(graph.with_pairs(PAIRS))
+    assert logits.shape == (3, 2)
+    z = net(graph)
+    assert z.shape == (4, 6 if model == "gin:3x6" else 8)
+    torch.testing.assert_close(logits, net.decoder(z, PAIRS))
+    names = {name.split(".")[0] for name in net.state_dict()}
+    assert ("decoder" in names) == (kind == "mlp")
+    assert graph.pairs is None
+
+
+@pytest.mark.parametrize("num_nodes", [8, 300])
+def test_negatives_are_uniform_over_the_free_pairs(num_nodes: int) -> None:
+    draw = torch.Generator().manual_seed(0)
+    ring = torch.stack(
+        [torch.arange(num_nodes), (torch.arange(num_nodes) + 1) % num_nodes]
+    )
+    known = pair_codes(ring, num_nodes)
+    free = num_nodes * (num_nodes - 1) // 2 - num_nodes
+    number = min(free, num_nodes) // 2
+    drawn = torch.cat(
+        [draw_negatives(known, num_nodes, number, draw) for _ in range(400)], 1
+    )
+    assert drawn.shape == (2, 400 * number)
+    assert bool((drawn[0] < drawn[1]).all())
+    found = pair_codes(drawn, num_nodes)
+    assert not bool(torch.isin(found, known).any())
+    each = draw_negatives(known, num_nodes, number, draw)
+    assert len(torch.unique(pair_codes(each, num_nodes))) == number
+    if num_nodes == 8:  # each of the 20 free pairs is drawn 80 times on average
+        counts = torch.unique(found, return_counts=True)[1]
+        assert len(counts) == free
+        assert 40 < int(counts.min()) <= int(counts.max()) < 130
+
+
+def test_fewer_free_pairs_than_asked_are_all_drawn() -> None:
+    draw = torch.Generator().manual_seed(0)
+    known = pair_codes(torch.triu_indices(5, 5, 1)[:, 2:], 5)
+    assert draw_negatives(known, 5, 9, draw).shape == (2, 2)
+    assert draw_negatives(known, 5, 0, draw).shape == (2, 0)
