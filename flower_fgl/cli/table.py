@@ -32,7 +32,7 @@ def table(
         str,
         typer.Option(
             help="full: one table per dataset with all scores, costs and comparisons; "
-            "overview: one column per dataset."
+            "overview: one column per dataset; summary: ranks, counts of verdicts, costs."
         ),
     ] = "full",
     column: Annotated[str, typer.Option(help="Node set: test, unseen, …")] = "test",
@@ -59,6 +59,13 @@ def table(
     defaults: Annotated[
         bool, typer.Option(help='Show the rows "…, default" of tuned experiments.')
     ] = True,
+    incomplete: Annotated[
+        bool,
+        typer.Option(
+            "--skip-incomplete",
+            help="Leave out rows that lack draws, and name them, instead of an error.",
+        ),
+    ] = False,
     experiments: Annotated[
         list[Path] | None,
         typer.Option(
@@ -99,6 +106,9 @@ def table(
     same draws. What is not equal in a comparison is printed below it as a warning.
     """
     found, missing = load_cells(runs, experiments or [])
+    if incomplete:
+        found, skipped = complete_rows(found)
+        missing = [*missing, *skipped]
     if cells is not None:
         paths = write_cells(found, cells)
         show(f"Cells: {len(paths)} files in {cells}")
@@ -188,6 +198,25 @@ def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[C
         if (not rows or cell.row in rows)
         and (defaults or not cell.row.endswith(DEFAULT_SUFFIX))
     ]
+
+
+def complete_rows(cells: list[Cell]) -> tuple[list[Cell], list[str]]:
+    """Return the cells with all draws of their dataset, and name the others."""
+    places: dict[str, set[tuple[int, int]]] = {}
+    draws = [{(d.partition_seed, d.seed) for d in cell.draws} for cell in cells]
+    for cell, own in zip(cells, draws, strict=True):
+        places.setdefault(str(cell.place), set()).update(own)
+    lacking = {
+        k: len(places[str(cell.place)]) - len(own)
+        for k, (cell, own) in enumerate(zip(cells, draws, strict=True))
+    }
+    notes = [
+        f'{cells[k].experiment}: row "{cells[k].row}" is left out, it lacks {number} of '
+        f"{len(places[str(cells[k].place)])} draws."
+        for k, number in lacking.items()
+        if number
+    ]
+    return [cell for k, cell in enumerate(cells) if not lacking[k]], notes
 
 
 def read_labels(path: Path) -> dict[str, str]:

@@ -86,11 +86,11 @@ class Versus:
         if self.is_significant:
             word = "better" if test.difference > 0 else "worse"
             tied = ", by less than one point" if self.is_tied else ""
-            return f"{difference}, {word}{tied} (p = {self.p:.2g})"
+            return f"{difference}, {word}{tied} (p = {self.p:.3g})"
         if self.is_tied:
-            return f"{difference}, tied (p = {self.p_equivalent:.2g})"
+            return f"{difference}, tied (p = {self.p_equivalent:.3g})"
         return (
-            f"{difference}, undecided (p = {self.p:.2g}; "
+            f"{difference}, undecided (p = {self.p:.3g}; "
             f"{100 * test.detectable:.1f} would be found)"
         )
 
@@ -371,6 +371,13 @@ class ResultsTable:
 
     def _unequal(self, cells: Sequence[Cell]) -> list[str]:
         """Name what is not equal in the cells of one block."""
+        rows = {cell.row for cell in cells}
+        cells = [  # the settings before tuning are those of the tuned row, or were tuned
+            cell
+            for cell in cells
+            if not cell.row.endswith(DEFAULT_SUFFIX)
+            or cell.row.removesuffix(DEFAULT_SUFFIX) not in rows
+        ]
         settings = {self.label(cell.row): cell.settings for cell in cells}
         tuned = {
             self.label(cell.row): frozenset(cell.tuning.get("settings", ()))

@@ -13,13 +13,13 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.cells import PLACE
-from flower_fgl.runs.results_table import Block, Line, ResultsTable
+from flower_fgl.runs.results_table import Block, Line, ResultsTable, Versus
 from flower_fgl.runs.statistics import LEVEL, MARGIN
 from flower_fgl.runs.units import show_bytes, show_seconds
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
 
-LAYOUTS = ("full", "overview")
+LAYOUTS = ("full", "overview", "summary")
 NOTES = ("all", "marks", "none")
 TITLES = {
     "accuracy": "accuracy",
@@ -74,9 +74,11 @@ def format_table(
     ----------
     table : ResultsTable
         The table.
-    layout : {"full", "overview"}
-        One table per dataset with all scores, costs and comparisons; or one table with a
-        column per dataset, that shows the table's metric only. CSV has one layout.
+    layout : {"full", "overview", "summary"}
+        One table per dataset with all scores, costs and comparisons; one table with a
+        column per dataset, that shows the table's metric only; or one table that counts
+        for each row on how many datasets it is best or differs from the control. CSV has
+        one layout.
     format : {"markdown", "latex", "csv", "html"}
         Format of the text.
     notes : {"all", "marks", "none"}
@@ -102,11 +104,11 @@ def format_table(
         raise ConfigError(f'Unknown format "{format}". {nearest(format, FORMATS)}')
     if format == "csv":
         return _csv(table)
-    sheets = (
-        [_overview(table)]
-        if layout == "overview"
-        else [_full(table, block) for block in table.blocks]
-    )
+    sheets = {
+        "full": lambda: [_full(table, block) for block in table.blocks],
+        "overview": lambda: [_overview(table)],
+        "summary": lambda: [_summary(table)],
+    }[layout]()
     below = [] if notes == "none" else _marks(table)
     if notes == "all":
         below += _facts(table, layout)
@@ -257,6 +259,65 @@ def _overview(table: ResultsTable) -> Sheet:
         )
     ]
     return Sheet("", titles, rows)
+
+
+def _summary(table: ResultsTable) -> Sheet:
+    """Return the rows by average rank, with counts of verdicts and mean costs."""
+    ranks, _ = table.ranks()
+    order = list(ranks.average) if ranks is not None else []
+    rows: dict[str, list[tuple[Block, Line]]] = {}
+    for block in table.blocks:
+        for line in block.lines:
+            if line.is_main and table.values(line):
+                rows.setdefault(table.label(line.cell.row), []).append((block, line))
+    names = [*order, *(name for name in rows if name not in order)]
+    controls = [block.control for block in table.blocks if block.control is not None]
+    control = table.label(controls[0].cell.row) if controls else ""
+    titles = ["", "average rank", "best or tied"]
+    if control:
+        titles += [f"above {control}", f"tied with {control}", "undecided"]
+        titles += [f"below {control}"]
+    sheet = []
+    for name in names:
+        found = rows[name]
+        top = sum(
+            line is block.best or _ties(table.versus(line, block.best))
+            for block, line in found
+        )
+        cells = ["–", f"{top} of {len(found)}"]
+        if ranks is not None and name in ranks.average:
+            cells[0] = f"{ranks.average[name]:.2f}"
+        if control:
+            verdicts = [
+                table.versus(line, block.control)
+                for block, line in found
+                if line is not block.control
+            ]
+            for kind in ("above", "tied", "undecided", "below"):
+                number = sum(_is(versus, kind) for versus in verdicts)
+                cells.append(str(number) if verdicts else "")
+        for metric in ("bytes_up", "bytes_down", "seconds"):
+            values = [v for _, line in found for v in table.values(line, metric)]
+            cells.append(_cost(metric, values))
+        sheet.append([Entry(name), *(Entry(text) for text in cells)])
+    return Sheet("", [*titles, "upload", "download", "time"], sheet)
+
+
+def _ties(versus: Versus | None) -> bool:
+    """Return whether a difference of one point is excluded, as ≈ marks it."""
+    return versus is not None and versus.is_tied
+
+
+def _is(versus: Versus | None, kind: str) -> bool:
+    """Return whether a comparison has a verdict; a significant one is not ``tied``."""
+    if versus is None or versus.test.why_not:
+        return False
+    if kind == "tied":
+        return versus.is_tied and not versus.is_significant
+    if kind == "undecided":
+        return not versus.is_tied and not versus.is_significant
+    sign = 1 if kind == "above" else -1
+    return versus.is_significant and versus.test.difference * sign > 0
 
 
 def _full(table: ResultsTable, block: Block) -> Sheet:

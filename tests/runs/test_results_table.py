@@ -161,6 +161,30 @@ def test_bytes_and_seconds_have_an_overview_without_marks() -> None:
     assert lines_of(format_table(table, layout="overview"))["local"] == ["1.5 s"]
 
 
+def test_a_summary_counts_verdicts_and_sorts_by_rank() -> None:
+    cells = [
+        make_row(name, values, dataset=dataset, order=order)
+        for dataset in ("cora", "citeseer")
+        for order, (name, values) in enumerate(
+            {"local": LOCAL, "wide": WIDE, "near": NEAR, "good": GOOD}.items()
+        )
+    ]
+    cells[-1] = make_row("good", [v + 0.05 for v in GOOD], dataset="citeseer", order=3)
+    text = format_table(ResultsTable(cells), layout="summary", notes="none")
+    found = lines_of(text)
+    assert found[""] == [
+        "average rank", "best or tied", "above local", "tied with local", "undecided",
+        "below local", "upload", "download", "time",
+    ]  # fmt: skip
+    # means: good 80.17 and 85.17, near 80.17 (a shade more) and 80.17, wide, local
+    assert list(found)[2:] == ["good", "near", "wide", "local"]
+    assert found["good"][1:6] == ["2 of 2", "2", "0", "0", "0"]
+    assert found["near"][1:6] == ["1 of 2", "2", "0", "0", "0"]
+    assert found["wide"][1:6] == ["0 of 2", "0", "0", "2", "0"]
+    assert found["local"][0:6] == ["4.00", "0 of 2", "", "", "", ""]
+    assert found["local"][6:] == ["1 kB", "3 kB", "1.5 s"]
+
+
 def test_ranks_need_five_datasets_and_leave_out_untuned_rows() -> None:
     tuning = {"budget": 12, "draws": [6], "metric": "validation accuracy"}
     tuning |= {"experiment": "x", "study": "abc", "trials": 12, "settings": ["lr"]}
