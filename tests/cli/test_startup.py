@@ -51,6 +51,7 @@ COMMANDS = (
     "partition",
     "export",
     "check-graph",
+    "import-partition",
     "predict",
     "report",
     "embeddings",
