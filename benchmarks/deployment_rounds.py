@@ -14,14 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
 from flower_fgl import Run, simulate
+from flower_fgl.cli.partition import export_clients
+from flower_fgl.methods import parse_config
+from flower_fgl.simulation.rehearsal import Rehearsal
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "deployment"))
-from rehearse import OWNERS, Rehearsal, export
-
+OWNERS = ("hospital-a", "hospital-b", "hospital-c")
 PHASES = ("total", "send", "clients", "wait", "receive", "aggregate", "evaluate")
 
 
@@ -29,16 +29,20 @@ def deploy(
     folder: Path, *, tls: bool, dataset: str, rounds: int, worker_idle: int
 ) -> Run:
     """Run a deployment until it completes; return the run."""
-    stage = Rehearsal(folder, tls=tls, worker_idle=worker_idle)
-    try:
-        graphs = export(stage, dataset)
+    with Rehearsal(folder, OWNERS, tls=tls, worker_idle=worker_idle) as stage:
+        graphs = export(folder / "graphs", dataset)
         stage.start_superlink()
         for owner, graph in graphs.items():
             stage.start_owner(owner, graph)
-        stage.run(['method="fedavg"', f"rounds={rounds}"], timeout=120 * rounds)
-    finally:
-        stage.stop()
-    return Run.load(folder / "server" / "run")
+        made = stage.run({"method": "fedavg", "rounds": rounds}, timeout=120 * rounds)
+    return Run.load(made)
+
+
+def export(folder: Path, dataset: str) -> dict[str, Path]:
+    """Partition a dataset into one graph file per owner."""
+    config = parse_config({"dataset": dataset, "clients": len(OWNERS)})
+    files = export_clients(config, folder)
+    return dict(zip(OWNERS, files, strict=True))
 
 
 def main() -> None:

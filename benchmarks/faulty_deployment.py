@@ -26,19 +26,18 @@ import argparse
 import contextlib
 import json
 import os
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import psutil
+from deployment_rounds import OWNERS, export
 
 from flower_fgl import METHODS, Run, simulate
 from flower_fgl.core.config import pyproject_table
 from flower_fgl.simulation.flower_simulation import write_app_folder
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "deployment"))
-from rehearse import OWNERS, Rehearsal, export, free_port, status_of
+from flower_fgl.simulation.rehearsal import Rehearsal, status_of
+from flower_fgl.simulation.superlink import free_port
 
 FAULTS = ("kill", "garbage", "silent", "nan", "pause", "worker", "error")
 RETRY_SECONDS = 5.0
@@ -88,7 +87,7 @@ class FaultyStage(Rehearsal):
     """A SuperLink and three SuperNodes with keys that produce faults on request."""
 
     def __init__(self, folder: Path, home: Path) -> None:
-        super().__init__(folder, tls=True)
+        super().__init__(folder, OWNERS, tls=True)
         self.home = home
         self.nodes: dict[str, int] = {}
         self.graphs: dict[str, Path] = {}
@@ -131,11 +130,6 @@ class FaultyStage(Rehearsal):
             "--port", str(free_port()), "--node-config", node,
         )  # fmt: skip
         self.nodes[owner] = len(self.processes) - 1
-
-    def submit(self, values: dict[str, object]) -> None:
-        """Submit the run."""
-        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-        self.command("flwr", "run", str(self.app), "federation", "--run-config", pairs)
 
     def family(self, owner: str) -> list[psutil.Process]:
         """Return an owner's SuperNode and its descendants."""
@@ -285,7 +279,7 @@ def main() -> None:
     run = home / "run"
     leg = len(list(home.glob("leg-*")))
     stage = FaultyStage(home / f"leg-{leg}", home)
-    values: dict[str, object] = {
+    values: dict[str, bool | int | float | str] = {
         "method": "fedavg", "clients": len(OWNERS), "rounds": given.rounds,
         "run-dir": str(run), "round-timeout": given.round_timeout,
         "checkpoint-every": max(1, given.every // 2),
@@ -293,7 +287,7 @@ def main() -> None:
     }  # fmt: skip
     start = time.monotonic()
     try:
-        graphs = export(stage, given.dataset)
+        graphs = export(stage.folder / "graphs", given.dataset)
         stage.start_superlink()
         for owner, graph in graphs.items():
             stage.start_owner(owner, graph)

@@ -13,15 +13,17 @@ from flower_fgl.core.version import VERSION
 
 if TYPE_CHECKING:
     from flower_fgl.cli.experiment import run_experiment
+    from flower_fgl.datasets.pyg_data import to_npz
     from flower_fgl.methods import METHODS
     from flower_fgl.simulation.local import simulate
+    from flower_fgl.simulation.register import register
     from flower_fgl.simulation.results import Run, RunSet, compare, load
     from flower_fgl.simulation.resume import resume
 
 __version__ = VERSION
 
-__all__ = ["METHODS", "Run", "RunSet", "__version__", "compare", "load"]
-__all__ += ["resume", "run_experiment", "simulate"]
+__all__ = ["METHODS", "Run", "RunSet", "__version__", "compare", "load", "register"]
+__all__ += ["resume", "run_experiment", "simulate", "to_npz"]
 
 
 _HOMES = {
@@ -30,9 +32,11 @@ _HOMES = {
     "RunSet": "flower_fgl.simulation.results",
     "compare": "flower_fgl.simulation.results",
     "load": "flower_fgl.simulation.results",
+    "register": "flower_fgl.simulation.register",
     "resume": "flower_fgl.simulation.resume",
     "run_experiment": "flower_fgl.cli.experiment",
     "simulate": "flower_fgl.simulation.local",
+    "to_npz": "flower_fgl.datasets.pyg_data",
 }
 
 

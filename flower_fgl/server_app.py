@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -30,10 +30,12 @@ from flower_fgl.runs.model_file import save_model
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.state_files import LinkedStates, StateKeeper
-from flower_fgl.runs.summary import summarise
+from flower_fgl.runs.summary import rounds_without_gain, summarise
 from flower_fgl.runs.writer import RunWriter, default_folder
 
 if TYPE_CHECKING:
+    from flwr.serverapp.strategy import Result
+
     from flower_fgl.runs.trackers import Tracker
     from flower_fgl.strategies.base import FglStrategy
 
@@ -181,7 +183,7 @@ def _run(
     try:
         load = METHODS[config.method].load_strategy()
         strategy = load(config, writer, checkpoints)
-        strategy.start(grid)
+        strategy.start(grid, should_stop=_stop_early(config, writer))
         state = strategy.best_state()
         if state is not None:
             save_model(writer.folder, state, strategy.model_card())
@@ -232,6 +234,29 @@ def _run(
             tracker.on_end(summary)
     if checkpoints is not None and not config.keep_checkpoint:
         checkpoints.remove()
+
+
+def _stop_early(
+    config: RunConfig, writer: RunWriter
+) -> Callable[[int, Result], bool] | None:
+    """Return the condition of ``round-patience``, None if it is off."""
+    if not config.round_patience:
+        return None
+
+    def should_stop(server_round: int, result: Result) -> bool:
+        waited = rounds_without_gain(writer.rounds)
+        if waited < config.round_patience:
+            return False
+        log.info(
+            "The run ends after round %s: %s evaluated rounds without a better validation "
+            "accuracy (round-patience = %s).",
+            server_round,
+            waited,
+            config.round_patience,
+        )
+        return True
+
+    return should_stop
 
 
 def _record_stop(folder: Path) -> None:

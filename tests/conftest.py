@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from flower_fgl import Run, simulate
 from flower_fgl.datasets.client_graph import NodeDataset
-from tests.support.short_runs import SMALL, shortened
+from tests.support.short_runs import SMALL
 
 # workers share the cores
 torch.set_num_threads(
@@ -63,20 +62,3 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def small(tmp_path: Path) -> dict[str, object]:
     """Settings of a run that takes a moment."""
     return {**SMALL, "clients": 3, "output_dir": str(tmp_path / "runs")}
-
-
-@pytest.fixture(scope="session")
-def reference_run(
-    cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Run]:
-    """Return the run of a method with small settings and seed 4; each runs once."""
-    runs: dict[str, Run] = {}
-
-    def run_once(method: str) -> Run:
-        if method not in runs:
-            folder = str(tmp_path_factory.mktemp("reference"))
-            settings = {**shortened(method, SMALL), "clients": 3, "output_dir": folder}
-            runs[method] = simulate(method, **settings, seed=4)
-        return runs[method]
-
-    return run_once

@@ -31,6 +31,7 @@ ENTRIES = [
     "server_app.py",
     "simulation",
     "strategies",
+    "testing",
 ]
 CLIENT_MODULES = {row.client_app.partition(":")[0] for row in METHODS.values()}
 SERVER_MODULES = {row.strategy.partition(":")[0] for row in METHODS.values()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import runpy
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -13,14 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import flower_fgl
 from flower_fgl import METHODS, simulate
+from flower_fgl.cli.new import write_package
 from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.core import extensions
+from flower_fgl.core.extensions import known_names
 from flower_fgl.core.settings import DATASETS
 from flower_fgl.methods import Method
 from flower_fgl.strategies.base import FglStrategy
+from flower_fgl.testing import MethodCase
 from tests.support.guide_commands import check_command, tiny
 from tests.support.guides import ROOT, Block, blocks, commands, guides
 
@@ -40,38 +44,50 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 # ------------------------------------------------------------------------- Python blocks
 @pytest.fixture
-def importable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Let ``folder/flower_fgl/<package>`` extend the packages of flower_fgl."""
-    before = set(sys.modules)
-    for path in (ROOT / "flower_fgl").glob("*/__init__.py"):
-        package = importlib.import_module(f"flower_fgl.{path.parent.name}")
-        extended = [*package.__path__, str(folder / "flower_fgl" / path.parent.name)]
-        monkeypatch.setattr(package, "__path__", extended)
-    yield folder
-    for name in set(sys.modules) - before:
-        module = sys.modules[name]
-        if str(folder) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-
-
-def test_the_example_method_of_the_guide_runs(
-    importable: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = [b for b in blocks(METHOD_GUIDE, "python") if b.reason is None]
-    for block in files:
-        assert block.file, f"{block.place} has no first line with its file's name"
-        path = importable / block.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.text, "utf-8")
-    rows = [b for b in files if b.file.startswith("flower_fgl/methods/")]
-    assert len(rows) == 1
-    stem = Path(rows[0].file).stem
-    row = importlib.import_module(f"flower_fgl.methods.{stem}").METHOD
+def example(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any
+) -> Iterator[Path]:
+    """Write the package of the method guide, and add its method to METHODS."""
+    package = tmp_path_factory.mktemp("package") / "my-method"
+    write_package("my-method", package)
+    monkeypatch.syspath_prepend(package)
+    row = importlib.import_module("my_method").METHOD
+    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
+    monkeypatch.setattr(extensions, "_registered", empty)
     monkeypatch.setitem(METHODS, row.name, row)
-    result = runpy.run_path(files[-1].file)["run"]
-    trained = [r["round"] for r in result.rounds if r["phase"] == "train"]
-    assert trained == [1, 2]
-    assert 0 <= result.best["test"]["accuracy"] <= 1
+    yield package
+    for name in [n for n in sys.modules if n.partition(".")[0] == "my_method"]:
+        del sys.modules[name]
+
+
+def test_the_method_guide_shows_the_package_that_new_writes(example: Path) -> None:
+    shown = {
+        block.file: block.text.partition("\n")[2]
+        for language in ("toml", "python")
+        for block in reversed(blocks(METHOD_GUIDE, language))
+    }
+    for path in example.rglob("*.*"):
+        name = str(path.relative_to(example))
+        if path.suffix in (".py", ".toml"):
+            assert shown[name] == path.read_text("utf-8"), f"{name} on the page"
+
+
+def test_the_other_code_of_the_method_guide_runs(example: Path) -> None:
+    notebook: dict[str, Any] = {}
+    for block in blocks(METHOD_GUIDE, "python"):
+        if block.reason is not None:
+            continue
+        assert block.file, f"{block.place} has no first line with its file's name"
+        if block.file == "notebook.py":
+            exec(compile(block.text, block.place, "exec"), notebook)
+        elif not (example / block.file).exists():
+            (example / block.file).write_text(block.text, "utf-8")
+    payload = importlib.import_module("my_method.protocol").WeightsAndLoss
+    sent = payload({"a": torch.ones(2, 3)}, torch.tensor([0.5]))
+    back = payload.from_record(sent.to_record(), {"a": (2, 3)})
+    assert torch.equal(back.tensors["a"], sent.tensors["a"])
+    assert back.num_bytes == 28
+    assert {"jumping", "SOURCE"} <= set(notebook)
 
 
 def test_the_method_guide_names_hooks_and_fields_that_exist() -> None:
@@ -92,15 +108,18 @@ def test_the_method_guide_names_hooks_and_fields_that_exist() -> None:
         assert names, f"no table of {header}s"
         assert {n for n in names if not hasattr(owner, n)} == set()
     assert first_cells("field") == {f.name for f in fields(Method)}
+    assert first_cells("field of the case") == {f.name for f in fields(MethodCase)}
 
 
 def small_simulate(
-    method: str = "fedavg", dataset: str = "synthetic", **settings: Any
+    method: str = "fedavg", dataset: Any = "synthetic", **settings: Any
 ) -> Any:
-    """Run ``simulate`` with a guide's arguments, but shortly and on the synthetic graph."""
-    assert dataset in DATASETS, dataset
+    """Run ``simulate`` with a guide's arguments, but shortly and on a small graph."""
+    if isinstance(dataset, str) and dataset not in known_names("datasets"):
+        assert dataset in DATASETS, dataset
+        dataset = "synthetic"
     settings = {key.replace("_", "-"): value for key, value in settings.items()}
-    return simulate(method, "synthetic", **{**settings, **tiny(method)})
+    return simulate(method, dataset, **{**settings, **tiny(method)})
 
 
 @every_guide
@@ -108,6 +127,8 @@ def test_python_blocks_run(
     guide: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flower_fgl, "simulate", small_simulate, raising=False)
+    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
+    monkeypatch.setattr(extensions, "_registered", empty)
     namespace: dict[str, Any] = {}
     for block in blocks(guide, "python"):
         if block.reason is not None or guide == METHOD_GUIDE:
@@ -141,7 +162,11 @@ def test_files_named_in_the_text_exist(guide: Path) -> None:
 
 # ----------------------------------------------------------------------------- commands
 @every_guide
-def test_commands_of_bash_blocks_exist(guide: Path, folder: Path) -> None:
+def test_commands_of_bash_blocks_exist(
+    guide: Path, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    if guide == METHOD_GUIDE:
+        request.getfixturevalue("example")
     for block in blocks(guide, "toml"):  # a command may read one
         if block.file:
             Path(block.file).write_text(block.text, "utf-8")
@@ -173,8 +198,9 @@ def test_the_guides_use_every_program_that_is_checked() -> None:
         "flwr run . --streams",
         "flower-superlink --insecure --databases x",
         "flower-supernode --insecure --node-config 'graf=\"a.npz\"'",
-        "python examples/deployment/none.py",
-        "python examples/deployment/rehearse.py folder --ssl",
+        "flower-fgl rehearse folder --ssl",
+        "python benchmarks/none.py",
+        "python benchmarks/round_path.py --ssl",
     ],
 )
 def test_a_command_that_does_not_exist_is_found(text: str, folder: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_wheel_brings_one_importable_name_and_its_template(
     assert {n for n in names if n.endswith(".py")} == modules()
     assert "flower_fgl/runs/report/report.html.j2" in names
     assert "flower_fgl/py.typed" in names
+    assert "flower_fgl/cli/templates/method/pyproject.toml.txt" in names
 
 
 def test_import_datasets_is_not_ours(tmp_path: Path) -> None:
@@ -117,7 +118,15 @@ def test_every_third_party_import_is_declared() -> None:
             *project["project"]["dependencies"],
             *(
                 entry
-                for extra in ("privacy", "tensorboard", "mlflow", "wandb", "tune")
+                for extra in (
+                    "testing",
+                    "privacy",
+                    "tensorboard",
+                    "mlflow",
+                    "wandb",
+                    "tune",
+                    "ranks",
+                )
                 for entry in project["project"]["optional-dependencies"][extra]
             ),
         ]

@@ -13,7 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from flower_fgl.cli import graph_commands, report_commands
+from flower_fgl.cli import deployment_commands, graph_commands, report_commands
+from flower_fgl.cli import new as new_package
+from flower_fgl.cli import table as tables
 from flower_fgl.cli import tune as tuning
 from flower_fgl.cli.arguments import (
     SettingPairs,
@@ -288,6 +290,11 @@ for command in (
     report_commands.embeddings,
     report_commands.compare,
     report_commands.reach,
+    tables.table,
     tuning.tune,
+    new_package.new,
+    deployment_commands.new_app,
+    deployment_commands.certificates,
+    deployment_commands.rehearse,
 ):
     app.command()(command)

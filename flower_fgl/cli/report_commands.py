@@ -19,8 +19,11 @@ from flower_fgl.runs.compare import (
     select_runs,
 )
 from flower_fgl.runs.cost_to_accuracy import cost_until
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.per_owner import gains_per_owner
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.unequal import unequal_settings
+from flower_fgl.runs.units import show_bytes, show_seconds
 
 __all__ = ["compare", "embeddings", "reach", "report"]
 
@@ -30,7 +33,7 @@ def report(
         list[str],
         typer.Argument(
             help="Run folders, folders of run folders, or patterns; FOLDER:NAME "
-            "selects the runs of one method or case."
+            "selects the runs of one case, or of one method."
         ),
     ],
     out: Annotated[
@@ -94,7 +97,7 @@ def compare(
         typer.Argument(
             metavar="A",
             help="Run folders, folders of run folders, or patterns, separated by "
-            "commas; FOLDER:NAME selects the runs of one method or case.",
+            "commas; FOLDER:NAME selects the runs of one case, or of one method.",
         ),
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="Runs to compare with A.")],
@@ -133,6 +136,9 @@ def compare(
         table.add_row(side, method, describe_scores(scores), ", ".join(pending))
     console.print(table)
     show(str(result))
+    first = {side: dict(flatten_config(runs[0].config)) for side, runs in sides.items()}
+    for text in unequal_settings(first):
+        show(f"Warning: {text}")
 
 
 def _show_owners(
@@ -185,9 +191,6 @@ def reach(
     The cost is the number of rounds, bytes and seconds.
     """
     found = [run for text in runs for run in select_runs(text)]
-    # loads matplotlib: the run folders are read first
-    from flower_fgl.runs.report.page import show_bytes, show_seconds
-
     table = make_table("run", "round", "bytes", "time", f"best {column} accuracy, %")
     for run in found:
         cost = cost_until(run, accuracy, column=column)

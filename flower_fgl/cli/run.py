@@ -34,6 +34,7 @@ from flower_fgl.runs.files import OnRound, flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import score_text
+from flower_fgl.runs.unequal import unequal_settings
 from flower_fgl.simulation.experiments import (
     REPLICATES,
     Experiment,
@@ -111,14 +112,24 @@ def run_all(
         If the file or a setting is wrong, which is checked before the first run, or if a
         run fails. The folders of earlier runs are kept.
     """
-    experiment = _ad_hoc(options)
+    experiment = whole = _ad_hoc(options)
     if experiment_file is not None:
-        experiment = read_experiment(experiment_file).with_options(options)
+        experiment = whole = read_experiment(experiment_file).with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
     if experiment.is_grid:
-        return _run_grid(experiment, planned, run_options, console)
+        # loads torch: the settings of all runs are checked first
+        from flower_fgl.simulation.flower_simulation import num_cpus
+        from flower_fgl.simulation.jobs import check_jobs
+        from flower_fgl.simulation.tabulate import copy_experiment
+
+        how = replace(run_options, jobs=run_options.jobs or num_cpus())
+        check_jobs(how.jobs, how.engine, how.workers, how.client_gpus)
+        folder = Path(str(planned[0].settings["run-dir"])).parent
+        is_changed = bool(options.keys() - {"output-dir"})
+        copy_experiment(whole, experiment_file, folder, is_changed=is_changed)
+        return _run_grid(experiment, planned, how, console)
     if run_options.jobs != 1:
         raise ConfigError(
             f"--jobs {run_options.jobs} runs the runs of a grid side by side, but there is "
@@ -177,13 +188,11 @@ def _run_grid(
 ) -> list[Run]:
     """Run the missing runs of a grid; print the table and write the report."""
     # loads torch: the settings of all runs are checked first
-    from flower_fgl.simulation.flower_simulation import num_cpus
     from flower_fgl.simulation.jobs import Job, run_jobs
 
     planned = [_with_owners(run) for run in planned]
-    number = run_options.jobs or num_cpus()
     done: dict[str, Run] = {}
-    jobs, left = [], TimeLeft(max(number, 1))
+    jobs, left = [], TimeLeft(run_options.jobs)
     for run in planned:
         finished, can_resume = _existing_run(run)
         if finished is not None:
@@ -205,7 +214,7 @@ def _run_grid(
             errors = run_jobs(
                 jobs,
                 progress,
-                side_by_side=number,
+                side_by_side=run_options.jobs,
                 engine=run_options.engine,
                 workers=run_options.workers,
                 client_gpus=run_options.client_gpus,
@@ -387,6 +396,13 @@ def _print_results(
     console.print(rows_table(results_table(experiment, done)))
     hashes = sorted({str(run.summary.get("partition_sha256", "")) for _, run in done})
     console.print("partition", *hashes, sep="\n  ", markup=False, highlight=False)
+    settings = {run.label: dict(flatten_config(made.config)) for run, made in done}
+    tuned = {
+        run.label: experiment.tuning.get("settings", {}).get(run.row, [])
+        for run, _ in done
+    }
+    for text in unequal_settings(settings, tuned):
+        console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
     tuning = describe_tuning(experiment.tuning)
     if tuning:
         console.print(

@@ -33,6 +33,7 @@ from flower_fgl.client_apps.runtime.training import load_state, refuse_non_finit
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import FglError, PayloadError
+from flower_fgl.core.extensions import Kind, owner_of
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
 from flower_fgl.protocols.base import (
@@ -391,7 +392,8 @@ class FglClientApp(ClientApp, ABC):
         try:
             return self.down.from_record(content, spec)
         except PayloadError as error:
-            raise PayloadError(f"the download is malformed: {error}") from error
+            hint = _other_package(client)
+            raise PayloadError(f"the download is malformed: {error}{hint}") from error
 
     def _evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate the client's own model, the aggregated one, or both."""
@@ -423,6 +425,20 @@ class FglClientApp(ClientApp, ABC):
         self.keep(client, store, context, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
         return reply_with(message, RecordDict({METRICS: pack_metrics(scores, seconds)}))
+
+
+def _other_package(client: Client) -> str:
+    """Return a hint if the method or the backbone comes from another package."""
+    model = client.model_name.partition(":")[0]
+    rows: list[tuple[Kind, str]]
+    rows = [("methods", client.config.method), ("backbones", model)]
+    found = [(name, owner_of(kind, name)) for kind, name in rows]
+    owners = [f"{name} comes from {owner}" for name, owner in found if owner]
+    if not owners:
+        return ""
+    return (
+        f" {' and '.join(owners)}: the server and all clients need one version of it."
+    )
 
 
 def pack_metrics(

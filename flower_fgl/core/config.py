@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import known_names
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import (
     DATASETS,
@@ -113,7 +114,7 @@ class RunConfig(GeneralSettings):
         values: Mapping[str, Scalar],
         methods: Mapping[str, Any],
         *,
-        datasets: Iterable[str] = DATASETS,
+        datasets: Iterable[str] | None = None,
     ) -> RunConfig:
         """Parse and check Flower's flat run config.
 
@@ -125,8 +126,8 @@ class RunConfig(GeneralSettings):
         methods : mapping of str to Method
             The table of methods, each with ``settings`` (a dataclass or ``None``) and
             ``defaults`` (its own defaults of general settings).
-        datasets : iterable of str
-            Names of the known datasets.
+        datasets : iterable of str, optional
+            Names of the known datasets; by default ours and those of other packages.
 
         Raises
         ------
@@ -140,6 +141,8 @@ class RunConfig(GeneralSettings):
             if "." in key:
                 table, _, name = key.partition(".")
                 tables.setdefault(table, {})[name] = value
+        if datasets is None:
+            datasets = [*DATASETS, *known_names("datasets")]
         check_names(general, tables, methods, datasets)
         chosen = str(general.get("method", GeneralSettings.method))
         method = methods[chosen]

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import known_names
 from flower_fgl.core.options import nearest
 
 __all__ = ["BACKBONES", "LAYERED", "SHALLOW", "STEPPED", "ModelName"]
@@ -33,7 +34,7 @@ BACKBONES = [
     "sign",
     "ssgc",
 ]
-"""Names in ``nn.MODELS`` (a test compares them)."""
+"""Our own names in ``nn.MODELS`` (a test compares them)."""
 STEPPED = ("appnp", "gamlp")
 """Backbones that count propagation steps separately from layers (a test compares)."""
 SHALLOW = ("gcnii", "sgc", "sign", "ssgc")
@@ -52,7 +53,7 @@ class ModelName:
     Parameters
     ----------
     name : str
-        One of ``BACKBONES``.
+        One of ``BACKBONES``, or a backbone of another package.
     num_layers, hidden_channels : int or None
         ``None`` for the general setting.
     steps : int or None
@@ -102,8 +103,9 @@ def read_model(text: str) -> ModelName:
         separate propagation steps, or its classifier is always linear.
     """
     name, *parts = text.split(":")
-    if name not in BACKBONES:
-        raise ConfigError(f'Unknown model "{name}". {nearest(name, BACKBONES)}')
+    if name not in BACKBONES and name not in known_names("backbones"):
+        names = {*BACKBONES, *known_names("backbones")}
+        raise ConfigError(f'Unknown model "{name}". {nearest(name, names)}')
     layers = hidden = steps = None
     is_linear = parts[-1:] == ["linear"]
     for part in parts[:-1] if is_linear else parts:

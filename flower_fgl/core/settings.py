@@ -205,6 +205,12 @@ class GeneralSettings:
     )
     dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
     rounds: int = option(100, "number of federated rounds", ge=1, auto=True)
+    round_patience: int = option(
+        0,
+        "number of evaluated rounds without a better validation accuracy after which the "
+        "run ends; 0: all rounds run",
+        ge=0,
+    )
     local_epochs: int = option(
         3, "epochs that a sampled client trains per round", ge=1, auto=True
     )

@@ -9,7 +9,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flower_fgl.core.errors import ConfigError
-from flower_fgl.core.model_spec import SHALLOW, read_model, split_models
+from flower_fgl.core.extensions import refusal
+from flower_fgl.core.model_spec import (
+    BACKBONES,
+    SHALLOW,
+    read_model,
+    split_models,
+)
 from flower_fgl.core.options import kebab, nearest
 from flower_fgl.core.settings import (
     GRAPH_PARTITIONS,
@@ -65,6 +71,8 @@ def check_names(
     """
     method = str(general.get("method", GeneralSettings.method))
     if method not in methods:
+        if reason := refusal("methods", method):
+            raise ConfigError(reason)
         raise ConfigError(f'Unknown method "{method}". {nearest(method, methods)}')
     dataset = str(general.get("dataset", GeneralSettings.dataset))
     is_known = dataset in set(datasets) or dataset.startswith("tu:")
@@ -245,7 +253,7 @@ def _reject_depths(settings: GeneralSettings, names: Iterable[str]) -> None:
     for text in names:
         model = read_model(text)
         layers = model.num_layers or settings.num_layers
-        if layers < 2 and model.name not in SHALLOW:
+        if layers < 2 and model.name in BACKBONES and model.name not in SHALLOW:
             where = "its name" if model.num_layers else "num-layers"
             raise ConfigError(
                 f'model "{text}" needs at least 2 layers, got {layers} by {where}. Only '

@@ -42,6 +42,7 @@ NEEDED: Mapping[str, Rule] = {
         lambda config: config.setting in UNSEEN_SETTINGS,
     ),
     "shots": ('setting = "few-shot"', lambda config: config.setting == "few-shot"),
+    "round-patience": ("rounds above 1", lambda config: config.rounds > 1),
     "patience": ("check-every above 0", lambda config: config.check_every),
     "final-local-epochs": (
         'eval-policy = "refresh" or "refresh-all"',

@@ -48,7 +48,7 @@ from flower_fgl.datasets.partition.partition import (
     NODE_RULES,
     partition_key,
 )
-from flower_fgl.datasets.sources.load import cache_folder, data_folder
+from flower_fgl.datasets.sources.load import cache_folder, data_folder, find_source
 from flower_fgl.datasets.transforms.canonical import SPARSE_BELOW, quiet_csr
 from flower_fgl.datasets.transforms.sparsity import Sparsity
 
@@ -377,6 +377,9 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["sparsity"] = asdict(sparsity)
     if config.dataset == "synthetic":
         key["synthetic"] = asdict(config.synthetic)
+    elif not config.owners and not is_file(config.dataset):
+        version = find_source(config.dataset).version
+        key |= {"version": version} if version else {}
     path = Path(os.path.expanduser(config.dataset))
     if is_file(config.dataset):
         key["dataset"] = path.name

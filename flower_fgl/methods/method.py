@@ -28,9 +28,10 @@ class Method:
         Value of the setting ``method``, e.g. ``"fed-pub"``.
     paper : str
         Authors, venue and year.
-    strategy, client_app : str
+    strategy, client_app : str or type
         ``module:class`` of the server and of the client code. Only the process that runs
-        a class imports it: a server never loads client code.
+        a class imports it: a server never loads client code. In a notebook, the class
+        itself (see :func:`flower_fgl.register`).
     network : str
         ``module:function`` that builds the network of a saved model; empty if the network
         is one of the library's backbones.
@@ -82,8 +83,8 @@ class Method:
 
     name: str
     paper: str
-    strategy: str
-    client_app: str
+    strategy: str | type[Any]
+    client_app: str | type[Any]
     network: str = ""
     settings: type | None = None
     payload: str = ""
@@ -133,7 +134,9 @@ class Method:
         return _load(self.network)  # type: ignore[no-any-return]
 
 
-def _load(reference: str) -> Any:
-    """Import the object of a ``module:name`` reference."""
+def _load(reference: str | type[Any]) -> Any:
+    """Import the object of a ``module:name`` reference; a class is returned as it is."""
+    if not isinstance(reference, str):
+        return reference
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)

@@ -8,6 +8,8 @@ from pkgutil import iter_modules
 
 from flower_fgl.core import options
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import Table
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods.method import Method
 
@@ -27,8 +29,19 @@ def _collect() -> dict[str, Method]:
     return {row.name: row for row in sorted(rows, key=lambda row: row.name)}
 
 
-METHODS: dict[str, Method] = _collect()
-"""All methods by name, sorted."""
+def _read(name: str, row: object) -> Method:
+    """Check a row of another package."""
+    if not isinstance(row, Method):
+        raise ConfigError(
+            f"expected a flower_fgl.methods.Method, got {type(row).__name__}"
+        )
+    if row.name != name:
+        raise ConfigError(f'the Method has another name, "{row.name}"')
+    return row
+
+
+METHODS: Table[Method] = Table("methods", _collect(), _read)
+"""All methods by name: ours sorted, then those of other packages."""
 
 
 def parse_config(values: Mapping[str, Scalar]) -> RunConfig:

@@ -81,6 +81,7 @@ class GraphInput:
     selected: Tensor | None = None
     """Graphs that :meth:`select` chose, of shape (G,), int64; else ``None``."""
 
+    _dense: Tensor | None = None
     _chosen_from: tuple[GraphInput, Tensor] | None = None
     """The batch that :meth:`select` chose from, and the chosen nodes."""
 
@@ -88,6 +89,7 @@ class GraphInput:
         self.x = x
         is_sparse = x.layout == torch.sparse_csr
         self._sparse = SparseOperator(x) if is_sparse else None
+        self._dense = None
         self._filtered: dict[tuple[OperatorKind, tuple[float, ...]], Tensor] = {}
         self._encodings: dict[Hashable, Tensor] = {}
 
@@ -339,6 +341,15 @@ class GraphInput:
         if h is None and self._sparse is not None:
             return self._sparse.matmul(weight.t(), bias)
         return F.linear(self.x if h is None else h, weight, bias)
+
+    def dense_features(self) -> Tensor:
+        """Return the features as a strided tensor (N, d); sparse ones are filled once."""
+        if self._sparse is None:
+            return self.x
+        if self._dense is None:
+            with torch.inference_mode(False), torch.no_grad():
+                self._dense = self.x.to_dense()
+        return self._dense
 
     def per_row(self, vector: Tensor) -> Tensor:
         """Return a vector (p,) in a shape that adds to representations (N, p)."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from flower_fgl.core.model_spec import read_model, split_models
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import Table, described
+from flower_fgl.core.model_spec import ModelName, read_model, split_models
 from flower_fgl.nn.backbone import Backbone
 from flower_fgl.nn.body_head import classifier_state, layer_of
 from flower_fgl.nn.decoupled import APPNP, GAMLP, SGC, SIGN, SSGC
 from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
+from flower_fgl.nn.module_backbone import backbone_class
 
 __all__ = [
     "MODELS",
@@ -25,7 +27,8 @@ __all__ = [
     "state_shapes",
 ]
 
-MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
+MODELS: Table[type[Backbone]] = Table(
+    "backbones",
     {
         "appnp": APPNP,
         "gamlp": GAMLP,
@@ -38,9 +41,11 @@ MODELS: Mapping[str, type[Backbone]] = MappingProxyType(
         "sgc": SGC,
         "sign": SIGN,
         "ssgc": SSGC,
-    }
+    },
+    backbone_class,
+    is_light=False,
 )
-"""Backbones by name, the values of the setting ``model``."""
+"""Backbones by name, the values of the setting ``model``; ours first."""
 
 Module = TypeVar("Module", bound=nn.Module)
 CONTAINERS = (dict, list, set)
@@ -99,8 +104,21 @@ def build_model(
        construction (0.4 ms each) and initialise twice, so a model is constructed once
        per set of sizes and then copied. Its initial parameters therefore differ from
        those of a directly constructed class with the same seed.
+    2. A backbone of another package is constructed each time.
     """
     model_name = read_model(name)
+    if model_name.name not in MODELS.own:
+        return _construct(
+            model_name,
+            initialise=initialise,
+            in_channels=in_channels,
+            hidden_channels=model_name.hidden_channels or hidden_channels,
+            num_classes=num_classes,
+            num_layers=model_name.num_layers or num_layers,
+            dropout=dropout,
+            readout=readout,
+            has_linear_head=has_linear_head,
+        )
     template = _template(
         model_name.name,
         in_channels,
@@ -189,6 +207,48 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     ``build_model(..., initialise=False)`` provides a model for this at no cost.
     """
     return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
+def _construct(model: ModelName, *, initialise: bool, **sizes: Any) -> Backbone:
+    """Construct a backbone of another package; weights are drawn only if wanted.
+
+    Raises
+    ------
+    ConfigError
+        If two networks of the same sizes have other weights, which cannot be averaged.
+    """
+    cls: Any = MODELS[model.name]
+    expected = _shapes(cls, tuple(sizes.items()))
+    made: Backbone
+    if initialise:
+        made = cls(**sizes)
+    else:
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+            made = cls(**sizes)
+    found = state_shapes(made)
+    if list(found.items()) != list(expected.items()):
+        changed = sorted(
+            name
+            for name in {*found, *expected}
+            if found.get(name) != expected.get(name)
+        )
+        raise ConfigError(
+            f"The backbone {described('backbones', model.name)} makes networks with other "
+            f"weights each time: {', '.join(changed) or 'in another order'}. Names, shapes "
+            "and order may depend only on in_channels, hidden_channels, num_layers and "
+            "dropout, since the clients' weights are averaged."
+        )
+    return made
+
+
+# Cache of what should be a pure function; a network is constructed once to find out.
+@functools.lru_cache(maxsize=64)
+def _shapes(
+    cls: Callable[..., Backbone], sizes: tuple[tuple[str, Any], ...]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a backbone of another package."""
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        return state_shapes(cls(**dict(sizes)))
 
 
 # Cache of a pure function; the templates hold shapes only (meta tensors), no values.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import re
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from flower_fgl.core.version import VERSION
 
 __all__ = ["describe_environment", "environment_comments", "find_commit"]
+__all__ += ["hash_source"]
 
 PACKAGES = ("flwr", "torch", "torch-geometric")
 COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -33,7 +36,8 @@ def describe_environment(engine: str, device: str) -> dict[str, Any]:
     Returns
     -------
     dict of str to object
-        ``versions`` by name; ``commit``, if the package runs from a checkout; ``host`` with
+        ``versions`` by name; ``commit``, if the package runs from a checkout;
+        ``source_sha256``, see :func:`hash_source`; ``host`` with
         ``cpu``, ``cores``, ``memory_gb`` (10⁹ bytes) and ``os``; ``device``. It contains
         no name of a host, user or folder.
     """
@@ -46,6 +50,7 @@ def describe_environment(engine: str, device: str) -> dict[str, Any]:
     return {
         "versions": versions,
         **({"commit": commit} if commit else {}),
+        "source_sha256": hash_source(Path(__file__).resolve().parents[1]),
         "host": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
@@ -77,10 +82,41 @@ def environment_comments(started: str, environment: Mapping[str, Any]) -> str:
         f"started: {started}",
         f"versions: {versions}",
         *([f"commit: {environment['commit']}"] if "commit" in environment else []),
+        *(
+            [f"source: {environment['source_sha256']}"]
+            if "source_sha256" in environment
+            else []
+        ),
         f"host: {host['cpu']}, {host['cores']} cores, {host['memory_gb']} GB, {host['os']}",
         f"device: {environment['device']}",
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)
+
+
+@lru_cache(maxsize=4)
+def hash_source(package: Path) -> str:
+    """Return a hash of the Python files of a package, which tells versions of it apart.
+
+    Parameters
+    ----------
+    package : Path
+        Folder of the package.
+
+    Returns
+    -------
+    str
+        SHA-256 of the names and contents of all ``.py`` files below it, in order of their
+        names. An app bundle, which holds the same files, has the same hash.
+    """
+    total = hashlib.sha256()
+    files = {
+        file.relative_to(package).as_posix(): file for file in package.rglob("*.py")
+    }
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        total.update(f"{name}\0{len(content)}\0".encode())
+        total.update(content)
+    return total.hexdigest()
 
 
 def find_commit(checkout: Path) -> str:

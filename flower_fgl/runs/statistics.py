@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean, stdev
 
 __all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "PairedTest", "adjust_holm", "paired_test"]
@@ -93,12 +94,10 @@ def paired_test(
     # slow to import, and selecting runs does not need them
     import numpy as np
     from scipy import stats
-    from statsmodels.stats.power import TTestPower
     from statsmodels.stats.weightstats import ttost_paired
 
     result = stats.ttest_rel(one, other)
     interval = result.confidence_interval(1 - LEVEL)
-    effect = TTestPower().solve_power(nobs=n, alpha=LEVEL, power=POWER)
     p_equivalent, *_ = ttost_paired(np.array(one), np.array(other), -margin, margin)
     return PairedTest(
         n,
@@ -106,9 +105,17 @@ def paired_test(
         float(result.statistic),
         float(result.pvalue),
         (float(interval.low), float(interval.high)),
-        float(effect) * spread,
+        _detectable_effect(n) * spread,
         float(p_equivalent),
     )
+
+
+@cache
+def _detectable_effect(n: int) -> float:
+    """Return the detectable difference of n pairs, in standard deviations."""
+    from statsmodels.stats.power import TTestPower
+
+    return float(TTestPower().solve_power(nobs=n, alpha=LEVEL, power=POWER))
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Row", "describe_round", "is_scored", "score_text", "summarise"]
-
-
 from flower_fgl.runs.files import Row
+
+__all__ = ["Row", "describe_round", "is_scored", "rounds_without_gain"]
+__all__ += ["score_text", "summarise"]
 
 
 def summarise(
@@ -152,10 +152,9 @@ def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
     if not rows:
         return {"selection": "validation", "best": None, "last": None}
     validated = [
-        (val.get("num_nodes", 0), val["accuracy"], int(row["round"]), row)
+        (*score, int(row["round"]), row)
         for row in rows
-        if (val := row["metrics"][scope].get("val", {})).get("accuracy") is not None
-        and math.isfinite(val["accuracy"])
+        if (score := _validation(row, scope)) is not None
     ]
     last = max(rows, key=lambda row: int(row["round"]))
     best = max(validated, key=lambda entry: entry[:3])[3] if validated else last
@@ -164,6 +163,43 @@ def _select(scored: Sequence[Row], scope: str) -> dict[str, Any]:
         "best": {"round": best["round"], **best["metrics"][scope]},
         "last": {"round": last["round"], **last["metrics"][scope]},
     }
+
+
+def _validation(row: Row, scope: str) -> tuple[int, float] | None:
+    """Return the number of validation nodes and their accuracy, None without a score."""
+    scores = row["metrics"].get(scope, {}).get("val", {})
+    accuracy = scores.get("accuracy")
+    if accuracy is None or not math.isfinite(accuracy):
+        return None
+    return scores.get("num_nodes", 0), accuracy
+
+
+def rounds_without_gain(rounds: Iterable[Row]) -> int:
+    """Count the evaluated rounds since the best validation accuracy.
+
+    Parameters
+    ----------
+    rounds : iterable of mapping
+        Rows of ``rounds.jsonl`` so far.
+
+    Returns
+    -------
+    int
+        0 if the last evaluated round is better than all before it. As in
+        :func:`summarise`, rounds that scored fewer validation nodes than others, because
+        replies were lost, do not count.
+    """
+    scored = [row for row in rounds if is_scored(row)]
+    scopes = {scope for row in scored for scope in row["metrics"]}
+    main = "global" if scopes == {"global"} else "local"
+    best, waited = (0, -math.inf), 0
+    for row in scored:
+        score = _validation(row, main)
+        if score is not None and score > best:
+            best, waited = score, 0
+        elif score is not None and score[0] == best[0]:
+            waited += 1
+    return waited
 
 
 def _totals(rounds: Sequence[Row], train: Sequence[Row]) -> dict[str, Any]:

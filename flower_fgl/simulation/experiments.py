@@ -43,6 +43,7 @@ from flower_fgl.core.options import Scalar, kebab, nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.unused_settings import NEEDED, unused_settings
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.cells import DEFAULT_SUFFIX, PLACE
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -68,6 +69,7 @@ MEASURED = (
 __all__ = [
     "Experiment",
     "describe_tuning",
+    "missing_classes",
     "read_experiment",
     "results_table",
     "with_clients",
@@ -88,12 +90,16 @@ class PlannedRun:
         Flat run config.
     label : str
         ``row`` with the keys of grid values, as the table shows it; empty: ``row``.
+    line : str
+        ``label`` without the grid values that define the data, which are columns of
+        ``flower-fgl table``.
     """
 
     name: str
     row: str
     settings: Mapping[str, Scalar]
     label: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,6 +240,14 @@ class Experiment:
             )
         return replace(self, cases=[c for c in self.cases if c["name"] in names])
 
+    def _line_of(self, case: str) -> str:
+        """Return the row of a case; one that was made of grid values has them no more."""
+        lines: Mapping[str, str] = self.tuning.get("lines", {})
+        if case in lines:
+            return lines[case]
+        row = case.removesuffix(DEFAULT_SUFFIX)
+        return lines[row] + DEFAULT_SUFFIX if row in lines else case
+
     def runs(self) -> list[PlannedRun]:
         """Return all runs, case by case, in grid order.
 
@@ -256,12 +270,17 @@ class Experiment:
                 shown = {k: v for k, v in chosen.items() if k not in REPLICATES}
                 row = [title, *map(str, shown.values())]
                 label = [title]
+                line = [self._line_of(title)]
+                line += [
+                    _labelled(k, v, names) for k, v in shown.items() if k not in PLACE
+                ]
                 label += [_labelled(k, v, names) for k, v in shown.items()]
                 run = PlannedRun(
                     "-".join(parts) or "run",
                     "/".join(part for part in row if part) or "run",
                     {**self.config, **settings, **chosen, **seeds},
                     ", ".join(part for part in label if part) or "run",
+                    ", ".join(part for part in line if part) or "run",
                 )
                 if given == chosen or run not in out.get(run.name, ()):
                     out.setdefault(run.name, []).append(run)
@@ -529,16 +548,17 @@ def results_table(
             f"published {SETTING_COLUMNS[column]}": values_by_row
             for column, values_by_row in experiment.published_columns.items()
         }
-        partial = _partial_classes(members)
+        partial = missing_classes(members)
         for title, values_by_row in published.items():
             if name in values_by_row:
-                row[title] = partial or f"{values_by_row[name]:.1f}"
+                own = f"{values_by_row[name]:.1f}"
+                row[title] = f"– ({partial})" if partial else own
         rows.append(row)
     return rows
 
 
-def _partial_classes(runs: Sequence[Run]) -> str:
-    """Return how many classes of the dataset the runs have; empty if all."""
+def missing_classes(runs: Sequence[Run]) -> str:
+    """State how many classes of the dataset the runs have; empty if all of them."""
     from flower_fgl.datasets.sources.registry import SOURCES
 
     for run in runs:
@@ -546,7 +566,7 @@ def _partial_classes(runs: Sequence[Run]) -> str:
         names = run.summary.get("class_names")
         total = getattr(source and source.statistics, "classes", None)
         if names and total and len(names) < total:
-            return f"– ({len(names)} of {total} classes)"
+            return f"{len(names)} of {total} classes"
     return ""
 
 

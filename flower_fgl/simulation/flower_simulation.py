@@ -35,6 +35,7 @@ __all__ = [
     "fitting_workers",
     "launch",
     "num_cpus",
+    "sigterm_as_interrupt",
     "write_app_folder",
 ]
 
@@ -116,7 +117,7 @@ def launch(
     )
     _check_values(run_config)
     home.mkdir(parents=True, exist_ok=True)
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         reason = ""
         for _ in range(2):
             with FlowerHome(home, environment) as flower:
@@ -290,7 +291,7 @@ def _check_values(values: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt, unless a handler is already installed."""
     is_ours = (
         threading.current_thread() is threading.main_thread()

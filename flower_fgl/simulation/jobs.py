@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.options import Scalar
 
-__all__ = ["Job", "Watcher", "run_jobs"]
+__all__ = ["Job", "Watcher", "check_jobs", "run_jobs"]
 
 STOP_SECONDS = 20.0
 """Seconds in which an interrupted run writes its status before its process is killed."""
@@ -95,16 +95,29 @@ def run_jobs(
     KeyboardInterrupt
         After Ctrl-C. Runs that were active can resume.
     """
-    if side_by_side < 1:
-        raise ConfigError(f"jobs must be at least 1, got {side_by_side}.")
+    check_jobs(side_by_side, engine, workers, client_gpus)
     if side_by_side == 1:
         return _one_by_one(jobs, watcher, engine, workers, client_gpus)
-    if engine == "ray" or workers or client_gpus:
+    return _side_by_side(jobs, watcher, min(side_by_side, len(jobs)))
+
+
+def check_jobs(
+    side_by_side: int, engine: str, workers: int | None, client_gpus: float
+) -> None:
+    """Reject options that contradict each other, as :func:`run_jobs` does.
+
+    Raises
+    ------
+    ConfigError
+        In the cases of :func:`run_jobs`.
+    """
+    if side_by_side < 1:
+        raise ConfigError(f"jobs must be at least 1, got {side_by_side}.")
+    if side_by_side > 1 and (engine == "ray" or workers or client_gpus):
         raise ConfigError(
             f"jobs = {side_by_side} gives each run one process: leave out workers, "
             "client-gpus and engine ray, or use jobs = 1."
         )
-    return _side_by_side(jobs, watcher, min(side_by_side, len(jobs)))
 
 
 def _one_by_one(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.datasets.owners import absolute_owners, list_owners
+from flower_fgl.datasets.pyg_data import store_graph, store_graphs
+from flower_fgl.datasets.sources.load import cache_folder
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import METHODS, Method, parse_config
 from flower_fgl.runs.files import OnRound
@@ -140,7 +143,7 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
 
 def simulate(
     method: str = "fedavg",
-    dataset: str = "synthetic",
+    dataset: Any = "synthetic",
     *,
     clients: int | None = None,
     seed: int = 0,
@@ -155,9 +158,11 @@ def simulate(
     Parameters
     ----------
     method : str
-        A name in ``METHODS``.
-    dataset : str
-        A dataset name, ``tu:NAME``, or the path of a graph file.
+        A name in ``METHODS``, see :func:`flower_fgl.register` for methods of your own.
+    dataset : str, torch_geometric.data.Data or list of Data
+        A dataset name, ``tu:NAME``, or the path of a graph file; a graph, which is then
+        partitioned; or a list with one graph for each client, as ``owners``. Graphs are
+        written to the cache folder as graph files, see :func:`flower_fgl.to_npz`.
     clients : int, optional
         Number of clients K, at least 1; by default 10, or the number of ``owners``.
     seed : int
@@ -190,6 +195,8 @@ def simulate(
     RunError
         If the run fails, e.g. because no client replied.
     """
+    if not isinstance(dataset, str):
+        dataset, settings = _graphs_as_files(dataset, clients, settings)
     if clients is None:
         clients = 0 if settings.get("owners") else DEFAULT_CLIENTS
     values = run_config_of(
@@ -205,6 +212,30 @@ def simulate(
     rounds = parse_config(values).rounds
     with show_progress(f"{method} on {dataset}", rounds, on_round) as shown:
         return run_local(values, workers=workers, on_round=shown, trackers=own)
+
+
+def _graphs_as_files(
+    dataset: Any, clients: int | None, settings: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Write a graph, or one graph per client; return ``dataset`` and the settings."""
+    folder = cache_folder() / "graphs"
+    if isinstance(dataset, os.PathLike):
+        return str(dataset), dict(settings)
+    if not isinstance(dataset, list | tuple):
+        return str(store_graph(dataset, folder)), dict(settings)
+    if clients not in (None, len(dataset)):
+        raise ConfigError(
+            f"A list of {len(dataset)} graphs gives {len(dataset)} clients, got clients = "
+            f"{clients}. Leave clients out."
+        )
+    keys = ("partition", "dirichlet-alpha", "owners")
+    if unused := [k for k in map(kebab, settings) if k in keys]:
+        raise ConfigError(
+            f"{unused[0]} has no effect with a list of graphs: each is one client. Remove "
+            "it, or give a single graph to partition."
+        )
+    owners = str(store_graphs(dataset, folder))
+    return GeneralSettings.dataset, {**settings, "owners": owners}
 
 
 def refuse_unstackable(config: RunConfig) -> None:
@@ -346,10 +377,16 @@ def _open_grid(
     session.add_config(values, config)
     grid = LocalGrid(Dispatcher(session), number, values, run_id=run_id)
     most = min(number, num_cpus() // config.threads)
-    if workers is not None or most < 2 or choose_device(config.device).type != "cpu":
-        yield grid, memory
-        return
-    from flower_fgl.simulation.growing_grid import GrowingGrid
+    with ExitStack() as stack:
+        stack.callback(session.clear)
+        if (
+            workers is not None
+            or most < 2
+            or choose_device(config.device).type != "cpu"
+        ):
+            yield grid, memory
+            return
+        from flower_fgl.simulation.growing_grid import GrowingGrid
 
-    with GrowingGrid(grid, memory, config, dict(values), most) as growing:
-        yield growing, growing
+        with GrowingGrid(grid, memory, config, dict(values), most) as growing:
+            yield growing, growing

@@ -205,7 +205,9 @@ def _run_ray(
 ) -> Run:
     """Run with Flower's simulation, in a private Flower home."""
     from flower_fgl.simulation.flower_simulation import launch, write_app_folder
+    from flower_fgl.simulation.register import refuse_registered
 
+    refuse_registered(config)
     states = "" if config.state_dir else str(folder / "state")
     if states:  # remains of a killed run; its checkpoint holds the states to resume
         shutil.rmtree(states, ignore_errors=True)

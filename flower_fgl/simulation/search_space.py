@@ -30,7 +30,7 @@ TASK = "method dataset clients setting shots expansion-hops feature-sparsity"
 TASK += (
     " edge-sparsity label-sparsity partition partition-seed dirichlet-alpha split seed"
 )
-EVALUATION = "rounds evaluate evaluate-every absent-classes"
+EVALUATION = "rounds round-patience evaluate evaluate-every absent-classes"
 MACHINE = (
     "data-dir device threads stacked output-dir run-dir state-dir checkpoint-every"
 )

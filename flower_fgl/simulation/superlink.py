@@ -27,7 +27,7 @@ import psutil  # type: ignore[import-untyped]
 
 from flower_fgl.core.errors import RunError
 
-__all__ = ["FlowerHome", "on_cluster", "tail"]
+__all__ = ["FlowerHome", "free_port", "on_cluster", "tail"]
 
 CONNECTION = "launch"
 """Name of the SuperLink connection in the home's ``config.toml``."""
@@ -81,7 +81,7 @@ class FlowerHome:
             )
         self.folder = Path(tempfile.mkdtemp(prefix="flwr-", dir=parent.resolve()))
         self.ray_folder = Path(tempfile.mkdtemp(prefix="fgl-", dir=short_folder()))
-        self.port = _free_port()
+        self.port = free_port()
         self.superlink_log = self.folder / "superlink.log"
         self._environment = flower_environment(
             self.folder, self.ray_folder, self._bin, environment
@@ -256,7 +256,7 @@ def short_folder() -> str | None:
     return wanted if os.access(wanted, os.W_OK | os.X_OK) else None
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a TCP port on 127.0.0.1 that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -29,7 +29,7 @@ from importlib.metadata import entry_points
 
 import psutil  # type: ignore[import-untyped]
 
-__all__ = ["answer_flwr", "keep"]
+__all__ = ["answer_flwr", "die_with_parent", "keep"]
 
 GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -62,7 +62,7 @@ def keep(command: Sequence[str], remove: str | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: closing.set())
     is_subreaper = _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent
+        command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent
     )
     watch = threading.Thread(target=_wait_for_end_of_input, args=(closing,))
     watch.daemon = True
@@ -134,7 +134,7 @@ def _prctl(option: int, value: int) -> bool:
     return bool(ctypes.CDLL(None).prctl(option, value, 0, 0, 0) == 0)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Let the kernel kill the command if the keeper is killed (Linux)."""
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 

@@ -15,6 +15,7 @@ import tomli_w
 
 from flower_fgl.core.atomic import write_file
 from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.runs.cells import DEFAULT_SUFFIX
 from flower_fgl.simulation.experiments import (
     REPLICATES,
     Experiment,
@@ -22,7 +23,8 @@ from flower_fgl.simulation.experiments import (
 )
 from flower_fgl.simulation.tuning import RowStudy, Trial
 
-__all__ = ["write_study", "write_tuned_experiment"]
+__all__ = ["hash_of_study", "nested", "published_tables", "write_study"]
+__all__ += ["write_tuned_experiment"]
 
 METRIC = "validation accuracy"
 
@@ -77,6 +79,22 @@ def study_hash(studies: Sequence[RowStudy]) -> str:
         [study.row.name, trial.index, sorted(trial.settings.items()), trial.score]
         for study in studies
         for trial in study.trials
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def hash_of_study(table: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a study as :func:`write_study` returned it.
+
+    Parameters
+    ----------
+    table : mapping
+        Content of ``study.json``.
+    """
+    content = [
+        [row, trial["trial"], sorted(trial["settings"].items()), trial["score"]]
+        for row, entry in table["rows"].items()
+        for trial in entry["trials"]
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -158,7 +176,7 @@ def write_tuned_experiment(
         }
         cases.append({"name": name, **own, **best.settings})
         if with_defaults and best.index:
-            cases.append({"name": f"{name}, default", **own})
+            cases.append({"name": f"{name}{DEFAULT_SUFFIX}", **own})
     table: dict[str, Any] = {"title": experiment.title} if experiment.title else {}
     if "output-dir" in experiment.config:
         table["output-dir"] = experiment.config["output-dir"]
@@ -175,11 +193,15 @@ def write_tuned_experiment(
             for found in studies
             if (failed := sum(trial.score is None for trial in found.trials))
         },
+        "settings": {found.row.name: list(found.row.space) for found in studies},
+        "lines": {run.row: run.line for run in experiment.runs()},
     }
-    table["config"] = _nested(config)
-    table["case"] = [_nested(case) for case in cases]
+    table["config"] = nested(config)
+    table["case"] = [nested(case) for case in cases]
     table |= {
-        key: dict(values) for key, values in _published(experiment).items() if values
+        key: dict(values)
+        for key, values in published_tables(experiment).items()
+        if values
     }
     head = (
         f"# Written by flower-fgl tune: {describe_tuning(table['tuning'])}.\n"
@@ -188,8 +210,8 @@ def write_tuned_experiment(
     write_file(path, (head + tomli_w.dumps(table)).encode())
 
 
-def _nested(settings: Mapping[str, Scalar]) -> dict[str, Any]:
-    """Return settings with those of methods as tables."""
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of methods as tables, as a TOML file holds them."""
     out: dict[str, Any] = {k: v for k, v in settings.items() if "." not in k}
     for key, value in settings.items():
         table, dot, name = key.partition(".")
@@ -198,8 +220,8 @@ def _nested(settings: Mapping[str, Scalar]) -> dict[str, Any]:
     return out
 
 
-def _published(experiment: Experiment) -> dict[str, Mapping[str, float]]:
-    """Return the tables of published values by their name in the file."""
+def published_tables(experiment: Experiment) -> dict[str, Mapping[str, float]]:
+    """Return the tables of published values by their name in an experiment file."""
     columns = {
         f"published-{kebab(column)}": values
         for column, values in experiment.published_columns.items()

@@ -28,7 +28,8 @@ from flower_fgl.client_apps.runtime.state import (
     read_state,
     write_state,
 )
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.extensions import adopt, registered
 from flower_fgl.core.flower_internals import (
     ProtoRecordDict,
     recorddict_from_proto,
@@ -157,11 +158,18 @@ class ClientHost:
         Number of clients of the run.
     run_id : int
         Run ID.
+    extensions : mapping of str to mapping
+        What :func:`flower_fgl.register` added in the calling process.
     """
 
     def __init__(
-        self, values: Mapping[str, Scalar], num_clients: int, run_id: int
+        self,
+        values: Mapping[str, Scalar],
+        num_clients: int,
+        run_id: int,
+        extensions: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        adopt(extensions or {})
         gc.freeze()  # imported modules; LocalGrid adds the clients' graphs
         self._run_id = run_id
         self._states = MemoryStates()
@@ -387,8 +395,10 @@ def start_workers(
             elif is_own:
                 ray.init(address, log_to_driver=False, configure_logging=False)
             start: Any = ray.remote(ClientHost).options(num_cpus=cpus, num_gpus=gpus)
+            extensions = _portable(registered())
             hosts = [
-                start.remote(dict(values), num_clients, run_id) for _ in range(workers)
+                start.remote(dict(values), num_clients, run_id, extensions)
+                for _ in range(workers)
             ]
             try:
                 ray.get([host.states.remote() for host in hosts])
@@ -404,6 +414,24 @@ def start_workers(
                 ray.shutdown()
             if scratch:
                 shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _portable(extensions: dict[str, dict[str, Any]]) -> Any:
+    """Put what this process registered where Ray's workers find it."""
+    import ray
+
+    for rows in extensions.values():
+        for name, row in rows.items():
+            try:
+                ray.put(row)
+            except Exception as error:  # whatever the object's own state raises
+                raise ConfigError(
+                    f'"{name}", registered in this process, cannot be sent to worker '
+                    f"processes: {type(error).__name__}: {str(error).splitlines()[0]}. "
+                    "Use workers = 1, or put it into a package: flower-fgl new NAME "
+                    "writes one."
+                ) from error
+    return extensions
 
 
 @contextmanager

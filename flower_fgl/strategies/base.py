@@ -482,6 +482,10 @@ class FglStrategy(ServerHooks):
             Pooled accuracy by ``<mode>/<column>``; ``None`` without any score.
         """
         self.messenger.read_evaluations(self.messenger.by_sender(replies))
+        return self._pooled_accuracies()
+
+    def _pooled_accuracies(self) -> MetricRecord | None:
+        """Return the accuracies of the round so far by ``<mode>/<column>``, if any."""
         flat = {
             f"{mode}/{column}": values["accuracy"]
             for mode, columns in self.loop.log.pooled().items()
@@ -498,6 +502,7 @@ class FglStrategy(ServerHooks):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        should_stop: Callable[[int, Result], bool] | None = None,
     ) -> Result:
         """Run all rounds.
 
@@ -509,6 +514,10 @@ class FglStrategy(ServerHooks):
             Rounds, instead of the setting ``rounds``.
         initial_arrays, timeout, train_config, evaluate_config, evaluate_fn
             Part of Flower's interface, refused: the settings replace them.
+        should_stop : callable, optional
+            Called after every round with its number and the result so far; if it returns
+            True, the run ends as after its last round. Flower's own strategies have this
+            argument since version 1.43.
 
         Returns
         -------
@@ -525,8 +534,9 @@ class FglStrategy(ServerHooks):
         given = (initial_arrays, timeout, train_config, evaluate_config, evaluate_fn)
         if any(value is not None for value in given):
             raise RunError(
-                f"{type(self).__name__}.start takes only grid and num_rounds: the method "
-                "builds its own model, and the settings say the rest."
+                f"{type(self).__name__}.start takes only grid, num_rounds and "
+                "should_stop: the method builds its own model, and the settings say the "
+                "rest."
             )
         self._connect(grid)
         result = Result()
@@ -542,18 +552,27 @@ class FglStrategy(ServerHooks):
             )
             first = resumed.server_round + 1
         rounds = num_rounds or self.config.rounds
-        for server_round in range(first, rounds + 1):
+        ends = should_stop or (lambda number, result: False)
+        is_over = first > 1 and ends(first - 1, result)
+        for server_round in range(first, rounds + 1) if not is_over else ():
             metrics = self.run_round(server_round, is_last=server_round == rounds)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
-            if self.checkpoints is not None and is_checkpoint_due(
-                self.config, server_round
+            scores = self._pooled_accuracies()
+            if scores is not None:
+                result.evaluate_metrics_clientapp[server_round] = scores
+            is_over = ends(server_round, result)
+            if self.checkpoints is not None and (
+                is_checkpoint_due(self.config, server_round)
+                or (is_over and self.config.keep_checkpoint)
             ):
                 self.checkpoints.save(
                     server_round,
                     pack_run(self.loop, self.server_state(), result),
                     client_descriptions(self.federation),
                 )
+            if is_over:
+                break
         if not result.train_metrics_clientapp:
             raise RunError(f"No round succeeded. {self.loop.log.why_failed()}")
         if not self.loop.any_scored:

@@ -56,6 +56,11 @@ COMMANDS = (
     "embeddings",
     "compare",
     "reach",
+    "new",
+    "table",
+    "new-app",
+    "certificates",
+    "rehearse",
 )
 LISTS = ("--help", "methods", "settings", "settings fedpg", "datasets")
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
@@ -97,6 +102,9 @@ USER_ERRORS = {
     "embeddings nofolder --out picture.png --client 0": "nofolder",
     "compare nofolder other": "nofolder",
     "reach 0.8 nofolder": "nofolder",
+    "new fedavg": 'There is a method "fedavg" already: it comes from flower-fgl',
+    "certificates keys a/b": "cannot be the name of an owner",
+    "rehearse new g.npz --dataset cora": "Leave them out, or name no graphs",
 }
 
 

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
-from flower_fgl import METHODS, simulate
-from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.protocols.base import CONFIG, INFO
@@ -17,41 +15,8 @@ from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from tests.client_apps.runtime.test_owners import saved
 from tests.support.owners import owner_graphs
 from tests.support.recorded import Node, record
-from tests.support.short_runs import comparable, shortened
 
-FREE = ("query.describe", "query.resume")
-"""Exchanges that reveal no upload and no score; the describe query repeats itself."""
 ONCE = "answers every round once"
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_no_message_of_a_run_is_answered_twice(
-    method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {
-        **shortened(method, small),
-        "participation": 0.6 if not METHODS[method].is_one_shot else 1.0,
-    }
-    plain = simulate(method, **settings)
-    original = Dispatcher.__call__
-    replayed: set[str] = set()
-
-    def call(app: Any, message: Message, context: Any) -> Message:
-        reply = original(app, message, context)
-        kind = message.metadata.message_type
-        if kind not in FREE:
-            replayed.add(kind)
-            for _ in range(2):
-                with pytest.raises(FglError, match=ONCE):
-                    original(app, message, context)
-        return reply
-
-    monkeypatch.setattr(Dispatcher, "__call__", call)
-    attacked = simulate(method, **settings)
-    assert "train" in replayed
-    assert sum(attacked.summary["failures"].values()) == 0
-    # the refused copies change nothing
-    assert comparable(attacked) == comparable(plain)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.nn.models import MODELS
-from tests.support.pretend_gpu import is_on_gpu, pretended_gpu
+from flower_fgl.testing.pretended_gpu import is_on_gpu, pretended_gpu
 
 SMALL: dict[str, Any] = {
     "clients": 3,
@@ -63,13 +63,6 @@ QUICK: dict[str, dict[str, Any]] = {
 
 def values_of(method: str) -> dict[str, Any]:
     return {**SMALL, **QUICK.get(method, {})}
-
-
-@pytest.mark.parametrize("method", list(METHODS))
-def test_every_method_keeps_its_tensors_on_the_device(
-    method: str, tmp_path: Path
-) -> None:
-    small_run(method, tmp_path)
 
 
 STACKABLE = [

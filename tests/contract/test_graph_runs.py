@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from flower_fgl import METHODS, simulate
+from flower_fgl import simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 from tests.support.tiny_graphs import write_tiny
@@ -40,14 +40,6 @@ def test_fedavg_learns_to_separate_rings_from_stars(
     run = simulate("fedavg", **{**tiny, "rounds": 20, "batch_size": batch_size})
     assert run.best["test"]["accuracy"] >= 5 / 6
     assert run.rounds[-1]["loss"] < 0.3
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_methods_train_on_batches_of_graphs(method: str, tiny: dict[str, Any]) -> None:
-    if METHODS[method].graphs:
-        run = simulate(method, **{**tiny, "batch_size": 3, "rounds": 3})
-        assert [row["status"] for row in run.rounds] == ["ok"] * 3
-        assert [row.get("failures", []) for row in run.rounds] == [[]] * 3
 
 
 def test_without_validation_the_last_round_is_selected(tiny: dict[str, Any]) -> None:

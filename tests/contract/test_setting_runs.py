@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from flower_fgl import Run, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import FglError, RunError
-from flower_fgl.methods import METHODS as ALL
 from tests.support.short_runs import shortened
 
 UNSEEN = ("unseen", "missing", "new_client")
@@ -249,27 +248,6 @@ def test_more_parts_than_nodes_ends_the_run(
         FglError, match=r"clients \+ 1 = 4 METIS parts.*Use fewer clients"
     ):
         simulate("fedavg", path, **settings, setting="closed-set")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["closed-set", "open-set", "few-shot"])
-@pytest.mark.parametrize("method", sorted(set(ALL) - set(METHODS)))
-def test_every_method_runs_in_every_setting(
-    method: str, setting: str, settings: dict[str, Any]
-) -> None:
-    values = shortened(method, {**settings, "setting": setting, "evaluate": "local"})
-    run = simulate(method, **values)
-    found = scores(run)
-    own = {
-        "few-shot": ("test_masked",),
-        "open-set": ("unseen", "missing"),
-        "closed-set": UNSEEN,
-    }[setting]
-    assert ("new_client" in found) == (setting == "closed-set")
-    for column in ("test", *own):
-        assert found[column]["num_nodes"] > 0
-        assert 0 <= found[column]["accuracy"] <= 1
-    assert all(row["failures"] == [] for row in run.rounds)
 
 
 def test_the_partition_command_counts_the_nodes_of_every_score_column() -> None:

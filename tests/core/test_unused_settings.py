@@ -27,6 +27,7 @@ WITH: dict[str, dict[str, Scalar]] = {
 WITHOUT: dict[str, dict[str, Scalar]] = {
     "partition": {"owners": "folder"},
     "dataset": {"owners": "folder"},
+    "round-patience": {"rounds": 1},
 }
 """Settings beside which a key has no effect; by default none are needed."""
 

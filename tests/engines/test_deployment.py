@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_private_key,
-)
 
 from flower_fgl import Run, simulate
 from flower_fgl.runs.model_file import read_card
@@ -26,8 +17,6 @@ from tests.support.owners import CLASSES, in_own_order, owner_graphs, run_owners
 from tests.support.short_runs import SMALL
 
 pytestmark = pytest.mark.xdist_group("supernodes")
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "deployment"
 
 
 @pytest.mark.timeout(600)
@@ -141,44 +130,3 @@ def test_owners_on_supernodes_agree_on_classes_and_leave_one_out_that_does_not_f
     card = read_card(next(f for f in kept if f.name.endswith("cedar")))
     assert card is not None
     assert card.class_names == CLASSES
-
-
-def test_self_made_certificates_are_signed_by_their_ca(tmp_path: Path) -> None:
-    script = EXAMPLE / "certificates.py"
-    hosts = ["--host", "fl.example.org", "--host", "10.0.0.1"]
-    command = [sys.executable, str(script), str(tmp_path), "ash", *hosts]
-    subprocess.run(command, check=True, timeout=60)
-    ca, server = (
-        x509.load_pem_x509_certificate((tmp_path / name).read_bytes())
-        for name in ("ca.crt", "server.pem")
-    )
-    server.verify_directly_issued_by(ca)
-    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    assert names.value.get_values_for_type(x509.DNSName) == ["fl.example.org"]
-    key = load_ssh_private_key((tmp_path / "ash.key").read_bytes(), password=None)
-    form = Encoding.OpenSSH, PublicFormat.OpenSSH
-    assert key.public_key().public_bytes(*form) == (tmp_path / "ash.pub").read_bytes()
-    for private in ("ash.key", "server.key"):
-        assert (tmp_path / private).stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("tls", [False, True])
-def test_the_rehearsal_of_the_guide_runs_to_its_end(tmp_path: Path, tls: bool) -> None:
-    script = EXAMPLE / "rehearse.py"
-    folder = tmp_path / "rehearsal"
-    command = [sys.executable, str(script), str(folder), "--rounds", "2"]
-    done = subprocess.run(
-        [*command, *(["--tls"] if tls else [])],
-        capture_output=True,
-        text=True,
-        timeout=800,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert Run.load(folder / "server" / "run").status == "completed"
-    for owner in ("hospital-a", "hospital-b", "hospital-c"):
-        home = folder / "owners" / owner
-        assert len((home / "probabilities.csv").read_text().splitlines()) > 600
-    living = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
-    assert not [line for line in living if str(folder) in " ".join(line)]

@@ -44,7 +44,7 @@ CARD = ModelCard(
 
 SCORED_LATER = {"adpfedgnn", "fedpano"}
 """Methods that evaluate with the next download, so that the last model is saved."""
-ON_MENDED_GRAPHS = {"fedgcn", "fedsage+"}
+ON_MENDED_GRAPHS = {"fedgcn", "fedsage+", "topfgl"}
 """Methods that evaluate on other graphs than those in the owners' files."""
 
 

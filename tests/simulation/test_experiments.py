@@ -178,7 +178,8 @@ def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
     words = ["run", str(path), "--engine", "local", "--quiet", "--set", place]
     result = CliRunner().invoke(app, [*words, "--case", "b"], catch_exceptions=False)
     assert result.exit_code == 0
-    assert [folder.name for folder in (tmp_path / "out" / "two").iterdir()] == ["b"]
+    found = sorted(path.name for path in (tmp_path / "out" / "two").iterdir())
+    assert found == ["b", "two.toml"]
     with pytest.raises(ConfigError, match='no case "c", "d"'):
         CliRunner().invoke(
             app, [*words, "--case", "c", "--case", "d"], catch_exceptions=False

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flower_fgl import simulate
+from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.config import RunConfig
 
 
@@ -33,3 +34,17 @@ def test_a_run_returns_the_garbage_collector_as_it_was(small: dict[str, Any]) ->
     )
     assert gc.get_freeze_count() == 0
     assert min(frozen) > 0
+
+
+def test_a_run_frees_its_graphs_without_the_garbage_collector(
+    small: dict[str, Any],
+) -> None:
+    gc.collect()
+    before = {id(o) for o in gc.get_objects() if type(o) is ClientData}
+    gc.disable()
+    try:
+        simulate("fedavg", **small)
+        found = {id(o) for o in gc.get_objects() if type(o) is ClientData}
+        assert found <= before  # other tests' graphs
+    finally:
+        gc.enable()

@@ -20,7 +20,11 @@ from flower_fgl.simulation import trials
 from flower_fgl.simulation.experiments import Experiment, read_experiment
 from flower_fgl.simulation.search_space import Choices, Range, row_space, space_size
 from flower_fgl.simulation.trials import KILLED, Outcome, TrialProcesses, run_trial
-from flower_fgl.simulation.tuned_file import study_hash, write_tuned_experiment
+from flower_fgl.simulation.tuned_file import (
+    hash_of_study,
+    study_hash,
+    write_tuned_experiment,
+)
 from flower_fgl.simulation.tuning import RowStudy, Trial, rows_to_tune, tune
 
 TEXT = """
@@ -372,6 +376,10 @@ def test_the_tuned_file_keeps_draws_rows_and_published_values(
     assert tuned.draws == 3
     assert tuned.published == experiment.published
     assert tuned.tuning["budget"] == 5
+    assert {run.line for run in tuned.runs() if not run.line.endswith("default")} == {
+        f"{case}, local-epochs={n}" for case in ("plain", "near") for n in (1, 2)
+    }
+    assert tuned.tuning["settings"]["near/2"] == ["lr", "dropout", "fedprox.mu"]
     runs = {
         run.row: parse_config({**run.settings, "clients": 3}) for run in tuned.runs()
     }
@@ -411,6 +419,8 @@ def test_the_command_writes_the_study_and_the_tuned_file(tmp_path: Path) -> None
     study = json.loads((folder / "study.json").read_text())
     assert [len(row["trials"]) for row in study["rows"].values()] == [3, 3]
     assert "test" not in (folder / "study.json").read_text()
+    found = read_experiment(tmp_path / "two-tuned.toml").tuning["study"]
+    assert hash_of_study(study) == found
     lines = (folder / "trials.csv").read_text().splitlines()
     assert len(lines) == 7
     assert lines[0].startswith("row,trial,score")

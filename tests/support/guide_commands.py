@@ -59,7 +59,6 @@ def tiny(method: str) -> dict[str, int]:
     return {**TINY, "rounds": 1} if METHODS[method].is_one_shot else TINY
 
 
-@cache
 def _known_keys() -> frozenset[str]:
     """Return every key of the run config."""
     return frozenset(key for key, _ in flatten_config(pyproject_table(METHODS)))
@@ -128,7 +127,7 @@ def _check_experiment(
 
 def _is_cheap(name: str, given: dict[str, Any], options: dict[str, Any]) -> bool:
     """Say whether a command can be executed in a moment."""
-    if name in ("methods", "settings", "datasets"):
+    if name in ("methods", "settings", "datasets", "new-app", "certificates"):
         return True
     if name in ("run", "partition", "export"):
         is_stored = given.get("experiment") or given.get("resume")

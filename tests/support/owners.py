@@ -21,15 +21,16 @@ from flower_fgl.methods import parse_config
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
-from tests.support.short_runs import SMALL
+from tests.support.short_runs import SMALL, shortened
 
 CLASSES = ("flu", "cold", "well")
 
 
 def owner_graphs(num: int = 3, method: str = "fedavg") -> list[ClientGraph]:
     """Partition a small graph; client 1 has no labelled node of the last class."""
+    settings = shortened(method, SMALL)
     values = run_config_of(
-        method=method, dataset="synthetic", clients=num, seed=0, settings=SMALL
+        method=method, dataset="synthetic", clients=num, seed=0, settings=settings
     )
     store = open_store(parse_config(values), num)
     graphs = [replace(store.load(i), class_names=CLASSES) for i in range(num)]

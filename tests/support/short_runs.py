@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from typing import Any
 
+from flower_fgl.testing.case import SMALL, comparable, timeless
 from tests.support.methods import collected
 
-__all__ = ["SHORT", "SMALL", "comparable", "shortened", "timeless"]
+__all__ = ["LEAST", "SHORT", "SMALL", "comparable", "shortened", "timeless"]
 
-SMALL: dict[str, Any] = {
-    "synthetic": {"nodes": 120, "classes": 3, "features": 8, "blocks": 6},
-    "hidden_channels": 8,
-    "rounds": 2,
-}
 SHORT: dict[str, dict[str, Any]] = {
     **collected("SHORT"),
     "fedpano": {"participants": 0},
@@ -38,20 +34,9 @@ SHORT: dict[str, dict[str, Any]] = {
 """Settings that make a method's runs short."""
 
 
-def shortened(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    # the classes of these graphs are smaller than O-pFGL's own min-class-count
-    least = {"min_class_count": 1} if method == "opfgl" else {}
-    return {**least, **settings, **SHORT.get(method, {})}
+# the classes of these graphs are smaller than O-pFGL's own min-class-count
+LEAST: dict[str, dict[str, Any]] = {"opfgl": {"min_class_count": 1}}
 
 
-def comparable(run: Any) -> str:
-    """Return all numbers of a run except times."""
-    keep = [{k: v for k, v in row.items() if k != "seconds"} for row in run.rounds]
-    clients = [{k: v for k, v in row.items() if k != "seconds"} for row in run.clients]
-    return json.dumps([keep, clients], sort_keys=True)
-
-
-def timeless(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return a summary without times."""
-    skipped = ("seconds", "started", "environment")
-    return {key: value for key, value in summary.items() if key not in skipped}
+def shortened(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**LEAST.get(method, {}), **settings, **SHORT.get(method, {})}

@@ -141,6 +141,13 @@ class Session:
         """Store settings that the caller has checked already."""
         self.configs[tuple(sorted(values.items()))] = config
 
+    def clear(self) -> None:
+        """Forget graphs and states at once, not when the garbage collector finds them.
+
+        A client half and its message handlers refer to each other.
+        """
+        self.graphs, self.memory = DataCache(), None
+
     def config(self, context: Context) -> RunConfig:
         """Return the checked settings; each run config is parsed once per process.
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
 
 import platformdirs
 
 from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.extensions import owner_of, refusal
 from flower_fgl.core.options import nearest
 from flower_fgl.core.settings import SyntheticSettings
 from flower_fgl.datasets.client_graph import GraphDataset, NodeDataset
@@ -23,6 +26,7 @@ from flower_fgl.datasets.graph_files.validate import (
     validate_graph_dataset,
     validate_node_dataset,
 )
+from flower_fgl.datasets.pyg_data import graph_dataset, node_dataset
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.download import obtain
 from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs, RawNodes
@@ -59,7 +63,7 @@ def find_source(name: str) -> Source:
     ConfigError
         If the name is unknown; the message suggests the nearest one.
     """
-    if name in SOURCES:
+    if name in SOURCES or refusal("datasets", name):
         return SOURCES[name]
     if match := re.fullmatch(r"tu:([A-Za-z0-9_-]+)", name):
         title = f"{match[1]}, {MORRIS}"
@@ -150,6 +154,11 @@ def load(
         If the files are missing or damaged, or differ from the published dataset.
     """
     source = find_source(name)
+    if source.loader:
+        dataset = _call(name, source)
+        if check:
+            _check_statistics(name, source.statistics, _measure(dataset))
+        return dataset
     if not source.layouts:
         return synthetic_dataset(SyntheticSettings())
     raw, layout = obtain(
@@ -162,6 +171,37 @@ def load(
     dataset = _dataset(name, raw)
     if check and not layout.is_partial:
         _check_statistics(name, source.statistics, _measure(dataset, raw))
+    return dataset
+
+
+def _call(name: str, source: Source) -> NodeDataset | GraphDataset:
+    """Call the loader of another package's dataset, and convert what it returns."""
+    loader = source.loader
+    try:
+        found: Any = (resolve_name(loader) if isinstance(loader, str) else loader)()
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f'The dataset "{name}" of {owner_of("datasets", name)} cannot be loaded: '
+            f"{type(error).__name__}: {error}."
+        ) from error
+    dataset: NodeDataset | GraphDataset
+    if isinstance(found, GraphDataset):
+        dataset = replace(found, name=name)
+        validate_graph_dataset(dataset)
+    elif isinstance(found, NodeDataset):
+        dataset = replace(found, name=name)
+        validate_node_dataset(dataset)
+    elif isinstance(found, list | tuple):
+        dataset = graph_dataset(found, name)
+    else:
+        dataset = node_dataset(found, name)
+    if isinstance(dataset, GraphDataset) != (source.task == "graph"):
+        raise DataError(
+            f'The dataset "{name}" is declared with task = "{source.task}", but its '
+            f"loader returns {'graphs' if source.task == 'node' else 'one graph'}."
+        )
     return dataset
 
 
@@ -188,7 +228,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
     return nodes
 
 
-def _measure(dataset: NodeDataset | GraphDataset, raw: Raw) -> Statistics:
+def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Statistics:
     """Compute the statistics of a loaded dataset."""
     graphs = None
     if isinstance(dataset, GraphDataset):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import Table, version_of
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.layout import Layout
 
@@ -56,6 +59,14 @@ class Source:
         Compared with the files at every load.
     layouts : tuple of Layout
         Possible locations of its files, with their readers; empty for ``synthetic``.
+    loader : str or callable
+        Of a dataset of another package, instead of ``layouts``: ``module:function``, or
+        the function. It takes no argument and returns a ``torch_geometric.data.Data``
+        with one graph, a list of them for graph classification, or a
+        :class:`NodeDataset` or :class:`GraphDataset`.
+    version : str
+        Changes with the data, so that stored partitions of other data are not used; of an
+        installed package, its name and version.
     """
 
     title: str
@@ -63,6 +74,8 @@ class Source:
     split: str
     statistics: Statistics
     layouts: tuple[Layout, ...] = ()
+    loader: str | Callable[[], Any] = ""
+    version: str = ""
 
 
 GRAPH_SPLIT = "90/0/10"
@@ -100,7 +113,7 @@ BOJCHEVSKI = "Bojchevski and Günnemann, ICLR 2018"
 HU = "Hu et al., NeurIPS 2020"
 MORRIS = "TU Dortmund, Morris et al., arXiv:2007.08663"
 
-SOURCES: dict[str, Source] = {
+_OWN: dict[str, Source] = {
     "synthetic": Source(
         "Contextual stochastic block model, see datasets/sources/synthetic.py",
         "node",
@@ -245,4 +258,20 @@ SOURCES: dict[str, Source] = {
         networks=144,
     ),
 }
-"""All named datasets; ``find_source`` adds ``tu:NAME``."""
+
+
+def _read(name: str, row: object) -> Source:
+    """Check a row of another package."""
+    if not isinstance(row, Source):
+        raise ConfigError(
+            "expected a flower_fgl.datasets.sources.registry.Source, got "
+            f"{type(row).__name__}"
+        )
+    if bool(row.layouts) == bool(row.loader):
+        raise ConfigError("the Source needs either layouts or a loader")
+    return replace(row, version=row.version or version_of("datasets", name))
+
+
+SOURCES: Table[Source] = Table("datasets", _OWN, _read)
+"""All named datasets: ours, then those of other packages; ``find_source`` adds
+``tu:NAME``."""

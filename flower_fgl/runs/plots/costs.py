@@ -15,6 +15,7 @@ from flower_fgl.runs.plots.style import (
     name_rows,
     new_figure,
 )
+from flower_fgl.runs.units import scale_bytes
 
 __all__ = ["scale_bytes", "stacked_bars"]
 
@@ -71,22 +72,3 @@ def stacked_bars(
     name_rows(panel, rows)
     add_legend(figure, bars, list(parts), "outside lower center", columns)
     return figure
-
-
-def scale_bytes(largest: float) -> tuple[float, str]:
-    """Choose a decimal unit for a number of bytes.
-
-    Parameters
-    ----------
-    largest : float
-        Largest number of bytes to show.
-
-    Returns
-    -------
-    tuple of (float, str)
-        Bytes per unit, and the unit: B, kB, MB, GB or TB.
-    """
-    for factor, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if largest >= factor:
-            return factor, name
-    return 1.0, "B"

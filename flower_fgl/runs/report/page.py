@@ -19,7 +19,6 @@ import jinja2
 from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
-from flower_fgl.runs import plots
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
 from flower_fgl.runs.report.lines import Line, has_one_objective, lines_of
@@ -39,12 +38,12 @@ from flower_fgl.runs.report.numbers import (
 from flower_fgl.runs.report.seeds import mark_better, over_seeds
 from flower_fgl.runs.report.sweeps import SWEEP_METRICS, Sweep, find_sweeps
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.units import show_bytes, show_seconds
 from flower_fgl.runs.writer import replace_file
 
 __all__ = ["comparison_figures", "write_report"]
 
 TEMPLATE = "report.html.j2"
-NBSP = "\u00a0"
 MANY = 6
 """With more runs than this, the tables of single runs are folded."""
 MISSING = "–"
@@ -155,22 +154,6 @@ def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
 def percent(value: float | None) -> str:
     """Format a fraction in percent: ``0.7931`` as ``79.3``, ``None`` as a dash."""
     return "–" if value is None else f"{100 * value:.1f}"
-
-
-def show_bytes(num_bytes: float) -> str:
-    """Format bytes in decimal units."""
-    factor, unit = plots.scale_bytes(num_bytes)
-    digits = ".0f" if unit == "B" else ".3g"
-    return f"{num_bytes / factor:{digits}}{NBSP}{unit}"
-
-
-def show_seconds(value: float | None) -> str:
-    """Format seconds, in milliseconds if below one second."""
-    if value is None:
-        return "–"
-    if value < 1:
-        return f"{1000 * value:.3g}{NBSP}ms"
-    return f"{value:.3g}{NBSP}s" if value < 100 else f"{value:.0f}{NBSP}s"
 
 
 def _one(run: Run) -> dict[str, Any]:

@@ -94,6 +94,10 @@ def pack_run(loop: LoopState, method: Snapshot, result: Result) -> Snapshot:
             str(number): dict(metrics)
             for number, metrics in result.train_metrics_clientapp.items()
         },
+        "scores": {
+            str(number): {k: v for k, v in scores.items() if v == v}  # NaN: no nodes
+            for number, scores in result.evaluate_metrics_clientapp.items()
+        },
     }
     parts = {"method": method, "loop": Snapshot(values=values)}
     if loop.best_score is not None:
@@ -143,6 +147,8 @@ def resume_run(
     }
     for number, metrics in values["metrics"].items():
         result.train_metrics_clientapp[int(number)] = MetricRecord(metrics)
+    for number, scores in values.get("scores", {}).items():  # newer than most files
+        result.evaluate_metrics_clientapp[int(number)] = MetricRecord(scores)
     best = checkpoint.snapshot.part("best")
     if best.values:
         num_nodes, accuracy = best.values["score"]

@@ -110,8 +110,9 @@ def test_every_upload_is_noised_and_the_summary_reports_epsilon(
     privacy = {"upload_clip": 0.5, "upload_noise": 2.0, "upload_delta": 1e-4}
     first = simulate(method, **small, **privacy)
     reported = first.summary["upload_privacy"]
-    # before round 1, FedLoG uploads prompt generators, FedSage+ generators and gradients
-    uploads = small["rounds"] + {"fedlog": 1, "fedsage+": 2}.get(method, 0)
+    # before round 1, FedLoG uploads prompt generators, FedSage+ generators and gradients,
+    # and FedGCN sums of features
+    uploads = small["rounds"] + {"fedgcn": 1, "fedlog": 1, "fedsage+": 2}.get(method, 0)
     assert reported["uploads"] == uploads
     assert reported["epsilon"] == epsilon(2.0, uploads, 1e-4)
     assert (reported["clip"], reported["noise"], reported["delta"]) == (0.5, 2.0, 1e-4)

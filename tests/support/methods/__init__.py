@@ -8,6 +8,7 @@ A module may define:
   two rounds.
 - ``UNWEIGHTED``: where the gradient of a loss without weight is tested.
 - ``NEEDED``: settings without which a term would be left out of a short run.
+- ``DOWNLOAD_ACTION``: action of the first message with arrays, if it trains in no round.
 """
 
 from __future__ import annotations

@@ -1,0 +1,50 @@
+"""FedDistill's loss and the means of logits that it exchanges.
+
+Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation
+and Augmentation under Non-IID Private Data", arXiv 1811.11479, 2018.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+z            ``logits``
+z̄^c          ``target[c]``, mean logits of class c of all its owners
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+__all__ = ["distillation_term", "sum_by_class"]
+
+
+def distillation_term(
+    logits: Tensor, labels: Tensor, target: Tensor, present: Tensor
+) -> Tensor:
+    """Compute the cross-entropy of softmax(z) with softmax(z̄^y), mean over nodes.
+
+    Parameters
+    ----------
+    logits : Tensor of shape (b, C), float
+        z, with gradient.
+    labels : Tensor of shape (b,), int64
+        Classes y.
+    target : Tensor of shape (C, C), float
+        Mean logits by class, a constant.
+    present : Tensor of shape (C,), bool
+        Classes that have mean logits; nodes of other classes add 0.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    soft = (target.softmax(dim=1) * present[:, None])[labels]
+    return -(soft * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
+
+
+def sum_by_class(logits: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Add up the logits of each class: (C, C)."""
+    total = logits.new_zeros(num_classes, logits.shape[1])
+    return torch.index_add(total, 0, labels, logits.detach())

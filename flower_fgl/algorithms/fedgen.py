@@ -1,0 +1,161 @@
+"""FedGen's generator of latent vectors, and the losses that use it.
+
+Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
+ICML 2021.
+
+===========  ==========================================================
+symbol       argument
+===========  ==========================================================
+G_w(y, ε)    :class:`LatentGenerator`
+α_k^c        ``weights[k, c]``, client k's share of the nodes of class c
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+__all__ = [
+    "LatentGenerator",
+    "class_shares",
+    "diversity_loss",
+    "ensemble_loss",
+    "generator_shapes",
+    "latent_divergence",
+]
+
+
+class LatentGenerator(nn.Module):
+    """G: a class and noise become an embedding.
+
+    Parameters
+    ----------
+    num_classes, width : int
+        C, and the width p of the embedding.
+    noise_channels, hidden_channels : int
+        Width of ε and of the hidden layer.
+    """
+
+    def __init__(
+        self, num_classes: int, width: int, *, noise_channels: int, hidden_channels: int
+    ) -> None:
+        super().__init__()
+        self.num_classes, self.noise_channels = num_classes, noise_channels
+        self.layers = nn.Sequential(
+            nn.Linear(num_classes + noise_channels, hidden_channels),
+            nn.BatchNorm1d(hidden_channels),
+            nn.ReLU(),
+            nn.Linear(hidden_channels, width),
+        )
+
+    def forward(self, labels: Tensor, noise: Tensor) -> Tensor:
+        """Return embeddings (b, p) of classes (b,), int64, and noise (b, e)."""
+        one_hot = F.one_hot(labels, self.num_classes).to(noise.dtype)
+        out: Tensor = self.layers(torch.cat([one_hot, noise], dim=1))
+        return out
+
+    def sent_state(self) -> dict[str, Tensor]:
+        """Return all real tensors of the state: what clients need to generate."""
+        state = self.state_dict()
+        return {n: t.detach() for n, t in state.items() if t.is_floating_point()}
+
+
+@functools.lru_cache(maxsize=64)
+def generator_shapes(
+    num_classes: int, width: int, noise_channels: int, hidden_channels: int
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :meth:`LatentGenerator.sent_state`, P_G numbers."""
+    with torch.device("meta"):
+        made = LatentGenerator(
+            num_classes,
+            width,
+            noise_channels=noise_channels,
+            hidden_channels=hidden_channels,
+        )
+    return {name: tuple(tensor.shape) for name, tensor in made.sent_state().items()}
+
+
+def class_shares(counts: Tensor) -> Tensor:
+    """Return each client's share of the nodes of each class.
+
+    Parameters
+    ----------
+    counts : Tensor of shape (K, C), float
+        Training nodes of every class.
+
+    Returns
+    -------
+    Tensor of shape (K, C)
+        Columns add up to 1; 0 for a class that nobody has.
+    """
+    return counts / counts.sum(dim=0).clamp(min=1)
+
+
+def ensemble_loss(logits: Sequence[Tensor], labels: Tensor, weights: Tensor) -> Tensor:
+    """Compute Σ_k mean_b α_k^{y_b} CE(head_k(G(y_b, ε_b)), y_b), Eq. (4).
+
+    Parameters
+    ----------
+    logits : sequence of K Tensors of shape (b, C), float
+        Predictions of the clients' heads for the same embeddings.
+    labels : Tensor of shape (b,), int64
+        The classes y that were asked of the generator.
+    weights : Tensor of shape (K, C), float
+        α_k^c.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    terms = [
+        (share[labels] * F.cross_entropy(out, labels, reduction="none")).mean()
+        for out, share in zip(logits, weights, strict=True)
+    ]
+    return torch.stack(terms).sum()
+
+
+def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
+    """Compute exp(−mean_{ab} ‖ε_a − ε_b‖²·‖x_a − x_b‖₁), both norms as means.
+
+    Parameters
+    ----------
+    noise : Tensor of shape (b, e), float
+        ε.
+    embeddings : Tensor of shape (b, p), float
+        G(y, ε), with gradient.
+
+    Returns
+    -------
+    Tensor of shape ()
+        Small if different noise gives different embeddings.
+    """
+    apart = (noise[:, None] - noise[None]).square().mean(dim=2)
+    moved = (embeddings[:, None] - embeddings[None]).abs().mean(dim=2)
+    return (-(apart * moved).mean()).exp()
+
+
+def latent_divergence(logits: Tensor, generated: Tensor) -> Tensor:
+    """Compute the mean of KL(softmax(head(G(y, ε))) ‖ softmax(logits)).
+
+    Parameters
+    ----------
+    logits : Tensor of shape (b, C), float
+        Predictions for real nodes of classes y, with gradient.
+    generated : Tensor of shape (b, C), float
+        Predictions of the head for generated embeddings of the same classes.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    return F.kl_div(
+        logits.log_softmax(dim=1),
+        generated.detach().log_softmax(dim=1),
+        reduction="batchmean",
+        log_target=True,
+    )

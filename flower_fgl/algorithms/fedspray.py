@@ -1,0 +1,161 @@
+"""Equations and module of FedSpray: an encoder without edges, and structure proxies.
+
+Fu et al., "Federated Graph Learning with Structure Proxy Alignment", KDD 2024.
+
+===========  ==========================================================
+symbol       argument or attribute
+===========  ==========================================================
+e            ``SprayEncoder.hidden``
+κ_1, κ_2     ``SprayEncoder.with_proxy``, ``SprayEncoder.alone``
+π_c          ``proxies`` of classes
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor, nn
+
+from flower_fgl.nn import GraphInput
+
+__all__ = [
+    "PROXIES",
+    "NodeProxies",
+    "SprayEncoder",
+    "combine_proxies",
+    "encoder_loss",
+    "node_proxies",
+    "reliable_nodes",
+]
+
+PROXIES = "proxies"
+"""Name of the class proxies in the state of the encoder."""
+
+CLASS_START, NODE_START = 0.01, 0.1
+"""Initial class proxy of class c: this times c. Initial proxy of a training node."""
+
+
+class SprayEncoder(nn.Module):
+    """The shared part: an encoder of features, two classifiers, and class proxies.
+
+    Parameters
+    ----------
+    num_features, num_classes, width : int
+        d, C and q.
+    """
+
+    proxies: Tensor
+
+    def __init__(self, num_features: int, num_classes: int, width: int) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(num_features, width)
+        self.with_proxy = nn.Linear(width, num_classes)
+        self.alone = nn.Linear(width, num_classes)
+        start = CLASS_START * torch.arange(num_classes)[:, None].expand(-1, width)
+        self.register_buffer(PROXIES, start.clone())
+
+    def hidden(self, graph: GraphInput) -> Tensor:
+        """Return e of every node, of shape (N, q); edges have no effect."""
+        return graph.linear(None, self.encoder.weight, self.encoder.bias).relu()
+
+
+class NodeProxies(nn.Module):
+    """The learned proxies of a client's training nodes, of shape (n, q)."""
+
+    def __init__(self, number: int, width: int) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.full((number, width), NODE_START))
+
+
+def node_proxies(soft: Tensor, classes: Tensor, index: Tensor, own: Tensor) -> Tensor:
+    """Return the proxy of every node: Σ_c p_c π_c, and the own one of training nodes.
+
+    Parameters
+    ----------
+    soft : Tensor of shape (N, C), float32
+        p, the softmax of κ_2.
+    classes : Tensor of shape (C, q), float32
+        π.
+    index : Tensor of shape (n,), int64
+        Training nodes.
+    own : Tensor of shape (n, q), float32
+        Their proxies.
+
+    Returns
+    -------
+    Tensor of shape (N, q)
+    """
+    return (soft @ classes).index_copy(0, index, own)
+
+
+def reliable_nodes(soft: Tensor, index: Tensor, *, confidence: float) -> Tensor:
+    """Return the nodes that are distilled: training nodes, and those with a high p.
+
+    Parameters
+    ----------
+    soft, index
+        As in :func:`node_proxies`.
+    confidence : float
+        Value that the largest p must exceed.
+
+    Returns
+    -------
+    Tensor of shape (m,), int64, sorted
+    """
+    found = (soft.amax(dim=1) > confidence).index_fill(0, index, value=True)
+    return found.nonzero()[:, 0]
+
+
+def encoder_loss(
+    alone: Tensor, with_proxy: Tensor, labels: Tensor, network: Tensor
+) -> Tensor:
+    """Compute CE(κ_2) + KL(GNN ‖ κ_1) of the training nodes.
+
+    Parameters
+    ----------
+    alone, with_proxy : Tensor of shape (n, C), float32
+        Logits of κ_2 on e and of κ_1 on e plus proxy.
+    labels : Tensor of shape (n,), int64
+        Classes.
+    network : Tensor of shape (n, C), float32
+        Logits of the graph network, constants.
+
+    Returns
+    -------
+    Tensor of shape ()
+    """
+    kept = F.kl_div(
+        with_proxy.log_softmax(dim=1),
+        network.log_softmax(dim=1),
+        reduction="batchmean",
+        log_target=True,
+    )
+    return F.cross_entropy(alone, labels) + kept
+
+
+def combine_proxies(
+    old: Tensor, values: Tensor, counts: Tensor, sizes: Tensor
+) -> Tensor:
+    """Average the class proxies, weighted by the share of the class in each client.
+
+    Parameters
+    ----------
+    old : Tensor of shape (C, q), float32
+        π of the round before; kept by classes that no client uploads.
+    values : Tensor of shape (K, C, q), float32
+        Uploads.
+    counts : Tensor of shape (K, C), int64
+        n_i^c, 0 marks a missing proxy.
+    sizes : Tensor of shape (K,), int64
+        n_i, training nodes of each client.
+
+    Returns
+    -------
+    Tensor of shape (C, q)
+    """
+    shares = counts / sizes.clamp(min=1)[:, None]
+    total = shares.sum(dim=0)
+    mean = torch.einsum("kc,kcq->cq", shares, values)
+    mean = mean / total.where(total > 0, 1.0)[:, None]
+    return torch.where(total[:, None] > 0, mean, old)

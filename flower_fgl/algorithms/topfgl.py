@@ -1,0 +1,353 @@
+"""Equations and modules of TopFGL: structural encoding, topology learner, new edges.
+
+"TopFGL", ICDE 2026.
+
+==========================================  ================================
+part                                        function
+==========================================  ================================
+structural encoding h^T                     :func:`structural_encoding`
+topology learner, logits E                  :class:`TopologyLearner`
+similarity of two learners, linear CKA      :func:`linear_cka`
+edges between nodes that the learner        :func:`likely_edges`,
+finds alike                                 :func:`drop_distant`
+==========================================  ================================
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedstar import return_probabilities
+from flower_fgl.nn import Backbone, GraphInput, conv
+from flower_fgl.nn.pyg import GCNConv
+
+__all__ = [
+    "AugmentedNet",
+    "TopologyLearner",
+    "drop_distant",
+    "edge_statistics",
+    "likely_edges",
+    "linear_cka",
+    "nearest_pairs",
+    "probe_graph",
+    "structural_encoding",
+]
+
+WALKS = 8
+"""Numbers of the walk part of h^T, and channels of the learner's first layer."""
+
+PROBE_NODES, PROBE_RATE = 100, 0.06
+"""Nodes of the probe graph, and probability of each of its edges."""
+
+DROPPED = 0.3
+"""Share of the added edges that is dropped at once."""
+
+BLOCK = 1 << 22
+"""Pairs of nodes in memory at once."""
+
+
+def edge_statistics(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Compute the degree part and the Jaccard part of h^T.
+
+    Parameters
+    ----------
+    edge_index : Tensor of shape (2, E), int64
+        Each undirected edge in both directions; self-loops are ignored.
+    num_nodes : int
+        N.
+
+    Returns
+    -------
+    Tensor of shape (N, 2), float32
+        ``1/(1 + |deg_i − deg_q|)`` and ``|Γ_i ∩ Γ_q| / |Γ_i ∪ Γ_q|``, scaled to [0, 1]
+        over all edges and averaged over the neighbours q of i. 0 for isolated nodes, and
+        where all edges have one value.
+    """
+    source, target = edge_index.cpu()
+    codes = (source * num_nodes + target)[source != target].unique()
+    if not len(codes):
+        return torch.zeros(num_nodes, 2)
+    source, target = codes // num_nodes, codes % num_nodes
+    degree = torch.bincount(source, minlength=num_nodes).double()
+    ones = np.ones(len(source))
+    adjacency = csr_array(
+        (ones, (source.numpy(), target.numpy())), shape=(num_nodes, num_nodes)
+    )
+    parts = []
+    for block in torch.split(torch.arange(len(source)), 1 << 16):
+        one, other = source[block].numpy(), target[block].numpy()
+        both = adjacency[one].multiply(adjacency[other]).sum(axis=1)
+        parts.append(torch.from_numpy(np.asarray(both, dtype=np.float64)))
+    common = torch.cat(parts)
+    jaccard = common / (degree[source] + degree[target] - common)
+    nearness = 1 / (1 + (degree[source] - degree[target]).abs())
+    values = torch.stack([nearness, jaccard], dim=1)
+    low, high = values.amin(dim=0), values.amax(dim=0)
+    spread = torch.where(high > low, high - low, 1.0)
+    scaled = (values - low) / spread
+    total = torch.zeros(num_nodes, 2, dtype=torch.float64).index_add(0, source, scaled)
+    return (total / degree.clamp(min=1)[:, None]).float()
+
+
+def structural_encoding(graph: GraphInput) -> Tensor:
+    """Compute h^T of every node: return probabilities, then :func:`edge_statistics`.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        N nodes.
+
+    Returns
+    -------
+    Tensor of shape (N, 10), float32
+
+    Notes
+    -----
+    1. The paper takes Node2Vec vectors, whose axes differ between clients, so that one
+       averaged layer cannot read them. Here the walk part holds the probabilities of
+       being back after 1 to 8 steps, which are equal on equal graphs.
+    """
+    walks = return_probabilities(graph, WALKS)
+    edges = edge_statistics(graph.edge_index, graph.num_nodes).to(walks.device)
+    return torch.cat([walks, edges], dim=1)
+
+
+class TopologyLearner(nn.Module):
+    """Two GCN layers on h^T, and a linear map of their output beside the logits Z.
+
+    Parameters
+    ----------
+    num_classes, width : int
+        C, and the width p of the graph network; the second layer has
+        q = max(1, ⌊10·C/p⌋) channels.
+    dropout : float in [0, 1)
+        Rate after both layers.
+
+    Notes
+    -----
+    1. There is no activation after the first layer, as in the published code.
+    """
+
+    def __init__(self, num_classes: int, width: int, dropout: float) -> None:
+        super().__init__()
+        channels = max(1, 10 * num_classes // width)
+        self.dropout = dropout
+        self.first = GCNConv(WALKS + 2, WALKS)
+        self.second = GCNConv(WALKS, channels)
+        self.classifier = nn.Linear(num_classes + channels, num_classes)
+
+    def forward(self, encoding: Tensor, graph: GraphInput, logits: Tensor) -> Tensor:
+        """Return E.
+
+        Parameters
+        ----------
+        encoding : Tensor of shape (N, 10), float32
+            h^T.
+        graph : GraphInput
+            The edges.
+        logits : Tensor of shape (N, C), float32
+            Z; no gradient flows to it.
+
+        Returns
+        -------
+        Tensor of shape (N, C), float32
+        """
+        structure = graph.with_features(encoding)
+        h = conv.gcn(self.first, structure)
+        h = conv.gcn(self.second, graph, conv.dropout(h, self.dropout, self.training))
+        u = conv.relu_dropout(h, self.dropout, self.training)
+        out: Tensor = self.classifier(torch.cat([logits.detach(), u], dim=1))
+        return out
+
+
+def probe_graph(num_features: int, generator: torch.Generator) -> GraphInput:
+    """Draw the random graph on which learners are compared.
+
+    Parameters
+    ----------
+    num_features : int
+        d.
+    generator : torch.Generator
+        Draws edges and features.
+
+    Returns
+    -------
+    GraphInput
+        100 nodes, edges of probability 0.06, standard normal features.
+    """
+    number = PROBE_NODES
+    drawn = torch.rand(number, number, generator=generator) < PROBE_RATE
+    pairs = drawn.triu(diagonal=1).nonzero().T
+    x = torch.randn(number, num_features, generator=generator)
+    return GraphInput(x, torch.cat([pairs, pairs.flip(0)], dim=1))
+
+
+def linear_cka(outputs: Tensor) -> Tensor:
+    """Compute the linear CKA of all pairs, ``‖E_iᵀE_j‖² / (‖E_iᵀE_i‖ ‖E_jᵀE_j‖)``.
+
+    Parameters
+    ----------
+    outputs : Tensor of shape (K, N, C), float
+        E_i; columns are centred first.
+
+    Returns
+    -------
+    Tensor of shape (K, K), float64
+        In [0, 1], with ones on the diagonal. Constant outputs are alike to none.
+    """
+    centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
+    products = torch.einsum("inc,jnd->ijcd", centred, centred).square().sum(dim=(2, 3))
+    norm = products.diagonal().sqrt()
+    scale = norm[:, None] * norm
+    found = torch.where(scale > 0, products / scale.where(scale > 0, 1.0), 0.0)
+    return found.clamp(max=1.0).fill_diagonal_(1.0)
+
+
+def nearest_pairs(points: Tensor, number: int) -> Tensor:
+    """Link each point to its nearest by Euclidean distance.
+
+    Parameters
+    ----------
+    points : Tensor of shape (N, c), float32
+        E.
+    number : int, positive
+        k; all other points if they are fewer.
+
+    Returns
+    -------
+    Tensor of shape (2, M), int64
+        Each linked pair once, the smaller index first, sorted.
+    """
+    size = len(points)
+    number = min(number, size - 1)
+    if number < 1:
+        return torch.zeros(2, 0, dtype=torch.int64, device=points.device)
+    rows = torch.arange(size, device=points.device)
+    codes = []
+    for block in torch.split(rows, max(1, BLOCK // size)):
+        distance = torch.cdist(points[block], points)
+        distance.scatter_(1, block[:, None], torch.inf)
+        near = distance.topk(number, dim=1, largest=False).indices
+        node = block[:, None].expand_as(near)
+        codes.append(torch.minimum(node, near) * size + torch.maximum(node, near))
+    found = torch.unique(torch.cat([code.flatten() for code in codes]))
+    return torch.stack([found // size, found % size])
+
+
+def likely_edges(
+    points: Tensor, unsure: Tensor, edge_index: Tensor, *, number: int
+) -> Tensor:
+    """Choose the edges to add, E^Aug.
+
+    Edges of the largest connected component of the k-NN graph whose two ends are both in
+    ``unsure``, and which the graph does not have.
+
+    Parameters
+    ----------
+    points : Tensor of shape (N, c), float32
+        E.
+    unsure : Tensor of shape (N,), bool
+        Nodes for which network and learner predict different classes.
+    edge_index : Tensor of shape (2, E), int64
+        Present edges, in both directions.
+    number : int, positive
+        k.
+
+    Returns
+    -------
+    Tensor of shape (2, M), int64
+        Each new pair once, the smaller index first.
+
+    Notes
+    -----
+    1. The published code asks for one unsure end only, and keeps an edge if both ends
+       have the same true label, test nodes included. Here no label decides.
+    2. Of components of equal size the one with the smallest node is taken. The published
+       code always takes the first one.
+    """
+    size = len(points)
+    pairs = nearest_pairs(points, number)
+    if not pairs.shape[1]:
+        return pairs
+    one, other = pairs.cpu().numpy()
+    links = csr_array((np.ones(len(one)), (one, other)), shape=(size, size))
+    _, labels = connected_components(links, directed=False)
+    # components are numbered in the order of their smallest node
+    inside = torch.from_numpy(labels == np.bincount(labels).argmax()).to(points.device)
+    kept = inside[pairs[0]] & unsure[pairs[0]] & unsure[pairs[1]]
+    present = edge_index[0] * size + edge_index[1]
+    return pairs[:, kept & ~torch.isin(pairs[0] * size + pairs[1], present)]
+
+
+def drop_distant(pairs: Tensor, points: Tensor, most: float, noise: Tensor) -> Tensor:
+    """Drop 30 % of the added pairs if they are too many, more likely distant ones.
+
+    Parameters
+    ----------
+    pairs : Tensor of shape (2, M), int64
+        Added pairs.
+    points : Tensor of shape (N, c), float32
+        E; a pair is drawn with a probability proportional to its distance.
+    most : float
+        Number of pairs above which some are dropped.
+    noise : Tensor of shape (M,), float, in [0, 1)
+        Uniform numbers.
+
+    Returns
+    -------
+    Tensor of shape (2, M'), int64
+        The rest, in order.
+    """
+    number = pairs.shape[1]
+    if number <= most:
+        return pairs
+    distance = (points[pairs[0]] - points[pairs[1]]).norm(dim=1).double()
+    # the smallest of exponential waiting times of rate d: drawn without replacement
+    waiting = -torch.log1p(-noise.double()) / distance
+    order = waiting.nan_to_num(nan=torch.inf).argsort(stable=True)
+    kept = order[int(DROPPED * number) :].sort().values
+    return pairs[:, kept]
+
+
+class AugmentedNet(Backbone):
+    """A backbone that reads its client's training graph with further edges.
+
+    Parameters
+    ----------
+    backbone : Backbone
+        Its parameters are shared, not copied.
+    graph : GraphInput
+        The training graph; other inputs are read as they are.
+    added : Tensor of shape (2, M), int64
+        Further undirected pairs, each once.
+    """
+
+    def __init__(self, backbone: Backbone, graph: GraphInput, added: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.backbone = backbone
+        self.hidden_channels = backbone.hidden_channels
+        self.dropout, self.readout = backbone.dropout, backbone.readout
+        self._graph = self.augmented = graph
+        if added.shape[1]:
+            edges = torch.cat([graph.edge_index, added, added.flip(0)], dim=1)
+            self.augmented = graph.with_edges(edges)
+
+    def _view(self, graph: GraphInput) -> GraphInput:
+        """Return the graph that the backbone reads."""
+        return self.augmented if graph is self._graph else graph
+
+    def embed_nodes(self, graph: GraphInput) -> Tensor:
+        """Return the penultimate representation of each node."""
+        return self.backbone.embed_nodes(self._view(graph))
+
+    def head(self, h: Tensor, graph: GraphInput) -> Tensor:
+        """Predict classes from embeddings."""
+        return self.backbone.head(h, self._view(graph))
+
+    def fixed(self) -> Backbone:
+        """Return the backbone, which reads every graph as it is."""
+        return self.backbone

@@ -1,0 +1,188 @@
+"""The ``rehearse`` command: graphs, programs, run and predictions of a rehearsal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flower_fgl.cli.arguments import show
+from flower_fgl.cli.check_graph import inspect_graph
+from flower_fgl.cli.partition import export_clients
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.options import Scalar
+from flower_fgl.core.unused_settings import reject_unused_settings
+from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.runs.files import Row
+from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import describe_round
+from flower_fgl.simulation.flower_simulation import sigterm_as_interrupt
+from flower_fgl.simulation.prediction import predict_graph, write_csv
+from flower_fgl.simulation.rehearsal import Rehearsal
+
+__all__ = ["Plan", "plan_rehearsal", "run_rehearsal"]
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked rehearsal.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Settings of the run.
+    config : RunConfig
+        The same, parsed, with the number of owners as ``clients``.
+    owners : sequence of str
+        Names of the data owners.
+    graphs : mapping of str to Path
+        Graph file of each owner; empty if a dataset is partitioned.
+    """
+
+    values: Mapping[str, Scalar]
+    config: RunConfig
+    owners: Sequence[str]
+    graphs: Mapping[str, Path] = field(default_factory=dict)
+
+
+def plan_rehearsal(
+    graphs: Sequence[Path],
+    values: Mapping[str, Scalar],
+    pairs: Mapping[str, Scalar],
+    *,
+    dataset: str,
+    clients: int,
+) -> Plan:
+    """Check the settings and the names of the owners' graphs.
+
+    Parameters
+    ----------
+    graphs : sequence of Path
+        Graph file or CSV folder of each owner; if empty, a dataset is partitioned.
+    values : mapping of str to bool, int, float or str
+        ``method``, and ``rounds`` if it was chosen.
+    pairs : mapping of str to bool, int, float or str
+        Further settings.
+    dataset : str
+        Dataset to partition.
+    clients : int
+        Number of owners among whom it is partitioned.
+
+    Raises
+    ------
+    ConfigError
+        If a setting is wrong or has no effect, a graph is missing, or two have one name.
+    """
+    settings: dict[str, Scalar] = {"rounds": ROUNDS, **values}
+    method = METHODS.get(str(values["method"]))
+    if method is not None and method.is_one_shot and "rounds" not in values:
+        settings["rounds"] = 1
+    if doubled := sorted(pairs.keys() & {*settings, "clients", "dataset", "run-dir"}):
+        raise ConfigError(
+            f"--set {doubled[0]} is not possible in a rehearsal: use its option or "
+            "argument."
+        )
+    settings |= pairs
+    found: dict[str, Path] = {}
+    for path in graphs:
+        owner = path.stem if path.suffix == ".npz" else path.name
+        if owner in found:
+            raise ConfigError(
+                f'Two graphs are named "{owner}": {found[owner]} and {path}. The name of '
+                "the file is that of its owner: rename one."
+            )
+        found[owner] = path.resolve()
+    owners = tuple(found) or tuple(f"owner-{k}" for k in range(clients))
+    about: dict[str, Scalar] = {"dataset": dataset, "clients": len(owners) or clients}
+    config = parse_config({**about, **settings})
+    reject_unused_settings(pairs, [config])
+    if config.clients < 1:
+        raise ConfigError(f"--clients must be at least 1, got {clients}.")
+    return Plan(settings, config, owners, found)
+
+
+def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run:
+    """Run a rehearsal, print its results, and end everything that it started.
+
+    Parameters
+    ----------
+    folder : Path
+        New folder for all files.
+    plan : Plan
+        What to rehearse.
+    tls : bool
+        Whether connections are encrypted and SuperNodes authenticated.
+    timeout : float
+        Seconds within which the run must end.
+
+    Returns
+    -------
+    Run
+        The completed run.
+
+    Raises
+    ------
+    DataError
+        If a graph cannot be used.
+    RunError
+        If the folder is not empty, a program fails, or the run does not complete.
+    """
+    folder = folder.resolve()
+    with sigterm_as_interrupt(), Rehearsal(folder, plan.owners, tls=tls) as stage:
+        graphs = plan.graphs or _partitioned(plan, folder / "graphs")
+        for owner, graph in graphs.items():
+            _check(owner, graph, plan.values)
+        show(f"Starting the SuperLink on {stage.address}, and {len(graphs)} SuperNodes")
+        stage.start_superlink()
+        for owner, graph in graphs.items():
+            stage.start_owner(owner, graph)
+
+        def on_round(row: Row) -> None:
+            show(f"Round {row['round']}, {row['phase']}: {describe_round(row)}")
+
+        run = Run.load(stage.run(plan.values, timeout, on_round))
+        seconds = [row["seconds"]["total"] for row in run.rounds]
+        show(run.table())
+        show(f"Seconds per round: median {statistics.median(seconds):.2f}")
+        for owner, graph in graphs.items():
+            _predict(owner, graph, folder / "owners" / owner)
+        show(f"Logs of all programs: {folder}{'/'}*.log")
+    return run
+
+
+def _partitioned(plan: Plan, folder: Path) -> dict[str, Path]:
+    """Write one graph file per owner."""
+    files = export_clients(plan.config, folder)
+    return {
+        owner: file.rename(folder / f"{owner}.npz")
+        for owner, file in zip(plan.owners, files, strict=True)
+    }
+
+
+def _check(owner: str, graph: Path, values: Mapping[str, Scalar]) -> None:
+    """Check an owner's graph like ``check-graph``."""
+    report = inspect_graph(graph, values)
+    if report.description is None:
+        raise DataError(
+            f"The graph of {owner} cannot be used:\n" + "\n".join(report.problems)
+        )
+    nodes = report.description.num_nodes
+    show(f"{owner}: {graph} can be used ({nodes:,} nodes)")
+    for note in report.notes:
+        show(f"  Note: {note}")
+
+
+def _predict(owner: str, graph: Path, home: Path) -> None:
+    """Predict the classes of an owner's nodes with its own model."""
+    models = sorted((home / "models").glob("*/model.safetensors"))
+    if not models:
+        show(f"{owner}: no model")
+        return
+    prediction = predict_graph(models[0].parent, graph)
+    table = home / "probabilities.csv"
+    write_csv(prediction, table)
+    show(f"{owner}: predictions for {len(prediction.nodes):,} nodes in {table}")

@@ -1,0 +1,211 @@
+"""The ``table`` command: results of experiments as a table that can be cited."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flower_fgl.cli.arguments import encodable, show
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.runs.cells import DEFAULT_SUFFIX, Cell, read_cells, write_cells
+from flower_fgl.runs.compare import select_runs
+
+__all__ = ["load_cells", "read_labels", "table"]
+
+
+def table(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Run folders, folders of run folders, or patterns; FOLDER:NAME selects "
+            "the runs of one case, or of one method. Or cells: .json files or folders of "
+            "them."
+        ),
+    ],
+    format: Annotated[
+        str, typer.Option(help="markdown, latex, csv or html.")
+    ] = "markdown",
+    layout: Annotated[
+        str,
+        typer.Option(
+            help="full: one table per dataset with all scores, costs and comparisons; "
+            "overview: one column per dataset."
+        ),
+    ] = "full",
+    column: Annotated[str, typer.Option(help="Node set: test, unseen, …")] = "test",
+    metric: Annotated[
+        str,
+        typer.Option(
+            help="accuracy, macro_f1, worst_accuracy, auroc, …; or bytes, seconds. By "
+            "default accuracy, or mean_accuracy for few-shot runs.",
+            show_default=False,
+        ),
+    ] = "",
+    against: Annotated[
+        str,
+        typer.Option(
+            help="Row or method to compare all rows with (default: local, if there)."
+        ),
+    ] = "",
+    draws: Annotated[
+        int, typer.Option(min=0, help="Use only the first N draws of all rows.")
+    ] = 0,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Show only this row. Repeatable.")
+    ] = None,
+    defaults: Annotated[
+        bool, typer.Option(help='Show the rows "…, default" of tuned experiments.')
+    ] = True,
+    experiments: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--experiment",
+            help="Experiment file of run folders that lie in a folder of its name but "
+            "have no copy of it. Repeatable.",
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with display names: fedavg = 'FedAvg'."),
+    ] = None,
+    cells: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write each row of each dataset as JSON into this folder."
+        ),
+    ] = None,
+    notes: Annotated[
+        str,
+        typer.Option(
+            help="Sentences below the table: all, marks (marks, tests and ranks), none."
+        ),
+    ] = "all",
+    ranks: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also draw the critical-difference diagram of the ranks: SVG, PNG, PDF."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write instead of the terminal.")
+    ] = None,
+) -> None:
+    """Make a table of finished runs: mean ± standard deviation over draws.
+
+    Bold marks the best row, ≈ rows that are tied with it. All rows of one dataset need the
+    same draws. What is not equal in a comparison is printed below it as a warning.
+    """
+    found, missing = load_cells(runs, experiments or [])
+    if cells is not None:
+        paths = write_cells(found, cells)
+        show(f"Cells: {len(paths)} files in {cells}")
+    found = select_rows(found, row or [], defaults=defaults)
+    # loads scipy for the tests: the run folders are read first
+    from flower_fgl.runs.ranks import draw_ranks
+    from flower_fgl.runs.results_table import ResultsTable
+    from flower_fgl.runs.table_formats import format_table
+    from flower_fgl.runs.writer import replace_file
+
+    made = ResultsTable(
+        found,
+        column=column,
+        metric=metric,
+        against=against,
+        draws=draws,
+        labels=read_labels(labels) if labels is not None else {},
+    )
+    text = format_table(made, layout=layout, format=format, notes=notes)
+    if out is None:
+        typer.echo(encodable(text), nl=False)
+    else:
+        replace_file(out, text.encode())
+        show(f"Table: {out}")
+    if format == "csv" or notes != "all":  # else the table contains them
+        missing = [*missing, *(f"Warning: {text}." for text in made.warnings())]
+    for note in missing:
+        typer.echo(encodable(note), err=True)
+    if ranks is not None:
+        ranked, _ = made.ranks()
+        if ranked is None:
+            raise ConfigError(
+                "--ranks needs scores of several rows on several datasets, got "
+                f"{len(made.blocks)} dataset."
+            )
+        draw_ranks(ranked, ranks)
+        show(f"Picture: {ranks}")
+
+
+def load_cells(
+    texts: list[str], experiments: list[Path]
+) -> tuple[list[Cell], list[str]]:
+    """Read cells from files, and make those of run folders.
+
+    Returns
+    -------
+    list of Cell
+        In the order of the arguments.
+    list of str
+        What the cells do not hold.
+    """
+    cells: list[Cell] = []
+    notes: list[str] = []
+    selected = []
+    for text in texts:
+        path = Path(text)
+        if path.suffix == ".json" or _is_cells_folder(path):
+            cells += read_cells(path)
+        else:
+            selected += select_runs(text)
+    if selected:
+        # loads the experiments' code, which cells do not need
+        from flower_fgl.simulation.tabulate import tabulate_runs
+
+        made, notes = tabulate_runs(selected, experiments)
+        cells += made
+    return cells, notes
+
+
+def _is_cells_folder(path: Path) -> bool:
+    """Return whether a folder holds cells and no run folders."""
+    if not path.is_dir() or (path / "config.toml").exists():
+        return False
+    return not any(path.glob("*/config.toml")) and any(path.rglob("*.json"))
+
+
+def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[Cell]:
+    """Return the cells of some rows; all if none is named."""
+    known = list(dict.fromkeys(cell.row for cell in cells))
+    if wrong := [name for name in rows if name not in known]:
+        raise ConfigError(
+            f'The table has no row "{wrong[0]}". Its rows: {"; ".join(known)}.'
+        )
+    return [
+        cell
+        for cell in cells
+        if (not rows or cell.row in rows)
+        and (defaults or not cell.row.endswith(DEFAULT_SUFFIX))
+    ]
+
+
+def read_labels(path: Path) -> dict[str, str]:
+    """Read display names of rows, datasets and partitions.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing, is no TOML, or holds anything but texts.
+    """
+    try:
+        found = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    if not all(isinstance(text, str) for text in found.values()):
+        raise ConfigError(
+            f'{path}: each label must be a text, as in fedavg = "FedAvg".'
+        )
+    return found

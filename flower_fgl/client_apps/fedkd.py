@@ -1,0 +1,128 @@
+"""Client half of FedKD: an own teacher and the shared student learn from each other.
+
+Wu et al., "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
+Communications 13, 2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.fedkd import (
+    MutualPair,
+    compress,
+    energy_threshold,
+    mutual_loss,
+)
+from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import load_state, train_epochs
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded
+from flower_fgl.nn import Backbone, build_model, state_shapes
+from flower_fgl.protocols.base import Shapes
+from flower_fgl.protocols.fedkd import FactoredWeights
+
+__all__ = ["FedKDClientApp"]
+
+MOST = 10.0
+"""Largest norm of a gradient, of teacher, student and W^h each, as in the published
+code."""
+
+
+class FedKDClientApp(FglClientApp):
+    """Train teacher and student together, upload the student, keep the teacher.
+
+    Notes
+    -----
+    1. The teachers of one backbone start from the same weights, W^h of all clients too.
+    2. A client scores its teacher.
+    """
+
+    down = FactoredWeights
+    up = FactoredWeights
+
+    def student(self, client: Client) -> Backbone:
+        """Build the student; its weights are overwritten."""
+        config, data = client.config, client.data
+        student = build_model(
+            config.method_config.student,
+            in_channels=data.graph.num_features,
+            hidden_channels=config.hidden_channels,
+            num_classes=data.num_classes,
+            num_layers=config.num_layers,
+            dropout=config.dropout,
+            readout=config.classifies_graphs,
+            initialise=False,
+        )
+        return client.settle(student)
+
+    def download_spec(self, client: Client) -> Shapes:
+        """Return the shapes of the student's weights."""
+        key = "student of " + client.config.method_config.student
+        if key not in client.data.shapes:
+            client.data.shapes[key] = state_shapes(self.student(client))
+        return client.data.shapes[key]
+
+    def pair(self, client: Client, download: FactoredWeights) -> MutualPair:
+        """Join the client's teacher and W^h with the received student."""
+        teacher = self.personal_model(client, download)
+        student = self.student(client)
+        load_state(student, download.tensors)
+        with seeded(derive_seed(client.config.seed, 0, SERVER, "projection")):
+            pair = MutualPair(teacher, student).to(client.device)
+        load_state(pair.projection, client.state.group("projection"))
+        return pair
+
+    def fit(self, client: Client, server_round: int, download: FactoredWeights) -> Fit:
+        """Train both for ``local-epochs`` and send the student in factors."""
+        config, pair = client.config, self.pair(client, download)
+        classes = client.data.num_classes
+        terms: dict[str, Tensor] = {}
+
+        def data_loss(rows: Tensor, labels: Tensor, index: Tensor) -> Tensor:
+            z, other, h, mapped = pair.split(rows, classes)
+            loss, parts = mutual_loss(z, other, h, mapped, labels)
+            terms.update(parts)
+            return loss
+
+        def clip(*_: Any) -> None:
+            for part in (pair.teacher, pair.student, pair.projection):
+                nn.utils.clip_grad_norm_(part.parameters(), MOST)
+
+        def run(
+            optimizer: torch.optim.Optimizer, generator: torch.Generator, number: int
+        ) -> float:
+            hook = optimizer.register_step_pre_hook(clip)
+            try:
+                return train_epochs(
+                    pair,
+                    client.data.training,
+                    optimizer,
+                    epochs=number,
+                    batch_size=config.batch_size,
+                    data_loss=data_loss,
+                    generator=generator,
+                )
+            finally:
+                hook.remove()
+
+        loss = client.train_by(run, pair, server_round)
+        client.state.set_group("projection", pair.projection.state_dict())
+        settings = config.method_config
+        energy = energy_threshold(
+            server_round,
+            config.rounds,
+            start=settings.energy_start,
+            end=settings.energy_end,
+        )
+        upload = FactoredWeights(compress(pair.student.state_dict(), energy))
+        numbers = {name: float(term) for name, term in terms.items()}
+        return Fit(pair.teacher, upload, loss, terms=numbers)
+
+    def personal_model(self, client: Client, download: Any) -> Backbone:
+        """Return the teacher trained last, or the initial one."""
+        own = super().personal_model(client, download)
+        return client.build_model(initialise=True) if own is None else own

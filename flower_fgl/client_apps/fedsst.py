@@ -1,0 +1,73 @@
+"""Client half of FedSST: epochs and upload by the client's weight, and a signal.
+
+"FedSST", CVPR 2026, by a detailed note on the paper.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from flower_fgl.algorithms.fedsst import (
+    epochs_for,
+    first_layer,
+    fuse,
+    fusion_share,
+    probe_graph,
+    structure_signal,
+)
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.partly_shared import HiddenLayersClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.nn import GIN
+from flower_fgl.protocols.described import DescribedWeights
+
+__all__ = ["FedSSTClientApp"]
+
+
+class FedSSTClientApp(HiddenLayersClientApp):
+    """Train longer with a larger weight, mix the received layers into the upload.
+
+    Notes
+    -----
+    1. The signal is that of the client's trained model, before it is mixed: of the
+       received model it would be the same for all clients.
+    2. A client scores the model that it trained. The paper joins the averaged layers with
+       the client's own input layer and head.
+    3. E_base is the setting ``local-epochs``.
+    4. All clients draw the same probe, from the run's seed.
+    """
+
+    down = DescribedWeights
+    up = DescribedWeights
+
+    def download_spec(self, client: Client) -> Any:
+        """Return the shapes of the shared layers and of the client's weight."""
+        return super().download_spec(client), {"weight": (1,)}
+
+    def fit(self, client: Client, server_round: int, download: DescribedWeights) -> Fit:
+        """Train, measure the signal and mix the upload."""
+        settings = client.config.method_config
+        share = min(max(float(download.descriptor["weight"]), 0.0), 1.0)
+        epochs = client.config.local_epochs
+        if settings.adapts_epochs:
+            epochs = epochs_for(share, epochs, settings)
+        model = self.assemble(client, download)
+        loss = client.train(model, server_round, epochs=epochs)
+        network = cast(GIN, model)
+        draw = torch_generator(client.config.seed, 0, SERVER, "probe")
+        probe = probe_graph(network.hidden_channels, settings.probe_mu, draw)
+        with torch.no_grad():
+            signal = structure_signal(first_layer(network, probe.to(client.device)))
+        alpha = fusion_share(share, settings) if settings.fuses else 0.0
+        upload = DescribedWeights(
+            {
+                name: fuse(download.tensors[name], tensor.cpu(), alpha)
+                for name, tensor in self.shared_state(client, model).items()
+            },
+            {"signal": signal.cpu()[None]},
+        )
+        terms = {"epochs": float(epochs), "signal": float(signal), "fusion": alpha}
+        return Fit(model, upload, loss, terms=terms)

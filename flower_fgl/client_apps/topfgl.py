@@ -1,0 +1,217 @@
+"""Client half of TopFGL: a topology learner, and edges between nodes it finds alike.
+
+"TopFGL", ICDE 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+from flower_fgl.algorithms.topfgl import (
+    AugmentedNet,
+    TopologyLearner,
+    drop_distant,
+    likely_edges,
+    structural_encoding,
+)
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.client_apps.runtime.client import Client
+from flower_fgl.client_apps.runtime.training import (
+    load_state,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+)
+from flower_fgl.core.seeds import seeded, torch_generator
+from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.protocols.fedavg import Weights
+
+__all__ = ["TopFGLClientApp"]
+
+LEARNER = "learner."
+"""Prefix of the learner's tensors in both directions."""
+
+
+class TopFGLClientApp(FedAvgClientApp):
+    """Train the network as in FedAvg, and the learner after each epoch; upload both.
+
+    Notes
+    -----
+    1. The learner's loss reaches only the learner. It is the cross-entropy of its own
+       logits on the training nodes; its input Z is computed without dropout. Its dropout
+       has seeds of its own, so that the network trains as in FedAvg.
+    2. The published code adds an edge only if both ends have the same **true label**, of
+       all nodes, test nodes included: that uses test labels. Here predictions alone
+       decide, so expect less than the published gain.
+    3. Edges are added to the training graph only; other graphs of a setting, and a saved
+       model, are evaluated as they are.
+    4. The published code scores the mixture before local training. Here a client scores
+       the model that it trained, as with every personalized method.
+    """
+
+    def download_spec(self, client: Client) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the network and of the learner."""
+        learner = state_shapes(self.build_learner(client))
+        named = {LEARNER + name: shape for name, shape in learner.items()}
+        return {**client.state_shapes(), **named}
+
+    def build_learner(self, client: Client) -> TopologyLearner:
+        """Build the learner on the client's device; its weights are overwritten."""
+        with seeded(0):
+            learner = TopologyLearner(
+                client.data.num_classes,
+                client.build_model().hidden_channels,
+                client.config.dropout,
+            )
+        return learner.to(client.device)
+
+    def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
+        """Add edges if it is time, then train the network and the learner."""
+        backbone, learner = client.build_model(), self.build_learner(client)
+        received = download.tensors
+        load_state(
+            backbone, {n: t for n, t in received.items() if not n.startswith(LEARNER)}
+        )
+        load_state(
+            learner,
+            {
+                n.removeprefix(LEARNER): t
+                for n, t in received.items()
+                if n.startswith(LEARNER)
+            },
+        )
+        graph = client.data.training.inputs
+        encoding = self.encoding(client, graph)
+        terms: dict[str, float] = {}
+        if self.is_time(client, server_round):
+            self.add_edges(client, server_round, backbone, learner, encoding, terms)
+        model = AugmentedNet(backbone, graph, self.added(client))
+        epochs = _LearnerEpochs(client, server_round, model, learner, encoding)
+        loss = client.train(model, server_round, after_epoch=epochs)
+        epochs.keep()
+        terms["added_edges"] = float(self.added(client).shape[1])
+        state = dict(backbone.state_dict())
+        state |= {LEARNER + name: t for name, t in learner.state_dict().items()}
+        return Fit(model, Weights(state), loss, terms=terms)
+
+    def encoding(self, client: Client, graph: GraphInput) -> Tensor:
+        """Return h^T of the training graph, computed once."""
+        memo, key = client.data.memo, ("topfgl-encoding",)
+        if key not in memo:
+            memo[key] = structural_encoding(graph)
+        encoding: Tensor = memo[key]
+        return encoding
+
+    def is_time(self, client: Client, server_round: int) -> bool:
+        """Return whether the client adds edges in this round."""
+        config = client.config
+        times = config.method_config.augmentations
+        period = config.rounds // (1 + times)
+        is_inside = 1 < server_round < config.rounds
+        return bool(times and is_inside and server_round % max(1, period) == 0)
+
+    def added(self, client: Client) -> Tensor:
+        """Return the pairs that the client has added so far."""
+        found = client.state.group("edges").get("added")
+        if found is None:
+            found = torch.zeros(2, 0, dtype=torch.int64)
+        return found.to(client.device)
+
+    @torch.no_grad()
+    def add_edges(
+        self,
+        client: Client,
+        server_round: int,
+        backbone: Backbone,
+        learner: TopologyLearner,
+        encoding: Tensor,
+        terms: dict[str, float],
+    ) -> None:
+        """Add edges where network and learner disagree; drop some if they are many."""
+        settings, graph = client.config.method_config, client.data.training.inputs
+        old = self.added(client)
+        model = AugmentedNet(backbone, graph, old).eval()
+        logits = model(graph)
+        points = learner.eval()(encoding, model.augmented, logits)
+        guess = points.argmax(dim=1)
+        unsure = logits.argmax(dim=1) != guess
+        present = model.augmented.edge_index
+        new = likely_edges(points, unsure, present, number=settings.neighbors)
+        if settings.same_class == "pseudo":
+            new = new[:, guess[new[0]] == guess[new[1]]]
+        pairs = torch.cat([old, new], dim=1)
+        generator = torch_generator(
+            client.config.seed, server_round, client.partition_id, "edges"
+        )
+        noise = torch.rand(pairs.shape[1], generator=generator).to(pairs.device)
+        most = graph.edge_index.shape[1] / 4  # half of the undirected pairs
+        pairs = drop_distant(pairs, points, most, noise)
+        terms["unsure_nodes"] = float(unsure.sum())
+        client.state.set_group("edges", {"added": pairs} if pairs.shape[1] else {})
+
+    def personal_model(
+        self, client: Client, download: Weights | None
+    ) -> Backbone | None:
+        """Return the model trained last, or the received one before the first training."""
+        saved = client.state.group("model")
+        if not saved and download is None:
+            return None
+        backbone = client.build_model()
+        if not saved:
+            assert download is not None  # checked above
+            names = client.state_shapes()
+            load_state(backbone, {n: download.tensors[n] for n in names})
+        graph = client.data.training.inputs
+        model = AugmentedNet(backbone, graph, self.added(client))
+        if saved:
+            load_state(model, saved)
+        return model
+
+
+class _LearnerEpochs:
+    """The learner's step after each epoch of the network."""
+
+    def __init__(
+        self,
+        client: Client,
+        server_round: int,
+        model: AugmentedNet,
+        learner: TopologyLearner,
+        encoding: Tensor,
+    ) -> None:
+        self.client, self.server_round, self.number = client, server_round, 0
+        self.model, self.learner, self.encoding = model, learner, encoding
+        self.is_kept = client.config.optimizer_state == "keep"
+        self.optimizer = make_optimizer(learner, client.config)
+        if self.is_kept:
+            kept = client.state.group("learner-optimizer")
+            restore_optimizer(learner, self.optimizer, kept)
+
+    def __call__(self) -> None:
+        """Compute Z and take one step of the learner."""
+        client, self.number = self.client, self.number + 1
+        data = client.data.training
+        if not len(data.index):
+            return
+        with torch.no_grad():
+            logits = self.model.eval()(data.inputs)
+        with seeded(
+            client.seed(self.server_round, f"learner {self.number}"), client.device
+        ):
+            self.learner.train()
+            self.optimizer.zero_grad(set_to_none=True)
+            out = self.learner(self.encoding, self.model.augmented, logits)
+            loss = F.cross_entropy(out[data.index], data.labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+
+    def keep(self) -> None:
+        """Store the optimizer's moments, if the run keeps them."""
+        if self.is_kept:
+            found = optimizer_tensors(self.learner, self.optimizer)
+            self.client.state.set_group("learner-optimizer", found)

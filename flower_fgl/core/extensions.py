@@ -1,0 +1,317 @@
+"""Rows that other packages add to the tables of methods, backbones and datasets.
+
+A package names its rows in the entry points ``flower_fgl.methods``,
+``flower_fgl.backbones`` and ``flower_fgl.datasets``. Every process that has the package
+installed finds them: the command line, Ray workers, SuperLinks and SuperNodes.
+:func:`flower_fgl.register` adds rows to this process only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Generic, Literal, TypeVar
+
+from flower_fgl.core.errors import ConfigError
+
+__all__ = [
+    "Kind",
+    "Table",
+    "adopt",
+    "described",
+    "known_names",
+    "owner_of",
+    "refusal",
+    "register_row",
+    "registered",
+    "version_of",
+]
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["methods", "backbones", "datasets"]
+Row = TypeVar("Row")
+Registered = dict[str, dict[str, Any]]
+
+OURS = "flower-fgl"
+NAME = re.compile(r"[a-z][a-z0-9+-]*")
+SINGULAR = {"methods": "method", "backbones": "backbone", "datasets": "dataset"}
+
+# Tables are per process, as METHODS itself is: what a notebook registers, and why an
+# installed row is not used.
+_registered: Registered = {"methods": {}, "backbones": {}, "datasets": {}}
+_refused: dict[str, dict[str, str]] = {"methods": {}, "backbones": {}, "datasets": {}}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """One row that an installed package offers.
+
+    Parameters
+    ----------
+    package, version : str
+        The package as pip knows it.
+    entry : EntryPoint
+        Its name, and a reference ``module:attribute`` to the row.
+    """
+
+    package: str
+    version: str
+    entry: EntryPoint
+
+    def __str__(self) -> str:
+        """Return the package and the line of its entry points."""
+        entry = self.entry
+        line = f"{entry.group}: {entry.name} = {entry.value}"
+        return f"package {self.package} (entry point {line})"
+
+
+@lru_cache(maxsize=3)
+def installed(kind: Kind) -> Mapping[str, tuple[Installed, ...]]:
+    """Find the rows of installed packages by name, without importing them.
+
+    Returns
+    -------
+    mapping of str to tuple of Installed
+        Names are sorted; a name has several rows if several packages use it.
+    """
+    found: dict[str, dict[tuple[str, str], Installed]] = {}
+    for entry in entry_points(group=f"flower_fgl.{kind}"):
+        package = "unknown" if entry.dist is None else entry.dist.name
+        version = "" if entry.dist is None else entry.dist.version
+        # an editable installation may be listed twice
+        rows = found.setdefault(entry.name, {})
+        rows[package, entry.value] = Installed(package, version, entry)
+    return {
+        name: tuple(rows[key] for key in sorted(rows))
+        for name, rows in sorted(found.items())
+    }
+
+
+def known_names(kind: Kind) -> set[str]:
+    """Return the names that other packages or this process add, without importing them."""
+    return {*installed(kind), *_registered[kind]}
+
+
+def version_of(kind: Kind, name: str) -> str:
+    """Return package and version of an installed row, e.g. ``mine 1.0``; else empty."""
+    rows = installed(kind).get(name, ())
+    return f"{rows[0].package} {rows[0].version}" if rows else ""
+
+
+def owner_of(kind: Kind, name: str) -> str:
+    """Return where a row of another package comes from, for a message; else empty."""
+    if name in _registered[kind]:
+        return "flower_fgl.register in this process"
+    return " and ".join(str(row) for row in installed(kind).get(name, ()))
+
+
+def described(kind: Kind, name: str) -> str:
+    """Return a name and where it comes from, for a message: ``"mine" of package …``."""
+    owner = owner_of(kind, name)
+    if not owner:
+        return f'"{name}"'
+    return (
+        f'"{name}" ({owner})' if name in _registered[kind] else f'"{name}" of {owner}'
+    )
+
+
+def refusal(kind: Kind, name: str) -> str:
+    """Return why an installed row is not used; empty if it is, or if there is none."""
+    return _refused[kind].get(name, "")
+
+
+def registered(kind: Kind | None = None) -> Registered:
+    """Return the rows registered in this process, by kind and name.
+
+    Parameters
+    ----------
+    kind : str, optional
+        Only this kind.
+    """
+    kinds = list(_registered) if kind is None else [kind]
+    return {k: dict(_registered[k]) for k in kinds if _registered[k]}
+
+
+def adopt(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Register rows that another process has registered; a worker process calls this."""
+    for kind, named in rows.items():
+        _registered[kind].update(named)
+
+
+def register_row(kind: Kind, name: str, row: Any, own: Mapping[str, Any]) -> None:
+    """Add a row to a table of this process, or replace one that was added before.
+
+    Parameters
+    ----------
+    kind : {"methods", "backbones", "datasets"}
+        The table.
+    name : str
+        Lower-case letters, digits, ``-`` and ``+``.
+    row : object
+        The row.
+    own : mapping of str to object
+        The rows of this package.
+
+    Raises
+    ------
+    ConfigError
+        If the name is malformed, or taken by this package or an installed one.
+    """
+    check_name(kind, name)
+    taken = OURS if name in own else owner_of(kind, name)
+    if taken and name not in _registered[kind]:
+        raise ConfigError(
+            f'The {SINGULAR[kind]} "{name}" exists already: it comes from {taken}. '
+            "Register yours under another name."
+        )
+    _registered[kind][name] = row
+
+
+def check_name(kind: Kind, name: str) -> None:
+    """Raise ConfigError if a row has no valid name."""
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name == "synthetic":
+        raise ConfigError(
+            f"The name of a {SINGULAR[kind]} must start with a letter and contain "
+            "lower-case letters, digits, - and + only (and not be synthetic), got "
+            f"{name!r}."
+        )
+
+
+class Table(MutableMapping[str, Row], Generic[Row]):
+    """Rows by name: those of this package, of installed packages and of ``register``.
+
+    Installed rows are imported when the table is first read. A row that cannot be used is
+    left out. Reading it raises an error with the reason; listing the table logs it once.
+
+    Parameters
+    ----------
+    kind : {"methods", "backbones", "datasets"}
+        Which rows.
+    own : mapping of str to Row
+        The rows of this package.
+    read : callable
+        Checks and converts a row of another package, given its name and the object.
+    is_light : bool
+        Whether rows must not import torch, since the command line reads the table.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        own: Mapping[str, Row],
+        read: Callable[[str, Any], Row],
+        *,
+        is_light: bool = True,
+    ) -> None:
+        self.own = dict(own)
+        self._kind, self._read, self._is_light = kind, read, is_light
+        self._installed: dict[str, Row] | None = None
+        self._given: dict[str, tuple[Any, Row]] = {}
+        self._unreported: list[str] = []
+        self._lock = threading.RLock()
+
+    def __getitem__(self, name: str) -> Row:
+        """Return a row.
+
+        Raises
+        ------
+        KeyError
+            If there is none of this name.
+        ConfigError
+            If an installed package offers it and it cannot be used.
+        """
+        if name in self.own:
+            return self.own[name]
+        given = _registered[self._kind]
+        if name in given:
+            if name not in self._given or self._given[name][0] is not given[name]:
+                self._given[name] = given[name], self._read(name, given[name])
+            return self._given[name][1]
+        found = self._complete()
+        if name not in found and refusal(self._kind, name):
+            raise ConfigError(refusal(self._kind, name))
+        return found[name]
+
+    def __setitem__(self, name: str, row: Row) -> None:
+        """Replace a row; for tests."""
+        self.own[name] = row
+
+    def __delitem__(self, name: str) -> None:
+        """Remove a row of this package; for tests."""
+        del self.own[name]
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether there is a usable row of this name."""
+        return (
+            name in self.own
+            or name in _registered[self._kind]
+            or name in self._complete()
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names: our own in their order, then the others."""
+        self._complete()
+        while self._unreported:
+            log.warning(self._unreported.pop())
+        return iter([*self.own, *sorted({*self._complete(), *_registered[self._kind]})])
+
+    def __len__(self) -> int:
+        """Return the number of usable rows."""
+        return len(list(iter(self)))
+
+    def _complete(self) -> dict[str, Row]:
+        """Return the rows of installed packages; import them at the first call."""
+        if self._installed is None:
+            with self._lock:
+                if self._installed is None:
+                    # set first: a row's module may read the table while it is imported
+                    self._installed = {}
+                    for name, rows in installed(self._kind).items():
+                        self._add(self._installed, name, rows)
+        return self._installed
+
+    def _add(
+        self, table: dict[str, Row], name: str, rows: tuple[Installed, ...]
+    ) -> None:
+        """Import one installed row; leave it out if it cannot be used."""
+        what = SINGULAR[self._kind]
+        had_torch = "torch" in sys.modules
+        if name in self.own or len(rows) > 1:
+            owners = [OURS] if name in self.own else []
+            owners += [str(row) for row in rows]
+            kept = (
+                f"That of {OURS} is used." if name in self.own else "Neither is used."
+            )
+            problem = (
+                f'The {what} "{name}" comes from two packages: {" and ".join(owners)}. '
+                f"{kept} Rename one of them, or uninstall its package."
+            )
+        else:
+            try:
+                check_name(self._kind, name)
+                table[name] = self._read(name, rows[0].entry.load())
+                problem = ""
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                problem = (
+                    f'The {what} "{name}" of {rows[0]} cannot be used: {reason}. Fix or '
+                    "uninstall the package."
+                )
+        if problem:
+            _refused[self._kind][name] = problem
+            self._unreported.append(problem)
+        elif self._is_light and not had_torch and "torch" in sys.modules:
+            log.warning(
+                'The %s "%s" of %s imports torch where it is listed, which delays every '
+                "command by seconds. Import torch only in the modules that the row names.",
+                what,
+                name,
+                rows[0],
+            )

@@ -1,0 +1,370 @@
+"""Graphs of ``torch_geometric.data.Data`` as datasets and as graph files."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.client_graph import (
+    ClientGraph,
+    Graph,
+    GraphDataset,
+    NodeDataset,
+)
+from flower_fgl.datasets.graph_files.validate import (
+    check_class_names,
+    validate_graph_dataset,
+    validate_node_dataset,
+)
+from flower_fgl.datasets.graph_files.write import save_client_graph
+from flower_fgl.datasets.transforms.canonical import compact_features, undirected_simple
+
+__all__ = [
+    "graph_dataset",
+    "is_data",
+    "node_dataset",
+    "store_graph",
+    "store_graphs",
+    "to_npz",
+]
+
+log = logging.getLogger(__name__)
+
+SPLIT = ("train", "val", "test")
+UNUSED = ("edge_attr", "edge_weight")
+
+
+def is_data(thing: object) -> bool:
+    """Return whether an object is a ``torch_geometric.data.Data``."""
+    from torch_geometric.data import Data
+
+    return isinstance(thing, Data)
+
+
+def to_npz(
+    data: Any,
+    path: str | os.PathLike[str],
+    *,
+    class_names: Sequence[str] | None = None,
+    feature_names: Sequence[str] = (),
+) -> Path:
+    """Write a PyG graph as a data owner's graph file.
+
+    Parameters
+    ----------
+    data : torch_geometric.data.Data
+        One graph: ``x`` (N, d), ``edge_index`` (2, E), ``y`` (N,) with -1 for unknown
+        classes, and optionally ``train_mask``, ``val_mask`` and ``test_mask`` (N,).
+    path : path-like
+        The ``.npz`` file to write; its folder must exist.
+    class_names : sequence of str, optional
+        Length C. Data owners agree on classes by name. By default the numbers 0, 1, ….
+    feature_names : sequence of str
+        Length d: names of the columns of ``x``; data owners agree on them too.
+
+    Returns
+    -------
+    Path
+        ``path``, for ``dataset`` or for a SuperNode's ``graph``.
+
+    Raises
+    ------
+    DataError
+        If the graph lacks features, edges or classes, or they do not fit each other.
+    OSError
+        If the file cannot be written.
+
+    Notes
+    -----
+    1. The file holds an undirected simple graph: weights and attributes of edges,
+       self-loops and duplicate edges are left out.
+    """
+    path = Path(path)
+    if path.suffix != ".npz":
+        raise DataError(f"A graph file ends in .npz, got {path.name}.")
+    dataset = node_dataset(
+        data, path.stem, class_names=class_names, feature_names=feature_names
+    )
+    _save(dataset, path)
+    return path
+
+
+def node_dataset(
+    data: Any,
+    name: str,
+    *,
+    class_names: Sequence[str] | None = None,
+    feature_names: Sequence[str] = (),
+) -> NodeDataset:
+    """Convert a PyG graph to a dataset for node classification.
+
+    Parameters
+    ----------
+    data, class_names, feature_names
+        As for :func:`to_npz`.
+    name : str
+        Name for messages.
+
+    Raises
+    ------
+    DataError
+        As for :func:`to_npz`.
+    """
+    if not is_data(data):
+        raise DataError(
+            f"{name}: expected a torch_geometric.data.Data with one kind of nodes and "
+            f"edges, got {type(data).__name__}."
+        )
+    x, edge_index = _inputs(data, name)
+    y = _labels(data, name)
+    if y.numel() != x.shape[0]:
+        raise DataError(
+            f"{name}: expected one class for each of the {x.shape[0]} nodes, got "
+            f"{y.numel()}."
+        )
+    names = _class_names(y, class_names, name)
+    if feature_names and len(feature_names) != x.shape[1]:
+        raise DataError(
+            f"{name}: x has {x.shape[1]} columns, but there are {len(feature_names)} "
+            "feature names."
+        )
+    dataset = NodeDataset(
+        name=name,
+        x=x,
+        edge_index=edge_index,
+        y=y,
+        class_names=names,
+        masks=_masks(data, name),
+        feature_names=tuple(feature_names),
+    )
+    validate_node_dataset(dataset)
+    return dataset
+
+
+def graph_dataset(graphs: Sequence[Any], name: str) -> GraphDataset:
+    """Convert PyG graphs with one class each to a dataset for graph classification.
+
+    Parameters
+    ----------
+    graphs : sequence of torch_geometric.data.Data
+        G graphs with ``x`` (N, d), ``edge_index`` and ``y`` of one class.
+    name : str
+        Name for messages.
+
+    Raises
+    ------
+    DataError
+        If the graphs do not fit each other.
+    """
+    from torch_geometric.data import Batch
+
+    if not graphs or not all(map(is_data, graphs)):
+        raise DataError(
+            f"{name}: expected a list of torch_geometric.data.Data, one per graph."
+        )
+    union = Batch.from_data_list(list(graphs))
+    x, edge_index = _inputs(union, name)
+    y = _labels(union, name)
+    if y.numel() != len(graphs):
+        raise DataError(
+            f"{name}: expected one class for each of the {len(graphs)} graphs, got "
+            f"{y.numel()}."
+        )
+    dataset = GraphDataset(
+        name, x.to_dense(), edge_index, union.batch, y, _class_names(y, None, name)
+    )
+    validate_graph_dataset(dataset)
+    return dataset
+
+
+def store_graph(data: Any, folder: Path) -> Path:
+    """Write a PyG graph to a folder, under a name that depends on its content.
+
+    Parameters
+    ----------
+    data : torch_geometric.data.Data
+        One graph, as for :func:`to_npz`.
+    folder : Path
+        Created if missing.
+
+    Returns
+    -------
+    Path
+        The graph file. An equal graph gives the same path and is written once.
+
+    Raises
+    ------
+    DataError
+        If the graph is malformed, or the file cannot be written.
+    """
+    dataset = node_dataset(data, "the graph")
+    path = folder / f"graph-{_digest(dataset)}.npz"
+    return _stored([(path, dataset)], path)
+
+
+def store_graphs(graphs: Sequence[Any], folder: Path) -> Path:
+    """Write PyG graphs of several data owners to a folder of their own.
+
+    Parameters
+    ----------
+    graphs : sequence of torch_geometric.data.Data
+        One graph per client, as for :func:`to_npz`.
+    folder : Path
+        Parent of the folder; created if missing.
+
+    Returns
+    -------
+    Path
+        Folder with one graph file per client, in the order of the clients.
+
+    Raises
+    ------
+    DataError
+        If there is no graph, a graph is malformed, or a file cannot be written.
+    """
+    if not graphs:
+        raise DataError("The list of graphs is empty: give one graph for each client.")
+    datasets = [node_dataset(g, f"graph {k} of the list") for k, g in enumerate(graphs)]
+    digests = "".join(map(_digest, datasets))
+    digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
+    where = folder / f"graphs-{len(datasets)}-{digest}"
+    width = max(4, len(str(len(datasets))))
+    paths = [where / f"client-{k:0{width}}.npz" for k in range(len(datasets))]
+    return _stored(list(zip(paths, datasets, strict=True)), where)
+
+
+def _stored(files: Sequence[tuple[Path, NodeDataset]], result: Path) -> Path:
+    """Write the files that do not exist, and return ``result``."""
+    try:
+        for path, dataset in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                _save(dataset, path)
+    except OSError as error:
+        raise DataError(
+            f"Cannot write the graph to {result}: {error}. Free some disk space, or set "
+            "FLOWER_FGL_CACHE to another folder."
+        ) from error
+    return result
+
+
+def _save(dataset: NodeDataset, path: Path) -> None:
+    """Write a dataset as a graph file."""
+    graph = Graph(dataset.x, dataset.edge_index, dataset.y, dict(dataset.masks))
+    nodes = torch.arange(dataset.num_nodes)
+    client = ClientGraph(
+        0,
+        graph,
+        dataset.class_names,
+        nodes,
+        feature_names=dataset.feature_names,
+    )
+    save_client_graph(path, client)
+
+
+def _digest(dataset: NodeDataset) -> str:
+    """Return a hash of a dataset's content."""
+    x, found = dataset.x, hashlib.sha256(repr(dataset.class_names).encode())
+    is_sparse = x.layout == torch.sparse_csr
+    parts = [x.crow_indices(), x.col_indices(), x.values()] if is_sparse else [x]
+    masks = [dataset.masks[name] for name in sorted(dataset.masks)]
+    for tensor in (*parts, dataset.edge_index, dataset.y, *masks):
+        found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _inputs(data: Any, name: str) -> tuple[Tensor, Tensor]:
+    """Return features and undirected simple edges."""
+    x, edge_index = data.x, data.edge_index
+    if not isinstance(x, Tensor) or x.dim() != 2 or 0 in x.shape:
+        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise DataError(
+            f"{name}: expected features x of shape (nodes, features), neither of them 0, "
+            f"got {got}. Without features, add some, e.g. "
+            "torch_geometric.transforms.OneHotDegree."
+        )
+    is_edges = isinstance(edge_index, Tensor) and edge_index.layout == torch.strided
+    if not is_edges or edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise DataError(
+            f"{name}: expected edge_index of shape (2, edges), got "
+            f"{tuple(edge_index.shape) if is_edges else type(edge_index).__name__}."
+        )
+    edge_index = edge_index.detach().cpu().to(torch.int64)
+    if edge_index.numel():
+        low, high = (int(v) for v in edge_index.aminmax())
+        if low < 0 or high >= x.shape[0]:
+            raise DataError(
+                f"{name}: edge_index names nodes {low} to {high}, but x has the rows 0 to "
+                f"{x.shape[0] - 1}."
+            )
+    unused = [key for key in UNUSED if data.get(key) is not None]
+    if unused:
+        log.warning("%s: %s is not used.", name, " and ".join(unused))
+    x = x.detach().cpu()
+    if x.layout not in (torch.strided, torch.sparse_csr):
+        x = x.to_dense()
+    return compact_features(x), undirected_simple(edge_index, int(x.shape[0]))
+
+
+def _labels(data: Any, name: str) -> Tensor:
+    """Return one class per node or graph."""
+    y = data.y
+    if not isinstance(y, Tensor) or (y.dim() == 2 and y.shape[1] != 1) or y.dim() > 2:
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise DataError(
+            f"{name}: expected y with one class each, of shape (nodes,), got {got}. "
+            "Several labels per node are not supported."
+        )
+    y = y.detach().cpu().flatten()
+    if y.is_floating_point() and not bool((y == y.round()).all()):
+        raise DataError(
+            f"{name}: y must hold class numbers 0, 1, … (-1 if unknown), got floats."
+        )
+    return y.to(torch.int64)
+
+
+def _class_names(y: Tensor, names: Sequence[str] | None, where: str) -> tuple[str, ...]:
+    """Return the given class names, or the numbers of the classes."""
+    num_classes = int(y.max()) + 1 if y.numel() else 0
+    if num_classes < 1:
+        raise DataError(f"{where}: no node has a class.")
+    if names is None:
+        return tuple(str(c) for c in range(num_classes))
+    if len(names) < num_classes:
+        raise DataError(
+            f"{where}: y has the class {num_classes - 1}, but there are only "
+            f"{len(names)} class names."
+        )
+    check_class_names(list(names), f"{where}: class_names")
+    return tuple(names)
+
+
+def _masks(data: Any, name: str) -> dict[str, Tensor]:
+    """Return the graph's split; empty without one."""
+    given = {key: data.get(f"{key}_mask") for key in SPLIT}
+    held = {key: mask for key, mask in given.items() if mask is not None}
+    if not held:
+        return {}
+    if len(held) < len(SPLIT):
+        missing = next(key for key in SPLIT if key not in held)
+        raise DataError(
+            f"{name} has {', '.join(f'{key}_mask' for key in held)} but no "
+            f"{missing}_mask. Add it (all False without such nodes), or remove the masks: "
+            "a split is then sampled."
+        )
+    for key, mask in held.items():
+        if mask.dim() == 2:
+            raise DataError(
+                f"{name}: {key}_mask holds {mask.shape[1]} splits. Choose one, e.g. "
+                f"data.{key}_mask = data.{key}_mask[:, 0]."
+            )
+    return {key: mask.detach().cpu() for key, mask in held.items()}

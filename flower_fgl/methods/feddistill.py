@@ -1,0 +1,35 @@
+"""Settings and row of FedDistill.
+
+Jeong et al., "Communication-Efficient On-Device Machine Learning: Federated Distillation
+and Augmentation under Non-IID Private Data", arXiv 1811.11479, 2018.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "FedDistillSettings"]
+
+
+@dataclass(frozen=True)
+class FedDistillSettings:
+    """Settings of FedDistill."""
+
+    distill_weight: float = option(
+        1.0, "λ, weight of the distance to the mean logits of the own class", ge=0
+    )
+
+
+METHOD = Method(
+    name="feddistill",
+    paper="Jeong et al., arXiv 1811.11479, 2018",
+    strategy="flower_fgl.strategies.feddistill:FedDistill",
+    client_app="flower_fgl.client_apps.feddistill:FedDistillClientApp",
+    settings=FedDistillSettings,
+    payload="4M(C+1) up, 4M'C down, M of C classes present, M' of all clients",
+    has_global_model=False,
+    mixes_models=True,
+)

@@ -1,0 +1,47 @@
+"""Settings and row of FedKD.
+
+Wu et al., "Communication-Efficient Federated Learning via Knowledge Distillation", Nature
+Communications 13, 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "FedKDSettings"]
+
+
+@dataclass(frozen=True)
+class FedKDSettings:
+    """Settings of FedKD."""
+
+    student: str = option(
+        "gcn",
+        "backbone of the shared student, the same for all clients; sizes may follow the "
+        "name, as in model: gcn:2x32",
+    )
+    energy_start: float = option(
+        0.95,
+        "T_start, share of a matrix's squared singular values that the first messages "
+        "keep; 1: send whole matrices",
+        gt=0,
+        le=1,
+    )
+    energy_end: float = option(
+        0.98, "T_end, the share that the last messages keep", gt=0, le=1
+    )
+
+
+METHOD = Method(
+    name="fedkd",
+    paper="Wu et al., Nature Communications 2022",
+    strategy="flower_fgl.strategies.fedkd:FedKD",
+    client_app="flower_fgl.client_apps.fedkd:FedKDClientApp",
+    settings=FedKDSettings,
+    payload="4Σr(m+n+1) up, the same down, r the rank of each m×n matrix of the student",
+    has_global_model=False,
+    mixes_models=True,
+)

@@ -1,0 +1,55 @@
+"""Settings and row of FGSSL.
+
+Huang et al., "Federated Graph Semantic and Structural Learning", IJCAI 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.fedavg import FedAvgSettings
+from flower_fgl.methods.method import Method
+
+__all__ = ["METHOD", "FGSSLSettings"]
+
+
+@dataclass(frozen=True)
+class FGSSLSettings(FedAvgSettings):
+    """Settings of FGSSL."""
+
+    contrast_weight: float = option(
+        0.1, "weight of the contrast between nodes of both views", ge=0
+    )
+    structure_weight: float = option(
+        0.1, "weight of the distillation of the edges", ge=0
+    )
+    tau: float = option(0.1, "τ, temperature of the contrast", gt=0)
+    structure_tau: float = option(
+        0.1, "ω, temperature of the distillation of the edges", gt=0
+    )
+    local_edge_drop: float = option(
+        0.8, "share of the edges that the local view loses", ge=0, lt=1
+    )
+    local_feature_mask: float = option(
+        0.5, "share of the features that the local view loses", ge=0, lt=1
+    )
+    global_edge_drop: float = option(
+        0.3, "share of the edges that the received model's view loses", ge=0, lt=1
+    )
+    global_feature_mask: float = option(
+        0.3, "share of the features that the received model's view loses", ge=0, lt=1
+    )
+
+
+METHOD = Method(
+    name="fgssl",
+    paper="Huang et al., IJCAI 2023",
+    strategy="flower_fgl.strategies.fedavg:FedAvg",
+    client_app="flower_fgl.client_apps.fgssl:FGSSLClientApp",
+    settings=FGSSLSettings,
+    payload="4P up, 4P down",
+    graphs=False,
+    additive=True,
+    robust=True,
+)

@@ -1,0 +1,59 @@
+"""Settings and row of TopFGL.
+
+"TopFGL", ICDE 2026.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_fgl.core.options import option
+from flower_fgl.methods.method import Method
+from flower_fgl.methods.personalmix import PersonalMixSettings
+
+__all__ = ["METHOD", "TopFGLSettings"]
+
+
+@dataclass(frozen=True)
+class TopFGLSettings(PersonalMixSettings):
+    """Settings of TopFGL."""
+
+    warmup: float = option(
+        0.3,
+        "r, share of the rounds that average as FedAvg, before the averages become "
+        "personalized; 1: always",
+        ge=0,
+        le=1,
+    )
+    augmentations: int = option(
+        3,
+        "A, times in a run that a client adds edges; the published code: 5 on "
+        "ogbn-arxiv; 0: never",
+        ge=0,
+    )
+    neighbors: int = option(
+        8,
+        "k, nearest nodes of which edges are chosen; the published code: 4 to 6 on "
+        "Cora and CiteSeer",
+        ge=1,
+    )
+    same_class: str = option(
+        "any",
+        "edges to add: between nodes of any predicted class, or only of the same "
+        "prediction of the topology learner (pseudo)",
+        choices="any pseudo",
+    )
+
+
+METHOD = Method(
+    name="topfgl",
+    paper="TopFGL, ICDE 2026",
+    strategy="flower_fgl.strategies.topfgl:TopFGL",
+    client_app="flower_fgl.client_apps.topfgl:TopFGLClientApp",
+    settings=TopFGLSettings,
+    payload="4(P + P_t) up, 4(P + P_t) down, P_t parameters of the topology learner",
+    defaults={"hidden-channels": 128, "local-epochs": 2, "weight-decay": 1e-8},
+    has_global_model=False,
+    graphs=False,
+    takes_batches=False,
+)

@@ -1,0 +1,78 @@
+"""Download of FedGen: weights, the generator, and the distribution of the classes.
+
+Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
+ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from flwr.app import RecordDict
+from torch import Tensor
+
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.base import Payload, Shapes, read_tensors, write_tensors
+
+__all__ = ["GeneratorDownload"]
+
+
+@dataclass(frozen=True)
+class GeneratorDownload(Payload):
+    """Weights, generator and class distribution: 4·(P + P_G + C) bytes.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor, float32
+        The P weights of the model, by parameter name.
+    generator : mapping of str to Tensor, float32
+        The P_G numbers of the generator, by name.
+    classes : Tensor of shape (C,), float32
+        Probability with which clients draw each class.
+    """
+
+    tensors: Mapping[str, Tensor]
+    generator: Mapping[str, Tensor]
+    classes: Tensor
+    records = ("weights", "generator", "classes")
+
+    def to_record(self) -> RecordDict:
+        """Pack into the records ``weights``, ``generator`` and ``classes``."""
+        return RecordDict(
+            {
+                "weights": write_tensors(self.tensors),
+                "generator": write_tensors(self.generator),
+                "classes": write_tensors({"probability": self.classes}),
+            }
+        )
+
+    @classmethod
+    def from_record(cls, content: RecordDict, spec: tuple[Shapes, Shapes, int]) -> Self:
+        """Unpack; ``spec`` = (shapes of the weights, of the generator, C).
+
+        Raises
+        ------
+        PayloadError
+            If an array is missing, unexpected or malformed, or the probabilities are
+            negative or all zero.
+        """
+        weights, generator, number = spec
+        found = read_tensors(content, "classes", {"probability": (number,)})
+        classes = found["probability"]
+        if float(classes.min()) < 0 or not float(classes.sum()) > 0:
+            raise PayloadError(
+                '"classes/probability" must hold probabilities, at least one positive.'
+            )
+        return cls(
+            read_tensors(content, "weights", weights),
+            read_tensors(content, "generator", generator),
+            classes,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """4·(P + P_G + C)."""
+        groups = (self.tensors.values(), self.generator.values(), [self.classes])
+        return 4 * sum(t.numel() for group in groups for t in group)

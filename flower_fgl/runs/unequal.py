@@ -1,0 +1,69 @@
+"""Settings in which the rows of a comparison differ although they are no method's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+from flower_fgl.core.options import Scalar
+
+__all__ = ["COMPARED", "unequal_settings"]
+
+COMPARED = {
+    "backbone": ("model", "hidden-channels", "num-layers", "dropout"),
+    "optimizer": ("optimizer", "lr", "optimizer-state", "batch-size"),
+    "weight decay": ("weight-decay",),
+    "training": ("rounds", "local-epochs", "check-every", "patience"),
+    "evaluation": (
+        "evaluate",
+        "evaluate-every",
+        "eval-policy",
+        "final-local-epochs",
+        "absent-classes",
+    ),
+}
+"""General settings that a fair comparison shares, by subject. Methods may have other
+defaults of them."""
+
+
+def unequal_settings(
+    rows: Mapping[str, Mapping[str, Scalar]],
+    tuned: Mapping[str, Collection[str]] | None = None,
+) -> list[str]:
+    """Name the general settings in which rows of one comparison differ.
+
+    Parameters
+    ----------
+    rows : mapping of str to mapping
+        Flat settings by the name of the row.
+    tuned : mapping of str to collection of str, optional
+        Settings that a row chose on validation nodes, in which it is not compared.
+
+    Returns
+    -------
+    list of str
+        One sentence per setting, e.g. ``weight decay: weight-decay is 0.0 (fedpub), 0.0005
+        (fedavg; local)``. Settings that a row has in its name are left out.
+    """
+    chosen = tuned or {}
+    out = []
+    for subject, keys in COMPARED.items():
+        for key in keys:
+            values: dict[str, list[str]] = {}
+            for name, settings in rows.items():
+                is_chosen = key in chosen.get(name, ()) or f"{key}=" in name
+                if key in settings and not is_chosen:
+                    values.setdefault(_shown(settings[key]), []).append(name)
+            if len(values) > 1:
+                listed = ", ".join(
+                    f"{value} ({'; '.join(names)})" for value, names in values.items()
+                )
+                out.append(f"{subject}: {key} is {listed}")
+    return out
+
+
+def _shown(value: Scalar) -> str:
+    """Format a value; equal numbers have equal text."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,153 @@
+"""Add a method, a backbone or a dataset to the tables of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.extensions import register_row, registered
+from flower_fgl.core.model_spec import split_models
+from flower_fgl.methods import METHODS, Method
+
+__all__ = ["refuse_registered", "register"]
+
+ADVICE = (
+    "Put it into a package: flower-fgl new NAME writes one with its entry point. Or use "
+    "the local engine, with workers if you want several processes."
+)
+
+
+def register(
+    *,
+    method: Method | None = None,
+    backbone: Callable[..., Any] | None = None,
+    dataset: Any = None,
+    name: str = "",
+) -> str:
+    """Add a method, a backbone or a dataset to this process, e.g. in a notebook.
+
+    The local engine can use it, and so can its worker processes. Flower's simulation and
+    SuperNodes start new processes, so they need a package with an entry point
+    (``flower-fgl new``).
+
+    Parameters
+    ----------
+    method : Method, optional
+        Row of a method; ``strategy`` and ``client_app`` may be the classes themselves.
+    backbone : type or callable, optional
+        A subclass of :class:`flower_fgl.nn.Backbone`; or any function or class that makes
+        a ``torch.nn.Module`` from the keywords ``in_channels``, ``hidden_channels``,
+        ``num_layers`` and ``dropout``. The module maps ``x`` (N, in_channels) and
+        ``edge_index`` (2, E) to embeddings (N, hidden_channels), as the models of
+        ``torch_geometric.nn`` do; a linear classifier is added.
+    dataset : torch_geometric.data.Data or Source, optional
+        A graph to partition, as for :func:`flower_fgl.to_npz`, or a row of the table of
+        datasets.
+    name : str
+        Value of the setting ``model`` or ``dataset``; a method has its own name.
+
+    Returns
+    -------
+    str
+        The name. A name that was registered before now means the new object.
+
+    Raises
+    ------
+    ConfigError
+        If not exactly one object is given, or its name is malformed, or taken by this
+        package or an installed one.
+    DataError
+        If the graph is malformed.
+    """
+    given = [thing for thing in (method, backbone, dataset) if thing is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            "register needs exactly one of method, backbone and dataset, got "
+            f"{len(given)}."
+        )
+    if method is not None:
+        if not isinstance(method, Method):
+            raise ConfigError(
+                "register(method=…) needs a flower_fgl.methods.Method, got "
+                f"{type(method).__name__}."
+            )
+        if name not in ("", method.name):
+            raise ConfigError(f'The method is called "{method.name}", not "{name}".')
+        register_row("methods", method.name, method, METHODS.own)
+        return method.name
+    if not name:
+        raise ConfigError("register needs a name for a backbone or a dataset.")
+    if backbone is not None:
+        from flower_fgl.nn.models import MODELS
+        from flower_fgl.nn.module_backbone import backbone_class
+
+        backbone_class(name, backbone)  # reports what is no backbone
+        register_row("backbones", name, backbone, MODELS.own)
+        return name
+    from flower_fgl.datasets.sources.registry import SOURCES
+
+    register_row("datasets", name, _source(dataset, name), SOURCES.own)
+    return name
+
+
+def _source(dataset: Any, name: str) -> Any:
+    """Return the row of a dataset; a graph is written to the cache folder."""
+    from flower_fgl.datasets.pyg_data import is_data, store_graph
+    from flower_fgl.datasets.sources.load import cache_folder
+    from flower_fgl.datasets.sources.registry import Source, Statistics
+
+    if isinstance(dataset, Source):
+        return dataset
+    if not is_data(dataset):
+        raise ConfigError(
+            "register(dataset=…) needs a torch_geometric.data.Data or a Source, got "
+            f"{type(dataset).__name__}."
+        )
+    path = store_graph(dataset, cache_folder() / "graphs")
+    return Source(
+        f"{name}, registered in a process",
+        "node",
+        "20/40/40" if dataset.get("train_mask") is None else "public",
+        Statistics(),
+        loader=partial(_read_graph, path),
+        version=path.stem,
+    )
+
+
+def _read_graph(path: Path) -> Any:
+    """Read a registered graph; worker processes call this too."""
+    from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+
+    return load_graph_file(path).dataset
+
+
+def refuse_registered(config: RunConfig) -> None:
+    """Reject a run in new processes that uses what only this process has registered.
+
+    Parameters
+    ----------
+    config : RunConfig
+        Settings of the run.
+
+    Raises
+    ------
+    ConfigError
+        Naming the object and what to do.
+    """
+    rows = registered()
+    used = {
+        "methods": [config.method],
+        "backbones": [text.partition(":")[0] for text in split_models(config.model)],
+        "datasets": [config.dataset],
+    }
+    for kind, names in used.items():
+        for name in names:
+            if name in rows.get(kind, {}):
+                raise ConfigError(
+                    f'"{name}" was registered in this process only, but Flower\'s '
+                    f"simulation starts new processes, which do not know it. {ADVICE}"
+                )

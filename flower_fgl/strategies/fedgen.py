@@ -1,0 +1,173 @@
+"""Server half of FedGen: FedAvg, and a generator that the clients' heads teach.
+
+Zhu et al., "Data-Free Knowledge Distillation for Heterogeneous Federated Learning",
+ICML 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_fgl.algorithms.fedgen import (
+    LatentGenerator,
+    class_shares,
+    diversity_loss,
+    ensemble_loss,
+)
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
+from flower_fgl.nn import GraphInput
+from flower_fgl.nn.body_head import HEAD, classifier_state
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedgen import GeneratorDownload
+from flower_fgl.runs.checkpoints import Snapshot
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import FedAvg, common_model, draw_model
+
+__all__ = ["FedGen"]
+
+WEIGHT_DECAY = 0.01
+"""Weight decay of the generator, as in the published code."""
+
+
+class FedGen(FedAvg):
+    """Average weights, and train a generator of embeddings on the clients' heads.
+
+    Notes
+    -----
+    1. A generated embedding is a node without edges: a head that propagates reads it
+       alone.
+    2. Classes are drawn by the clients' numbers of training nodes. If the clients do not
+       share these (``share-class-counts``), all classes are drawn equally often and all
+       heads count equally.
+    """
+
+    down = GeneratorDownload
+    up = Weights
+
+    def prepare(self) -> None:
+        """Build the initial model and generator."""
+        super().prepare()
+        config, settings = self.config, self.config.method_config
+        with seeded(derive_seed(config.seed, 0, SERVER, "generator")):
+            name = common_model(config, self.federation)
+            self.network = draw_model(config, self.federation, name).eval()
+            self.generator = LatentGenerator(
+                self.federation.num_classes,
+                self.network.hidden_channels,
+                noise_channels=settings.noise_channels,
+                hidden_channels=settings.generator_channels,
+            )
+        self.network.requires_grad_(requires_grad=False)
+        self.optimizer = torch.optim.Adam(
+            self.generator.parameters(),
+            lr=settings.server_lr,
+            weight_decay=WEIGHT_DECAY,
+        )
+        self.pack()
+
+    def counts(self, partition_ids: list[int]) -> Tensor:
+        """Return the training nodes (K, C) by class; ones if they are not shared."""
+        clients = self.federation.clients
+        known = [clients[pid].class_counts for pid in partition_ids]
+        if all(known):
+            found = torch.tensor(known, dtype=torch.float32)
+            if found.any():
+                return found
+        return torch.ones(len(partition_ids), self.federation.num_classes)
+
+    def pack(self) -> None:
+        """Make the download of the next round."""
+        total = self.counts(list(self.federation.clients)).sum(dim=0)
+        state = {name: t.clone() for name, t in self.generator.sent_state().items()}
+        self.sent = GeneratorDownload(self.weights.tensors, state, total / total.sum())
+
+    def download(self, server_round: int, partition_id: int) -> Any:
+        """Return the weights and the generator."""
+        return self.sent
+
+    def aggregate(self, server_round: int, uploads: Mapping[int, Upload]) -> None:
+        """Average the weights and train the generator."""
+        super().aggregate(server_round, uploads)
+        states = {pid: upload.payload.tensors for pid, upload in uploads.items()}
+        self.train_generator(server_round, states)
+        self.pack()
+
+    def train_generator(
+        self, server_round: int, states: Mapping[int, Mapping[str, Tensor]]
+    ) -> None:
+        """Minimise the ensemble's loss and the diversity loss, Eq. (4).
+
+        Raises
+        ------
+        PayloadError
+            If a weight is no longer finite.
+        """
+        settings = self.config.method_config
+        heads = []
+        for state in states.values():
+            head = deepcopy(self.network.classifier)
+            own = classifier_state(state)
+            head.load_state_dict({n.removeprefix(HEAD): t for n, t in own.items()})
+            heads.append(head)
+        counts = self.counts(list(states))
+        weights, total = class_shares(counts), counts.sum(dim=0)
+        draw = torch_generator(self.config.seed, server_round, SERVER, "generated")
+        size = settings.generated
+        graph = GraphInput(torch.zeros(size, 1), torch.zeros(2, 0, dtype=torch.int64))
+        self.generator.train()
+        numbers: dict[str, float] = {}
+        for step in range(settings.server_steps):
+            labels = torch.multinomial(total, size, replacement=True, generator=draw)
+            noise = torch.randn(size, settings.noise_channels, generator=draw)
+            made = self.generator(labels, noise)
+            logits = [self.predict(head, made, graph) for head in heads]
+            loss = ensemble_loss(logits, labels, weights)
+            diversity = diversity_loss(noise, made)
+            self.optimizer.zero_grad()
+            (loss + settings.diversity_weight * diversity).backward()
+            self.optimizer.step()
+            if step + 1 == settings.server_steps:
+                numbers = {
+                    "ensemble": float(loss.detach()),
+                    "diversity": float(diversity.detach()),
+                }
+        self.generator.eval()
+        if not all(t.isfinite().all() for t in self.generator.sent_state().values()):
+            raise PayloadError("the trained generator is not finite")
+        self.log(**numbers)
+
+    def predict(self, head: Any, made: Tensor, graph: GraphInput) -> Tensor:
+        """Return a client's predictions (b, C) for embeddings (b, p)."""
+        self.network.classifier = head
+        return self.network.head(made, graph)
+
+    def server_state(self) -> Snapshot:
+        """Return the weights, the generator and Adam's moments."""
+        moments = {
+            f"{moment}/{number}": tensor
+            for number, parameter in enumerate(self.generator.parameters())
+            for moment, tensor in self.optimizer.state.get(parameter, {}).items()
+        }
+        return Snapshot.join(
+            {
+                "weights": super().server_state(),
+                "generator": Snapshot(self.generator.state_dict()),
+                "adam": Snapshot(moments),
+            }
+        )
+
+    def load_server_state(self, state: Snapshot) -> None:
+        """Restore the weights, the generator and Adam's moments."""
+        super().load_server_state(state.part("weights"))
+        self.generator.load_state_dict(state.part("generator").tensors)
+        parameters = list(self.generator.parameters())
+        for path, tensor in state.part("adam").tensors.items():
+            moment, _, number = path.partition("/")
+            self.optimizer.state[parameters[int(number)]][moment] = tensor.clone()
+        self.pack()

@@ -1,0 +1,77 @@
+"""Server half of TopFGL: average the clients by the likeness of their learners.
+
+"TopFGL", ICDE 2026.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from flower_fgl.algorithms.personal_mix import linear_weights
+from flower_fgl.algorithms.topfgl import (
+    TopologyLearner,
+    linear_cka,
+    probe_graph,
+    structural_encoding,
+)
+from flower_fgl.core.seeds import SERVER, torch_generator
+from flower_fgl.nn import Backbone
+from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedavg import draw_model
+from flower_fgl.strategies.personal_mix import PersonalMix
+
+__all__ = ["TopFGL"]
+
+
+class TopFGL(PersonalMix):
+    """Run all learners on one random graph, and compare their outputs by linear CKA.
+
+    Notes
+    -----
+    1. The random graph holds no client's data: the server draws the same one in every
+       round, from the run's seed.
+    2. The first rounds, a share ``warmup`` of all, average by ``weight-by``.
+    """
+
+    up = Weights
+
+    def build(self, model: str) -> nn.Module:
+        """Draw the network as FedAvg does, then the learner."""
+        self.network: Backbone = draw_model(self.config, self.federation, model)
+        self.network.learner = TopologyLearner(
+            self.federation.num_classes,
+            self.network.hidden_channels,
+            self.config.dropout,
+        )
+        return self.network
+
+    def mixes(self, server_round: int) -> bool:
+        """Return whether the warm-up is over."""
+        settings = self.config.method_config
+        if settings.warmup == 1:
+            return False
+        first: int = math.ceil(settings.warmup * self.config.rounds)
+        return server_round >= first
+
+    @torch.no_grad()
+    def similarity(self, uploads: Sequence[Weights]) -> Tensor:
+        """Return the CKA of the learners' outputs."""
+        network, outputs = self.network.eval(), []
+        generator = torch_generator(self.config.seed, 0, SERVER, "probe")
+        probe = probe_graph(self.federation.num_features, generator)
+        encoding = structural_encoding(probe)
+        for payload in uploads:
+            network.load_state_dict(dict(payload.tensors))
+            logits = network(probe)
+            learner = network.get_submodule("learner")
+            outputs.append(learner(encoding, probe, logits))
+        return linear_cka(torch.stack(outputs))
+
+    def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
+        """Return weights in proportion to the CKA."""
+        return linear_weights(similarity, similarity.new_ones(len(uploads)))

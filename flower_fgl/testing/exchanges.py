@@ -1,0 +1,144 @@
+"""Contract of a method's payloads, aggregation and evaluation."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from flower_fgl.client_apps.base import FglClientApp
+from flower_fgl.protocols.base import read_scores
+from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
+from flower_fgl.strategies.base import FglStrategy
+from flower_fgl.strategies.rounds.messenger import send_receive
+from flower_fgl.strategies.rounds.round_log import RoundLog
+from flower_fgl.testing.case import MethodCase, applies_to
+from flower_fgl.testing.stage import Stage, StageContract, content_bytes
+
+__all__ = ["ExchangeContract"]
+
+HEADER_BYTES = 300
+"""Largest overhead per array of Flower and the .npy format: header and name."""
+
+has_rounds = applies_to(
+    lambda case: not case.row.is_one_shot, "the method has one round only"
+)
+
+
+class ExchangeContract(StageContract):
+    """Payloads, aggregation and evaluation of a method, one exchange at a time."""
+
+    def test_the_row_names_existing_classes(self, case: MethodCase) -> None:
+        row = case.row
+        strategy, client_app = row.load_strategy(), row.load_client_app()
+        assert issubclass(strategy, FglStrategy)
+        assert issubclass(client_app, FglClientApp)
+        assert client_app.down is strategy.down, "both halves need the same down"
+        assert client_app.up is strategy.up, "both halves need the same up"
+        assert row.paper, "name the paper in the row"
+        assert row.payload, "state the bytes per round and client in the row"
+        assert row.uploads == bool(strategy.up.records)
+        assert not row.additive or issubclass(strategy.up, AdditivePayload)
+
+    def test_payloads_round_trip_bit_for_bit_and_have_the_stated_size(
+        self, case: MethodCase, stage: Stage
+    ) -> None:
+        replies = stage.replies(1)
+        strategy = stage.strategy
+        for pid, reply in replies.items():
+            payload = strategy.up.from_record(reply.content, strategy.upload_spec(pid))
+            sent = RecordDict({n: reply.content[n] for n in strategy.up.records})
+            _check_size(payload, sent)
+            assert content_bytes(payload.to_record()) == content_bytes(sent)
+        for pid, message in stage.sent.items():
+            payload = strategy.download(1, pid)
+            names = [n for n in message.content if n in strategy.down.records]
+            sent = RecordDict({n: message.content[n] for n in names})
+            _check_size(payload, sent)
+            assert content_bytes(payload.to_record()) == content_bytes(sent)
+
+    def test_only_payloads_and_metrics_cross_the_wire(
+        self, case: MethodCase, stage: Stage
+    ) -> None:
+        strategy = stage.strategy
+        for reply in stage.replies(1).values():
+            assert set(reply.content) <= {*strategy.up.records, "metrics"}
+        for message in stage.sent.values():
+            assert set(message.content) <= {*strategy.down.records, "config"}
+
+    def test_aggregation_ignores_the_order_of_the_replies(
+        self, case: MethodCase, stage: Stage
+    ) -> None:
+        replies = list(stage.replies(1).values())
+        del stage.strategy.messenger.grid
+        reverse = copy.deepcopy(stage.strategy)
+        stage.strategy.aggregate_train(1, replies)
+        reverse.aggregate_train(1, replies[::-1])
+        before = stage.next_download()
+        stage.strategy = reverse
+        assert stage.next_download() == before
+
+    def test_one_usable_reply_suffices(self, case: MethodCase, stage: Stage) -> None:
+        replies = stage.replies(1)
+        _, metrics = stage.strategy.aggregate_train(1, [replies[0]])
+        assert metrics is not None
+        assert metrics["num-replies"] == 1
+
+    def test_no_reply_keeps_the_state(self, case: MethodCase, stage: Stage) -> None:
+        before = stage.next_download()
+        stage.strategy.loop.log = RoundLog(1)
+        assert stage.strategy.aggregate_train(1, []) == (None, None)
+        assert stage.next_download() == before
+
+    def test_evaluation_changes_neither_weights_nor_generators(
+        self, case: MethodCase, stage: Stage
+    ) -> None:
+        stage.strategy.read_uploads(stage.replies(1))
+        state = torch.get_rng_state()
+        stage.strategy.loop.log = RoundLog(1)
+        seen = []
+        for _ in range(2):
+            asked = stage.strategy.evaluate_messages(1, is_local=True, is_global=False)
+            messages = stage.strategy.messenger.by_receiver(asked)
+            exchange = send_receive(stage.grid, messages, timeout=60)
+            assert exchange.failures == []
+            seen.append(
+                [
+                    read_scores(reply.content.metric_records["metrics"])
+                    for reply in exchange.replies.values()
+                ]
+            )
+            stage.forget_evaluation()
+        assert seen[0] == seen[1]
+        assert len(seen[0]) == 3
+        assert torch.equal(torch.get_rng_state(), state)
+
+    @has_rounds
+    @pytest.mark.parametrize("settings", [{"eval_policy": "refresh-all"}], ids=[""])
+    def test_scoring_a_refreshed_model_changes_nothing(
+        self, case: MethodCase, stage: Stage
+    ) -> None:
+        stage.strategy.read_uploads(stage.replies(1))
+        generator = torch.get_rng_state()
+        states = stage.stored()
+        seen = []
+        for _ in range(2):
+            stage.strategy.loop.log = RoundLog(1)
+            stage.strategy.evaluate_round(1)
+            assert stage.strategy.loop.log.failures == []
+            seen.append(stage.strategy.loop.log.pooled()["local"])
+            stage.forget_evaluation()
+        assert json.dumps(seen[0]) == json.dumps(seen[1])
+        assert stage.stored() == states
+        assert torch.equal(torch.get_rng_state(), generator)
+
+
+def _check_size(payload: Any, sent: RecordDict) -> None:
+    """Compare ``num_bytes`` with what a message holds."""
+    arrays = sum(len(record) for record in sent.array_records.values())
+    counted = sum(record.count_bytes() for record in sent.values())
+    assert payload.num_bytes <= counted <= payload.num_bytes + HEADER_BYTES * arrays

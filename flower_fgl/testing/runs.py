@@ -1,0 +1,253 @@
+"""Contract of whole runs of a method in the local engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from flower_fgl.client_apps.base import FglClientApp
+from flower_fgl.client_apps.dispatch import Dispatcher
+from flower_fgl.core.errors import ConfigError, FglError
+from flower_fgl.simulation.local import simulate
+from flower_fgl.simulation.results import Run
+from flower_fgl.simulation.resume import resume
+from flower_fgl.testing.case import (
+    Contract,
+    MethodCase,
+    applies_to,
+    comparable,
+    timeless,
+)
+from flower_fgl.testing.exchanges import has_rounds
+from flower_fgl.testing.pretended_gpu import pretended_gpu
+from flower_fgl.testing.tiny_graphs import write_tiny
+
+__all__ = ["RunContract", "trained_weights"]
+
+REFERENCE = pytest.StashKey[dict[str, Run]]()
+FREE = ("query.describe", "query.resume")
+"""Exchanges that reveal no upload and no score; the describe query repeats itself."""
+Reference = Callable[[MethodCase], Run]
+
+classifies_graphs = applies_to(
+    lambda case: case.row.graphs, "the method classifies nodes only"
+)
+
+
+class RunContract(Contract):
+    """Whole runs: they complete, repeat, resume, and train every term of the loss."""
+
+    @pytest.fixture
+    def reference_run(
+        self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Reference:
+        """Return the run of a method with small settings and seed 4; each runs once."""
+        runs = request.session.stash.setdefault(REFERENCE, {})
+
+        def run_once(case: MethodCase) -> Run:
+            if case.name not in runs:
+                folder = str(tmp_path_factory.mktemp("reference"))
+                settings = case.settings(output_dir=folder, seed=4)
+                runs[case.name] = simulate(**settings)
+            return runs[case.name]
+
+        return run_once
+
+    def test_rounds_run_and_give_scores(
+        self, case: MethodCase, reference_run: Reference
+    ) -> None:
+        run = reference_run(case)
+        assert run.status == "completed"
+        trained = [row["round"] for row in run.rounds if row["phase"] == "train"]
+        assert trained == [1, 2][: run.config["rounds"]]
+        assert [row["failures"] for row in run.rounds] == [[]] * len(run.rounds)
+        assert run.best is not None
+        assert 0 <= run.best["test"]["accuracy"] <= 1
+        assert run.summary["partition_sha256"]
+
+    def test_the_same_seed_gives_the_same_run(
+        self, case: MethodCase, short: dict[str, Any], reference_run: Reference
+    ) -> None:
+        first = reference_run(case)
+        torch.manual_seed(2)
+        second = simulate(**{**short, "seed": 4})
+        assert comparable(first) == comparable(second), (
+            "the run draws from a generator that the seed does not determine"
+        )
+        other = simulate(**{**short, "seed": 5})
+        assert comparable(other) != comparable(first)
+
+    @has_rounds
+    def test_a_resumed_run_equals_the_run_that_was_not_interrupted(
+        self, case: MethodCase, short: dict[str, Any], tmp_path: Path
+    ) -> None:
+        # a client that is not sampled keeps its state of earlier rounds
+        settings = {**short, "rounds": 5, "checkpoint_every": 2, "participation": 0.6}
+        whole = simulate(**settings)
+        torch.manual_seed(3)
+
+        def stop(row: Any) -> None:
+            # before the checkpoint of round 4, while states are already of that round
+            if row["round"] == 4:
+                raise KeyboardInterrupt
+
+        folder = tmp_path / "stopped"
+        with pytest.raises(KeyboardInterrupt):
+            simulate(**settings, run_dir=str(folder), on_round=stop)
+        rounds: list[int] = []
+        resumed = resume(folder, on_round=lambda row: rounds.append(row["round"]))
+        assert rounds == [3, 4, 5]
+        assert comparable(resumed) == comparable(whole)
+        assert timeless(resumed.summary) == timeless(whole.summary)
+        models = [sorted(run.path.glob("model.*")) for run in (resumed, whole)]
+        one, other = ([path.read_bytes() for path in paths] for paths in models)
+        assert one == other
+        assert not (folder / "checkpoint").exists()
+
+    def test_no_message_of_a_run_is_answered_twice(
+        self, case: MethodCase, short: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        share = 1.0 if case.row.is_one_shot else 0.6
+        settings = {**short, "participation": share}
+        plain = simulate(**settings)
+        original = Dispatcher.__call__
+        replayed: set[str] = set()
+
+        def call(app: Any, message: Message, context: Any) -> Message:
+            reply = original(app, message, context)
+            kind = message.metadata.message_type
+            if kind not in FREE:
+                replayed.add(kind)
+                for _ in range(2):
+                    with pytest.raises(FglError, match="answers every round once"):
+                        original(app, message, context)
+            return reply
+
+        monkeypatch.setattr(Dispatcher, "__call__", call)
+        attacked = simulate(**settings)
+        assert "train" in replayed
+        assert sum(attacked.summary["failures"].values()) == 0
+        # the refused copies change nothing
+        assert comparable(attacked) == comparable(plain)
+
+    def test_a_method_classifies_graphs_or_rejects_them(
+        self, case: MethodCase, short: dict[str, Any], tmp_path: Path
+    ) -> None:
+        settings = {**_of_graphs(short, tmp_path), "seed": 4}
+        if not case.row.graphs:
+            with pytest.raises(ConfigError, match="classifies nodes only"):
+                simulate(**settings)
+            return
+        first, second = (simulate(**settings) for _ in range(2))
+        assert first.summary["selection"] == "last"
+        assert first.best is not None
+        assert first.best["test"]["num_nodes"] == 6
+        assert 0 <= first.best["test"]["auroc"] <= 1
+        assert comparable(first) == comparable(second)
+
+    @classifies_graphs
+    def test_clients_train_on_batches_of_graphs(
+        self, case: MethodCase, short: dict[str, Any], tmp_path: Path
+    ) -> None:
+        settings = {**_of_graphs(short, tmp_path), "batch_size": 3}
+        run = simulate(**settings)
+        count = run.config["rounds"]
+        trained = [row for row in run.rounds if row["phase"] == "train"]
+        assert [row["status"] for row in trained] == ["ok"] * count
+        assert [row.get("failures", []) for row in trained] == [[]] * count
+
+    @applies_to(
+        lambda case: case.row.samples_neighbors, "the method samples no neighbors"
+    )
+    def test_sampled_neighbors_change_the_training(
+        self, case: MethodCase, short: dict[str, Any]
+    ) -> None:
+        few, again, whole = (
+            simulate(**{**short, "batch_size": 8, "num_neighbors": numbers})
+            for numbers in ("1,1", "1,1", "")
+        )
+        assert few.status == "completed"
+        assert comparable(few) == comparable(again)
+        assert comparable(few) != comparable(whole)
+
+    def test_tensors_stay_on_the_device(
+        self, case: MethodCase, short: dict[str, Any]
+    ) -> None:
+        # a pretended GPU refuses operations that mix devices
+        with pretended_gpu():
+            run = simulate(**short, device="cuda")
+        assert run.status == "completed"
+        assert not run.summary["failures"]
+
+    def test_a_term_of_the_loss_has_a_gradient(
+        self,
+        case: MethodCase,
+        weight: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        # The run is repeated with twice the weight: both draw the same random numbers, so
+        # different weights of the model mean a gradient that is not zero.
+        once, twice = (
+            trained_weights(
+                {
+                    **case.with_weight(weight, factor * case.weights[weight]),
+                    "output_dir": str(tmp_path),
+                },
+                monkeypatch,
+            )
+            for factor in (1, 2)
+        )
+        assert once.keys() == twice.keys()
+        most = max(
+            float((value - twice[key][part]).abs().max())
+            for key, state in once.items()
+            for part, value in state.items()
+            if value.is_floating_point() and value.numel()
+        )
+        # rounding alone leaves less than 1e-6 of weights near 1
+        assert most > 1e-5, f"{weight} does not change what the clients train"
+
+
+def _of_graphs(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings of a run that classifies small graphs."""
+    write_tiny(folder / "data")
+    graphs = {
+        "dataset": "tu:TINY",
+        "data_dir": str(folder / "data"),
+        "setting": "graph",
+        "partition": "uniform",
+        "model": "gin",
+    }
+    return {**{k: v for k, v in settings.items() if k != "synthetic"}, **graphs}
+
+
+def trained_weights(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[int, int], dict[str, Tensor]]:
+    """Run a method; return the weights that each client trained in each round."""
+    found: dict[tuple[int, int], dict[str, Tensor]] = {}
+    original = FglClientApp.pack_fit
+
+    def pack_fit(self: Any, *args: Any) -> Any:
+        _, _, (client, _), server_round, _, result, *_ = args
+        if result.model is not None:
+            weights = result.model.state_dict()
+            found[server_round, client.partition_id] = {
+                name: tensor.detach().clone() for name, tensor in weights.items()
+            }
+        return original(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FglClientApp, "pack_fit", pack_fit)
+        run = simulate(stacked="false", **settings)
+    assert run.status == "completed"
+    assert not any(row["failures"] for row in run.rounds)
+    assert found
+    return found

@@ -1,0 +1,115 @@
+"""FedGen's losses, by hand, and its generator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from flower_fgl import simulate
+from flower_fgl.algorithms.fedgen import (
+    LatentGenerator,
+    class_shares,
+    diversity_loss,
+    ensemble_loss,
+    generator_shapes,
+    latent_divergence,
+)
+from flower_fgl.core.errors import PayloadError
+from flower_fgl.protocols.fedgen import GeneratorDownload
+
+LN3 = math.log(3)
+
+
+def test_shares_of_the_classes_by_hand() -> None:
+    found = class_shares(torch.tensor([[3.0, 0, 0], [1, 2, 0]]))
+    assert found.tolist() == [[0.75, 0, 0], [0.25, 1, 0]]
+
+
+def test_the_ensembles_loss_by_hand() -> None:
+    weights = torch.tensor([[0.75, 0.0], [0.25, 1.0]])
+    labels = torch.tensor([0, 1])
+    first = torch.tensor(
+        [[LN3, 0.0], [5.0, 0.0]]
+    )  # −log p of the labels: ln 4/3, unused
+    second = torch.tensor([[0.0, 0.0], [0.0, LN3]])  # ln 2, ln 4/3
+    expected = 0.75 * math.log(4 / 3) + 0.25 * math.log(2) + math.log(4 / 3)
+    found = ensemble_loss([first, second], labels, weights)
+    assert found.item() == pytest.approx(expected / 2)
+
+
+def test_the_diversity_loss_by_hand() -> None:
+    noise = torch.tensor([[0.0, 0.0], [1.0, 3.0]])  # mean of squares 5
+    made = torch.tensor([[0.0, 0.0], [0.2, 0.6]])  # mean distance .4
+    # of the four pairs two are equal: mean 5 · .4 / 2 = 1
+    assert diversity_loss(noise, made).item() == pytest.approx(math.exp(-1))
+
+
+def test_the_divergence_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0]], requires_grad=True)
+    found = latent_divergence(logits, torch.tensor([[LN3, 0.0]]))
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert found.item() == pytest.approx(expected)
+    found.backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([[-0.25, 0.25]]))
+
+
+@pytest.mark.parametrize("term", ["ensemble", "diversity"])
+def test_both_losses_reach_the_whole_generator(term: str) -> None:
+    torch.manual_seed(0)
+    generator = LatentGenerator(3, 4, noise_channels=2, hidden_channels=8)
+    head = torch.nn.Linear(4, 3)
+    labels, noise = torch.arange(12) % 3, torch.randn(12, 2)
+    made = generator(labels, noise)
+    if term == "ensemble":
+        ensemble_loss([head(made)], labels, torch.ones(1, 3)).backward()
+    else:
+        diversity_loss(noise, made).backward()
+    for name, parameter in generator.named_parameters():
+        assert parameter.grad is not None, name
+        # BatchNorm removes the first bias; the last one moves all embeddings alike
+        is_level = name == "layers.0.bias"
+        is_level |= term == "diversity" and name == "layers.3.bias"
+        assert is_level or parameter.grad.abs().max() > 1e-6, name
+
+
+def test_the_generator_learns_embeddings_that_a_head_recognises() -> None:
+    torch.manual_seed(0)
+    generator = LatentGenerator(3, 4, noise_channels=2, hidden_channels=16)
+    head = torch.nn.Linear(4, 3).requires_grad_(requires_grad=False)
+    optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
+    labels, noise = torch.arange(60) % 3, torch.randn(60, 2)
+    for _ in range(100):
+        loss = ensemble_loss([head(generator(labels, noise))], labels, torch.ones(1, 3))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    found = head(generator.eval()(labels, noise)).argmax(dim=1)
+    assert float((found == labels).float().mean()) > 0.9
+
+
+def test_the_shapes_are_those_of_the_sent_state() -> None:
+    made = LatentGenerator(3, 4, noise_channels=2, hidden_channels=8)
+    state = torch.get_rng_state()
+    shapes = generator_shapes(3, 4, 2, 8)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert shapes == {n: tuple(t.shape) for n, t in made.sent_state().items()}
+    assert sum(map(math.prod, shapes.values())) == 5 * 8 + 8 + 4 * 8 + 8 * 4 + 4
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0], [1.5, -0.5]])
+def test_impossible_probabilities_are_refused(values: list[float]) -> None:
+    payload = GeneratorDownload({}, {}, torch.tensor(values))
+    content: RecordDict = payload.to_record()
+    with pytest.raises(PayloadError, match="probabilities"):
+        GeneratorDownload.from_record(content, ({}, {}, 2))
+
+
+def test_clients_that_hide_their_class_counts_take_part(small: dict[str, Any]) -> None:
+    short = {"generator_channels": 16, "server_steps": 3}
+    run = simulate("fedgen", **{**small, "fedgen": short}, share_class_counts=False)
+    assert not any(row["failures"] for row in run.rounds)
+    assert run.rounds[-1]["numbers"]["ensemble"] > 0

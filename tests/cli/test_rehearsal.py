@@ -1,0 +1,86 @@
+"""``new-app``, and what ``rehearse`` refuses before it starts anything."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flower_fgl import METHODS
+from flower_fgl.cli.main import app
+from flower_fgl.cli.rehearsal import Plan, plan_rehearsal, run_rehearsal
+from flower_fgl.core.config import pyproject_table
+from flower_fgl.core.errors import ConfigError, DataError, RunError
+
+
+def plan(*graphs: str, method: str = "fedavg", **pairs: Any) -> Plan:
+    return plan_rehearsal(
+        [Path(graph) for graph in graphs],
+        {"method": method},
+        {key.replace("_", "-"): value for key, value in pairs.items()},
+        dataset="synthetic",
+        clients=3,
+    )
+
+
+def test_a_new_app_holds_all_settings_and_is_not_overwritten(tmp_path: Path) -> None:
+    folder = tmp_path / "federation-app"
+    result = CliRunner().invoke(app, ["new-app", str(folder)])
+    assert result.exit_code == 0, result.output
+    text = (folder / "pyproject.toml").read_text("utf-8")
+    flower = tomllib.loads(text)["tool"]["flwr"]["app"]
+    assert flower["config"] == pyproject_table(METHODS)
+    assert flower["components"]["serverapp"] == "flower_fgl.server_app:app"
+    again = CliRunner().invoke(app, ["new-app", str(folder)])
+    assert isinstance(again.exception, RunError)
+    assert "Choose another folder" in str(again.exception)
+    assert (folder / "pyproject.toml").read_text("utf-8") == text
+
+
+def test_owners_are_named_after_their_graphs() -> None:
+    found = plan("data/ash.npz", "data/oak.v2")
+    assert list(found.owners) == ["ash", "oak.v2"]
+    assert found.graphs["ash"] == Path("data/ash.npz").resolve()
+    assert plan().owners == ("owner-0", "owner-1", "owner-2")
+
+
+def test_a_one_shot_method_is_rehearsed_for_one_round() -> None:
+    assert plan("a.npz", method="opfgl").values["rounds"] == 1
+    assert plan("a.npz").values["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"graphs": ["a/ash.npz", "b/ash.npz"]}, "Two graphs are named"),
+        ({"method": "fedabc"}, 'Unknown method "fedabc"'),
+        ({"pairs": {"fedprox.mu": 0.1}}, "no effect"),
+        ({"pairs": {"run-dir": "x"}}, "--set run-dir is not possible"),
+        ({"pairs": {"lr": -1.0}}, "lr must be > 0"),
+    ],
+)
+def test_a_wrong_rehearsal_is_refused(arguments: dict[str, Any], message: str) -> None:
+    pairs = arguments.pop("pairs", {})
+    graphs = arguments.pop("graphs", [])
+    with pytest.raises(ConfigError, match=message):
+        plan(*graphs, **arguments, **pairs)
+
+
+def test_an_unusable_graph_ends_a_rehearsal_before_any_program_starts(
+    tmp_path: Path,
+) -> None:
+    graph = tmp_path / "ash.npz"
+    graph.write_bytes(b"no archive")
+    with pytest.raises(DataError, match="The graph of ash cannot be used"):
+        run_rehearsal(tmp_path / "new", plan(str(graph)), tls=False, timeout=1)
+    assert not list((tmp_path / "new").glob("*.log"))
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match="is not empty: choose a new folder"):
+        run_rehearsal(tmp_path, plan(), tls=False, timeout=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -1,0 +1,127 @@
+"""PyG graphs as datasets and graph files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.data import Data, HeteroData
+
+from flower_fgl import to_npz
+from flower_fgl.core.errors import DataError
+from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.datasets.pyg_data import (
+    graph_dataset,
+    node_dataset,
+    store_graph,
+    store_graphs,
+)
+
+
+def toy(**values: Any) -> Data:
+    fields = {
+        "x": torch.arange(12.0).reshape(4, 3),
+        "edge_index": torch.tensor([[0, 1, 1, 2, 3], [1, 0, 2, 2, 2]]),
+        "y": torch.tensor([0, 1, 1, -1]),
+    }
+    return Data(**{**fields, **values})
+
+
+def test_a_graph_file_holds_the_undirected_simple_graph(tmp_path: Path) -> None:
+    masks = {
+        f"{name}_mask": torch.arange(4) == place
+        for place, name in enumerate(("train", "val", "test"))
+    }
+    path = to_npz(
+        toy(**masks, y=torch.tensor([[0.0], [1], [1], [-1]])),
+        tmp_path / "a.npz",
+        class_names=["flu", "cold", "well"],
+        feature_names=["age", "weight", "height"],
+    )
+    found = load_graph_file(path).dataset
+    assert torch.equal(found.x, toy().x)
+    assert found.edge_index.tolist() == [[0, 1, 1, 2, 2, 3], [1, 0, 2, 1, 3, 2]]
+    assert found.y.tolist() == [0, 1, 1, -1]
+    assert found.class_names == ("flu", "cold", "well")
+    assert found.feature_names == ("age", "weight", "height")
+    assert {n: m.nonzero().flatten().tolist() for n, m in found.masks.items()} == {
+        "train": [0],
+        "val": [1],
+        "test": [2],
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"x": None}, "expected features x"),
+        ({"x": torch.ones(4)}, r"got \(4,\)"),
+        ({"x": torch.full((4, 3), torch.nan)}, "NaN or infinite"),
+        ({"y": None}, "expected y"),
+        ({"y": torch.ones(4, 2)}, "Several labels per node"),
+        ({"y": torch.tensor([0, 0.5, 1, 1])}, "class numbers"),
+        ({"y": torch.tensor([0, 1])}, "each of the 4 nodes, got 2"),
+        ({"y": torch.full((4,), -1)}, "no node has a class"),
+        ({"edge_index": torch.ones(2)}, "edge_index"),
+        ({"edge_index": torch.tensor([[0], [9]])}, "names nodes 0 to 9"),
+        ({"train_mask": torch.ones(4, dtype=torch.bool)}, "no val_mask"),
+        (
+            {
+                f"{n}_mask": torch.zeros(4, 10, dtype=torch.bool)
+                for n in ("train", "val", "test")
+            },
+            "holds 10 splits",
+        ),
+    ],
+)
+def test_a_graph_that_does_not_fit_is_an_error(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        to_npz(toy(**values), tmp_path / "a.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_objects_and_names_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="got HeteroData"):
+        to_npz(HeteroData(), tmp_path / "a.npz")
+    with pytest.raises(DataError, match=r"ends in \.npz"):
+        to_npz(toy(), tmp_path / "a.csv")
+    with pytest.raises(DataError, match="only 1 class names"):
+        to_npz(toy(), tmp_path / "a.npz", class_names=["one"])
+    with pytest.raises(DataError, match="3 columns, but there are 1"):
+        to_npz(toy(), tmp_path / "a.npz", feature_names=["age"])
+
+
+def test_unused_attributes_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    node_dataset(toy(edge_attr=torch.ones(5, 2)), "the graph")
+    assert "edge_attr is not used" in caplog.text
+
+
+def test_equal_graphs_are_stored_once_and_others_apart(tmp_path: Path) -> None:
+    path = store_graph(toy(), tmp_path / "graphs")
+    assert store_graph(toy(), tmp_path / "graphs") == path
+    assert store_graph(toy(y=torch.tensor([1, 1, 0, 0])), tmp_path / "graphs") != path
+    folder = store_graphs([toy(), toy()], tmp_path / "graphs")
+    assert [p.name for p in sorted(folder.iterdir())] == [
+        "client-0000.npz",
+        "client-0001.npz",
+    ]
+    assert store_graphs([toy(), toy()], tmp_path / "graphs") == folder
+    with pytest.raises(DataError, match="graph 1 of the list"):
+        store_graphs([toy(), toy(x=None)], tmp_path / "graphs")
+    with pytest.raises(DataError, match="is empty"):
+        store_graphs([], tmp_path / "graphs")
+
+
+def test_graphs_with_one_class_each_become_one_union() -> None:
+    graphs = [toy(y=torch.tensor([0])), toy(y=torch.tensor([1]))]
+    union = graph_dataset(graphs, "pairs")
+    assert union.num_graphs == 2
+    assert union.batch.tolist() == [0] * 4 + [1] * 4
+    assert union.y.tolist() == [0, 1]
+    assert union.edge_index.shape == (2, 12)
+    with pytest.raises(DataError, match="one class for each of the 2 graphs, got 8"):
+        graph_dataset([toy(), toy()], "pairs")

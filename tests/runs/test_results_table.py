@@ -1,0 +1,322 @@
+"""Tables of cells: marks, tests, notes, formats, and cells that make no table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.runs.cells import Cell
+from flower_fgl.runs.results_table import ResultsTable
+from flower_fgl.runs.statistics import adjust_holm, paired_test
+from flower_fgl.runs.table_formats import format_table
+from tests.support.written_cells import make_draw, make_row
+
+LOCAL = [0.70, 0.72, 0.69, 0.70, 0.71, 0.70]
+GOOD = [0.80, 0.81, 0.79, 0.80, 0.80, 0.81]
+NEAR = [0.801, 0.809, 0.791, 0.80, 0.80, 0.809]
+WIDE = [0.90, 0.62, 0.85, 0.64, 0.92, 0.60]
+
+
+def rows(**scores: list[float]) -> list[Cell]:
+    return [
+        make_row(name, values, order=order)
+        for order, (name, values) in enumerate(scores.items())
+    ]
+
+
+def lines_of(text: str) -> dict[str, list[str]]:
+    """Return the cells of a Markdown table by the name of the row."""
+    found = [
+        line.strip("|").split("|") for line in text.splitlines() if line[:1] == "|"
+    ]
+    return {cells[0].strip(): [c.strip() for c in cells[1:]] for cells in found}
+
+
+def test_the_best_row_and_those_tied_with_it_are_marked() -> None:
+    table = ResultsTable(rows(local=LOCAL, good=GOOD, near=NEAR, wide=WIDE))
+    cells = lines_of(format_table(table, layout="overview"))
+    assert cells["good"] == ["**80.17 ± 0.75 ↑**"]
+    assert cells["near"] == ["80.17 ± 0.67 ≈ ↑"]
+    assert cells["wide"] == ["75.50 ± 15.02"]  # neither tied nor different
+    assert cells["local"] == ["70.33 ± 1.03"]
+
+
+def test_tests_are_those_of_compare_adjusted_within_the_table() -> None:
+    table = ResultsTable(rows(local=LOCAL, good=GOOD, near=NEAR, wide=WIDE))
+    block = table.blocks[0]
+    lines = {line.name: line for line in block.lines}
+    # against local: good, near, wide; against the best, good: near, wide
+    pairs = [("good", "local"), ("near", "local"), ("wide", "local")]
+    pairs += [("near", "good"), ("wide", "good")]
+    scores = {"local": LOCAL, "good": GOOD, "near": NEAR, "wide": WIDE}
+    tests = [paired_test(scores[a], scores[b]) for a, b in pairs]
+    differ = adjust_holm([test.p for test in tests])
+    equal = adjust_holm([test.p_equivalent for test in tests])
+    assert table.num_tests == 5
+    for (one, other), test, p, p_equal in zip(pairs, tests, differ, equal, strict=True):
+        found = table.versus(lines[one], lines[other])
+        assert found is not None
+        assert found.test.difference == pytest.approx(test.difference)
+        assert (found.p, found.p_equivalent) == pytest.approx((p, p_equal))
+    back = table.versus(lines["local"], lines["good"])
+    assert back is not None
+    assert back.test.difference == pytest.approx(-tests[0].difference)
+    assert back.test.interval[0] == pytest.approx(-tests[0].interval[1])
+
+
+def test_every_verdict_stands_beside_its_numbers() -> None:
+    table = ResultsTable(rows(local=LOCAL, good=GOOD, near=NEAR, wide=WIDE))
+    cells = lines_of(format_table(table))
+    assert cells[""][-2:] == ["against local", "against the best"]
+    assert re.fullmatch(r"\+9\.83, better \(p = .*\)", cells["good"][-2])
+    assert cells["good"][-1] == cells["local"][-2] == ""
+    assert re.fullmatch(r"−9\.83, worse \(p = .*\)", cells["local"][-1])
+    assert re.fullmatch(r"[+−]0\.00, tied \(p = .*\)", cells["near"][-1])
+    undecided = r"−4\.67, undecided \(p = .*; \d+\.\d would be found\)"
+    assert re.fullmatch(undecided, cells["wide"][-1])
+
+
+def test_fewer_than_five_draws_are_not_testable() -> None:
+    table = ResultsTable(rows(local=LOCAL[:4], good=GOOD[:4]))
+    text = format_table(table)
+    assert "+9.75, not testable: 4 pairs, 5 are needed" in text
+    assert table.num_tests == 0
+    overview = format_table(table, layout="overview")
+    assert "≈" not in lines_of(overview)["local"][0]
+    assert (
+        "Not testable: 4 pairs, 5 are needed (local on cora; good on cora)" in overview
+    )
+
+
+def test_rows_without_spread_are_not_testable() -> None:
+    table = ResultsTable(rows(local=[0.5] * 6, good=[0.6] * 6))
+    assert "not testable: all differences are equal" in format_table(table)
+
+
+def test_own_and_global_model_are_lines_of_one_table() -> None:
+    cells = [make_row("fedavg", GOOD, has_global=True), make_row("local", LOCAL)]
+    found = lines_of(format_table(ResultsTable(cells)))
+    assert found["fedavg"][0] == "**80.17 ± 0.75 ↑**"
+    assert found["fedavg, global model"][0] == "70.17 ± 0.75"
+    titles = found[""]
+    assert titles[:3] == ["test accuracy", "macro-F1", "worst client"]
+    assert found["local"][2] == "25.00 ± 0.00"
+    assert found["fedavg, global model"][2] == "–"
+    assert found["local"][3:6] == ["1 kB", "3 kB", "1.5 s"]
+
+
+def test_published_values_stand_beside_the_row_they_belong_to() -> None:
+    cells = rows(local=LOCAL, good=GOOD)
+    cells[1] = replace(cells[1], published={"accuracy": 86.5, "macro_f1": 61.25})
+    found = lines_of(format_table(ResultsTable(cells)))
+    assert found[""][:4] == ["test accuracy", "published", "macro-F1", "published"]
+    assert [found["good"][k] for k in (1, 3)] == ["86.5", "61.25"]
+    assert [found["local"][k] for k in (1, 3)] == ["", ""]
+    macro = ResultsTable(cells, metric="macro_f1")
+    found = lines_of(format_table(macro, layout="overview"))
+    assert found["good"] == ["**40.08 ± 0.38 ↑**", "61.25"]
+
+
+def test_auroc_and_auprc_are_shown_where_runs_have_them() -> None:
+    cell = make_row("local", LOCAL)
+    scores = {"test": {"accuracy": 0.9, "auroc": 0.8, "auprc": 0.3}}
+    draws = [make_draw(k, 0.9, scores={"own": scores}) for k in range(2)]
+    found = lines_of(format_table(ResultsTable([replace(cell, draws=draws)])))
+    assert found[""][:3] == ["test accuracy", "AUROC", "AUPRC"]
+    assert found["local"][1:3] == ["80.00 ± 0.00", "30.00 ± 0.00"]
+    assert "AUROC" not in format_table(ResultsTable([cell]))
+
+
+def test_an_overview_has_a_column_per_dataset_and_a_dash_for_what_is_missing() -> None:
+    cells = [
+        *rows(local=LOCAL, good=GOOD),
+        make_row("local", LOCAL, dataset="citeseer"),
+        make_row("local", LOCAL, dataset="citeseer", experiment="y"),
+    ]
+    cells[3] = replace(cells[3], place={**cells[3].place, "clients": 20})
+    labels = {"local": "Local", "cora": "Cora"}
+    table = ResultsTable(cells, labels=labels)
+    found = lines_of(format_table(table, layout="overview"))
+    assert found[""] == [
+        "Cora, 10 clients", "citeseer, 10 clients", "citeseer, 20 clients",
+    ]  # fmt: skip
+    assert found["good"][1:] == ["–", "–"]
+    assert found["Local"][1] == "70.33 ± 1.03"  # alone: no best one, no test
+
+
+def test_bytes_and_seconds_have_an_overview_without_marks() -> None:
+    cells = [make_row("fedavg", GOOD, has_global=True), make_row("local", LOCAL)]
+    table = ResultsTable(cells, metric="bytes")
+    text = format_table(table, layout="overview")
+    assert lines_of(text)["fedavg"] == ["4 kB"]
+    assert "global model" not in text
+    assert "Bold" not in text
+    table = ResultsTable(cells, metric="seconds")
+    assert lines_of(format_table(table, layout="overview"))["local"] == ["1.5 s"]
+
+
+def test_ranks_need_five_datasets_and_leave_out_untuned_rows() -> None:
+    tuning = {"budget": 12, "draws": [6], "metric": "validation accuracy"}
+    tuning |= {"experiment": "x", "study": "abc", "trials": 12, "settings": ["lr"]}
+    names = ("a", "b", "c", "d", "e")
+    cells = [
+        make_row(row, [v - gap for v in GOOD], dataset=name, tuning=own)
+        for name in names
+        for row, gap, own in (
+            ("good", 0.0, tuning), ("poor", 0.2, tuning), ("fair", 0.1, tuning),
+            ("good, default", 0.05, {}),
+        )
+    ]  # fmt: skip
+    ranks, missing = ResultsTable(cells).ranks()
+    assert ranks is not None
+    assert ranks.average == {"good": 1.0, "fair": 2.0, "poor": 3.0}
+    assert not missing
+    text = format_table(ResultsTable(cells), layout="overview")
+    assert "- Average ranks over 5 columns: good 1.00, fair 2.00, poor 3.00. " in text
+    assert "best of 12 trials per row by validation accuracy on draw 6" in text
+    ranks, missing = ResultsTable(cells[:-2]).ranks()
+    assert missing == ["fair"]
+    few = ResultsTable(cells[:16])
+    assert "Average ranks" not in format_table(few, layout="overview")
+    assert ResultsTable(cells[:4]).ranks() == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (
+            {"weight-decay": 0.0},
+            "weight decay: weight-decay is 0.0005 (local), 0 (good)",
+        ),
+        ({"model": "gat"}, "backbone: model is gcn (local), gat (good)"),
+        ({"lr": 0.1}, "optimizer: lr is 0.01 (local), 0.1 (good)"),
+    ],
+)
+def test_unequal_defaults_are_a_warning(
+    settings: dict[str, object], warning: str
+) -> None:
+    cells = [make_row("local", LOCAL), make_row("good", GOOD, settings=settings)]
+    for format in ("markdown", "html"):
+        assert f"Warning: {warning}." in format_table(
+            ResultsTable(cells), format=format
+        )
+    assert not ResultsTable(rows(local=LOCAL, good=GOOD)).warnings()
+
+
+def test_a_setting_that_was_tuned_or_is_in_the_name_is_no_unequal_default() -> None:
+    tuned = {"lr": 0.1}
+    cells = [
+        make_row("local", LOCAL, tuning={"settings": ["lr"], "trials": 4}),
+        make_row(
+            "good", GOOD, settings=tuned, tuning={"settings": ["lr"], "trials": 4}
+        ),
+        make_row("near, lr=1.0", NEAR, settings={"lr": 1.0}),
+    ]
+    assert ResultsTable(cells).warnings() == [
+        "tuning budget: trials are 4 (local; good); 0 (near, lr=1.0)"
+    ]
+
+
+def test_unequal_code_and_devices_are_named() -> None:
+    cells = rows(local=LOCAL, good=GOOD)
+    cells[1] = replace(cells[1], source_sha256="c" * 64, device="cuda:0 H100")
+    code, device = ResultsTable(cells).warnings()
+    assert code.startswith("code versions: rows were measured with source bbbbbbbbbbbb")
+    assert "source cccccccccccc" in code
+    assert device.startswith("devices: seconds were measured on cpu")
+
+
+def test_draws_that_share_their_partition_are_named() -> None:
+    cells = rows(local=LOCAL, good=GOOD)
+    for k, cell in enumerate(cells):
+        draws = [replace(draw, partition="same") for draw in cell.draws[:2]]
+        cells[k] = replace(cell, draws=[*draws, *cell.draws[2:]])
+    assert ResultsTable(cells).warnings() == [
+        "partition: partition seeds 0 and 1 give the same partition"
+    ]
+
+
+def test_unequal_draws_and_partitions_are_refused() -> None:
+    cells = rows(local=LOCAL, good=GOOD[:4])
+    with pytest.raises(
+        RunError, match=r'cora have unequal draws: "good" lacks draw 4, draw 5\. Run'
+    ):
+        ResultsTable(cells)
+    assert ResultsTable(cells, draws=4).blocks
+    cells = rows(local=LOCAL, good=GOOD)
+    draws = [*cells[1].draws[:-1], make_draw(5, 0.8, partition="another")]
+    cells[1] = replace(cells[1], draws=draws)
+    with pytest.raises(RunError, match="different partitions in draw 5, so that"):
+        ResultsTable(cells)
+
+
+def test_two_cells_of_one_row_are_refused() -> None:
+    cells = [make_row("local", LOCAL), make_row("local", LOCAL, experiment="y")]
+    with pytest.raises(
+        RunError, match='Row "local" on cora is in the table twice: in '
+    ):
+        ResultsTable(cells)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"column": "tset"}, 'No cell has scores of "tset"'),
+        ({"metric": "acuracy"}, 'No cell has "acuracy" of "test"'),
+        ({"against": "loacl"}, 'No row or method "loacl" to compare with'),
+    ],
+)
+def test_a_score_or_row_that_no_cell_has_is_refused(
+    options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ResultsTable(rows(local=LOCAL, good=GOOD), **options)
+
+
+def test_unknown_formats_and_layouts_are_refused() -> None:
+    table = ResultsTable(rows(local=LOCAL))
+    with pytest.raises(ConfigError, match='Unknown format "pdf"'):
+        format_table(table, format="pdf")
+    with pytest.raises(ConfigError, match='Unknown layout "wide"'):
+        format_table(table, layout="wide")
+    with pytest.raises(RunError, match="at least one cell"):
+        ResultsTable([])
+
+
+def test_latex_is_escaped_and_bold() -> None:
+    cells = [make_row("local", LOCAL), make_row("50 %_x & y", GOOD)]
+    text = format_table(ResultsTable(cells), format="latex")
+    assert r"50 \%\_x \& y & \textbf{80.17 $\pm$ 0.75 $\uparrow$}" in text
+    assert text.count(r"\begin{tabular}{l") == text.count(r"\end{tabular}") == 1
+    body = re.sub(r"\$[^$]*\$", "", text)
+    assert body.isascii()
+
+
+def test_html_is_escaped() -> None:
+    cells = [make_row("local", LOCAL), make_row("<script>", GOOD)]
+    text = format_table(ResultsTable(cells), format="html")
+    assert "<script>" not in text
+    assert "<th>&lt;script&gt;</th><td><b>80.17 ± 0.75 ↑</b></td>" in text
+
+
+def test_csv_holds_the_numbers_in_full() -> None:
+    cells = [make_row("fedavg", GOOD, has_global=True), make_row("local", LOCAL)]
+    text = format_table(ResultsTable(cells), format="csv")
+    found = list(csv.DictReader(io.StringIO(text)))
+    assert [(row["row"], row["model"]) for row in found] == [
+        ("fedavg", "own"), ("fedavg", "global"), ("local", "own"),
+    ]  # fmt: skip
+    assert float(found[0]["test_accuracy_mean"]) == pytest.approx(sum(GOOD) / 6)
+    assert float(found[0]["bytes_up_mean"]) == 1000
+    assert float(found[0]["minus_control"]) == pytest.approx(
+        sum(GOOD) / 6 - sum(LOCAL) / 6
+    )
+    assert 0 < float(found[0]["p_control"]) < 0.05
+    assert found[2]["p_control"] == ""
+    assert not math.isnan(float(found[2]["p_best"]))

@@ -1,0 +1,2 @@
+METHOD = "feddistill"
+WEIGHTED = {"distill_weight": 1.0}

@@ -1,0 +1,2 @@
+METHOD = "fedkd"
+UNWEIGHTED = "each term's gradient: tests/algorithms/test_fedkd.py"

@@ -1,0 +1,2 @@
+METHOD = "fedsst"
+UNWEIGHTED = "cross-entropy only"

@@ -1,0 +1,141 @@
+"""The tables of the docs are those of the committed cells."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flower_fgl.runs.cells import Cell, read_cells
+from tests.support.written_cells import make_row
+
+ROOT = Path(__file__).parents[1]
+CELLS = ROOT / "docs" / "results" / "cells"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """Load scripts/tables, whose name has no suffix."""
+    loader = SourceFileLoader("tables_script", str(ROOT / "scripts" / "tables"))
+    spec = spec_from_loader("tables_script", loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_no_table_of_the_docs_is_stale(script: ModuleType) -> None:
+    assert script.Tables(ROOT / "docs").update(is_check=True) == []
+
+
+def test_cells_hold_hashes_of_all_draws_and_no_path() -> None:
+    for path in sorted(CELLS.rglob("*.json")):
+        text = path.read_text("utf-8")
+        assert not re.search(r"/(home|root|opt|tmp|work|Users)/", text), path
+        assert len(text) < 20_000, f"{path} is larger than a cell should be"
+        (cell,) = read_cells(path)
+        assert cell.commit or cell.source_sha256, path
+        seeds: dict[str, set[int]] = {}
+        for draw in cell.draws:
+            assert re.fullmatch("[0-9a-f]{64}", draw.partition), path
+            seeds.setdefault(draw.partition, set()).add(draw.partition_seed)
+        # METIS seeds C's generator, for which 0 and 1 are the same seed
+        shared = [found for found in seeds.values() if len(found) > 1]
+        assert shared in ([], [{0, 1}]), path
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    """Return a folder with one page and the cells of two experiments."""
+    folder = tmp_path / "docs"
+    for experiment, dataset in (("x", "cora"), ("y", "citeseer")):
+        place = folder / "results" / "cells" / experiment
+        place.mkdir(parents=True)
+        for order, row in enumerate(("local", "good")):
+            scores = [0.5 + 0.1 * order + 0.01 * k for k in range(5)]
+            cell = make_row(
+                row, scores, dataset=dataset, experiment=experiment, order=order
+            )
+            write(place / f"{row}.json", cell)
+    (folder / "page.md").write_text(
+        "Before.\n\n<!-- table: x y -->\nold\n<!-- end of table -->\n\nAfter.\n"
+    )
+    return folder
+
+
+def write(path: Path, cell: Cell) -> None:
+    path.write_text(cell.to_json())
+
+
+def test_a_table_is_written_between_its_markers(script: ModuleType, docs: Path) -> None:
+    tables = script.Tables(docs)
+    assert tables.update(is_check=True) == [
+        "docs/page.md has a stale table. Run scripts/tables."
+    ]
+    assert tables.update(is_check=False) == []
+    text = (docs / "page.md").read_text()
+    assert text.startswith("Before.\n\n<!-- table: x y -->\n\n|  | cora | citeseer |")
+    assert text.endswith("\n\n<!-- end of table -->\n\nAfter.\n")
+    assert "| local | 52.00 ± 1.58 |" in text
+    assert tables.update(is_check=True) == []
+
+
+def test_a_changed_cell_or_number_makes_a_table_stale(
+    script: ModuleType, docs: Path
+) -> None:
+    script.Tables(docs).update(is_check=False)
+    page, kept = docs / "page.md", (docs / "page.md").read_text()
+    page.write_text(kept.replace("52.00", "53.00"))
+    assert "stale" in script.Tables(docs).update(is_check=True)[0]
+    page.write_text(kept)
+    path = docs / "results" / "cells" / "x" / "local.json"
+    path.write_text(path.read_text().replace("0.54", "0.55"))
+    assert "stale" in script.Tables(docs).update(is_check=True)[0]
+
+
+def test_missing_markers_cells_and_pages_are_named(
+    script: ModuleType, docs: Path
+) -> None:
+    page = docs / "page.md"
+    page.write_text("<!-- table: x -->\n")
+    first, *unused = script.Tables(docs).update(is_check=True)
+    assert first == "docs/page.md: a table lacks the marker <!-- end of table -->."
+    assert [text.partition(":")[0] for text in unused] == [
+        "docs/results/cells/x", "docs/results/cells/y",
+    ]  # fmt: skip
+    page.write_text("<!-- table: x y z -->\n<!-- end of table -->\n")
+    (problem,) = script.Tables(docs).update(is_check=True)
+    assert "cells/z holds no cells" in problem
+    page.write_text("<!-- table: x y --row best -->\n<!-- end of table -->\n")
+    (problem,) = script.Tables(docs).update(is_check=True)
+    assert 'The table has no row "best"' in problem
+
+
+def test_a_picture_of_the_ranks_is_part_of_the_check(
+    script: ModuleType, docs: Path
+) -> None:
+    cells = docs / "results" / "cells"
+    shutil.rmtree(cells / "x")
+    shutil.rmtree(cells / "y")
+    for number, dataset in enumerate("abcde"):
+        (cells / f"r-{dataset}").mkdir()
+        for order, row in enumerate(("one", "two", "three")):
+            cell = make_row(row, [0.5 + 0.1 * order + 0.01 * number], dataset=dataset)
+            write(cells / f"r-{dataset}" / f"{row}.json", cell)
+    (docs / "page.md").write_text(
+        "<!-- table: r-* --ranks ranks.svg -->\n<!-- end of table -->\n"
+    )
+    tables = script.Tables(docs)
+    assert tables.update(is_check=False) == []
+    assert "![Average ranks](ranks.svg)" in (docs / "page.md").read_text()
+    assert tables.update(is_check=True) == []
+    picture = docs / "ranks.svg"
+    picture.write_text(picture.read_text().replace("(1.00)", "(1.20)"))
+    assert tables.update(is_check=True) == [
+        "ranks.svg is stale or missing. Run scripts/tables."
+    ]
