@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -153,20 +154,11 @@ def check_files(banks: Mapping[str, Path]) -> None:
 
 def rehearse(folder: Path, banks: Mapping[str, Path]) -> None:
     """Run FedGCN once with a SuperLink, a SuperNode per bank, TLS and registered keys."""
-    sys.path.insert(0, str(HERE.parent / "deployment"))
-    import rehearse as deployment  # type: ignore[import-not-found]
-
-    deployment.OWNERS = tuple(banks)
-    stage = deployment.Rehearsal(folder / "rehearsal", tls=True)
     clock = time.monotonic()
-    try:
-        stage.start_superlink()
-        for name, graph in banks.items():
-            stage.start_owner(name, graph)
-        stage.run(['method="fedgcn"', "rounds=2", "hidden-channels=32"], timeout=400)
-        deployment.report(stage.folder / "server" / "run")
-    finally:
-        stage.stop()
+    program = str(Path(sys.executable).with_name("flower-fgl"))
+    place, graphs = str(folder / "rehearsal"), map(str, banks.values())
+    options = ["--tls", "--method", "fedgcn", "--rounds", "2"]
+    subprocess.run([program, "rehearse", place, *graphs, *options], check=True)
     print(f"rehearsal: {time.monotonic() - clock:.0f} s", flush=True)
 
 
