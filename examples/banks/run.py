@@ -31,7 +31,6 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.graph_files.graph_file import inspect_graph_file
 from flower_fgl.simulation.prediction import predict_graph
 
-HERE = Path(__file__).resolve().parent
 METHODS = {
     "local": ("local", "gcn"),
     "fedavg": ("fedavg", "gcn"),
