@@ -1,0 +1,117 @@
+"""The example of banks: its generator, its tables and its scores."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "banks"
+SMALL = {"banks": 3, "accounts": 120, "share": 0.2}
+
+
+@pytest.fixture(scope="module")
+def example() -> Iterator[Any]:
+    """Import the modules of the example, and forget them afterwards."""
+    names = ("generate", "federation", "pictures", "run")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        yield {name: importlib.import_module(name) for name in names}
+    finally:
+        sys.path.remove(str(EXAMPLE))
+        for name in names:
+            sys.modules.pop(name, None)
+            if before[name] is not None:
+                sys.modules[name] = before[name]
+
+
+@pytest.fixture(scope="module")
+def written(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A small world and the folder of its tables."""
+    folder = tmp_path_factory.mktemp("banks")
+    return example["generate"].generate(folder, seed=1, **SMALL), folder
+
+
+def test_the_patterns_are_those_of_the_page(example: Any) -> None:
+    transfers = example["generate"].pattern_transfers
+    members = [7, 1, 2, 3]
+    assert transfers("fan-in", members) == [(1, 7, 0), (2, 7, 0), (3, 7, 0)]
+    assert transfers("fan-out", members) == [(7, 1, 0), (7, 2, 0), (7, 3, 0)]
+    assert transfers("cycle", members) == [(7, 1, 0), (1, 2, 1), (2, 3, 2), (3, 7, 3)]
+    found = transfers("scatter-gather", members)
+    assert found == [(7, 1, 0), (7, 2, 0), (1, 3, 1), (2, 3, 1)]
+    with pytest.raises(ValueError, match="Unknown pattern"):
+        transfers("ring", members)
+
+
+def test_a_seed_gives_one_world_with_the_share_asked_for(example: Any) -> None:
+    make = example["generate"].make_world
+    one, same, other = (make(seed=seed, **SMALL) for seed in (1, 1, 2))
+    assert np.array_equal(one.x, same.x)
+    assert np.array_equal(one.source, same.source)
+    assert not np.array_equal(one.x, other.x)
+    assert np.isfinite(one.x).all()
+    assert 0.2 <= one.is_laundering.mean() < 0.24
+    assert set(one.pattern[one.is_laundering]) == {0, 1, 2, 3}
+    # some patterns cross banks and some do not
+    ends = one.is_laundering[one.source] & one.is_laundering[one.target]
+    across = one.bank[one.source] != one.bank[one.target]
+    assert (ends & across).any()
+    assert (ends & ~across).any()
+
+
+def test_the_tables_hold_every_edge_where_it_belongs(written: Any) -> None:
+    world, folder = written
+    pooled = load_graph_file(folder / "pooled")
+    names = list(pooled.names)
+    number = {name: i for i, name in enumerate(names)}
+    whole = {tuple(edge) for edge in pooled.dataset.edge_index.T.tolist()}
+    assert len(names) == len(world.bank) == 360
+    found: set[tuple[int, int]] = set()
+    outside = 0
+    for folder_of_bank in sorted((folder / "banks").iterdir()):
+        bank = load_graph_file(folder_of_bank)
+        own = [number[name] for name in bank.names]
+        edges = bank.dataset.edge_index.T.tolist()
+        found |= {(own[a], own[b]) for a, b in edges}
+        assert bank.outside is not None
+        outside += len(bank.outside.own)
+        assert set(bank.dataset.masks) == {"train", "val", "test"}
+    assert found < whole
+    # both owners list an edge between banks, as the whole graph has both directions
+    assert len(found) + outside == len(whole)
+
+
+def test_precision_counts_the_first_alerts(example: Any) -> None:
+    precision = example["run"].precision_at
+    scores = np.array([0.1, 0.9, 0.5, 0.4])
+    truth = np.array([True, True, False, False])
+    assert precision(scores, truth, 1) == 1.0
+    assert precision(scores, truth, 2) == 0.5
+    assert precision(scores, truth, 4) == 0.5
+
+
+@pytest.mark.slow
+def test_the_example_runs(
+    example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    folder = tmp_path / "out"
+    arguments = ["run.py", str(folder), "--rounds=2", "--draws=1", "--no-rehearsal"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    example["run"].main()
+    shown = capsys.readouterr().out
+    assert "bank-b refuses the run" in shown
+    assert "| fedgcn | " in shown
+    assert len(list((folder / "draw-0" / "alerts").glob("*/*.csv"))) == 28
+    assert {path.name for path in folder.glob("*.svg")} == {
+        "patterns.svg",
+        "scores.svg",
+    }
