@@ -64,6 +64,11 @@ def cliques(num: int, size: int) -> list[tuple[int, int]]:
     return inside + [(size * k, size * ((k + 1) % num) + 1) for k in range(num)]
 
 
+def of_file(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that have an effect on the graph of a file."""
+    return {key: value for key, value in settings.items() if key != "synthetic"}
+
+
 def scores(run: Run) -> dict[str, Any]:
     assert run.best is not None
     return {column: run.best[column] for column in run.best if column != "round"}
@@ -117,7 +122,7 @@ def test_a_client_without_missing_classes_has_an_empty_column(
     # neither of two classes can be removed, so no class is missing
     y = [c for c in range(2) for _ in range(12)] * 4
     path = write_graph(tmp_path / "two.npz", cliques(8, 12), y)
-    run = simulate("fedavg", path, **settings, setting="closed-set")
+    run = simulate("fedavg", path, **of_file(settings), setting="closed-set")
     assert scores(run)["missing"] == EMPTY
     assert scores(run)["unseen"]["num_nodes"] > 0
 
@@ -150,7 +155,9 @@ def test_runs_complete_with_an_untrained_class_and_isolated_nodes(
     y = [2 if i == 0 else i % 2 for _ in range(num) for i in range(size)]
     y[1] = 3
     path = write_graph(tmp_path / "stars.npz", edges, y)
-    run = simulate(method, path, **shortened(method, settings), setting="closed-set")
+    run = simulate(
+        method, path, **shortened(method, of_file(settings)), setting="closed-set"
+    )
     about = [row for row in run.clients if "class_counts" in row]
     assert sum(row["class_counts"][3] for row in about) == 0
     assert any(row["num_edges"] == 0 for row in about)
@@ -165,7 +172,9 @@ def test_a_client_with_two_classes_left_trains(
 ) -> None:
     y = [c for _ in range(8) for c in (0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2)]
     path = write_graph(tmp_path / "three.npz", cliques(8, 12), y)
-    run = simulate(method, path, **shortened(method, settings), setting="closed-set")
+    run = simulate(
+        method, path, **shortened(method, of_file(settings)), setting="closed-set"
+    )
     counts = [row["class_counts"] for row in run.clients if "class_counts" in row]
     assert [sum(n > 0 for n in row) for row in counts] == [2, 2, 2]
     assert run.status == "completed"
@@ -191,7 +200,7 @@ def test_masked_scores_ignore_classes_of_other_clients(
     y = [c for c in range(4) for _ in range(40)]
     path = write_graph(tmp_path / "four.npz", cliques(4, 40), y)
     some = {**settings, "clients": 2, "setting": "few-shot"}
-    run = simulate("fedavg", path, **some)
+    run = simulate("fedavg", path, **of_file(some))
     mine = [row for row in run.clients if row["round"] == 2]
     for row in mine:
         metrics = row["metrics"]["local"]
@@ -206,7 +215,7 @@ def test_clients_with_fewer_than_two_eligible_classes_are_logged_once(
     y = [0] * 40 + [1] * 120  # for every assignment of the four cliques to two clients
     path = write_graph(tmp_path / "uneven.npz", cliques(4, 40), y)
     some = {**settings, "clients": 2, "setting": "few-shot"}
-    run = simulate("fedavg", path, **some)
+    run = simulate("fedavg", path, **of_file(some))
     idle = [
         r["partition_id"] for r in run.clients if r["round"] == 0 and not r["trains"]
     ]
@@ -217,7 +226,7 @@ def test_clients_with_fewer_than_two_eligible_classes_are_logged_once(
         assert row["failures"] == []
         assert row["replies"] == 1
     assert all(row["partition_id"] not in idle for row in run.clients if row["round"])
-    both = simulate("fedavg", path, **some, evaluate="both")
+    both = simulate("fedavg", path, **of_file(some), evaluate="both")
     assert both.summary["global"]["best"]["test"]["num_nodes"] == 30
 
 
@@ -227,7 +236,7 @@ def test_disjoint_label_spaces_are_logged(
     y = [c for c in range(4) for _ in range(40)]
     path = write_graph(tmp_path / "four.npz", cliques(4, 40), y)
     some = {**settings, "clients": 2, "setting": "few-shot"}
-    assert simulate("fedavg", path, **some).status == "completed"
+    assert simulate("fedavg", path, **of_file(some)).status == "completed"
     assert "label spaces do not overlap" in caplog.text
     caplog.clear()
     simulate("fedavg", **settings, setting="few-shot")
@@ -247,7 +256,7 @@ def test_more_parts_than_nodes_ends_the_run(
     with pytest.raises(
         FglError, match=r"clients \+ 1 = 4 METIS parts.*Use fewer clients"
     ):
-        simulate("fedavg", path, **settings, setting="closed-set")
+        simulate("fedavg", path, **of_file(settings), setting="closed-set")
 
 
 def test_the_partition_command_counts_the_nodes_of_every_score_column() -> None:

@@ -110,7 +110,7 @@ def test_the_example_runs(
     shown = capsys.readouterr().out
     assert "bank-b refuses the run" in shown
     assert "| fedgcn | " in shown
-    assert len(list((folder / "draw-0" / "alerts").glob("*/*.csv"))) == 28
+    assert len(list((folder / "draw-1" / "alerts").glob("*/*.csv"))) == 28
     assert {path.name for path in folder.glob("*.svg")} == {
         "patterns.svg",
         "scores.svg",

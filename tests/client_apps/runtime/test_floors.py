@@ -149,7 +149,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("upload-noise", -1, ">= 0"),
     ("upload-noise", "1", "of type float"),
     ("share-class-counts", 0, "of type bool"),
-    ("secure-aggregation", "true", "of type bool"),
+    ("secure-aggregation", "yes", "of type bool"),
     ("secure-threshold", 0.5, "> 0.5"),
     ("max-releases", 0, ">= 1"),
     ("max-releases", 5, "needs state-dir"),
