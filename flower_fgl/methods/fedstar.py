@@ -46,5 +46,4 @@ METHOD = Method(
     },
     has_global_model=False,
     additive=True,
-    robust=True,
 )

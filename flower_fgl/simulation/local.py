@@ -119,13 +119,17 @@ def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {**values, "clients": found, "owners": paths}
 
 
-def check_run(values: Mapping[str, Scalar]) -> RunConfig:
+def check_run(
+    values: Mapping[str, Scalar], config: RunConfig | None = None
+) -> RunConfig:
     """Check settings and prepare the clients' graphs before a run starts.
 
     Parameters
     ----------
     values : mapping of str to bool, int, float or str
         Flat run config; ``clients`` must be at least 1.
+    config : RunConfig, optional
+        The same settings, if the caller has parsed them.
 
     Raises
     ------
@@ -134,7 +138,7 @@ def check_run(values: Mapping[str, Scalar]) -> RunConfig:
     DataError
         If the data are missing or cannot be partitioned among so many clients.
     """
-    config = parse_config(values)
+    config = config or parse_config(values)
     if config.clients < 1:
         raise ConfigError(f"clients must be at least 1, got {config.clients}.")
     open_trackers(config.track)  # reports a missing package before a folder is made
@@ -212,9 +216,9 @@ def simulate(
     if not config.resume:  # the folder of an older version may hold such settings
         reject_unused_settings(flat_settings(settings), [config])
     if not progress:
-        return run_local(values, workers=workers, on_round=on_round, trackers=own)
+        return _run_parsed(values, config, workers, 0.0, on_round, own)
     with show_progress(f"{method} on {dataset}", config.rounds, on_round) as shown:
-        return run_local(values, workers=workers, on_round=shown, trackers=own)
+        return _run_parsed(values, config, workers, 0.0, shown, own)
 
 
 def _graphs_as_files(
@@ -302,20 +306,34 @@ def run_local(
     FglError
         In the cases of :func:`simulate`, or if the run does not fit into the memory.
     """
+    return _run_parsed(values, None, workers, client_gpus, on_round, trackers)
+
+
+def _run_parsed(
+    values: Mapping[str, Scalar],
+    config: RunConfig | None,
+    workers: int | None,
+    client_gpus: float,
+    on_round: OnRound | None,
+    trackers: Sequence[Tracker],
+) -> Run:
+    """Run a flat run config that the caller may have parsed, see :func:`run_local`."""
     with frozen_objects():
-        values = count_owners(values)
-        return _run_local(values, workers, client_gpus, on_round, trackers)
+        if values.get("owners"):
+            values, config = count_owners(values), None
+        return _run_local(values, config, workers, client_gpus, on_round, trackers)
 
 
 def _run_local(
     values: Mapping[str, Scalar],
+    config: RunConfig | None,
     workers: int | None,
     client_gpus: float,
     on_round: OnRound | None,
     trackers: Sequence[Tracker],
 ) -> Run:
     """Run a flat run config, see :func:`run_local`."""
-    config = check_run(values)
+    config = check_run(values, config)
     if config.stacked == "true":
         refuse_unstackable(config)
     require_memory(

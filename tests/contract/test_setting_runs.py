@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from flower_fgl import Run, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import FglError, RunError
-from tests.support.short_runs import shortened
+from tests.support.short_runs import of_file, shortened
 
 UNSEEN = ("unseen", "missing", "new_client")
 METHODS = ("local", "fedavg", "fedprox")
@@ -62,11 +62,6 @@ def cliques(num: int, size: int) -> list[tuple[int, int]]:
         for j in range(i)
     ]
     return inside + [(size * k, size * ((k + 1) % num) + 1) for k in range(num)]
-
-
-def of_file(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that have an effect on the graph of a file."""
-    return {key: value for key, value in settings.items() if key != "synthetic"}
 
 
 def scores(run: Run) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from tests.support.short_runs import of_file
 
 
 def test_bad_settings_leave_no_folder(small: dict[str, Any], tmp_path: Any) -> None:
@@ -30,7 +31,9 @@ def test_missing_data_are_explained_before_anything_starts(
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(DataError) as error:
-        simulate("fedavg", "amazon-clothing", **{**small, "data_dir": str(empty)})
+        simulate(
+            "fedavg", "amazon-clothing", **{**of_file(small), "data_dir": str(empty)}
+        )
     assert str(empty) in str(error.value)
     assert "data-dir" in str(error.value)
     assert not (tmp_path / "runs").exists()
@@ -149,7 +152,7 @@ def test_clients_without_edges_train(
     small: dict[str, Any], tmp_path: Path, model: str
 ) -> None:
     path = own_graph(tmp_path / "edgeless.npz")
-    settings = {**small, "partition": "uniform", "model": model}
+    settings = {**of_file(small), "partition": "uniform", "model": model}
     run = simulate("fedavg", path, **settings)
     about = [c for c in run.clients if c["round"] == 0]
     assert [c["num_edges"] for c in about] == [0, 0, 0]
@@ -158,7 +161,7 @@ def test_clients_without_edges_train(
 
 def test_clients_with_one_class_train(small: dict[str, Any], tmp_path: Path) -> None:
     path = own_graph(tmp_path / "one.npz", y=np.zeros(60, dtype=np.int64))
-    settings = {**small, "partition": "uniform", "rounds": 20}
+    settings = {**of_file(small), "partition": "uniform", "rounds": 20}
     run = simulate("fedavg", path, **settings)
     assert run.best["test"]["accuracy"] == 1.0
     about = [c for c in run.clients if c["round"] == 0]
@@ -180,7 +183,7 @@ def test_a_malformed_graph_file_is_refused_before_anything_starts(
 ) -> None:
     path = own_graph(tmp_path / "bad.npz", **changes)
     with pytest.raises(DataError, match=words) as error:
-        simulate("fedavg", path, **small)
+        simulate("fedavg", path, **of_file(small))
     assert "bad.npz" in str(error.value)
     assert not (tmp_path / "runs").exists()
 
@@ -189,7 +192,7 @@ def test_a_set_of_graphs_is_refused_with_a_reason(
     small: dict[str, Any], real_data: Path
 ) -> None:
     with pytest.raises(ConfigError, match='needs setting = "graph"'):
-        simulate("fedavg", "mutag", **{**small, "data_dir": str(real_data)})
+        simulate("fedavg", "mutag", **{**of_file(small), "data_dir": str(real_data)})
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg"])

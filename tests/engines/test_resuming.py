@@ -141,7 +141,7 @@ def test_the_best_model_may_be_older_than_the_checkpoint(
 ) -> None:
     from flower_fgl.strategies.rounds.round_log import RoundLog
 
-    def ever_worse(self: RoundLog) -> tuple[int, float]:
+    def ever_worse(self: RoundLog, metric: str) -> tuple[int, float]:
         return 10, 1 / (self.number + 2)
 
     monkeypatch.setattr(RoundLog, "validation", ever_worse)

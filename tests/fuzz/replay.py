@@ -244,6 +244,8 @@ class Recording:
             return Outcome("dropped", found[0])
         if error and self.is_live and state == self.dropped(key):
             return Outcome("dropped", error)  # too few clients are left to unmask
+        if error.startswith("RunError: fedgcn sums over all clients before round 1"):
+            return Outcome("refused", error)  # without one client the sums are wrong
         if error:
             return Outcome("crash", error)
         if others and not self.is_live:
@@ -351,6 +353,7 @@ class _Result:
     """Flower's result, as far as packing needs it."""
 
     train_metrics_clientapp: Mapping[int, Any] = {}
+    evaluate_metrics_clientapp: Mapping[int, Any] = {}
 
 
 def is_state_finite(strategy: Any) -> bool:

@@ -231,7 +231,7 @@ def test_a_card_with_removed_settings_is_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"The folder .*nowhere does not exist"):
+    with pytest.raises(RunError, match=r"The model folder .*nowhere does not exist"):
         load_model(tmp_path / "nowhere")
 
 

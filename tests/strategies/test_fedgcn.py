@@ -30,7 +30,7 @@ from flower_fgl.protocols.fedgcn import Boundary, CompletedSums, NeighbourSums
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.strategies.fedgcn import check_boundaries, positions
 from tests.support.owners import owner_graphs, run_owners
-from tests.support.short_runs import SMALL, comparable
+from tests.support.short_runs import SMALL, comparable, of_file
 
 SECURE = {"secure_aggregation": True}
 
@@ -314,7 +314,9 @@ def test_owners_files_give_the_run_of_the_partition(
 def test_natural_owners_give_the_same_run(tables: list[Path], tmp_path: Path) -> None:
     files = run_files(tables, tmp_path / "csv")
     owners = simulate(
-        "fedgcn", **{**SMALL, "owners": str(tables[0].parent)}, output_dir=str(tmp_path)
+        "fedgcn",
+        **{**of_file(SMALL), "owners": str(tables[0].parent)},
+        output_dir=str(tmp_path),
     )
     losses = [[row["loss"] for row in run.rounds[1:]] for run in (files, owners)]
     assert losses[0] == losses[1]

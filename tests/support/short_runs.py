@@ -8,7 +8,15 @@ from typing import Any
 from flower_fgl.testing.case import SMALL, comparable, timeless
 from tests.support.methods import collected
 
-__all__ = ["LEAST", "SHORT", "SMALL", "comparable", "shortened", "timeless"]
+__all__ = [
+    "LEAST",
+    "SHORT",
+    "SMALL",
+    "comparable",
+    "of_file",
+    "shortened",
+    "timeless",
+]
 
 SHORT: dict[str, dict[str, Any]] = {
     **collected("SHORT"),
@@ -40,3 +48,8 @@ LEAST: dict[str, dict[str, Any]] = {"opfgl": {"min_class_count": 1}}
 
 def shortened(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**LEAST.get(method, {}), **settings, **SHORT.get(method, {})}
+
+
+def of_file(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those of the synthetic graph."""
+    return {key: value for key, value in settings.items() if key != "synthetic"}

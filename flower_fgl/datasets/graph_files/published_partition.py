@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -256,12 +255,12 @@ def _load(path: Path) -> Any:
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except (OSError, RuntimeError, EOFError, ValueError) as error:
+        raise DataError(f"{path} is damaged: {error}. Copy it again.") from error
+    except Exception as error:  # torch refuses the objects with an UnpicklingError
         found = re.search(r"GLOBAL (\S+)", str(error))
         what = f" It holds an object of {found[1]}." if found else ""
         raise DataError(
             f"{path} holds more than tensors and numbers, which is not read: it could run "
             f"any code.{what} Only partitions of one homogeneous graph can be converted."
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError) as error:
-        raise DataError(f"{path} is damaged: {error}. Copy it again.") from error

@@ -49,7 +49,7 @@ PALETTE = (
 INK, MUTED, GRID = "#1d2733", "#5f6b7a", "#e4e8ed"
 WIDTH = 9.6
 """Width of a figure in inches; 1 inch is shown as 100 pixels."""
-DASHES = ("-", "--", ":", "-.")
+DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (3, 5)))
 VARIANT_MARKS = ("", "o", "s", "^", "D", "v", "P", "X", "*")
 """Markers that distinguish lines of the same colour and dash."""
 CELL_INK = "#1d2734"

@@ -444,7 +444,8 @@ def test_a_method_that_needs_more_than_sums_names_those_that_do_not() -> None:
 
 def test_a_row_is_additive_if_and_only_if_its_upload_can_be_summed() -> None:
     # these methods inspect uploads of single clients
-    look_closer = {"clustered-sampling", "fednh", "fedsage+", "fedsem", "fggp", "fpl"}
+    look_closer = {"clustered-sampling", "co-boosting", "dense", "fednh", "fedsage+"}
+    look_closer |= {"fedgen", "fedsem", "fedspray", "fggp", "fpl", "topfgl"}
     for name, row in METHODS.items():
         strategy = row.load_strategy()
         can_be_summed = issubclass(strategy.up, AdditivePayload)
