@@ -19,9 +19,11 @@ from flower_fgl.cli.main import app
 from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import RunConfig, pyproject_table
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import kebab
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation.experiments import Experiment, read_experiment
 from tests.support.guides import PLACEHOLDER, ROOT, Block, Command
+from tests.support.short_runs import SHORT
 
 NODES = {
     "flower-superlink": ("flwr.superlink.cli.flower_superlink", "superlink"),
@@ -143,7 +145,10 @@ def _execute(name: str, words: list[str], options: dict[str, Any], place: str) -
     """Execute a command in the working folder; a run is a tiny one in this process."""
     if name == "run":
         words = ["run", "--engine", "local", "--quiet"]
-        for key, value in (options | tiny(options.get("method", "fedavg"))).items():
+        method = options.get("method", "fedavg")
+        own = SHORT.get(method, {}).get(method, {})
+        short = {f"{method}.{kebab(key)}": value for key, value in own.items()}
+        for key, value in (options | short | tiny(method)).items():
             words += ["--set", f"{key}={json.dumps(value)}"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, f"{place}: {words}: {result.output}{result.exception}"
