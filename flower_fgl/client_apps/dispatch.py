@@ -46,6 +46,8 @@ class Dispatcher:
         self._apps: dict[str, FglClientApp] = {}
         self._logged: set[str] = set()
         self._stacker: Stacker | None = None
+        self.has_stacked = False
+        """Whether clients of this process have been handled together."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message.
@@ -142,6 +144,7 @@ class Dispatcher:
             [items[place] for place in fitting],
             is_forced=is_forced,
         )
+        self.has_stacked |= bool(found)
         for number, answer in found.items():
             if isinstance(answer, Exception) and not isinstance(answer, FglError):
                 answer = self._wrapped(answer, config.method)

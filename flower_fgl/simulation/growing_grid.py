@@ -51,7 +51,9 @@ def saves_time(round_seconds: float, rounds_left: int, workers: int) -> bool:
 class GrowingGrid(OneRunGrid):
     """Grid that starts in this process and may move to worker processes in round 3.
 
-    It is also the keeper of the client states. The numbers are the same in both places.
+    It is also the keeper of the client states. The numbers are the same in both places:
+    clients that train together stay here, because other cohorts round differently, and
+    seconds must not change the numbers.
 
     Parameters
     ----------
@@ -65,6 +67,8 @@ class GrowingGrid(OneRunGrid):
         The same settings, flat.
     workers : int
         Number of worker processes to move to.
+    are_stacked : callable
+        Returns whether clients have trained together.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class GrowingGrid(OneRunGrid):
         config: RunConfig,
         values: dict[str, Scalar],
         workers: int,
+        are_stacked: Callable[[], bool],
     ) -> None:
         super().__init__(grid.run.run_id)
         self._grid: LocalGrid | WorkerGrid = grid
@@ -81,6 +86,7 @@ class GrowingGrid(OneRunGrid):
         self._config = config
         self._values = values
         self._workers = workers
+        self._are_stacked = are_stacked
         self._seconds = 0.0
         self._round = 0
         self._is_decided = False
@@ -137,7 +143,7 @@ class GrowingGrid(OneRunGrid):
         """Start worker processes if that saves time, and move the clients there."""
         self._is_decided = True
         left = self._config.rounds - server_round + 1
-        if not saves_time(self._seconds, left, self._workers):
+        if self._are_stacked() or not saves_time(self._seconds, left, self._workers):
             return
         try:
             require_memory(self._config, engine="local", workers=self._workers)

@@ -174,7 +174,8 @@ def simulate(
         Seed of the run; the partition has its own seed (``partition_seed``).
     workers : int
         Processes that share the clients. 1 runs them in this process, more start as many
-        Ray actors. The numbers are the same.
+        Ray actors. The numbers are the same, up to rounding where clients train together
+        (setting ``stacked``).
     progress : bool
         Whether to show a progress bar, or lines of text where no bar can be drawn.
     on_round : callable, optional
@@ -293,7 +294,7 @@ def run_local(
     workers : int, optional
         Processes that share the clients: 1 runs them in this process, more start as many
         Ray actors. By default the run moves to one actor per core in round 3, if that
-        saves time. The numbers are the same.
+        saves time. The numbers are the same, see :func:`simulate`.
     client_gpus : float
         GPUs of each actor.
     on_round : callable, optional
@@ -396,7 +397,8 @@ def _open_grid(
     memory = MemoryStates()
     session = Session(memory=memory)
     session.add_config(values, config)
-    grid = LocalGrid(Dispatcher(session), number, values, run_id=run_id)
+    app = Dispatcher(session)
+    grid = LocalGrid(app, number, values, run_id=run_id)
     most = min(number, num_cpus() // config.threads)
     with ExitStack() as stack:
         stack.callback(session.clear)
@@ -409,5 +411,7 @@ def _open_grid(
             return
         from flower_fgl.simulation.growing_grid import GrowingGrid
 
-        with GrowingGrid(grid, memory, config, dict(values), most) as growing:
+        with GrowingGrid(
+            grid, memory, config, dict(values), most, lambda: app.has_stacked
+        ) as growing:
             yield growing, growing

@@ -24,9 +24,11 @@ from flwr.app import (
 )
 
 from flower_fgl import Run, simulate
+from flower_fgl.client_apps.dispatch import FEW
 from flower_fgl.client_apps.runtime.state import ClientState, read_state
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.files import flatten_config
+from flower_fgl.simulation import growing_grid, local
 from flower_fgl.simulation.growing_grid import saves_time
 from flower_fgl.simulation.local_grid import task_identity
 from flower_fgl.simulation.workers import Parcel, WorkerStates
@@ -80,6 +82,28 @@ def test_a_parcel_returns_every_kind_of_record() -> None:
         for name, record in content.items():
             assert type(found[name]) is type(record)
             assert repr(found[name]) == repr(record), name
+
+
+@pytest.mark.parametrize("clients", [3, 9])
+def test_clients_that_train_together_stay_in_this_process(
+    clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # whether a run moves depends on seconds, which must not change its numbers
+    class MovedError(Exception):
+        pass
+
+    def start(*_: Any, **__: Any) -> Any:
+        raise MovedError
+
+    monkeypatch.setattr(growing_grid, "START_SECONDS", -60.0)
+    monkeypatch.setattr(growing_grid, "start_workers", start)
+    monkeypatch.setattr(local, "num_cpus", lambda: 2)
+    settings = {**SMALL, "rounds": 4, "clients": clients, "workers": None}
+    if clients < FEW:
+        with pytest.raises(MovedError):
+            simulate("fedavg", **settings)
+    else:
+        assert simulate("fedavg", **settings).status == "completed"
 
 
 def test_states_of_stacked_clients_are_pickled_alone() -> None:
