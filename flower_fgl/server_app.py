@@ -19,7 +19,8 @@ from flower_fgl.core.connection_watch import runtime_address, watch_connection
 from flower_fgl.core.errors import ConfigError, FglError, RunError
 from flower_fgl.core.flower_internals import add_exit_handler
 from flower_fgl.core.locks import hold
-from flower_fgl.core.options import Scalar
+from flower_fgl.core.options import Scalar, kebab
+from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.unused_settings import (
     changed_settings,
     check_app_table,
@@ -350,6 +351,12 @@ def read_run_config(values: Mapping[str, Scalar]) -> RunConfig:
     config = parse_config(values)
     if not config.resume:  # a run of an older version may hold such settings
         changed = changed_settings(values, pyproject_table(METHODS))
+        # a repeated run holds the values that "auto" stood for
+        general = {
+            kebab(name): value for name, value in asdict(GeneralSettings()).items()
+        }
+        usual = general | dict(METHODS[config.method].defaults)
+        changed = [key for key in changed if values[key] != usual.get(key)]
         reject_unused_settings(changed, [config])
     return config
 

@@ -103,6 +103,15 @@ def test_flwr_run_refuses_a_setting_without_effect(
         read_run_config({**defaults, key: value})
 
 
+@pytest.mark.parametrize("method", sorted(METHODS.own))
+def test_flwr_run_repeats_a_run_with_all_of_its_settings(method: str) -> None:
+    dataset = {}
+    if method == "fedsst":
+        dataset = {"setting": "graph", "dataset": "tu:TINY", "partition": "uniform"}
+    config = parse_config({"method": method, **dataset})
+    assert read_run_config(config.flat()).flat() == config.flat()
+
+
 def test_flwr_run_accepts_the_settings_of_a_run_that_resumes() -> None:
     values: dict[str, Scalar] = {"resume": True, "dirichlet-alpha": 0.1}
     assert read_run_config(values).resume
