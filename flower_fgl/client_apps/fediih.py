@@ -14,7 +14,6 @@ from flower_fgl.algorithms.fediih import FedIIHNet, build_network
 from flower_fgl.client_apps.described import DescribingClientApp
 from flower_fgl.client_apps.own_network import OwnNetworkClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone
 
 __all__ = ["FedIIHClientApp"]
@@ -35,18 +34,7 @@ class FedIIHClientApp(DescribingClientApp, OwnNetworkClientApp):
 
     def build(self, client: Client) -> FedIIHNet:
         """Build FedIIH's network."""
-        config = client.config
-        with seeded(derive_seed(config.seed, 0, SERVER, "init")):
-            network = build_network(
-                config.method_config,
-                model=client.model_name,
-                num_features=client.data.graph.num_features,
-                num_classes=client.data.num_classes,
-                width=config.hidden_channels,
-                num_layers=config.num_layers,
-                dropout=config.dropout,
-            )
-        return client.settle(network)
+        return client.build_own(build_network)
 
     def describe(
         self, client: Client, model: Backbone

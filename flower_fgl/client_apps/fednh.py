@@ -20,7 +20,6 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.own_network import OwnNetworkClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import load_state
-from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fednh import ModelAndMeans
@@ -48,17 +47,7 @@ class FedNHClientApp(OwnNetworkClientApp):
         sizes = (config.hidden_channels, config.num_layers, config.dropout)
         key = ("fednh", client.model_name, sizes, config.method_config)
         if key not in memo:
-            with seeded(derive_seed(config.seed, 0, SERVER, "init")):
-                network = build_network(
-                    config.method_config,
-                    model=client.model_name,
-                    num_features=client.data.graph.num_features,
-                    num_classes=client.data.num_classes,
-                    width=config.hidden_channels,
-                    num_layers=config.num_layers,
-                    dropout=config.dropout,
-                )
-            memo[key] = client.settle(network)
+            memo[key] = client.build_own(build_network)
         return copy_network(cast(FedNHNet, memo[key]))
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:

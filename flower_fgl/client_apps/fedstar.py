@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from flower_fgl.algorithms.fedstar import STRUCTURE, FedStarNet, build_network
 from flower_fgl.client_apps.partly_shared import PartlySharedClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import state_shapes
 
 __all__ = ["FedStarClientApp"]
@@ -22,19 +21,8 @@ class FedStarClientApp(PartlySharedClientApp):
 
     def build(self, client: Client) -> FedStarNet:
         """Build FedStar's network with initial weights."""
-        config = client.config
-        with seeded(derive_seed(config.seed, 0, SERVER, "init")):
-            network = build_network(
-                config.method_config,
-                model=client.model_name,
-                num_features=client.data.graph.num_features,
-                num_classes=client.data.num_classes,
-                width=config.hidden_channels,
-                num_layers=config.num_layers,
-                dropout=config.dropout,
-                readout=config.classifies_graphs,
-            )
-        return client.settle(network)
+        readout = client.config.classifies_graphs
+        return client.build_own(build_network, readout=readout)
 
     def state_shapes(self, client: Client) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the network's state."""

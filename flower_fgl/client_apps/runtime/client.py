@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +144,30 @@ class Client:
         if self.data.graph.graph.x.layout == torch.sparse_csr:
             lay_out_for_sparse(model, self.data.graph.num_features)
         return model if self.device.type == "cpu" else model.to(self.device)
+
+    def build_own(self, build: Callable[..., Module], **settings: Any) -> Module:
+        """Build a method's own network with the weights with which all clients start.
+
+        Parameters
+        ----------
+        build : callable
+            Takes the method's settings, the backbone's name and the sizes.
+        **settings
+            Further arguments of ``build``.
+        """
+        config = self.config
+        with seeded(derive_seed(config.seed, 0, SERVER, "init")):
+            network = build(
+                config.method_config,
+                model=self.model_name,
+                num_features=self.data.graph.num_features,
+                num_classes=self.data.num_classes,
+                width=config.hidden_channels,
+                num_layers=config.num_layers,
+                dropout=config.dropout,
+                **settings,
+            )
+        return self.settle(network)
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the state of the client's backbone."""

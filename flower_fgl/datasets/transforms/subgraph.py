@@ -131,22 +131,7 @@ def cut_clients(
     ValueError
         If two parts share a node.
     """
-    owner = owner_of_nodes(num_nodes, parts)
-    local = np.empty(num_nodes, dtype=np.int64)
-    for nodes in parts:
-        local[nodes] = np.arange(len(nodes))
-    source, target = edge_index.numpy()
-    client = owner[source]
-    inside = np.flatnonzero((client == owner[target]) & (client >= 0))
-    # NumPy sorts 16-bit integers by radix, in time linear in the number of edges.
-    narrow = np.int16 if len(parts) < 2**15 else np.int64
-    order = inside[np.argsort(client[inside].astype(narrow), kind="stable")]
-    sizes = np.bincount(client[inside], minlength=len(parts))
-    pieces = np.split(order, np.cumsum(sizes)[:-1])
-    return [
-        torch.from_numpy(np.stack([local[source[piece]], local[target[piece]]]))
-        for piece in pieces
-    ]
+    return _edges_by_client(edge_index, num_nodes, parts, are_inside=True)
 
 
 def edges_between_clients(
@@ -170,19 +155,36 @@ def edges_between_clients(
     ValueError
         If two parts share a node.
     """
+    return _edges_by_client(edge_index, num_nodes, parts, are_inside=False)
+
+
+def _edges_by_client(
+    edge_index: Tensor,
+    num_nodes: int,
+    parts: Sequence[IntArray],
+    *,
+    are_inside: bool,
+) -> list[Tensor]:
+    """Return the edges inside each part, or those from it to nodes of other parts.
+
+    Sources are positions in their part; so are targets of edges inside, while others are
+    numbers in the whole graph.
+    """
     owner = owner_of_nodes(num_nodes, parts)
     local = np.empty(num_nodes, dtype=np.int64)
     for nodes in parts:
         local[nodes] = np.arange(len(nodes))
     source, target = edge_index.numpy()
     client = owner[source]
-    between = np.flatnonzero((client != owner[target]) & (client >= 0))
-    order = between[np.argsort(client[between], kind="stable")]
-    sizes = np.bincount(client[between], minlength=len(parts))
-    pieces = np.split(order, np.cumsum(sizes)[:-1])
+    chosen = np.flatnonzero(((client == owner[target]) == are_inside) & (client >= 0))
+    # NumPy sorts 16-bit integers by radix, in time linear in the number of edges.
+    narrow = np.int16 if len(parts) < 2**15 else np.int64
+    order = chosen[np.argsort(client[chosen].astype(narrow), kind="stable")]
+    sizes = np.bincount(client[chosen], minlength=len(parts))
+    ends = local[target] if are_inside else target
     return [
-        torch.from_numpy(np.stack([local[source[piece]], target[piece]]))
-        for piece in pieces
+        torch.from_numpy(np.stack([local[source[piece]], ends[piece]]))
+        for piece in np.split(order, np.cumsum(sizes)[:-1])
     ]
 
 
