@@ -20,6 +20,7 @@ from flower_fgl.core.model_spec import (
 )
 from flower_fgl.core.options import fields_by_key, kebab, nearest, removed_settings
 from flower_fgl.core.settings import (
+    EDGE_PARTITIONS,
     GRAPH_PARTITIONS,
     MIN_SECURE_CLIENTS,
     TRACKERS,
@@ -609,7 +610,7 @@ def _check_edges(settings: GeneralSettings) -> None:
             "time-cuts must be two numbers, the times at which validation and test "
             f'begin, the second one later, as in "400,500", got "{settings.time_cuts}".'
         ) from None
-    if settings.partition not in ("metis", "louvain", "uniform"):
+    if settings.partition not in EDGE_PARTITIONS:
         raise ConfigError(
             f'partition = "{settings.partition}" is not for setting = "edge", since it '
             'reads more than the edges: use partition = "metis", "louvain" or "uniform".'

@@ -48,6 +48,10 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
         supernodes = [process.pid for process in stage.nodes]
         workers = [len(workers_of(pid)) for pid in supernodes]
         assert workers == ([1, 1] if idle else [0, 0])
+        for setting in ("link", "edge") if idle else ():
+            pairs = {**values, "setting": setting, "run-dir": str(tmp_path / setting)}
+            pairs |= {"weight-decay": 0.0}
+            assert stage.run(pairs) == "finished:completed", stage.logs()
         wrong = stage.submit({**values, "lr": -1.0, "run-dir": str(tmp_path / "no")})
         assert stage.wait_for_end(wrong) == "finished:failed"
         refusal = stage.log(wrong)
@@ -63,6 +67,12 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
     assert run.status == "completed"
     assert run.summary["engine"] == "deployment"
     assert numbers(run) == numbers(expected)
+    for setting in ("link", "edge") if idle else ():
+        again = simulate(
+            "fedprox", clients=2, output_dir=str(tmp_path), setting=setting,
+            weight_decay=0.0, **settings,
+        )  # fmt: skip
+        assert numbers(Run.load(tmp_path / setting)) == numbers(again)
     # the log has a line per round, the table of the results and the run folder
     for line in ("Round 1 of 2: loss", *run.table().splitlines()):
         assert line in log
