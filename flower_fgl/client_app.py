@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["DispatchingClientApp", "app"]
 
 FLOWER = logging.getLogger("flwr")
+LOGGED: set[str] = set()
+"""Errors that this process has logged. Flower's simulation copies the app per message."""
 
 
 class DispatchingClientApp(ClientApp):
@@ -74,18 +76,14 @@ class _AnsweringClientApp(DispatchingClientApp):
     tracebacks for each, and its SuperNodes report an unhandled exception.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._logged: set[str] = set()
-
     def __call__(self, message: Message, context: Context) -> Message:
         """Handle one message; log an error once in this process."""
         try:
             return super().__call__(message, context)
         except FglError as error:
             text = str(error)
-        if text not in self._logged:
-            self._logged.add(text)
+        if text not in LOGGED:
+            LOGGED.add(text)
             FLOWER.error("%s", text)
         reason = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
         return Message(reason, reply_to=message)

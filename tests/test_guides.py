@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -88,6 +89,18 @@ def test_the_other_code_of_the_method_guide_runs(example: Path) -> None:
     assert torch.equal(back.tensors["a"], sent.tensors["a"])
     assert back.num_bytes == 28
     assert {"jumping", "SOURCE"} <= set(notebook)
+
+
+def test_the_dataset_of_the_method_guide_delays_no_command() -> None:
+    """A dataset's row that imports torch gets a warning in every command."""
+    (block,) = [
+        b for b in blocks(METHOD_GUIDE, "python") if b.file == "my_method/data.py"
+    ]
+    code = f"{block.text}\nimport sys\nprint(SOURCE.title, 'torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "Ring of cliques False\n", done.stderr
 
 
 def test_the_method_guide_names_hooks_and_fields_that_exist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from flower_fgl.cli.arguments import show
 from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.errors import ConfigError, DataError, FglError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import METHODS, parse_config
@@ -133,9 +134,14 @@ def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run
     """
     folder = folder.resolve()
     with sigterm_as_interrupt(), Rehearsal(folder, plan.owners, tls=tls) as stage:
-        graphs = plan.graphs or _partitioned(plan, folder / "graphs")
-        for owner, graph in graphs.items():
-            _check(owner, graph, plan.values)
+        try:
+            graphs = plan.graphs or _partitioned(plan, folder / "graphs")
+            for owner, graph in graphs.items():
+                _check(owner, graph, plan.values)
+        except FglError:  # nothing ran: the next try may use the folder, empty again
+            for made in folder.iterdir():
+                shutil.rmtree(made)
+            raise
         show(f"Starting the SuperLink on {stage.address}, and {len(graphs)} SuperNodes")
         stage.start_superlink()
         for owner, graph in graphs.items():
