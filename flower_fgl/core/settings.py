@@ -554,6 +554,7 @@ class GeneralSettings:
         "",
         "experiment trackers that get the scores of every round: tensorboard, mlflow, "
         "wandb, or several of them separated by commas; empty: none",
+        keeps_commas=True,
     )
     resume: bool = option(
         False,

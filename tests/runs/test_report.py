@@ -169,6 +169,7 @@ def svg(link: str) -> str:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the rendering, which takes most of the time, in tests of the text."""
     monkeypatch.setattr(plots, "to_svg", lambda _: b"<svg/>")
+    monkeypatch.setattr(report, "draw_narrow", lambda _: {})
 
 
 def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:

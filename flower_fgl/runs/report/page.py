@@ -127,8 +127,7 @@ def write_report(
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
     figures = context["pictures"] | ({} if nodes is None else {"nodes": nodes})
     context["pictures"] = {key: to_data_uri(value) for key, value in figures.items()}
-    with plots.narrow_figures():
-        narrow = draw_run(runs[0]) if len(runs) == 1 else comparison_figures(runs)
+    narrow = draw_narrow(runs)
     context["narrow"] = {key: to_data_uri(value) for key, value in narrow.items()}
     context["against"] = against
     if against:
@@ -151,6 +150,12 @@ def write_report(
     if pictures is not None:
         _keep_pictures(context["pictures"], pictures)
     return path
+
+
+def draw_narrow(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Draw the figures of the page for phones."""
+    with plots.narrow_figures():
+        return draw_run(runs[0]) if len(runs) == 1 else comparison_figures(runs)
 
 
 def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
