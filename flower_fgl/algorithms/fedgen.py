@@ -14,7 +14,6 @@ G_w(y, ε)    :class:`LatentGenerator`
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -96,12 +95,12 @@ def class_shares(counts: Tensor) -> Tensor:
     return counts / counts.sum(dim=0).clamp(min=1)
 
 
-def ensemble_loss(logits: Sequence[Tensor], labels: Tensor, weights: Tensor) -> Tensor:
+def ensemble_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     """Compute Σ_k mean_b α_k^{y_b} CE(head_k(G(y_b, ε_b)), y_b), Eq. (4).
 
     Parameters
     ----------
-    logits : sequence of K Tensors of shape (b, C), float
+    logits : Tensor of shape (K, b, C), float
         Predictions of the clients' heads for the same embeddings.
     labels : Tensor of shape (b,), int64
         The classes y that were asked of the generator.
@@ -112,11 +111,10 @@ def ensemble_loss(logits: Sequence[Tensor], labels: Tensor, weights: Tensor) -> 
     -------
     Tensor of shape ()
     """
-    terms = [
-        (share[labels] * F.cross_entropy(out, labels, reduction="none")).mean()
-        for out, share in zip(logits, weights, strict=True)
-    ]
-    return torch.stack(terms).sum()
+    losses = F.cross_entropy(
+        logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none"
+    ).view(len(logits), -1)
+    return (weights[:, labels] * losses).mean(dim=1).sum()
 
 
 def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
@@ -133,10 +131,14 @@ def diversity_loss(noise: Tensor, embeddings: Tensor) -> Tensor:
     -------
     Tensor of shape ()
         Small if different noise gives different embeddings.
+
+    Notes
+    -----
+    1. Each pair is computed once: it occurs as (a, b) and (b, a), and (a, a) adds 0.
     """
-    apart = (noise[:, None] - noise[None]).square().mean(dim=2)
-    moved = (embeddings[:, None] - embeddings[None]).abs().mean(dim=2)
-    return (-(apart * moved).mean()).exp()
+    apart = F.pdist(noise).square() / noise.shape[1]
+    moved = F.pdist(embeddings, p=1) / embeddings.shape[1]
+    return (-2 * (apart * moved).sum() / len(noise) ** 2).exp()
 
 
 def latent_divergence(logits: Tensor, generated: Tensor) -> Tensor:

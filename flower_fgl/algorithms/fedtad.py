@@ -243,10 +243,14 @@ def diversity(noise: Tensor, x: Tensor) -> Tensor:
     -------
     Tensor of shape ()
         In (0, 1]; small if different noise gives different nodes.
+
+    Notes
+    -----
+    1. Each pair is computed once: it occurs as (a, b) and (b, a), and (a, a) adds 0.
     """
-    apart = torch.cdist(noise, noise).square() / noise.shape[1]
-    away = torch.cdist(x, x, p=1) / x.shape[1]
-    return (-(apart * away).mean()).exp()
+    apart = F.pdist(noise).square() / noise.shape[1]
+    away = F.pdist(x, p=1) / x.shape[1]
+    return (-2 * (apart * away).sum() / len(noise) ** 2).exp()
 
 
 def generator_loss(

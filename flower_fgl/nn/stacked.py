@@ -9,12 +9,12 @@ nodes are padding: they have no edges to other rows, and the caller does not rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy, deepcopy
+from copy import copy
 
 import torch
 from torch import Tensor, nn
 
-from flower_fgl.nn.backbone import Backbone
+from flower_fgl.nn.backbone import Backbone, copy_network
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.sparse import Operator, SparseOperator, csr_matrix
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
@@ -263,7 +263,7 @@ def stack_model(
     Backbone
         Its parameters have the shapes (K, ...), and the memory layout of the template's.
     """
-    model = deepcopy(template)
+    model = copy_network(template)
     model.uniform = uniform
     for name, parameter in template.named_parameters():
         shape = (num_clients, *parameter.shape)

@@ -7,7 +7,6 @@ ICML 2021.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from flower_fgl.algorithms.fedgen import (
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded, torch_generator
 from flower_fgl.nn import GraphInput
-from flower_fgl.nn.body_head import HEAD, classifier_state
+from flower_fgl.nn.ensemble import Ensemble
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedgen import GeneratorDownload
 from flower_fgl.runs.checkpoints import Snapshot
@@ -68,6 +67,7 @@ class FedGen(FedAvg):
             self.generator.parameters(),
             lr=settings.server_lr,
             weight_decay=WEIGHT_DECAY,
+            fused=True,
         )
         self.pack()
 
@@ -109,12 +109,7 @@ class FedGen(FedAvg):
             If a weight is no longer finite.
         """
         settings = self.config.method_config
-        heads = []
-        for state in states.values():
-            head = deepcopy(self.network.classifier)
-            own = classifier_state(state)
-            head.load_state_dict({n.removeprefix(HEAD): t for n, t in own.items()})
-            heads.append(head)
+        clients = Ensemble(self.network, list(states.values()))
         counts = self.counts(list(states))
         weights, total = class_shares(counts), counts.sum(dim=0)
         draw = torch_generator(self.config.seed, server_round, SERVER, "generated")
@@ -126,8 +121,7 @@ class FedGen(FedAvg):
             labels = torch.multinomial(total, size, replacement=True, generator=draw)
             noise = torch.randn(size, settings.noise_channels, generator=draw)
             made = self.generator(labels, noise)
-            logits = [self.predict(head, made, graph) for head in heads]
-            loss = ensemble_loss(logits, labels, weights)
+            loss = ensemble_loss(clients.classify(made, graph), labels, weights)
             diversity = diversity_loss(noise, made)
             self.optimizer.zero_grad()
             (loss + settings.diversity_weight * diversity).backward()
@@ -141,11 +135,6 @@ class FedGen(FedAvg):
         if not all(t.isfinite().all() for t in self.generator.sent_state().values()):
             raise PayloadError("the trained generator is not finite")
         self.log(**numbers)
-
-    def predict(self, head: Any, made: Tensor, graph: GraphInput) -> Tensor:
-        """Return a client's predictions (b, C) for embeddings (b, p)."""
-        self.network.classifier = head
-        return self.network.head(made, graph)
 
     def server_state(self) -> Snapshot:
         """Return the weights, the generator and Adam's moments."""

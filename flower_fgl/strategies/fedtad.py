@@ -26,7 +26,7 @@ from flower_fgl.algorithms.fedtad import (
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.backbone import copy_network
+from flower_fgl.nn.ensemble import Ensemble
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedtad import ReliableWeights
 from flower_fgl.runs.checkpoints import Snapshot
@@ -66,7 +66,9 @@ class FedTAD(FedAvg):
             )
         rate = self.config.method_config.server_lr
         self.optimizers = {
-            name: torch.optim.Adam(part.parameters(), lr=rate, weight_decay=DECAY)
+            name: torch.optim.Adam(
+                part.parameters(), lr=rate, weight_decay=DECAY, fused=True
+            )
             for name, part in self._parts().items()
         }
 
@@ -86,11 +88,7 @@ class FedTAD(FedAvg):
         payloads = [upload.payload for upload in uploads.values()]
         found = torch.stack([payload.descriptor["reliability"] for payload in payloads])
         self.model.load_state_dict(dict(self.weights.tensors))
-        teachers = []
-        for payload in payloads:
-            teacher = copy_network(self.model).eval()
-            teacher.load_state_dict(dict(payload.tensors))
-            teachers.append(teacher.requires_grad_(requires_grad=False))
+        teachers = Ensemble(self.model, [payload.tensors for payload in payloads])
         seed = derive_seed(self.config.seed, server_round, SERVER, "distillation")
         with seeded(seed), torch.enable_grad():
             self.distil(teachers, normalise_reliability(found.clamp(min=0)))
@@ -101,7 +99,7 @@ class FedTAD(FedAvg):
             raise PayloadError("the distilled model is not finite")
         self.weights = Weights(state)
 
-    def distil(self, teachers: list[Backbone], reliability: Tensor) -> None:
+    def distil(self, teachers: Ensemble, reliability: Tensor) -> None:
         """Train generator and global model; all random numbers are torch's global ones."""
         settings = self.config.method_config
         classes = balanced_classes(settings.nodes, self.federation.num_classes)
@@ -114,7 +112,7 @@ class FedTAD(FedAvg):
                 graph = GraphInput(x, nearest_edges(x, settings.neighbors))
                 loss = generator_loss(
                     self.model(graph),
-                    torch.stack([teacher(graph) for teacher in teachers]),
+                    teachers.predict(graph),
                     weights,
                     classes,
                     diversity(noise, x),
@@ -123,7 +121,7 @@ class FedTAD(FedAvg):
             with torch.no_grad():
                 x = self.generator(classes, noise)
                 graph = GraphInput(x, nearest_edges(x, settings.neighbors))
-                targets = torch.stack([teacher(graph) for teacher in teachers])
+                targets = teachers.predict(graph)
                 found = discrepancy(self.model(graph), targets, weights)
             self.model.train()
             for _ in range(settings.model_steps):
@@ -134,9 +132,10 @@ class FedTAD(FedAvg):
 
     def _step(self, name: str, loss: Tensor) -> None:
         """Take one step of one of the two optimizers."""
-        for part in self._parts().values():
-            part.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        wanted = list(self._parts()[name].parameters())
+        for parameter in wanted:
+            parameter.grad = None
+        loss.backward(inputs=wanted)  # type: ignore[no-untyped-call]
         self.optimizers[name].step()
 
     def server_state(self) -> Snapshot:

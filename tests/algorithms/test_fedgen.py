@@ -10,6 +10,7 @@ import torch
 from flwr.app import RecordDict
 
 from flower_fgl import simulate
+from flower_fgl.algorithms import fedtad
 from flower_fgl.algorithms.fedgen import (
     LatentGenerator,
     class_shares,
@@ -37,7 +38,7 @@ def test_the_ensembles_loss_by_hand() -> None:
     )  # −log p of the labels: ln 4/3, unused
     second = torch.tensor([[0.0, 0.0], [0.0, LN3]])  # ln 2, ln 4/3
     expected = 0.75 * math.log(4 / 3) + 0.25 * math.log(2) + math.log(4 / 3)
-    found = ensemble_loss([first, second], labels, weights)
+    found = ensemble_loss(torch.stack([first, second]), labels, weights)
     assert found.item() == pytest.approx(expected / 2)
 
 
@@ -46,6 +47,26 @@ def test_the_diversity_loss_by_hand() -> None:
     made = torch.tensor([[0.0, 0.0], [0.2, 0.6]])  # mean distance .4
     # of the four pairs two are equal: mean 5 · .4 / 2 = 1
     assert diversity_loss(noise, made).item() == pytest.approx(math.exp(-1))
+
+
+def test_both_diversities_equal_the_sum_over_all_pairs() -> None:
+    torch.manual_seed(0)
+    noise, x = torch.randn(7, 3), torch.randn(7, 5)
+    x[2] = x[4]  # equal rows
+    exact = x.clone().requires_grad_()
+    total = torch.zeros(())
+    for a in range(7):
+        for b in range(7):
+            apart = (noise[a] - noise[b]).square().mean()
+            total = total + apart * (exact[a] - exact[b]).abs().mean()
+    direct = (-total / 49).exp()
+    direct.backward()
+    for compute in (diversity_loss, fedtad.diversity):
+        made = x.clone().requires_grad_()
+        found = compute(noise, made)
+        found.backward()
+        torch.testing.assert_close(found, direct)
+        torch.testing.assert_close(made.grad, exact.grad)
 
 
 def test_the_divergence_by_hand() -> None:
@@ -65,7 +86,7 @@ def test_both_losses_reach_the_whole_generator(term: str) -> None:
     labels, noise = torch.arange(12) % 3, torch.randn(12, 2)
     made = generator(labels, noise)
     if term == "ensemble":
-        ensemble_loss([head(made)], labels, torch.ones(1, 3)).backward()
+        ensemble_loss(head(made)[None], labels, torch.ones(1, 3)).backward()
     else:
         diversity_loss(noise, made).backward()
     for name, parameter in generator.named_parameters():
@@ -83,7 +104,8 @@ def test_the_generator_learns_embeddings_that_a_head_recognises() -> None:
     optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
     labels, noise = torch.arange(60) % 3, torch.randn(60, 2)
     for _ in range(100):
-        loss = ensemble_loss([head(generator(labels, noise))], labels, torch.ones(1, 3))
+        logits = head(generator(labels, noise))[None]
+        loss = ensemble_loss(logits, labels, torch.ones(1, 3))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -17,7 +17,7 @@ from flower_fgl.client_apps.dispatch import FEW, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.client_apps.stacked.half import load_stacked
-from flower_fgl.client_apps.stacked.handling import Stacker
+from flower_fgl.client_apps.stacked.handling import Stacker, finite_clients
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_tensors, record_bytes
@@ -264,6 +264,17 @@ def test_the_other_engines_refuse_the_setting() -> None:
     values = parse_config({"stacked": True}).flat()
     with pytest.raises(ConfigError, match="its own process"):
         run_server(None, values, engine="ray")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [[torch.nan], [torch.inf], [torch.inf, -torch.inf]])
+def test_clients_with_numbers_that_are_not_finite_are_found(bad: list[float]) -> None:
+    large = torch.finfo(torch.float32).max
+    weight = torch.full((3, 2, 4), large)  # whose sum overflows
+    tensors = {"weight": weight, "bias": torch.zeros(3, 4)}
+    assert finite_clients(tensors) == [True] * 3
+    tensors["bias"][1, : len(bad)] = torch.tensor(bad)
+    assert finite_clients(tensors) == [True, False, True]
+    assert finite_clients({"bias": tensors["bias"]}) == [True, False, True]
 
 
 def test_a_diverging_client_fails_alone(tmp_path: Path) -> None:
