@@ -563,8 +563,9 @@ class GeneralSettings:
 
 
 def names_of_trackers(track: str) -> list[str]:
-    """Return the trackers that the setting ``track`` names."""
-    return [name.strip() for name in track.split(",") if name.strip()]
+    """Return the trackers that the setting ``track`` names, each once."""
+    names = (name.strip() for name in track.split(","))
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def owners_name(owners: str) -> str:
