@@ -99,8 +99,8 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     legend_rows = 0 if is_single else -(-len(curves) // columns)
     rows, across = grid_of(2 if is_single or not has_loss else 3)
     figure = new_figure(2.4 * rows + 0.7 + 0.22 * legend_rows)
-    ratios = {"width_ratios": (3, 2)} if is_single and across > 1 else {}
-    panels = figure.subplots(rows, across, **ratios)
+    ratios = (3, 2) if is_single and across > 1 else None
+    panels = figure.subplots(rows, across, squeeze=False, width_ratios=ratios).flatten()
     score = curves[0].score
     titles = [first_upper(score)]
     if not is_single:
