@@ -429,6 +429,7 @@ def test_runs_of_several_seeds_are_one_line_with_a_band(
         lambda curves, **more: drawn.append(curves) or convergence(curves, **more),
     )
     monkeypatch.setattr(report, "to_data_uri", lambda figure: "")
+    monkeypatch.setattr(report, "draw_narrow", lambda _: {})
     runs = [
         make(
             tmp_path / f"{method}-modelgcn-seed{seed}",
