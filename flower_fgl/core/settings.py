@@ -10,6 +10,7 @@ from flower_fgl.core.options import option
 __all__ = [
     "AUROC_DATASETS",
     "DATASETS",
+    "EDGE_PARTITIONS",
     "GRAPH_PARTITIONS",
     "MIN_SECURE_CLIENTS",
     "PARTITIONS",
@@ -112,6 +113,7 @@ PARTITIONS = (
     "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
 )
 GRAPH_PARTITIONS = ("dirichlet", "uniform")
+EDGE_PARTITIONS = ("metis", "louvain", "uniform")
 """Rules that assign whole graphs to clients (a test compares them)."""
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 """Experiment trackers in ``runs/trackers.py`` (an assertion compares them)."""

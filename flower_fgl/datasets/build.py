@@ -11,7 +11,7 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import numpy_generator
-from flower_fgl.core.settings import is_file
+from flower_fgl.core.settings import EDGE_PARTITIONS, is_file
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
@@ -102,9 +102,8 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
         made = synthetic_dataset(config.synthetic, config.partition_seed)
         return with_edge_classes(made) if config.classifies_edges else made
     if is_file(config.dataset):
-        owned = load_graph_file(
-            config.dataset, needs_labels=not config.classifies_edges
-        )
+        needs_labels = not config.has_pairs or config.partition not in EDGE_PARTITIONS
+        owned = load_graph_file(config.dataset, needs_labels=needs_labels)
         if owned.evaluation:
             raise DataError(
                 f"{config.dataset} holds one client's part of a dataset: it contains "

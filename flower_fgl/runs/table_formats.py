@@ -339,12 +339,18 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
     """
     metric = table.metric.removeprefix("mean_")
     found: dict[str, dict[str, list[float]]] = {}
+    draws: dict[str, list[list[float]]] = {}
     for line in block.lines:
         for draw in line.cell.draws:
-            for name, scores in draw.owners.get(line.model, {}).items():
-                if metric in scores:
-                    by_owner = found.setdefault(line.name, {})
-                    by_owner.setdefault(name, []).append(scores[metric])
+            scored = {
+                name: scores[metric]
+                for name, scores in draw.owners.get(line.model, {}).items()
+                if metric in scores
+            }
+            for name, score in scored.items():
+                found.setdefault(line.name, {}).setdefault(name, []).append(score)
+            if scored:
+                draws.setdefault(line.name, []).append(list(scored.values()))
     lines = [line for line in block.lines if line.name in found]
     if not lines:
         raise ConfigError(
@@ -354,20 +360,20 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
         )
     names = list(dict.fromkeys(name for line in lines for name in found[line.name]))
     kind = TITLES.get(metric, metric)
-    scored = []
+    rows = []
     for line in lines:
         means = {name: fmean(values) for name, values in found[line.name].items()}
-        scored.append(
+        rows.append(
             [
                 Entry(table.label(line.name)),
                 *(Entry(_score(found[line.name].get(name, []))) for name in names),
-                Entry(f"{100 * fmean(means.values()):.2f}"),
+                Entry(_score([fmean(scores) for scores in draws[line.name]])),
+                Entry(_score([min(scores) for scores in draws[line.name]])),
                 Entry(min(means, key=lambda name: means[name])),
             ]
         )
-    sheets = [
-        Sheet(f"{block.name}: test {kind}", ["", *names, "mean", "worst owner"], scored)
-    ]
+    titles = ["", *names, "mean", "lowest of a draw", "worst owner"]
+    sheets = [Sheet(f"{block.name}: test {kind}", titles, rows)]
     if block.control is None or block.control.name not in found:
         return sheets
     base, rows = found[block.control.name], []
@@ -380,11 +386,13 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
         if line is block.control or not gains:
             continue
         means = {name: fmean(values) for name, values in gains.items()}
+        is_whole = len({len(values) for values in gains.values()}) == 1
+        of_draws = [fmean(draw) for draw in zip(*gains.values(), strict=is_whole)]
         rows.append(
             [
                 Entry(table.label(line.name)),
                 *(Entry(_gain(gains.get(name, []))) for name in names),
-                Entry(_gain([fmean(means.values())])),
+                Entry(_gain(of_draws if is_whole else [fmean(means.values())])),
                 Entry(f"{sum(mean > 0 for mean in means.values())} of {len(means)}"),
             ]
         )

@@ -130,6 +130,52 @@ def test_ray_gives_the_numbers_of_the_local_engine(
         assert line in log
 
 
+PAIRS = """
+from flower_fgl.simulation.run import run_one
+from tests.engines.test_run import numbers
+if __name__ == "__main__":
+    places = [("local", 1), ("ray", 1)], [("local", 1), ("local", 2), ("ray", 1)]
+    for setting, engines in zip(("link", "edge"), places):
+        values = {values} | {{"setting": setting}}
+        runs = [
+            run_one(values, engine=engine, workers=workers)
+            for engine, workers in engines
+        ]
+        assert {{run.status for run in runs}} == {{"completed"}}
+        kinds = {{numbers(run) for run in runs}}
+        scores = runs[0].summary["best"]["test"]
+        print(setting, len(kinds), sorted({{"auroc", "auprc"}} & set(scores)))
+"""
+
+
+@pytest.mark.engines
+@pytest.mark.timeout(900)
+def test_links_and_edges_have_the_same_numbers_in_all_engines(tmp_path: Path) -> None:
+    words = [word for word in QUICK if "=" in word]
+    values: dict[str, Any] = {
+        "method": "fedavg",
+        "clients": 2,
+        "rounds": 2,
+        "output-dir": str(tmp_path / "runs"),
+        **{key: int(value) for key, value in (word.split("=") for word in words)},
+    }
+    script = tmp_path / "compare_engines.py"
+    script.write_text(PAIRS.format(values=values))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=root,
+        env=environment(PYTHONPATH=str(root), RAY_ADDRESS="local"),
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    for setting in ("link", "edge"):
+        line = f"{setting} 1 ['auprc', 'auroc']"
+        assert line in done.stdout.splitlines(), done.stderr[-3000:]
+
+
 @pytest.mark.slow
 def test_wrong_settings_end_a_simulation_with_their_message_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

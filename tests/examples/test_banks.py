@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from flower_fgl.datasets.graph_files.graph_file import load_graph_file
+from flower_fgl.runs.model_file import load_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "banks"
 SMALL = {"banks": 3, "accounts": 120, "share": 0.2}
@@ -150,7 +151,32 @@ def test_banks_train_on_their_transfers(
     example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transfers = example["transfers"]
-    monkeypatch.setattr(transfers, "ROWS", {"fedavg": ("fedavg", "balanced")})
+    kept = {"fedavg": ("fedavg", "balanced"), "pooled": ("pooled", "none")}
+    monkeypatch.setattr(transfers, "ROWS", kept)
     rows = transfers.one_draw(tmp_path, 2, 3, **SMALL)
-    assert 0 < rows[0]["auprc"] <= 1
-    assert transfers.table(rows).count("±") == 4
+    for row in rows:
+        assert 0 < row["auprc"] <= 1
+        assert list(row["banks"]) == ["bank-a", "bank-b", "bank-c"]
+    assert transfers.table(rows).count("±") == 8
+    assert transfers.bank_table(rows).count("±") == 6
+
+
+def test_the_pooled_model_is_scored_as_in_its_run_where_one_bank_sees_all(
+    example: Any, tmp_path: Path
+) -> None:
+    transfers = example["transfers"]
+    world = example["generate"].make_world(seed=1, banks=1, accounts=300, share=0.2)
+    transfers.write_transfers(tmp_path / "bank", world, 0)
+    transfers.write_transfers(tmp_path / "all", world, None)
+    for name in ("nodes.csv", "edges.csv"):
+        both = [(tmp_path / place / name).read_text() for place in ("bank", "all")]
+        assert both[0] == both[1]
+    run = transfers.simulate(
+        "fedavg", f"{tmp_path / 'all'}/", clients=1, rounds=3, evaluate="both",
+        output_dir=str(tmp_path), **transfers.SETTINGS,
+    )  # fmt: skip
+    (found,) = transfers.score_banks(run, tmp_path / "all", world).values()
+    row = run.rounds[load_model(run.path).card.round - 1]
+    wanted = row["metrics"]["global"]["test"]
+    for name in transfers.SCORES:
+        assert getattr(found, name) == pytest.approx(wanted[name], abs=1e-6)

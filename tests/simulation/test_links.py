@@ -203,3 +203,25 @@ def test_an_owners_tables_need_no_labels(tmp_path: Path) -> None:
     assert [int(g.graph.masks["train"].sum()) for g in clients] == [51, 51]
     with pytest.raises(DataError, match="must be id, label and features"):
         build_owners(parse_config({**config, "setting": "transductive"}))
+
+
+def test_a_partitioned_file_needs_labels_for_partitions_by_class_only(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "setting": "link", "clients": 2, "rounds": 1, "hidden_channels": 8,
+        "partition": "metis", "output_dir": str(tmp_path / "runs"),
+    }  # fmt: skip
+    scores = []
+    for name, label in (("plain", ""), ("labelled", ",label")):
+        folder = tmp_path / name
+        folder.mkdir()
+        nodes = [f"n{i},{i % 3},{i % 5}" + (",a" if label else "") for i in range(60)]
+        edges = [f"n{i},n{(i + step) % 60}" for i in range(60) for step in (1, 2)]
+        (folder / "nodes.csv").write_text("\n".join([f"id,a,b{label}", *nodes]))
+        (folder / "edges.csv").write_text("\n".join(["source,target", *edges]))
+        scores.append(comparable(simulate("local", str(folder), **settings)))
+    assert scores[0] == scores[1]
+    config = {"dataset": str(tmp_path / "plain"), "setting": "link"}
+    with pytest.raises(DataError, match="must be id, label and features"):
+        open_store(parse_config({**config, "partition": "dirichlet"}), 2)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from flower_fgl.simulation.tabulate import tabulate_runs
 from tests.support.owners import in_own_order, owner_graphs, run_owners
 from tests.support.random_clients import random_client
 from tests.support.short_runs import comparable
+from tests.support.written_cells import make_draw, make_row
 
 NAMES = ("ash", "birch", "cedar")
 SHORT: dict[str, Any] = {"hidden_channels": 8, "rounds": 2, "seed": 0}
@@ -391,7 +393,8 @@ def test_a_table_of_cells_shows_each_owners_gain_over_local(
     scores = " | ".join(f"{100 * after[name]:.2f}" for name in NAMES)
     mean = 100 * sum(after.values()) / len(NAMES)
     worst = min(after, key=after.__getitem__)
-    assert f"| fedavg | {scores} | {mean:.2f} | {worst} |" in text
+    lowest = 100 * after[worst]
+    assert f"| fedavg | {scores} | {mean:.2f} | {lowest:.2f} | {worst} |" in text
     gains = [round(after[n], 6) - round(before[n], 6) for n in NAMES]
     shown = " | ".join(f"{100 * gain:+.2f}".replace("-", "−") for gain in gains)
     won = sum(gain > 0 for gain in gains)
@@ -403,6 +406,32 @@ def test_a_table_of_cells_shows_each_owners_gain_over_local(
                          metric="hits"),
             layout="owners",
         )  # fmt: skip
+
+
+def test_means_and_lowest_scores_of_owners_spread_over_draws() -> None:
+    def cell(name: str, *draws: dict[str, float]) -> Cell:
+        made = [
+            make_draw(
+                seed,
+                0.5,
+                owners={"own": {o: {"auroc": value} for o, value in scores.items()}},
+                scores={"own": {"test": {"mean_auroc": fmean(scores.values())}}},
+            )
+            for seed, scores in enumerate(draws)
+        ]
+        return make_row(name, [], draws=made)
+
+    cells = [
+        cell("local", {"ash": 0.5, "oak": 0.7}, {"ash": 0.6, "oak": 0.4}),
+        cell("fedavg", {"ash": 0.6, "oak": 0.8}, {"ash": 0.8, "oak": 0.6}),
+    ]
+    text = format_table(ResultsTable(cells, metric="mean_auroc"), layout="owners")
+    # Local: means of the draws 60 and 50, lowest 50 and 40, deviation 10 / √2
+    assert (
+        "| 70.00 ± 14.14 | 70.00 ± 14.14 | 70.00 ± 0.00 | 60.00 ± 0.00 | ash |" in text
+    )
+    assert "| 55.00 ± 7.07 | 55.00 ± 21.21 | 55.00 ± 7.07 | 45.00 ± 7.07 |" in text
+    assert "| +15.00 ± 7.07 | +15.00 ± 7.07 | +15.00 ± 7.07 | 2 of 2 |" in text
 
 
 def _with_hits(cell: Cell) -> Draw:
