@@ -94,7 +94,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
         ``'Did you mean "a"? Known: a, b.'``
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # "link-prediction" means "link", although "inductive" has more letters in common
+    begins = [known for known in names if name.startswith(f"{known}-")]
+    close = begins[-1:] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f'Did you mean "{close[0]}"? ' if close else ""
     return f"{hint}Known: {', '.join(names)}."
 

@@ -556,6 +556,7 @@ class GeneralSettings:
         "",
         "experiment trackers that get the scores of every round: tensorboard, mlflow, "
         "wandb, or several of them separated by commas; empty: none",
+        keeps_commas=True,
     )
     resume: bool = option(
         False,
@@ -564,8 +565,9 @@ class GeneralSettings:
 
 
 def names_of_trackers(track: str) -> list[str]:
-    """Return the trackers that the setting ``track`` names."""
-    return [name.strip() for name in track.split(",") if name.strip()]
+    """Return the trackers that the setting ``track`` names, each once."""
+    names = (name.strip() for name in track.split(","))
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def owners_name(owners: str) -> str:

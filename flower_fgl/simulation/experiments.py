@@ -342,7 +342,8 @@ def _reject_tables(path: Path, table: Mapping[str, Any], known: set[str]) -> Non
     for name, value in table.items():
         if isinstance(value, Mapping) and name not in {*names, *METHODS, "sources"}:
             raise ConfigError(
-                f"{path}: unknown table [{name}]. {nearest(name, known | names)}"
+                f"{path}: unknown table [{name}]. {nearest(name, known | names)} Put "
+                "settings of all runs into [config]."
             )
 
 

@@ -49,6 +49,7 @@ TINY = {
         ("model", "gcn,gin", ["gcn,gin"]),
         ("model", '["gcn,gin", "gcn"]', ["gcn,gin", "gcn"]),
         ("output-dir", "a,b", ["a,b"]),
+        ("track", "mlflow,wandb", ["mlflow,wandb"]),
         ("owners", "tu:MUTAG,tu:NCI1", ["tu:MUTAG,tu:NCI1"]),
         ("dataset", '"./a,b.npz"', ["./a,b.npz"]),
         ("dataset", "../a..b.npz", ["../a..b.npz"]),

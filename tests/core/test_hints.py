@@ -34,6 +34,9 @@ def test_the_hint_stands_before_the_list() -> None:
         'Did you mean "fedprox"? Known: fedprox, moon.'
     )
     assert nearest("zzz", ["b", "a"]) == "Known: a, b."
+    tasks = ["edge", "graph", "inductive", "link"]
+    hint = nearest("link-prediction", tasks)
+    assert hint.startswith('Did you mean "link"? Known: edge, ')
     with pytest.raises(RunError) as error:
         parse_node_config({"min-clas-count": 2})
     text = str(error.value)
@@ -152,7 +155,7 @@ def test_a_tilde_in_the_python_interface_is_the_home_folder(home: Path) -> None:
 
 def test_a_table_in_place_of_its_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text("id,label\n")
-    with pytest.raises(DataError, match=f"Give the folder, e.g. {tmp_path}"):
+    with pytest.raises(DataError, match=f'Give the folder, e.g. "{tmp_path}"'):
         load_graph_file(tmp_path / "nodes.csv")
     result = CliRunner().invoke(app, ["run", "--dataset", "nodes.csv"])
     assert "or a folder with nodes.csv and edges.csv" in str(result.exception)
@@ -184,3 +187,20 @@ def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 2
         assert "is a file" in result.output or "is a directory" in result.output
+
+
+def test_a_csv_table_beside_the_user_names_a_folder_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("1,2\n")
+    with pytest.raises(DataError, match=r'Give the folder, e\.g\. "\."\.'):
+        load_graph_file("a.csv")
+
+
+def test_an_unknown_table_of_an_experiment_names_the_one_for_settings(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "e.toml").write_text('[run]\nmethod = "fedavg"\nclients = 2\n')
+    with pytest.raises(ConfigError, match=r"unknown table \[run\].*into \[config\]"):
+        read_experiment(tmp_path / "e.toml")

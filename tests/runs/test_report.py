@@ -52,6 +52,7 @@ def make(
     auroc: float = math.nan,
     columns: tuple[str, ...] = (),
     numbers: dict[str, float] | None = None,
+    metric: str = "accuracy",
 ) -> Run:
     """Write a run of three clients; the last client has no test nodes."""
     config = {"method": method, "dataset": "cora", "seed": seed, "lr": 0.0125}
@@ -122,6 +123,7 @@ def make(
                 status=status,
                 class_names=class_names or CLASSES,
                 error=error,
+                metric=metric,
             )
         )
     return Run.load(folder)
@@ -134,6 +136,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.links: list[str] = []
+        self.narrow: list[str] = []
         self.text = ""
         self.is_style = False
         self.feed(path.read_text())
@@ -141,6 +144,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.is_style = tag == "style"
+        self.narrow += [v or "" for key, v in attrs if key == "srcset"]
         self.links += [v or "" for key, v in attrs if key in ("src", "href", "action")]
 
     def handle_endtag(self, tag: str) -> None:
@@ -165,6 +169,7 @@ def svg(link: str) -> str:
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the rendering, which takes most of the time, in tests of the text."""
     monkeypatch.setattr(plots, "to_svg", lambda _: b"<svg/>")
+    monkeypatch.setattr(report, "draw_narrow", lambda _: {})
 
 
 def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
@@ -424,6 +429,7 @@ def test_runs_of_several_seeds_are_one_line_with_a_band(
         lambda curves, **more: drawn.append(curves) or convergence(curves, **more),
     )
     monkeypatch.setattr(report, "to_data_uri", lambda figure: "")
+    monkeypatch.setattr(report, "draw_narrow", lambda _: {})
     runs = [
         make(
             tmp_path / f"{method}-modelgcn-seed{seed}",
@@ -1050,3 +1056,100 @@ def test_a_picture_has_the_colours_of_a_dark_page(tmp_path: Path) -> None:
     for light in ("#ffffff", "#1d2733"):  # paper and ink, which the figure uses
         assert f'[style*="fill: {light}"]' in dark
         assert f"fill: {light}" in svg(page.links[0]).split("</style>", 2)[2]
+
+
+# -------------------------------------------------------------- runs that AUROC selects
+RANKED = {"metric": "auroc", "auroc": 0.875, "columns": ("unseen",)}
+
+
+def titles_of(figure: Figure) -> list[str]:
+    return [panel.get_title(loc="left") for panel in figure.axes]
+
+
+def test_figures_of_a_run_show_the_score_that_selects(tmp_path: Path) -> None:
+    drawn = draw_run(make(tmp_path / "one", **RANKED))
+    assert titles_of(drawn["convergence"]) == ["AUROC", "Training loss"]
+    for line in drawn["convergence"].axes[0].lines[:2]:
+        assert list(line.get_ydata()) == [0.875] * 3
+    assert set(titles_of(drawn["cost"])) == {
+        "Test AUROC by bytes",
+        "Test AUROC by seconds",
+    }
+    assert titles_of(drawn["columns-transductive"]) == ["AUROC"]
+    bars = drawn["clients"].axes[0]
+    assert bars.get_ylabel() == "test AUROC"
+    assert [bar.get_height() for bar in bars.patches] == [0.875, 0, 0]
+    assert "87.5 %" in bars.get_legend().get_texts()[0].get_text()
+
+
+def test_figures_of_several_runs_show_the_score_that_selects(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{method}{lr}", method=method, settings={"lr": lr}, **RANKED)
+        for method in ("local", "fedpg")
+        for lr in (0.1, 0.2)
+    ]
+    drawn = report.comparison_figures(runs)
+    assert titles_of(drawn["convergence"])[:2] == ["Validation AUROC", "Test AUROC"]
+    assert drawn["clients"].axes[0].get_xlabel() == "test AUROC"
+    assert titles_of(drawn["setting-lr"]) == ["Test AUROC", "Test macro-F1"]
+    for panel in (drawn["convergence"].axes[1], drawn["cost"].axes[0]):
+        assert [line.get_ydata()[0] for line in panel.lines] == [0.875] * 4
+    other = make(tmp_path / "accuracy")  # of another kind: accuracy is common
+    mixed = report.comparison_figures([runs[0], other])["convergence"]
+    assert titles_of(mixed)[:2] == ["Validation accuracy", "Test accuracy"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_page_names_and_highlights_the_score_that_selects(tmp_path: Path) -> None:
+    words = Page(write_report([make(tmp_path / "one", **RANKED)], None)).words()
+    assert "87.5 % test AUROC, round 3" in words
+    runs = [
+        make(
+            tmp_path / f"{method}{seed}",
+            method=method,
+            seed=seed,
+            **{**RANKED, "auroc": auroc},
+        )
+        for method, auroc in (("local", 0.75), ("fedpg", 0.875))
+        for seed in range(2)
+    ]
+    path = write_report(runs, None, against="local")
+    words = Page(path).words()
+    assert "in the round with the best validation AUROC." in words
+    assert "a test AUROC significantly above that of local" in words
+    assert re.findall(r'class="n main">([^<]*)<', path.read_text()) == ["87.5 ± 0.0"]
+
+
+# ------------------------------------------------------------------------------- phones
+def test_each_figure_has_a_narrow_version_for_phones(tmp_path: Path) -> None:
+    settings = {"setting": "open-set"}
+    run = make(tmp_path / "one", columns=("unseen",), settings=settings)
+    page = Page(write_report([run]))
+    assert len(page.narrow) == len(page.links) > 3
+    sizes = [
+        [
+            float(ElementTree.fromstring(svg(link)).attrib["width"][:-2])
+            for link in links
+        ]
+        for links in (page.links, page.narrow)
+    ]
+    assert {round(size, 1) for size in sizes[0]} == {691.2}  # 9.6 inches in points
+    assert {round(size, 1) for size in sizes[1]} == {266.4}
+
+
+def test_a_narrow_figure_has_its_panels_below_each_other() -> None:
+    long = [replace(curve(f"fedprox · mu={k} · a long name"), look={}) for k in (1, 2)]
+    with plots.narrow_figures():
+        figure = plots.convergence(long)
+        alone = plots.convergence([curve("")])
+    figure.draw_without_rendering()
+    tops = [panel.get_position().y0 for panel in figure.axes]
+    assert tops == sorted(tops, reverse=True)
+    assert len({round(panel.get_position().x0, 3) for panel in figure.axes}) == 1
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert alone.axes[0].get_ylabel() == "accuracy"
+    wide = plots.convergence(long)
+    wide.draw_without_rendering()
+    assert len({round(panel.get_position().y0, 3) for panel in wide.axes}) == 1

@@ -12,6 +12,7 @@ import pytest
 
 from flower_fgl import Run, resume, simulate
 from flower_fgl.core.errors import ConfigError, RunError
+from flower_fgl.core.settings import names_of_trackers
 from flower_fgl.methods import parse_config
 from flower_fgl.runs import trackers
 from flower_fgl.runs.compare import PER_RUN
@@ -39,6 +40,10 @@ class Recorder(Tracker):
 
     def on_end(self, summary: Any) -> None:
         self._record("end", summary)
+
+
+def test_a_tracker_that_is_named_twice_is_one() -> None:
+    assert names_of_trackers("mlflow, wandb,mlflow") == ["mlflow", "wandb"]
 
 
 def test_a_tracker_gets_settings_rounds_and_summary(small: dict[str, Any]) -> None:

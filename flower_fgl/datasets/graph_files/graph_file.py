@@ -258,7 +258,7 @@ def _check_kind(path: Path) -> None:
             folder = show_path(path.parent)
             raise DataError(
                 f"{where} is a single table, but a graph in CSV form is a folder with "
-                f"nodes.csv and edges.csv. Give the folder, e.g. {folder}."
+                f'nodes.csv and edges.csv. Give the folder, e.g. "{folder}".'
             )
         return
     graphs = sorted(name for name in os.listdir(path) if name.endswith(".npz"))

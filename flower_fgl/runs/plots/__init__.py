@@ -14,7 +14,15 @@ from flower_fgl.runs.plots.rounds import (
     column_curves,
     convergence,
 )
-from flower_fgl.runs.plots.style import PALETTE, distinct, look_of, to_svg, variant_look
+from flower_fgl.runs.plots.style import (
+    PALETTE,
+    distinct,
+    first_upper,
+    look_of,
+    narrow_figures,
+    to_svg,
+    variant_look,
+)
 from flower_fgl.runs.plots.sweeps import by_value
 
 __all__ = [
@@ -29,9 +37,11 @@ __all__ = [
     "column_curves",
     "convergence",
     "distinct",
+    "first_upper",
     "label_heat_map",
     "look_of",
     "mixture_heat_map",
+    "narrow_figures",
     "node_clouds",
     "scale_bytes",
     "stacked_bars",

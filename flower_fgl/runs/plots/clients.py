@@ -18,6 +18,7 @@ from flower_fgl.runs.plots.style import (
     add_legend,
     client_ticks,
     dress,
+    is_narrow,
     name_rows,
     new_figure,
     plain,
@@ -30,34 +31,37 @@ HEAT = LinearSegmentedColormap.from_list("heat", ["#eef5fb", "#5ba3d0", "#08386b
 
 def client_bars(
     partition_ids: Sequence[int | str],
-    accuracy: Sequence[float],
+    scores: Sequence[float],
     pooled: float | None,
     *,
     items: str = "nodes",
+    score: str = "accuracy",
 ) -> Figure:
-    """Draw the test accuracy of each client of one run.
+    """Draw the test score of each client of one run.
 
     Parameters
     ----------
     partition_ids : sequence of int or str
         Length K, in drawing order; texts are names of owners.
-    accuracy : sequence of float in [0, 1]
+    scores : sequence of float in [0, 1]
         Length K; NaN where a client has no test nodes.
     pooled : float in [0, 1] or None
-        Accuracy over the items of all clients, drawn as a line.
+        Score over the items of all clients, drawn as a line.
     items : {"nodes", "graphs"}
         What is classified.
+    score : str
+        Name of the score.
     """
     figure = new_figure(2.7)
     panel = figure.subplots()
-    dress(panel, xlabel=_client_title(partition_ids), ylabel="test accuracy")
+    dress(panel, xlabel=_client_title(partition_ids), ylabel=f"test {score}")
     place = np.arange(len(partition_ids))
-    values = np.asarray(accuracy, dtype=float)
+    values = np.asarray(scores, dtype=float)
     width = 0.72 if len(place) <= 100 else 1.0
     panel.bar(place, np.nan_to_num(values), width=width, color="#7fb8da", zorder=2)
     size = 8 if len(place) <= 24 else 6.5
     for x, value in enumerate(values):
-        if np.isnan(value) or len(place) <= 36:
+        if np.isnan(value) or len(place) <= (14 if is_narrow() else 36):
             text = "none" if np.isnan(value) else f"{100 * value:.0f}"
             colour = CELL_INK if value > 0.08 else INK  # on the bar, or above it
             panel.text(x, 0.03, text, ha="center", fontsize=size, color=colour)
@@ -83,27 +87,31 @@ def _client_title(ids: Sequence[int | str]) -> str:
 
 def client_spread(
     labels: Sequence[str],
-    accuracy: Sequence[Sequence[float]],
+    scores: Sequence[Sequence[float]],
     pooled: Sequence[float | None],
     colours: Sequence[str] = (),
+    *,
+    score: str = "accuracy",
 ) -> Figure:
-    """Draw the clients' test accuracies of several runs, one row of dots per run.
+    """Draw the clients' test scores of several runs, one row of dots per run.
 
     Parameters
     ----------
     labels : sequence of str
         Length R: names of the runs.
-    accuracy : sequence of R sequences of float in [0, 1]
+    scores : sequence of R sequences of float in [0, 1]
         One value per client; NaN is not drawn.
     pooled : sequence of float in [0, 1] or None
-        Length R: accuracy over the nodes of all clients, drawn as a bar.
+        Length R: score over the nodes of all clients, drawn as a bar.
     colours : sequence of str
         Length R; by default those of the palette, in turn.
+    score : str
+        Name of the score.
     """
     figure = new_figure(1.0 + 0.34 * len(labels))
     panel = figure.subplots()
-    dress(panel, xlabel="test accuracy", grid="x")
-    for row, (values, middle) in enumerate(zip(accuracy, pooled, strict=True)):
+    dress(panel, xlabel=f"test {score}", grid="x")
+    for row, (values, middle) in enumerate(zip(scores, pooled, strict=True)):
         colour = colours[row] if colours else PALETTE[row % len(PALETTE)]
         # a fixed zigzag separates equal values
         offset = 0.16 * (np.arange(len(values)) % 3 - 1)
@@ -164,7 +172,7 @@ def label_heat_map(
             0.5, vmin=0, vmax=top
         ),  # square root, so that small counts are visible
     )
-    if num_clients <= 20 and num_classes <= 40:
+    if num_clients <= (8 if is_narrow() else 20) and num_classes <= 40:
         for (y, x), count in np.ndenumerate(table):
             colour = "#fffffe" if count > 0.4 * top else CELL_INK  # not the page's
             if count:
@@ -175,7 +183,7 @@ def label_heat_map(
     step = -(-num_classes // 60)
     panel.set_yticks(
         np.arange(0, num_classes, step),
-        labels=[plain(name) for name in class_names[::step]],
+        labels=[plain(name, 12 if is_narrow() else 34) for name in class_names[::step]],
         parse_math=False,
         fontsize=8.5 if num_classes <= 40 else 6.5,
     )

@@ -12,6 +12,7 @@ from flower_fgl.runs.plots.style import (
     PALETTE,
     add_legend,
     dress,
+    legend_columns,
     name_rows,
     new_figure,
 )
@@ -34,7 +35,7 @@ def stacked_bars(
     unit : str
         Unit of the values, for the axis and the totals.
     """
-    columns = min(5, max(1, len(parts)))
+    columns = legend_columns(list(parts), 5)
     legend_rows = -(-len(parts) // columns)
     figure = new_figure(0.75 + 0.36 * len(rows) + 0.22 * legend_rows)
     panel = figure.subplots()

@@ -16,6 +16,7 @@ from flower_fgl.runs.plots.style import (
     MUTED,
     client_ticks,
     dress,
+    is_narrow,
     new_figure,
 )
 
@@ -23,6 +24,8 @@ __all__ = ["mixture_heat_map"]
 
 MANY, MOST_LINES = 20, 100
 """Clients up to which cells show their number, and up to which lines separate them."""
+MANY_NARROW = 7
+"""Clients up to which cells show their number on phones."""
 
 
 def mixture_heat_map(weights: Any, partition_ids: Sequence[int | str]) -> Figure:
@@ -54,7 +57,7 @@ def mixture_heat_map(weights: Any, partition_ids: Sequence[int | str]) -> Figure
     image = panel.imshow(
         table, aspect="auto", interpolation="nearest", cmap=HEAT, norm=norm
     )
-    if number <= MANY:
+    if number <= (MANY_NARROW if is_narrow() else MANY):
         for (y, x), value in np.ndenumerate(table):
             colour = "#fffffe" if value > 0.4 else CELL_INK  # not the page's
             text = f"{value:.2f}"

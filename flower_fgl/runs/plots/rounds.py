@@ -1,4 +1,4 @@
-"""Curves by round: accuracy, training loss, and other values of a run."""
+"""Curves by round: scores, training loss, and other values of a run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from flower_fgl.runs.plots.style import (
     add_legend,
     dashed_look,
     dress,
+    first_upper,
+    grid_of,
+    is_narrow,
+    legend_columns,
     line_of,
     look_of,
     mark_selected,
@@ -30,7 +34,7 @@ WIDE = 20
 
 @dataclass(frozen=True)
 class Curve:
-    """Accuracies and losses of one run by round, for :func:`convergence`.
+    """A score and the losses of one run by round, for :func:`convergence`.
 
     Parameters
     ----------
@@ -39,21 +43,23 @@ class Curve:
     rounds : sequence of int
         Evaluated rounds.
     val, test : sequence of float in [0, 1]
-        Pooled accuracies in these rounds; NaN without nodes.
+        Pooled scores in these rounds; NaN without nodes.
     loss_rounds : sequence of int
         Rounds with a training loss.
     loss : sequence of float
         Training losses in these rounds.
     best_round : int or None
-        Round with the best validation accuracy.
+        Round with the best validation score.
     columns : mapping of str to sequence of float in [0, 1]
-        Accuracies in ``rounds`` by column title, for :func:`column_curves`.
+        Scores in ``rounds`` by column title, for :func:`column_curves`.
     val_spread, test_spread : sequence of float
         Standard deviations over the averaged runs; empty for one run.
     bytes, seconds : sequence of float
         Bytes sent by all, and seconds, from the start to each of ``rounds``.
     look : mapping of str to object
         Colour, dash and marker; by default those of the curve's number.
+    score : str
+        Name of the score: that by which rounds are selected.
     """
 
     label: str
@@ -69,34 +75,36 @@ class Curve:
     bytes: Sequence[float] = ()
     seconds: Sequence[float] = ()
     look: Mapping[str, Any] = field(default_factory=dict)
+    score: str = "accuracy"
 
     @property
     def is_validated(self) -> bool:
-        """Whether there is any validation accuracy."""
+        """Whether there is any validation score."""
         return any(math.isfinite(value) for value in self.val)
 
 
 def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
-    """Draw accuracy and training loss by round.
+    """Draw a score and the training loss by round.
 
     Parameters
     ----------
     curves : sequence of Curve
-        Of one run, validation and test accuracy share a panel. For several runs, each
+        Of one run, validation and test scores share a panel. For several runs, each
         score has its own panel. A band is one standard deviation wide on each side.
     has_loss : bool
         Whether to draw the losses; those of different objectives cannot be compared.
     """
     is_single = len(curves) == 1
-    columns = 3 if is_single else min(3, len(curves))
+    columns = legend_columns([curve.label for curve in curves], 3)
     legend_rows = 0 if is_single else -(-len(curves) // columns)
-    figure = new_figure(3.1 + 0.22 * legend_rows)
-    panels = (
-        figure.subplots(1, 2, width_ratios=(3, 2))
-        if is_single
-        else figure.subplots(1, 3 if has_loss else 2)
-    )
-    titles = ["Accuracy"] if is_single else ["Validation accuracy", "Test accuracy"]
+    rows, across = grid_of(2 if is_single or not has_loss else 3)
+    figure = new_figure(2.4 * rows + 0.7 + 0.22 * legend_rows)
+    ratios = (3, 2) if is_single and across > 1 else None
+    panels = figure.subplots(rows, across, squeeze=False, width_ratios=ratios).flatten()
+    score = curves[0].score
+    titles = [first_upper(score)]
+    if not is_single:
+        titles = [f"{column} {score}" for column in ("Validation", "Test")]
     titles += ["Training loss"] if is_single or has_loss else []
     for panel, title in zip(panels, titles, strict=True):
         dress(panel, xlabel="round", title=title)
@@ -132,7 +140,7 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
 
 
 def by_cost(curves: Sequence[Curve]) -> Figure:
-    """Draw test accuracy by the bytes and the seconds that it took.
+    """Draw the test score by the bytes and the seconds that it took.
 
     Parameters
     ----------
@@ -140,10 +148,11 @@ def by_cost(curves: Sequence[Curve]) -> Figure:
         With ``bytes`` and ``seconds``; the axes are logarithmic if the curves' totals
         differ more than twenty-fold.
     """
-    columns = min(3, len(curves))
+    columns = legend_columns([curve.label for curve in curves], 3)
     legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0
-    figure = new_figure(2.9 + 0.22 * legend_rows)
-    panels = figure.subplots(1, 2, sharey=True)
+    rows, across = grid_of(2)
+    figure = new_figure(2.4 * rows + 0.5 + 0.22 * legend_rows)
+    panels = figure.subplots(rows, across, sharey=True)
     factor, unit = scale_bytes(max((c.bytes[-1] for c in curves if c.bytes), default=0))
     axes = (
         (
@@ -155,7 +164,7 @@ def by_cost(curves: Sequence[Curve]) -> Figure:
     )
     lines: list[Any] = []
     for panel, (cost, xlabel, places) in zip(panels, axes, strict=True):
-        dress(panel, xlabel=xlabel, title=f"Test accuracy by {cost}")
+        dress(panel, xlabel=xlabel, title=f"Test {curves[0].score} by {cost}")
         ends = [x[-1] for x in places if x and x[-1] > 0]
         if len(ends) > 1 and max(ends) > WIDE * min(ends):
             panel.set_xscale("log")
@@ -202,19 +211,23 @@ def _last_round(curves: Sequence[Curve]) -> int:
 
 
 def _draw_one(panels: Any, curve: Curve) -> None:
-    """Draw the accuracies and the loss of a single run."""
-    accuracy, loss = panels
+    """Draw the scores and the loss of a single run."""
+    score, loss = panels
     shown = {"validation": (curve.val, PALETTE[0])} if curve.is_validated else {}
     shown["test"] = (curve.test, PALETTE[5])
     lines, names = [], list(shown)
     for values, color in shown.values():
-        lines += accuracy.plot(
-            curve.rounds, values, color=color, **line_of(curve.rounds)
-        )
+        lines += score.plot(curve.rounds, values, color=color, **line_of(curve.rounds))
     if curve.best_round is not None:
-        lines.append(mark_selected(accuracy, curve.best_round))
+        lines.append(mark_selected(score, curve.best_round))
         names.append(f"selected: round {curve.best_round}")
-    add_legend(accuracy, lines, names, "lower right", 3, bbox_to_anchor=(1.01, 0.985))
+    columns = 2 if is_narrow() else 3
+    if is_narrow():  # the legend needs the place of the title
+        score.set_title("", loc="left")
+        score.set_ylabel(curve.score)
+    add_legend(
+        score, lines, names, "lower right", columns, bbox_to_anchor=(1.01, 0.985)
+    )
     loss.plot(
         curve.loss_rounds, curve.loss, color=PALETTE[2], **line_of(curve.loss_rounds)
     )
@@ -238,7 +251,7 @@ def by_round(
     looks : sequence of mapping
         Colour, dash and marker of each curve; by default those of its number.
     """
-    columns = min(3, len(curves))
+    columns = legend_columns([name for name, _, _ in curves], 3)
     legend_rows = -(-len(curves) // columns) if len(curves) > 1 else 0
     figure = new_figure(2.7 + 0.22 * legend_rows)
     panel = figure.subplots()
@@ -256,7 +269,7 @@ def by_round(
 
 
 def column_curves(curves: Sequence[Curve]) -> Figure:
-    """Draw accuracy by round for each node set that a setting scores.
+    """Draw the score by round for each node set that a setting scores.
 
     Parameters
     ----------
@@ -282,14 +295,17 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
         looks: list[Mapping[str, Any]] = [
             dashed_look(number) for number in range(len(names))
         ]
-        layout = {"Accuracy": [lines[0] for lines in drawn.values()]}
+        layout = {first_upper(curves[0].score): [lines[0] for lines in drawn.values()]}
     else:
         names, layout = [curve.label for curve in curves], drawn
         looks = [c.look or look_of(number) for number, c in enumerate(curves)]
     selected = curves[0].best_round if len(curves) == 1 else None
-    columns = min(5 if len(curves) == 1 else 3, len(names) + (selected is not None))
-    figure = new_figure(3.1 + 0.22 * -(-len(names) // columns))
-    panels = figure.subplots(1, len(layout), sharey=True, squeeze=False)[0]
+    shown_names = names if selected is None else [*names, f"selected: round {selected}"]
+    columns = legend_columns(shown_names, 5 if len(curves) == 1 else 3)
+    rows, across = grid_of(len(layout))
+    height = 2.5 * rows + 0.6 + 0.22 * -(-len(shown_names) // columns)
+    figure = new_figure(height)
+    panels = figure.subplots(rows, across, sharey=True, squeeze=False).flatten()
     last = _last_round(curves)
     for panel, (title, shown) in zip(panels, layout.items(), strict=True):
         dress(panel, xlabel="round", title=title)
@@ -302,8 +318,7 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
         ]
     if selected is not None:
         lines.append(mark_selected(panels[0], selected))
-        names = [*names, f"selected: round {selected}"]
-    add_legend(figure, lines, names, "outside lower center", columns)
+    add_legend(figure, lines, shown_names, "outside lower center", columns)
     return figure
 
 

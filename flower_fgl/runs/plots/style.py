@@ -10,6 +10,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,15 @@ __all__ = [
     "dashed_look",
     "distinct",
     "dress",
+    "first_upper",
+    "grid_of",
+    "is_narrow",
+    "legend_columns",
     "line_of",
     "look_of",
     "mark_selected",
     "name_rows",
+    "narrow_figures",
     "new_figure",
     "plain",
     "to_svg",
@@ -49,7 +55,14 @@ PALETTE = (
 INK, MUTED, GRID = "#1d2733", "#5f6b7a", "#e4e8ed"
 WIDTH = 9.6
 """Width of a figure in inches; 1 inch is shown as 100 pixels."""
+NARROW = 3.7
+"""Width of a figure for phones."""
+NARROW_NAME, SHORT_NAME = 18, 14
+"""Characters of a row's name in a narrow figure, and of one that needs half its width."""
+_IS_NARROW: ContextVar[bool] = ContextVar("narrow", default=False)
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (3, 5)))
+LONGEST = 34
+"""Characters of a name; longer ones are shortened."""
 VARIANT_MARKS = ("", "o", "s", "^", "D", "v", "P", "X", "*")
 """Markers that distinguish lines of the same colour and dash."""
 CELL_INK = "#1d2734"
@@ -75,9 +88,37 @@ class ReportFigure(Figure):
         return buffer.getvalue()
 
 
+@contextlib.contextmanager
+def narrow_figures() -> Iterator[None]:
+    """Draw figures for phones: narrow, with panels below each other."""
+    token = _IS_NARROW.set(True)
+    try:
+        yield
+    finally:
+        _IS_NARROW.reset(token)
+
+
+def is_narrow() -> bool:
+    """Return whether figures are drawn for phones."""
+    return _IS_NARROW.get()
+
+
+def grid_of(panels: int) -> tuple[int, int]:
+    """Return rows and columns of panels: side by side, or below each other on phones."""
+    return (panels, 1) if is_narrow() else (1, panels)
+
+
+def legend_columns(names: Sequence[str], most: int) -> int:
+    """Return the number of columns of a legend below a figure."""
+    if is_narrow():
+        most = 1 if max(map(len, names), default=0) > SHORT_NAME else 2
+    return max(1, min(most, len(names)))
+
+
 def new_figure(height: float) -> Figure:
     """Return an empty white figure of a height in inches."""
-    figure = ReportFigure(figsize=(WIDTH, height), dpi=100, layout="constrained")
+    size = (NARROW if is_narrow() else WIDTH, height)
+    figure = ReportFigure(figsize=size, dpi=100, layout="constrained")
     figure.set_facecolor("white")
     return figure
 
@@ -131,12 +172,13 @@ def line_of(rounds: Sequence[int]) -> dict[str, Any]:
 
 def client_ticks(panel: Any, ids: Sequence[int | str]) -> None:
     """Label the columns with partition IDs or owners' names, at most 50 of them."""
-    step = 1 if len(ids) <= 50 else -(-len(ids) // 20)
+    most, some, room = (15, 8, 30) if is_narrow() else (50, 20, 90)
+    step = 1 if len(ids) <= most else -(-len(ids) // some)
     size = 8.5 if len(ids) <= 30 else 7
     places = np.arange(0, len(ids), step)
     labels = [plain(str(i)) for i in ids[::step]]
     # names that would touch each other are turned
-    turn = 30 if sum(len(label) + 1 for label in labels) > 90 else 0
+    turn = 30 if sum(len(label) + 1 for label in labels) > room else 0
     align = "right" if turn else "center"
     panel.set_xticks(
         places, labels=labels, fontsize=size, rotation=turn, ha=align, parse_math=False
@@ -146,7 +188,7 @@ def client_ticks(panel: Any, ids: Sequence[int | str]) -> None:
 
 def name_rows(panel: Any, names: Sequence[str]) -> None:
     """Label the rows on the vertical axis, the first on top."""
-    labels = distinct(names)
+    labels = distinct(names, NARROW_NAME if is_narrow() else LONGEST)
     panel.set_yticks(np.arange(len(names)), labels=labels, parse_math=False)
     panel.set_ylim(len(names) - 0.5, -0.5)
     panel.tick_params(axis="y", length=0)
@@ -175,14 +217,19 @@ def add_legend(
         text.set_parse_math(False)
 
 
-def plain(name: str, limit: int = 34) -> str:
+def plain(name: str, limit: int = LONGEST) -> str:
     """Return a name on one line, shortened and without unprintable characters."""
     line = "".join(c if c.isprintable() else " " for c in name)
     line = " ".join(line.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def distinct(names: Sequence[str], limit: int = 34) -> list[str]:
+def first_upper(name: str) -> str:
+    """Return a name with a capital first letter, and the others as they are."""
+    return name[:1].upper() + name[1:]
+
+
+def distinct(names: Sequence[str], limit: int = LONGEST) -> list[str]:
     """Shorten names so that different names stay different.
 
     Names that would be shortened to the same text lose their middle instead of their end;

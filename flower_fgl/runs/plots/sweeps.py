@@ -8,7 +8,15 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from flower_fgl.runs.plots.style import PALETTE, add_legend, dress, look_of, new_figure
+from flower_fgl.runs.plots.style import (
+    PALETTE,
+    add_legend,
+    dress,
+    grid_of,
+    legend_columns,
+    look_of,
+    new_figure,
+)
 
 __all__ = ["by_value"]
 
@@ -38,9 +46,10 @@ def by_value(
         Colour, dash and marker of each line; by default those of its number.
     """
     names = [name for name, _, _ in next(iter(panels.values()))]
-    columns = min(3, len(names))
-    figure = new_figure(3.1 + 0.22 * -(-len(names) // columns))
-    drawn = figure.subplots(1, len(panels), squeeze=False)[0]
+    columns = legend_columns(names, 3)
+    rows, across = grid_of(len(panels))
+    figure = new_figure(2.5 * rows + 0.6 + 0.22 * -(-len(names) // columns))
+    drawn = figure.subplots(rows, across, squeeze=False).flatten()
     lines = []
     for panel, (title, scores) in zip(drawn, panels.items(), strict=True):
         dress(panel, xlabel=xlabel, title=title)

@@ -16,15 +16,17 @@ from matplotlib.figure import Figure
 from flower_fgl.runs import plots
 from flower_fgl.runs.report.lines import Line, has_one_objective, looks_of
 from flower_fgl.runs.report.numbers import (
-    client_accuracy,
+    client_scores,
     column_name,
     item_kind,
     last_mixture,
     own_columns_of,
     owner_names,
+    pooled_test_score,
     scope_of,
+    score_title,
     setting_of,
-    test_accuracy,
+    shown_score,
 )
 from flower_fgl.runs.report.sweeps import Sweep
 from flower_fgl.runs.run import Run
@@ -40,17 +42,19 @@ Pictures = dict[str, Figure]
 def draw_run(run: Run) -> Pictures:
     """Draw all figures of one run, finished or not."""
     lines = [Line("", [run])]
-    curves = [_curve(run, "")]
+    score = shown_score([run])
+    curves = [_curve(run, "", score)]
     pictures = _progress(curves) | _columns(lines, curves) | _distances(lines)
     pictures |= _by_cost(curves)
     owners = owner_names(run)
-    if accuracy := client_accuracy(run):
-        values = [_number(value) for value in accuracy.values()]
+    if scores := client_scores(run, score):
+        values = [_number(value) for value in scores.values()]
         pictures["clients"] = plots.client_bars(
-            [owners.get(pid, pid) for pid in accuracy],
+            [owners.get(pid, pid) for pid in scores],
             values,
-            test_accuracy(run),
+            pooled_test_score(run, score),
             items=item_kind([run]),
+            score=score_title(score),
         )
     counted = [r for r in run.clients if r.get("class_counts")]
     # owners with classes of their own share no axis
@@ -84,32 +88,37 @@ def draw_runs(lines: Sequence[Line]) -> Pictures:
     lines : sequence of Line
         Name, runs and look of each line; those of several runs are averaged.
     """
+    runs = [run for line in lines for run in line.runs]
+    score = shown_score(runs)
     curves = [
         replace(
-            _mean_curve(line.label, [_curve(run, line.label) for run in line.runs]),
+            _mean_curve(
+                line.label, [_curve(run, line.label, score) for run in line.runs]
+            ),
             look=line.look,
         )
         for line in lines
     ]
     per_client = [
-        [_number(v) for run in line.runs for v in client_accuracy(run).values()]
+        [_number(v) for run in line.runs for v in client_scores(run, score).values()]
         for line in lines
     ]
-    one = has_one_objective([run for line in lines for run in line.runs])
+    one = has_one_objective(runs)
     pictures = _progress(curves, has_loss=one) | _by_cost(curves)
     pictures |= _columns(lines, curves) | _distances(lines)
     if any(per_client):
         pictures["clients"] = plots.client_spread(
             [line.label for line in lines],
             per_client,
-            [_mean_accuracy(line.runs) for line in lines],
+            [_mean_score(line.runs, score) for line in lines],
             [line.look["color"] for line in lines],
+            score=score_title(score),
         )
     return pictures | _costs(lines)
 
 
 def draw_sweeps(sweeps: Sequence[Sweep]) -> Pictures:
-    """Draw test accuracy and macro-F1 by the value of each varied setting.
+    """Draw the scores of each sweep by the value of its setting.
 
     Parameters
     ----------
@@ -121,9 +130,9 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Pictures:
     dict of str to Figure
         By ``setting-<key>``.
     """
-    titles = {"Test accuracy": "accuracy", "Test macro-F1": "macro_f1"}
     pictures = {}
     for sweep in sweeps:
+        titles = {f"Test {name}": metric for metric, name in sweep.metrics.items()}
         values = sweep.values
         panels = {
             title: [
@@ -144,21 +153,21 @@ def draw_sweeps(sweeps: Sequence[Sweep]) -> Pictures:
 
 
 def _progress(curves: Sequence[plots.Curve], *, has_loss: bool = True) -> Pictures:
-    """Draw accuracy and loss by round, if there are any."""
+    """Draw score and loss by round, if there are any."""
     if not any(curve.rounds or curve.loss_rounds for curve in curves):
         return {}
     return {"convergence": plots.convergence(curves, has_loss=has_loss)}
 
 
 def _by_cost(curves: Sequence[plots.Curve]) -> Pictures:
-    """Draw accuracy by bytes and seconds, if there are two scored rounds."""
+    """Draw the score by bytes and seconds, if there are two scored rounds."""
     if not any(len(curve.rounds) > 1 for curve in curves):
         return {}
     return {"cost": plots.by_cost([curve for curve in curves if curve.rounds])}
 
 
 def _columns(lines: Sequence[Line], curves: Sequence[plots.Curve]) -> Pictures:
-    """Draw accuracy by node set, for each setting with additional node sets."""
+    """Draw the score by node set, for each setting with additional node sets."""
     groups: dict[str, list[plots.Curve]] = {}
     for line, curve in zip(lines, curves, strict=True):
         if curve.columns and curve.rounds:
@@ -231,14 +240,16 @@ def _mean_parts(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: value / len(parts) for key, value in total.items()}
 
 
-def _mean_accuracy(runs: Sequence[Run]) -> float | None:
-    """Return the mean test accuracy of the runs that have one."""
-    known = [value for run in runs if (value := test_accuracy(run)) is not None]
+def _mean_score(runs: Sequence[Run], score: str) -> float | None:
+    """Return the mean test score of the runs that have one."""
+    known = [
+        value for run in runs if (value := pooled_test_score(run, score)) is not None
+    ]
     return fmean(known) if known else None
 
 
-def _curve(run: Run, label: str) -> plots.Curve:
-    """Collect the accuracies and losses of a run by round."""
+def _curve(run: Run, label: str, score: str) -> plots.Curve:
+    """Collect a score and the losses of a run by round."""
     train = [row for row in run.rounds if row.get("phase") == "train"]
     scored = [
         row
@@ -248,7 +259,7 @@ def _curve(run: Run, label: str) -> plots.Curve:
     own = own_columns_of([run])
     columns = {
         name: [
-            _number(row["metrics"][scope_of(run)].get(name, {}).get("accuracy"))
+            _number(row["metrics"][scope_of(run)].get(name, {}).get(score))
             for row in scored
         ]
         for name in ("val", "test", *own)
@@ -272,6 +283,7 @@ def _curve(run: Run, label: str) -> plots.Curve:
         },
         bytes=[costs[row["round"]][0] for row in scored],
         seconds=[costs[row["round"]][1] for row in scored],
+        score=score_title(score),
     )
 
 
@@ -336,6 +348,7 @@ def _mean_curve(label: str, curves: Sequence[plots.Curve]) -> plots.Curve:
         test_spread=spread([c.test for c in curves]),
         bytes=mean(scored, [c.bytes for c in curves], rounds),
         seconds=mean(scored, [c.seconds for c in curves], rounds),
+        score=curves[0].score,
     )
 
 

@@ -12,7 +12,7 @@ from flower_fgl.runs.run import Run
 
 __all__ = [
     "about",
-    "client_accuracy",
+    "client_scores",
     "column_name",
     "columns_of",
     "dropped_replies",
@@ -22,12 +22,14 @@ __all__ = [
     "metrics_of",
     "own_columns_of",
     "owner_names",
+    "pooled_test_score",
     "scope_of",
     "score_rows",
+    "score_title",
     "setting_of",
     "settings_of",
+    "shown_score",
     "tell_apart",
-    "test_accuracy",
 ]
 
 
@@ -135,8 +137,22 @@ def metrics_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return shown
 
 
-def client_accuracy(run: Run) -> dict[int, float | None]:
-    """Return each client's test accuracy in the best round, by partition ID."""
+def shown_score(runs: Sequence[Run]) -> str:
+    """Return the score that figures show: the one that selects rounds in all runs.
+
+    Runs that differ in it are compared by their accuracy.
+    """
+    scores = {str(run.summary.get("metric", "accuracy")) for run in runs}
+    return scores.pop() if len(scores) == 1 else "accuracy"
+
+
+def score_title(score: str) -> str:
+    """Return the display name of a score: ``accuracy`` or ``AUROC``."""
+    return EXTRA_SCORES.get(score, score)
+
+
+def client_scores(run: Run, score: str = "accuracy") -> dict[int, float | None]:
+    """Return each client's test score in the best round, by partition ID."""
     if run.best is None:
         return {}
     found = {
@@ -145,7 +161,7 @@ def client_accuracy(run: Run) -> dict[int, float | None]:
         if row["round"] == run.best["round"]
         and row.get("metrics", {}).get(scope_of(run))
     }
-    return {pid: found[pid].get("accuracy") for pid in sorted(found)}
+    return {pid: found[pid].get(score) for pid in sorted(found)}
 
 
 def owner_names(run: Run) -> dict[int, str]:
@@ -165,9 +181,9 @@ def idle_clients(run: Run) -> tuple[int, str]:
     return number, "do not participate" if is_few_shot else "are only evaluated"
 
 
-def test_accuracy(run: Run) -> float | None:
-    """Return the pooled test accuracy of the best round."""
-    value: float | None = (run.best or {}).get("test", {}).get("accuracy")
+def pooled_test_score(run: Run, score: str = "accuracy") -> float | None:
+    """Return the pooled test score of the best round."""
+    value: float | None = (run.best or {}).get("test", {}).get(score)
     return value
 
 

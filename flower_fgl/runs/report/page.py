@@ -19,12 +19,13 @@ import jinja2
 from matplotlib.figure import Figure
 
 from flower_fgl.core.errors import RunError
+from flower_fgl.runs import plots
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.report.figures import draw_run, draw_runs, draw_sweeps, to_data_uri
 from flower_fgl.runs.report.lines import Line, has_one_objective, lines_of
 from flower_fgl.runs.report.numbers import (
     about,
-    client_accuracy,
+    client_scores,
     column_name,
     columns_of,
     dropped_replies,
@@ -34,11 +35,13 @@ from flower_fgl.runs.report.numbers import (
     metrics_of,
     own_columns_of,
     score_rows,
+    score_title,
     settings_of,
+    shown_score,
 )
 from flower_fgl.runs.report.owners import owner_table
 from flower_fgl.runs.report.seeds import mark_better, over_seeds
-from flower_fgl.runs.report.sweeps import SWEEP_METRICS, Sweep, find_sweeps
+from flower_fgl.runs.report.sweeps import Sweep, find_sweeps
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.units import show_bytes, show_seconds
 from flower_fgl.runs.writer import replace_file
@@ -73,7 +76,7 @@ def write_report(
         single run, or ``comparison.html`` next to the folder of the first of several.
     against : str
         Method; in the table over seeds, a mark shows results with a significantly higher
-        test accuracy. Empty for no marks.
+        test score. Empty for no marks.
     pictures : Path or None
         Folder to which all figures are written as SVG files as well.
     nodes : matplotlib.figure.Figure, optional
@@ -107,7 +110,9 @@ def write_report(
     environment.filters |= {
         "column_name": column_name,
         "percent": percent,
+        "capitalise": plots.first_upper,
         "points": show_points,
+        "score_title": score_title,
         "size": show_bytes,
         "time": show_seconds,
     }
@@ -122,6 +127,8 @@ def write_report(
     context = _one(runs[0]) if len(runs) == 1 else _several(runs)
     figures = context["pictures"] | ({} if nodes is None else {"nodes": nodes})
     context["pictures"] = {key: to_data_uri(value) for key, value in figures.items()}
+    narrow = draw_narrow(runs)
+    context["narrow"] = {key: to_data_uri(value) for key, value in narrow.items()}
     context["against"] = against
     if against:
         mark_better(context["groups"], against)
@@ -135,6 +142,7 @@ def write_report(
         owners=owner_table(runs, lines_of(runs, context["labels"]), against or "local"),
         idle=idle_clients(runs[0]),
         many=MANY,
+        score=shown_score(runs),
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
         **context,
     )
@@ -142,6 +150,12 @@ def write_report(
     if pictures is not None:
         _keep_pictures(context["pictures"], pictures)
     return path
+
+
+def draw_narrow(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Draw the figures of the page for phones."""
+    with plots.narrow_figures():
+        return draw_run(runs[0]) if len(runs) == 1 else comparison_figures(runs)
 
 
 def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
@@ -167,10 +181,10 @@ def show_points(value: float | None) -> str:
 
 def _one(run: Run) -> dict[str, Any]:
     """Return the template's context for one run."""
-    accuracy = client_accuracy(run)
+    scores = client_scores(run, shown_score([run]))
     held = sorted(
         (
-            {**row, "test": accuracy.get(row["partition_id"])}
+            {**row, "test": scores.get(row["partition_id"])}
             for row in run.clients
             if "num_train"
             in row  # the description of the data, from when the client joined
@@ -272,12 +286,12 @@ def _differs(
 
 
 def _sweep_rows(sweep: Sweep) -> list[tuple[str, list[str]]]:
-    """Return the lines of a sweep as table rows of test accuracy and macro-F1."""
+    """Return the lines of a sweep as table rows of its test scores."""
     return [
         (
             line.label,
             [
-                " / ".join(line.show(value, metric) for metric in SWEEP_METRICS)
+                " / ".join(line.show(value, metric) for metric in sweep.metrics)
                 for value in sweep.values
             ],
         )

@@ -12,7 +12,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.runs.compare import PER_RUN, compare_accuracy, main_metric
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.report.numbers import about, tell_apart, test_accuracy
+from flower_fgl.runs.report.numbers import about, pooled_test_score, tell_apart
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.statistics import LEVEL, adjust_holm
 
@@ -32,7 +32,7 @@ def scored_runs(runs: Sequence[Run]) -> list[tuple[Run, dict[str, Any]]]:
     return [
         (run, {k: v for k, v in flatten_config(run.config) if k not in PER_RUN})
         for run in runs
-        if run.status == "completed" and test_accuracy(run) is not None
+        if run.status == "completed" and pooled_test_score(run) is not None
     ]
 
 
@@ -87,6 +87,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "kind": kind,
             "is_better": False,
             "rank": "",
+            "score": main_metric(group.runs[0]),
             "clients": group.runs[0].summary["clients"],
             "seeds": _seeds(group.runs),
             **{

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flower_fgl.runs.report.numbers import tell_apart
+from flower_fgl.runs.report.numbers import score_title, shown_score, tell_apart
 from flower_fgl.runs.report.seeds import scored_runs
 from flower_fgl.runs.run import Run
 
-__all__ = ["SWEEP_METRICS", "Sweep", "SweepLine", "find_sweeps"]
-
-SWEEP_METRICS = ("accuracy", "macro_f1")
+__all__ = ["Sweep", "SweepLine", "find_sweeps"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +63,14 @@ class Sweep:
         The setting.
     lines : tuple of SweepLine
         At least one line, each with at least two values.
+    metrics : mapping of str to str
+        Scores of the lines, with their display names: that by which rounds are
+        selected, and macro-F1.
     """
 
     key: str
     lines: tuple[SweepLine, ...]
+    metrics: Mapping[str, str]
 
     @property
     def values(self) -> list[float]:
@@ -96,15 +98,19 @@ def find_sweeps(runs: Sequence[Run]) -> list[Sweep]:
         for key, value in config.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 tried.setdefault(key, set()).add(value)
+    main = shown_score([run for run, _ in scored])
+    metrics = {main: score_title(main), "macro_f1": "macro-F1"}
     found = [
-        Sweep(key, tuple(_lines(key, scored)))
+        Sweep(key, tuple(_lines(key, scored, list(metrics))), metrics)
         for key, values in tried.items()
         if len(values) > 1
     ]
     return [sweep for sweep in found if sweep.lines]
 
 
-def _lines(key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> list[SweepLine]:
+def _lines(
+    key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]], metrics: Sequence[str]
+) -> list[SweepLine]:
     """Group the runs that differ only in one setting; drop groups with one value."""
     groups: dict[str, dict[float, list[Run]]] = defaultdict(lambda: defaultdict(list))
     others: dict[str, dict[str, Any]] = {}
@@ -120,13 +126,16 @@ def _lines(key: str, runs: Sequence[tuple[Run, Mapping[str, Any]]]) -> list[Swee
         SweepLine(
             label,
             str(others[name]["method"]),
-            {v: _scores(same) for v, same in groups[name].items()},
+            {v: _scores(same, metrics) for v, same in groups[name].items()},
         )
         for name, label in zip(kept, labels, strict=True)
     ]
 
 
-def _scores(runs: Sequence[Run]) -> dict[str, list[float]]:
+def _scores(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, list[float]]:
     """Return the test scores of the runs by metric."""
     tests = [(run.best or {})["test"] for run in runs]
-    return {metric: [test[metric] for test in tests] for metric in SWEEP_METRICS}
+    return {
+        metric: [test[metric] for test in tests if test.get(metric) is not None]
+        for metric in metrics
+    }
