@@ -28,6 +28,11 @@ MOST_PAIRS = 1 << 24
 """Pairs of hop 2 that a client stores: 8 bytes each, 128 MiB."""
 ROW_BLOCK = 1 << 21
 """Walks of two steps that are combined at once: about 100 MiB of sparse matrices."""
+SPARSE_SHARE = 8
+"""Nodes per neighbour at distance two from which these are sorted; below, it is faster to
+look through all nodes."""
+MOST_COUNTS = 1 << 26
+"""Numbers of walks that a client stores: 2 bytes each, 128 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +96,15 @@ class Pairs:
         found: SparseOperator = self._made["mean"]
         return found
 
+    def walks(self, nodes: Tensor, num_nodes: int) -> Tensor:
+        """Return the result of :func:`count_walks`; cached for the last nodes."""
+        if "walks" in self._made and torch.equal(self._made["walks"][0], nodes):
+            found: Tensor = self._made["walks"][1]
+            return found
+        table = count_walks(self, nodes, num_nodes)
+        self._made["walks"] = nodes, table
+        return table
+
     def matrix(self, values: Tensor, shape: tuple[int, int]) -> Tensor:
         """Return the pairs' numbers (E,) as a matrix of centres and neighbours, CSR.
 
@@ -117,6 +131,8 @@ class Pairs:
         if "reverse" in self._made:
             swapped, order = self._made["reverse"]
             total += swapped.num_bytes + order.nbytes
+        if "walks" in self._made:
+            total += sum(tensor.nbytes for tensor in self._made["walks"])
         return total
 
 
@@ -226,9 +242,17 @@ def two_step_rows(
         Ones.
     """
     near = adjacency[nodes]
+    step = near @ adjacency
+    if step.nnz * SPARSE_SHARE > step.shape[0] * step.shape[1]:
+        mask = step.toarray() > 0
+        mask[np.repeat(np.arange(len(nodes)), np.diff(near.indptr)), near.indices] = (
+            mode == "within"
+        )
+        mask[np.arange(len(nodes)), nodes] = False
+        return _rows_of(mask)
     here = (np.ones(len(nodes), dtype=np.float32), (np.arange(len(nodes)), nodes))
     reached = boolean(near + sparse.csr_matrix(here, shape=near.shape))
-    step = boolean(near @ adjacency)
+    step = boolean(step)
     ring = boolean(step - step.multiply(reached))
     return ring if mode == "ring" else boolean(ring + near)
 
@@ -240,6 +264,16 @@ def boolean(matrix: sparse.csr_matrix) -> sparse.csr_matrix:
     matrix.sort_indices()
     matrix.data[:] = 1
     return matrix
+
+
+def _rows_of(mask: np.ndarray[Any, Any]) -> sparse.csr_matrix:
+    """Return the true entries of a mask as a sparse matrix of ones."""
+    count = np.count_nonzero(mask, axis=1)
+    first = np.arange(len(mask)) * mask.shape[1]
+    column = np.flatnonzero(mask) - np.repeat(first, count)
+    start = np.concatenate([[0], np.cumsum(count)])
+    ones = np.ones(len(column), dtype=np.float32)
+    return sparse.csr_matrix((ones, column, start), shape=mask.shape)
 
 
 def pairs_of(
@@ -450,10 +484,13 @@ def draw_two_steps(
     2. Where a node's walks do not suffice, its neighbours are listed and drawn from.
        Every set of ``limit`` neighbours is equally likely either way.
     """
-    walks = _Walks(adjacency, classes, mode)
+    size = len(classes)
+    counts = None
+    if len(nodes) * size <= MOST_COUNTS:
+        counts = _WalkCounts(adjacency, nodes, size)
+    walks = _Walks(adjacency, classes, mode, counts)
     rows = nodes[classes[nodes] >= 0]
     parts = []
-    size = len(classes)
     rows = rows[walks.number(rows) > 0]
     is_drawn = torch.zeros(size, dtype=torch.bool, device=rows.device)
     few = rows[walks.number(rows) <= MOST_WALKS * size]
@@ -463,7 +500,10 @@ def draw_two_steps(
         parts.append(Pairs(centre.repeat_interleave(limit), neighbour.flatten()))
     listed = rows[~is_drawn[rows]]
     for part in _chunks(walks.number(listed)):
-        found = _listed(adjacency, listed[part], size, mode)
+        if counts is None:
+            found = _listed(adjacency, listed[part], size, mode)
+        else:
+            found = counts.listed(listed[part], mode)
         parts.append(pick(found, classes, same_class, limit, generator))
     centre = torch.cat([part.centre for part in parts])
     order = torch.argsort(centre, stable=True)
@@ -471,12 +511,79 @@ def draw_two_steps(
     return Pairs(centre[order], neighbour[order])
 
 
+class _WalkCounts:
+    """Numbers of walks of two steps from some nodes to all others, kept for all rounds.
+
+    An entry is the number n of walks, ``~n`` if the nodes also have an edge, and 0 for
+    the node itself.
+    """
+
+    def __init__(self, adjacency: Pairs, nodes: Tensor, size: int) -> None:
+        self.size = size
+        self.table = adjacency.walks(nodes, size)
+        self.row = torch.zeros(size, dtype=torch.int64, device=nodes.device)
+        self.row[nodes] = torch.arange(len(nodes), device=nodes.device)
+
+    def between(self, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the number of walks between nodes, and whether they have an edge."""
+        place = self.row[start].mul_(self.size).add_(end)
+        found = self.table.view(-1)[place]
+        is_near = found < 0
+        return torch.where(is_near, ~found, found).long(), is_near
+
+    def listed(self, nodes: Tensor, mode: str) -> Pairs:
+        """List all neighbours of some nodes at distance two."""
+        rows = self.table.index_select(0, self.row[nodes])
+        mask = (rows > 0 if mode == "ring" else rows != 0).cpu().numpy()
+        return pairs_of(_rows_of(mask), nodes.device, nodes.cpu().numpy())
+
+
+def count_walks(adjacency: Pairs, nodes: Tensor, size: int) -> Tensor:
+    """Count the walks of two steps from some nodes to all nodes.
+
+    Parameters
+    ----------
+    adjacency : Pairs
+        Each node and its neighbours, sorted by both; undirected, without loops.
+    nodes : Tensor of shape (n,), int64
+        The nodes.
+    size : int
+        Number of all nodes N.
+
+    Returns
+    -------
+    Tensor of shape (n, N), int16 or int32
+        Number m of walks; ``~m`` where the two nodes have an edge, and 0 for a node itself.
+    """
+    matrix = _matrix_of(adjacency, size)
+    most = int(np.diff(matrix.indptr).max(initial=0))
+    kind = np.int16 if most < np.iinfo(np.int16).max else np.int32
+    table = np.empty((len(nodes), size), dtype=kind)
+    places = nodes.cpu().numpy()
+    step = max(1, BLOCK // max(1, size))
+    for begin in range(0, len(places), step):
+        rows = places[begin : begin + step]
+        near = matrix[rows]
+        made = (near @ matrix).toarray().astype(kind)
+        owner = np.repeat(np.arange(len(rows)), np.diff(near.indptr))
+        made[owner, near.indices] = ~made[owner, near.indices]
+        made[np.arange(len(rows)), rows] = 0
+        table[begin : begin + step] = made
+    return torch.from_numpy(table).to(nodes.device)
+
+
 class _Walks:
     """Walks of two steps on an undirected graph."""
 
-    def __init__(self, adjacency: Pairs, classes: Tensor, mode: str) -> None:
+    def __init__(
+        self,
+        adjacency: Pairs,
+        classes: Tensor,
+        mode: str,
+        counts: _WalkCounts | None = None,
+    ) -> None:
         self.size = len(classes)
-        self.classes, self.mode = classes, mode
+        self.classes, self.mode, self.counts = classes, mode, counts
         self.neighbour = adjacency.neighbour.long()
         self.start = adjacency.start(self.size)
         self.degree = self.start.diff()
@@ -501,14 +608,18 @@ class _Walks:
         place = (chance[0] * self.number(nodes)[:, None]).bitwise_right_shift_(31)
         start = nodes[:, None].expand(-1, draws)
         end = self._ends(start, place)
-        is_near = self._contains(start, end)
         kept = end != start
+        if self.counts is None:
+            is_near = self._contains(start, end)
+        else:
+            times, is_near = self.counts.between(start, end)
         if self.mode == "ring":
             kept &= ~is_near
         if same_class:
             kept &= self.classes[end] == self.classes[start]
-        times = torch.ones_like(end)
-        times[kept] = self._common(start[kept], end[kept])
+        if self.counts is None:
+            times = torch.ones_like(end)
+            times[kept] = self._common(start[kept], end[kept])
         if self.mode == "within":
             times += is_near.long() * kept
         kept &= chance[1] * times < 1 << 31
@@ -566,15 +677,14 @@ def _chunks(sizes: Tensor) -> Iterator[slice]:
 
 def _listed(adjacency: Pairs, nodes: Tensor, size: int, mode: str) -> Pairs:
     """List all neighbours of some nodes at distance two."""
-    device = nodes.device
+    rows = nodes.cpu().numpy()
+    found = two_step_rows(_matrix_of(adjacency, size), rows, mode)
+    return pairs_of(found, nodes.device, rows)
+
+
+def _matrix_of(adjacency: Pairs, size: int) -> sparse.csr_matrix:
+    """Return the pairs as a matrix of ones, (N, N)."""
     column = adjacency.neighbour.cpu().numpy()
-    matrix = sparse.csr_matrix(
-        (
-            np.ones(len(column), dtype=np.float32),
-            column,
-            adjacency.start(size).cpu().numpy(),
-        ),
-        shape=(size, size),
-    )
-    found = two_step_rows(boolean(matrix), nodes.cpu().numpy(), mode)
-    return pairs_of(found, device, nodes.cpu().numpy())
+    start = adjacency.start(size).cpu().numpy()
+    ones = np.ones(len(column), dtype=np.float32)
+    return boolean(sparse.csr_matrix((ones, column, start), shape=(size, size)))

@@ -77,6 +77,20 @@ def test_blocks_of_rows_do_not_change_the_rings(
     assert torch.equal(whole[2].neighbour, parts[2].neighbour)
 
 
+@pytest.mark.parametrize("mode", ["ring", "within"])
+def test_rings_found_by_sorting_and_by_a_mask_are_equal(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = both_ways(list(nx.gnp_random_graph(40, 0.08, seed=1).edges))
+    found = []
+    for share in (0, 10**6):
+        monkeypatch.setattr(hop_neighbors, "SPARSE_SHARE", share)
+        found.append(ring_pairs(edges, 40, 2, mode=mode)[2])
+    assert len(found[0].centre) > 100
+    assert torch.equal(found[0].centre, found[1].centre)
+    assert torch.equal(found[0].neighbour, found[1].neighbour)
+
+
 def test_hops_beyond_the_diameter_are_empty() -> None:
     hops = ring_pairs(both_ways([(0, 1)]), 3, 4)
     assert [len(pairs.centre) for pairs in hops] == [3, 2, 0, 0, 0]

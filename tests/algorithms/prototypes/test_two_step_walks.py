@@ -128,6 +128,51 @@ def test_drawn_pairs_are_among_the_listed_ones_and_as_many(
     assert int(degrees[0].max()) == 5
 
 
+def test_walks_of_two_steps_are_counted() -> None:
+    graph = nx.barabasi_albert_graph(30, 3, seed=0)
+    adjacency = ring_pairs(both_ways(list(graph.edges)), 30, 1)[1]
+    nodes = torch.tensor([0, 3, 29])
+    table = two_step_walks.count_walks(adjacency, nodes, 30)
+    for row, node in zip(table.tolist(), nodes.tolist(), strict=True):
+        for other, found in enumerate(row):
+            number = len(set(graph[node]) & set(graph[other]))
+            if graph.has_edge(node, other):
+                assert found == ~number
+            else:
+                assert found == (number if other != node else 0)
+
+
+@pytest.mark.parametrize("mode", ["ring", "within"])
+@pytest.mark.parametrize("same_class", [True, False])
+@pytest.mark.parametrize("most_walks", [0, 1, 4])
+def test_kept_numbers_of_walks_do_not_change_the_draw(
+    mode: str, same_class: bool, most_walks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two_step_walks, "MOST_WALKS", most_walks)
+    edges = both_ways(list(nx.barabasi_albert_graph(80, 3, seed=3).edges))
+    draw = torch.Generator().manual_seed(1)
+    annotation = torch.randint(-1, 2, (80,), generator=draw)
+    chosen = []
+    for most_counts in (0, 1 << 26):
+        monkeypatch.setattr(two_step_walks, "MOST_COUNTS", most_counts)
+        hops = ring_pairs(edges, 80, 2, mode=mode, most_pairs=400)
+        generator = torch.Generator().manual_seed(2)
+        for _ in range(2):  # the second time, the numbers are those of the first
+            pairs = select_pairs(
+                hops,
+                annotation,
+                same_class=same_class,
+                limit=4,
+                generator=generator,
+                mode=mode,
+            )[2]
+        chosen.append(pairs)
+        before = 2 * hops[1].centre.nbytes
+        assert (hops[1].num_bytes > before + 2 * 80 * 10) == bool(most_counts)
+    assert torch.equal(chosen[0].centre, chosen[1].centre)
+    assert torch.equal(chosen[0].neighbour, chosen[1].neighbour)
+
+
 @pytest.mark.parametrize("mode", ["ring", "within"])
 @pytest.mark.parametrize("edges", [[], [(0, 1), (1, 2)]])
 def test_nodes_without_walks_draw_nothing(
