@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+import statistics
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import scipy.stats
 
 from flower_fgl.runs.cells import Cell, read_cells
 from tests.support.written_cells import make_row
@@ -139,3 +142,24 @@ def test_a_picture_of_the_ranks_is_part_of_the_check(
     assert tables.update(is_check=True) == [
         "ranks.svg is stale or missing. Run scripts/tables."
     ]
+
+
+def test_the_leads_of_opfgl_over_fedavg_are_those_of_the_cells() -> None:
+    folder = CELLS / "opfgl-table1-cora"
+    page = (ROOT / "docs" / "results" / "opfgl.md").read_text("utf-8")
+    draws = [
+        json.loads((folder / f"{row}-clients10.json").read_text("utf-8"))["draws"]
+        for row in ("opfgl", "fedavg_fine-tuned")
+    ]
+    for title, metric in {"accuracy": "accuracy", "macro-F1": "macro_f1"}.items():
+        scores = [
+            [100 * draw["scores"]["own"]["test"][metric] for draw in row]
+            for row in draws
+        ]
+        leads = [one - other for one, other in zip(*scores, strict=True)]
+        printed = " | ".join(f"{lead:.1f}" for lead in [*leads, statistics.mean(leads)])
+        assert f"| {title}, O-pFGL above FedAvg | {printed} |" in page
+        if metric == "accuracy":
+            half = scipy.stats.sem(leads) * scipy.stats.t.ppf(0.975, len(leads) - 1)
+            mean = statistics.mean(leads)
+            assert f"is {mean - half:.1f} to {mean + half:.1f} points" in page

@@ -29,6 +29,7 @@ from flower_fgl.client_apps.runtime.training import (
 )
 from flower_fgl.core.seeds import seeded, torch_generator
 from flower_fgl.nn import Backbone, GraphInput, state_shapes
+from flower_fgl.nn.backbone import copy_network
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["TopFGLClientApp"]
@@ -62,13 +63,23 @@ class TopFGLClientApp(FedAvgClientApp):
 
     def build_learner(self, client: Client) -> TopologyLearner:
         """Build the learner on the client's device; its weights are overwritten."""
-        with seeded(0):
-            learner = TopologyLearner(
-                client.data.num_classes,
-                client.build_model().hidden_channels,
-                client.config.dropout,
-            )
-        return learner.to(client.device)
+        memo, config = client.data.memo, client.config
+        key = (
+            "topfgl-learner",
+            client.model_name,
+            config.hidden_channels,
+            config.dropout,
+        )
+        if key not in memo:
+            with seeded(0):
+                learner = TopologyLearner(
+                    client.data.num_classes,
+                    client.build_model().hidden_channels,
+                    config.dropout,
+                )
+            memo[key] = learner.to(client.device)
+        found: TopologyLearner = copy_network(memo[key])
+        return found
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Add edges if it is time, then train the network and the learner."""

@@ -23,6 +23,7 @@ from flower_fgl.algorithms.dense import (
 )
 from flower_fgl.core.seeds import seeded
 from flower_fgl.nn import Backbone, GraphInput
+from flower_fgl.nn.ensemble import Ensemble
 
 __all__ = ["Batch", "Distiller"]
 
@@ -60,7 +61,7 @@ class Distiller:
     Parameters
     ----------
     models : sequence of Backbone
-        The K clients' models; their parameters get no gradient.
+        The K clients' models, of one architecture; they are copied.
     student : Backbone
         Trained in place.
     sizes : (int, int)
@@ -83,9 +84,8 @@ class Distiller:
         generator: torch.Generator,
         seed: int,
     ) -> None:
-        self.models, self.student, self.settings = models, student, settings
-        for model in models:
-            model.eval().requires_grad_(requires_grad=False)
+        self.student, self.settings = student, settings
+        self.ensemble = Ensemble(models[0], [model.state_dict() for model in models])
         self.num_features, self.num_classes = sizes
         self.draw, self.seed = generator, seed
         self.weights = torch.full((len(models),), 1 / len(models))
@@ -120,7 +120,7 @@ class Distiller:
     # -------------------------------------------------------------- distillation
     def predict(self, graph: GraphInput) -> Tensor:
         """Return the logits (K, b, C) of the clients' models."""
-        return torch.stack([model(graph) for model in self.models])
+        return self.ensemble.predict(graph)
 
     def generator_loss(self, graph: GraphInput, labels: Tensor) -> Tensor:
         """Return cross-entropy minus disagreement; no model has BatchNorm to match."""

@@ -161,3 +161,16 @@ def test_permuted_nodes_permute_the_predictions() -> None:
     torch.testing.assert_close(
         network(moved), network(GraphInput(x, PATH))[order], atol=1e-5, rtol=1e-5
     )
+
+
+def test_each_term_has_a_gradient_of_its_own() -> None:
+    index, labels = torch.tensor([0, 2]), torch.tensor([0, 1])
+    soft = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7]])
+    out = Outputs(*(torch.zeros(3, 2, requires_grad=True) for _ in Outputs._fields))
+    adafgl_loss(out, soft, index, labels).backward()  # type: ignore[no-untyped-call]
+    # cross-entropy of log 2: (p − y) / n of the training nodes
+    entropy = torch.tensor([[-0.25, 0.25], [0.0, 0.0], [0.25, -0.25]])
+    for name, logits in out._asdict().items():
+        # distance to the predictions: 2·(0 − Y) / (N·C), of all nodes
+        distance = -2 * soft / 6 if name == "smooth" else 0
+        torch.testing.assert_close(logits.grad, entropy + distance)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.algorithms.dense import (
     FeatureGenerator,
@@ -79,3 +80,19 @@ def test_the_noise_and_the_generator_get_a_gradient() -> None:
         # BatchNorm removes the biases before it
         if name not in ("layers.0.bias", "layers.3.bias"):
             assert parameter.grad.abs().max() > 1e-7, name
+
+
+def test_each_loss_of_the_server_has_a_gradient() -> None:
+    torch.manual_seed(0)
+    network, noise = FeatureGenerator(4, 6, 5), torch.randn(8, 4)
+    labels, client = torch.arange(8) % 3, torch.nn.Linear(5, 3)
+    F.cross_entropy(client(network(noise)), labels).backward()
+    assert all(
+        p.grad is not None and p.grad.any() for p in network.layers[-1].parameters()
+    )
+    student = torch.zeros(2, 3, requires_grad=True)
+    ensemble = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    student_loss(student, ensemble, 2.0).backward()
+    # τ · (softmax(f_S/τ) − softmax(D/τ)) / b, zero where both agree
+    expected = 2 * (1 / 3 - (ensemble / 2).softmax(dim=1)) / 2
+    torch.testing.assert_close(student.grad, expected)

@@ -29,6 +29,10 @@ def pair(means: list[float], variances: list[float]) -> float:
 def test_the_divergence_of_two_gaussians_by_hand() -> None:
     assert pair([1.0, 1.0], [2.0, 2.0]) == pytest.approx(0, abs=1e-12)
     assert pair([0.0, 2.0], [1.0, 1.0]) == pytest.approx(0.5)
+    assert 1 - pair([0.0, 2.0], [1.0, 1.0]) / math.log(2) == pytest.approx(
+        0.2787, abs=1e-4
+    )
+    assert pair([0.0, 0.5], [1.0, 1.0]) == pytest.approx(0.03125)
     assert pair([0.0, 0.0], [1.0, 4.0]) == pytest.approx(0.1116, abs=1e-4)
 
 

@@ -120,3 +120,13 @@ def test_every_term_reaches_the_generator() -> None:
         assert all(g is not None and g.any() for g in gradient)
         found.append(gradient[-1])
     assert not torch.equal(found[0], found[1])  # type: ignore[arg-type]
+
+
+def test_the_discrepancy_trains_the_model() -> None:
+    common = torch.tensor([[0.0, 0.0], [1.0, 1.0]], requires_grad=True)
+    clients = torch.tensor([[[1.0, -1.0], [1.0, 1.0]], [[0.0, 4.0], [0.0, 2.0]]])
+    weights = torch.tensor([[1.0, 1.0], [0.5, 0.25]])
+    discrepancy(common, clients, weights).backward()
+    # ±weight / C of each client that differs
+    expected = torch.tensor([[-0.5, 0.5 - 0.25], [0.125, -0.125]])
+    torch.testing.assert_close(common.grad, expected)

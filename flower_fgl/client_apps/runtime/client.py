@@ -163,8 +163,16 @@ class Client:
             Takes the method's settings, the backbone's name and the sizes.
         **settings
             Further arguments of ``build``.
+
+        Notes
+        -----
+        1. The network is drawn once; each call returns a copy of it.
         """
-        config = self.config
+        config, memo = self.config, self.data.memo
+        key = (build, config, self.model_name, tuple(sorted(settings.items())))
+        drawn_for, drawn = memo.get(("own network",), (None, None))
+        if drawn_for == key:
+            return copy_network(cast(Module, drawn))
         with seeded(derive_seed(config.seed, 0, SERVER, "init")):
             network = build(
                 config.method_config,
@@ -176,7 +184,9 @@ class Client:
                 dropout=config.dropout,
                 **settings,
             )
-        return self.settle(network)
+        network = self.settle(network)
+        memo["own network",] = (key, copy_network(network))
+        return network
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the state of the client's backbone."""
