@@ -48,5 +48,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names too, which tab completion in a notebook needs."""
-    return sorted({*globals(), *__all__})
+    """List the public names, which tab completion in a notebook shows."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

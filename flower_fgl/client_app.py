@@ -11,16 +11,19 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from flower_fgl.client_apps.worker.client import ask_worker, idle_seconds
-from flower_fgl.core.errors import hide_tracebacks
+from flower_fgl.core.errors import FglError, hide_tracebacks
+from flower_fgl.core.flower_internals import ErrorCode
 
 if TYPE_CHECKING:
     from flower_fgl.client_apps.runtime.session import Session
 
 __all__ = ["DispatchingClientApp", "app"]
+
+FLOWER = logging.getLogger("flwr")
 
 
 class DispatchingClientApp(ClientApp):
@@ -47,7 +50,7 @@ class DispatchingClientApp(ClientApp):
             If the settings are invalid or the message cannot be handled. Flower turns
             the error into an error reply.
         """
-        hide_tracebacks(logging.getLogger("flwr"))  # Flower logs what this raises
+        hide_tracebacks(FLOWER)  # Flower logs what this raises
         if self._session is None and "worker-idle" in context.node_config:
             idle = idle_seconds(context.node_config)
             if idle:
@@ -64,4 +67,28 @@ class DispatchingClientApp(ClientApp):
         return self._dispatch(message, context)
 
 
-app = DispatchingClientApp()
+class _AnsweringClientApp(DispatchingClientApp):
+    """ClientApp whose errors that a user can fix are error replies.
+
+    Flower makes an error reply of an exception too, but its simulation logs several
+    tracebacks for each, and its SuperNodes report an unhandled exception.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._logged: set[str] = set()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Handle one message; log an error once in this process."""
+        try:
+            return super().__call__(message, context)
+        except FglError as error:
+            text = str(error)
+        if text not in self._logged:
+            self._logged.add(text)
+            FLOWER.error("%s", text)
+        reason = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
+        return Message(reason, reply_to=message)
+
+
+app = _AnsweringClientApp()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.settings import GeneralSettings
 
 __all__ = ["App"]
 
@@ -36,9 +38,10 @@ class _Command(TyperCommand):
                     and not param.multiple
                 ):
                     name = max(param.opts, key=len)
+                    hint = f" Several values are a list: {name} A,B."
                     raise ConfigError(
-                        f"{name} is given {number} times: give it once. Where several "
-                        f"values are allowed they are a list, e.g. {name} 1,2."
+                        f"{name} is given {number} times: give it once."
+                        f"{hint if _takes_list(ctx, param) else ''}"
                     )
             for param in self.params:
                 if isinstance(param.type, click.Path) and values.get(param.name):
@@ -47,6 +50,12 @@ class _Command(TyperCommand):
 
         parser.parse_args = parse_once
         return parser
+
+
+def _takes_list(ctx: click.Context, option: click.Option) -> bool:
+    """Return whether an option is a setting of ``run``, whose values may be a list."""
+    settings = {field.name for field in fields(GeneralSettings)}
+    return ctx.command.name == "run" and option.name in settings
 
 
 def _expanded(value: Any) -> Any:

@@ -38,14 +38,24 @@ class _Cell:
     rounds: int
     done: int = 0
     started: float | None = None
+    first: tuple[int, float] | None = None
+    """Number and time of the first round noted."""
+    latest: float = 0.0
+    """Time of the latest round."""
     seconds: float | None = None
     """Duration; ``None`` until the run ends."""
 
-    def spent(self, now: float) -> float:
-        """Return the seconds that the run has taken so far."""
-        if self.seconds is not None:
-            return self.seconds
-        return 0.0 if self.started is None else now - self.started
+    @property
+    def paced(self) -> tuple[int, float]:
+        """Rounds after the first one noted, and the seconds that they took."""
+        if self.first is None:
+            return 0, 0.0
+        return self.done - self.first[0], self.latest - self.first[1]
+
+    @property
+    def whole(self) -> tuple[int, float]:
+        """Rounds of a run that ended, and its duration."""
+        return (0, 0.0) if self.seconds is None else (self.done, self.seconds)
 
 
 @dataclass
@@ -53,7 +63,8 @@ class TimeLeft:
     """Estimate of the seconds that the runs of a grid still take.
 
     A round of a run is assumed to take as long as the rounds so far of runs of the same
-    kind (the same row of the table), or else of all runs.
+    kind (the same row of the table), or else of all runs. The first round of a run does
+    not count, because it includes the start of a process and the reading of the data.
 
     Parameters
     ----------
@@ -72,32 +83,40 @@ class TimeLeft:
         """Note that a run starts."""
         self.cells[name].started = now
 
-    def round(self, name: str, number: int) -> None:
+    def round(self, name: str, number: int, now: float) -> None:
         """Note the last finished round of a run."""
         cell = self.cells[name]
         cell.done = max(cell.done, min(number, cell.rounds))
+        cell.latest = now
+        if cell.first is None:
+            cell.first = (cell.done, now)
 
     def end(self, name: str, now: float) -> None:
         """Note that a run ended, after all rounds or before."""
         cell = self.cells[name]
-        cell.seconds = cell.spent(now)
+        cell.seconds = 0.0 if cell.started is None else now - cell.started
         cell.rounds = cell.done
 
-    def of_run(self, name: str, now: float) -> float | None:
+    def of_run(self, name: str) -> float | None:
         """Return the seconds that one run still takes, ``None`` if not known yet."""
         cell = self.cells[name]
-        alike = [one for one in self.cells.values() if one.kind == cell.kind]
-        for group in (alike, list(self.cells.values())):
-            if done := sum(one.done for one in group):
-                spent = sum(one.spent(now) for one in group)
-                return spent / done * (cell.rounds - cell.done)
+        if cell.done == cell.rounds:
+            return 0.0
+        every = list(self.cells.values())
+        alike = [one for one in every if one.kind == cell.kind]
+        for group in (alike, every):
+            # runs of a single round show only how long they took as a whole
+            for counts in ([c.paced for c in group], [c.whole for c in group]):
+                if rounds := sum(number for number, _ in counts):
+                    spent = sum(seconds for _, seconds in counts)
+                    return spent / rounds * (cell.rounds - cell.done)
         return None
 
-    def __call__(self, now: float) -> float | None:
+    def __call__(self) -> float | None:
         """Return the seconds that all runs still take, ``None`` if not known yet."""
-        left = [self.of_run(name, now) for name in self.cells]
+        left = [self.of_run(name) for name in self.cells]
         known = [seconds for seconds in left if seconds is not None]
-        if not known:
+        if not known or (None in left and not any(known)):
             return None
         return max(sum(known) / self.side_by_side, *known)
 
@@ -170,16 +189,16 @@ class GridProgress:
         """Update the bar of a run."""
         now = self._now()
         if row["phase"] == "train":
-            self._estimate.round(name, row["round"])
+            self._estimate.round(name, row["round"], now)
         self._latest[name] = score_text(row)
         if self._bars is not None:
             self._bars.update(
                 self._tasks[name],
                 completed=self._estimate.cells[name].done,
-                left=self._left(self._estimate.of_run(name, now)),
+                left=self._left(self._estimate.of_run(name)),
                 numbers=self._latest[name],
             )
-            self._bars.update(self._all, left=self._left(self._estimate(now)))
+            self._bars.update(self._all, left=self._left(self._estimate()))
 
     def note(self, name: str, text: str) -> None:
         """Print a log line of a run."""
@@ -191,7 +210,7 @@ class GridProgress:
         now = self._now()
         self._estimate.end(name, now)
         self._ended += 1
-        left = self._left(self._estimate(now))
+        left = self._left(self._estimate())
         if self._bars is not None:
             self._bars.remove_task(self._tasks.pop(name))
             self._bars.update(self._all, completed=self._ended, left=left)

@@ -228,11 +228,18 @@ def _run_grid(
         _print_results(experiment, complete, console)
     if errors:
         raise RunError(
-            f"{len(errors)} of {len(planned)} runs failed: {', '.join(errors)}. The same "
-            "command runs only these again.\n"
-            + "\n".join(f"{name}: {error}" for name, error in errors.items())
+            f"{len(errors)} of {len(planned)} runs failed. The same command runs only "
+            f"these again.\n{_each_error_once(errors)}"
         )
     return [run for _, run in complete]
+
+
+def _each_error_once(errors: Mapping[str, str]) -> str:
+    """Return a line per error, with the names of all runs that it ended."""
+    names: dict[str, list[str]] = {}
+    for name, error in errors.items():
+        names.setdefault(error, []).append(name)
+    return "\n".join(f"{', '.join(runs)}: {error}" for error, runs in names.items())
 
 
 @contextmanager

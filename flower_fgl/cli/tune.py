@@ -92,6 +92,7 @@ def tune(
         jobs=jobs,
         seed=seed,
         on_trial=None if quiet else on_trial,
+        on_note=None if quiet else show,
     )
     for study in studies:
         best, first = study.best, study.trials[0].score

@@ -18,6 +18,8 @@ __all__ = ["Given", "parse_value", "read_options", "read_values", "split_pair"]
 Given = Scalar | list[Scalar]
 """One value for all runs, or the values of a grid."""
 RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+BROKEN_RANGE = re.compile(r"-?[\d.]*\d\.\.\.?-?\d[\d.]*")
+"""Text that looks like a range but is none: ``0.1..0.3``, ``0...4``."""
 MOST = 10_000
 """Largest number of values of a range; a longer one is a typing error."""
 
@@ -136,12 +138,16 @@ def _as_text(value: Any, text: str, kind: type | None) -> Any:
 def _read_piece(key: str, piece: str, kind: type | None) -> list[Any]:
     """Read one element of a list, which may be a range."""
     bounds = RANGE.fullmatch(piece)
-    if bounds is None or kind is str:
+    if kind is str or (bounds is None and not BROKEN_RANGE.fullmatch(piece)):
         return [_as_text(parse_value(piece), piece, kind)]
     if kind is not int:
         raise ConfigError(
             f"{key} is no whole number: {piece} is not a range of it. List its values: "
             f"{key}=0.1,0.2"
+        )
+    if bounds is None:
+        raise ConfigError(
+            f"{key}: {piece} is no range. A range of whole numbers is a..b, e.g. 0..4."
         )
     first, last = int(bounds[1]), int(bounds[2])
     if not first <= last < first + MOST:

@@ -131,6 +131,13 @@ def _check_keys(
         for key in sorted(entries.keys() - allowed):
             raise ConfigError(_unknown_key(key, table, names, common, method))
     for key in general:
+        if key in names:
+            keys = sorted(names[key])
+            raise ConfigError(
+                f'"{key}" is a table of settings. Set one of its keys: '
+                f"{', '.join(f'{key}.{k}' for k in keys)}. In Python: "
+                f'{kebab(key).replace("-", "_")}={{"{keys[0].replace("-", "_")}": …}}.'
+            )
         if key not in common:
             raise ConfigError(_unknown_key(key, "", names, common, method))
 
@@ -146,6 +153,9 @@ def _unknown_key(
     full = f"{table}.{key}" if table else key
     text = f'Unknown setting "{full}". '
     plain = kebab(key)
+    own = names.get(table, set())
+    if plain not in common and difflib.get_close_matches(plain, own, n=1, cutoff=0.5):
+        return text + nearest(full, {f"{table}.{k}" for k in own})
     found = [plain] if plain in common else []
     first = sorted(names, key=lambda name: (name != method, name))
     found += [f"{name}.{plain}" for name in first if plain in names[name]]

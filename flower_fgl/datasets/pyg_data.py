@@ -107,7 +107,7 @@ def to_npz(
         raise DataError(f"A graph file ends in .npz, got {path.name}.")
     dataset = node_dataset(
         data,
-        path.stem,
+        path.name,
         class_names=class_names,
         feature_names=feature_names,
         edge_class_names=edge_class_names,

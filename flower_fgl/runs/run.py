@@ -242,8 +242,10 @@ class Run:
     def headline(self) -> str:
         """Return method, dataset, clients, seed, rounds, status, and the error if any."""
         about = self.summary
+        # of a graph file the name alone: config.toml holds the path
+        dataset = Path(str(about["dataset"])).name or about["dataset"]
         return (
-            f"{about['method']} on {about['dataset']}, "
+            f"{about['method']} on {dataset}, "
             f"{about['clients'] or '?'} clients, "
             f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
             + (f"\nerror: {about['error']}" if "error" in about else "")

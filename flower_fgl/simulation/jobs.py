@@ -22,7 +22,7 @@ from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.extensions import Registered, adopt, registered
 from flower_fgl.core.options import Scalar
 
-__all__ = ["Job", "Watcher", "check_jobs", "run_jobs"]
+__all__ = ["Job", "MemoryRoom", "Watcher", "check_jobs", "needed_memory", "run_jobs"]
 
 STOP_SECONDS = 20.0
 """Seconds in which an interrupted run writes its status before its process is killed."""
@@ -185,7 +185,7 @@ def _logged_to(on_note: Callable[[str], None]) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-class _Room:
+class MemoryRoom:
     """The memory that runs side by side share, by their estimates."""
 
     def __init__(self) -> None:
@@ -198,6 +198,18 @@ class _Room:
         The estimates of all runs together must fit into what was free before the first of
         them, since a run that has just started has not yet taken its part. A run alone is
         always admitted: it reports itself that it does not fit.
+
+        Parameters
+        ----------
+        name : str
+            Name of the run, for :meth:`release`.
+        needed, free : int
+            Bytes that the run needs, and bytes that are free now.
+
+        Returns
+        -------
+        str
+            Empty if the run may start.
         """
         if not self._taken:
             self._free = free
@@ -330,7 +342,7 @@ class _Pool:
         self._watcher = watcher
         self._workers: list[_Worker] = []
         self._busy: dict[Connection, _Worker] = {}
-        self._room = _Room()
+        self._room = MemoryRoom()
         self._held: list[_Worker] = []
         self._has_noted = False
         self._extensions = _extensions()
@@ -439,19 +451,30 @@ def _serve(parent: Connection) -> None:
         job = parent.recv()
         may_start = False
         while not may_start:
-            send("memory", _memory(job))
+            send("memory", needed_memory(job.settings))
             may_start = parent.recv()
         error = _run(job, partial(send, "round"), partial(send, "note"), **options)
         send("end", error)
 
 
-def _memory(job: Job) -> tuple[int, int]:
-    """Return the estimate of a run's memory, and the memory that is free."""
+def needed_memory(settings: Mapping[str, Scalar]) -> tuple[int, int]:
+    """Estimate the memory of a run of the local engine, and find what is free.
+
+    Parameters
+    ----------
+    settings : mapping of str to bool, int, float or str
+        Flat run config with ``clients``.
+
+    Returns
+    -------
+    tuple of two int
+        Bytes that the run needs at least, 0 if its settings are wrong, and free bytes.
+    """
     from flower_fgl.simulation.local import check_run, count_owners
     from flower_fgl.simulation.memory import available_memory, estimate_memory
 
     try:
-        config = check_run(count_owners(job.settings))
+        config = check_run(count_owners(settings))
         needed = estimate_memory(config, engine="local").total
     except Exception:  # the run reports it
         needed = 0

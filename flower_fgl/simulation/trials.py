@@ -8,7 +8,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.run import Run
+from flower_fgl.simulation.jobs import MemoryRoom, needed_memory
 
 __all__ = ["Outcome", "TrialProcesses", "run_trial"]
 
@@ -109,16 +111,24 @@ def _outcome(run: Run, seconds: float) -> Outcome:
 class TrialProcesses:
     """A fixed number of processes that run trials; each imports the library once.
 
+    A trial whose estimated memory does not fit beside that of the active trials waits
+    until one of them ends.
+
     Parameters
     ----------
     jobs : int
         Number of processes; 1 runs the trials in this process.
+    on_note : callable, optional
+        Called once with a line of text if a trial waits for memory.
     """
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, on_note: Callable[[str], None] | None = None) -> None:
         self._jobs = jobs
+        self._on_note = on_note
         self._processes: list[_Process] = []
         self._done: list[tuple[Any, Outcome]] = []
+        self._room = MemoryRoom()
+        self._held: list[_Process] = []
         self.num_started = 0
 
     def __enter__(self) -> Self:
@@ -170,17 +180,40 @@ class TrialProcesses:
     def wait(self) -> list[tuple[Any, Outcome]]:
         """Wait until at least one trial has ended; return the keys and outcomes."""
         out, self._done = self._done, []
-        busy = [process for process in self._processes if process.key is not None]
-        if out or not busy:
-            return out
-        ready = wait([process.connection for process in busy])
-        for process in busy:
-            if process.connection in ready:
-                key, outcome = process.receive()
-                out.append((key, outcome))
-                if not process.is_alive:
-                    self._processes.remove(process)
+        while not out:
+            busy = {p.connection: p for p in self._processes if p.key is not None}
+            if not busy:
+                break
+            for ready in wait(list(busy)):
+                process = busy[ready]  # type: ignore[index]
+                key = process.key
+                outcome = process.receive()
+                if isinstance(outcome, Outcome):
+                    out.append((key, outcome))
+                    self._end(process)
+                else:
+                    self._admit(process, *outcome)
         return out
+
+    def _admit(self, process: _Process, needed: int, free: int) -> None:
+        """Start a trial whose memory fits beside that of the others, else hold it."""
+        why = self._room.why_full(process.name, needed, free)
+        if not why:
+            process.answer(may_start=True)
+            return
+        self._held.append(process)
+        if self._on_note is not None:
+            self._on_note(f"{process.name}: {why}")
+            self._on_note = None  # one line, whatever the number of trials
+
+    def _end(self, process: _Process) -> None:
+        """Let the held trials report their memory again."""
+        self._room.release(process.name)
+        for other in self._held:
+            other.answer(may_start=False)
+        self._held.clear()
+        if not process.is_alive:
+            self._processes.remove(process)
 
 
 class _Process:
@@ -221,15 +254,30 @@ class _Process:
         self.key, self._folder = key, folder
         self.connection.send((dict(settings), folder))
 
-    def receive(self) -> tuple[Any, Outcome]:
-        """Return the outcome; a process that was killed gives a failed one."""
-        key, self.key = self.key, None
+    @property
+    def name(self) -> str:
+        """Name of the latest trial."""
+        return self._folder.name
+
+    def answer(self, *, may_start: bool) -> None:
+        """Start the trial, or let the process report its memory again."""
+        with suppress(OSError):  # a process that died is noticed when it is read
+            self.connection.send(may_start)
+
+    def receive(self) -> Outcome | tuple[int, int]:
+        """Return needed and free memory of a trial that may not start yet, or its outcome.
+
+        A process that was killed gives a failed outcome.
+        """
         try:
-            return key, self.connection.recv()
+            answer: Outcome | tuple[int, int] = self.connection.recv()
         except (EOFError, ConnectionError):
             self.stop()
             shutil.rmtree(self._folder, ignore_errors=True)
-            return key, Outcome(None, error=KILLED)
+            answer = Outcome(None, error=KILLED)
+        if isinstance(answer, Outcome):
+            self.key = None
+        return answer
 
     def stop(self) -> None:
         """End the process."""
@@ -239,7 +287,7 @@ class _Process:
 
 
 def _serve(connection: Connection) -> None:
-    """Run trials until the parent closes the connection or ends."""
+    """Run trials, each when the parent has memory for it, until the parent ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -248,9 +296,18 @@ def _serve(connection: Connection) -> None:
         os._exit(1)  # a trial of a killed study must not go on
 
     threading.Thread(target=follow, daemon=True).start()
+    _answer(connection)
+
+
+def _answer(connection: Connection) -> None:
+    """Run trials until the parent closes the connection."""
     while True:
         try:
             settings, folder = connection.recv()
+            may_start = False
+            while not may_start:
+                connection.send(needed_memory(settings))
+                may_start = connection.recv()
             connection.send(run_trial(settings, folder))
-        except (EOFError, ConnectionError, KeyboardInterrupt):
+        except (EOFError, OSError, KeyboardInterrupt):
             return

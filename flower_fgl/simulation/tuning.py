@@ -174,6 +174,7 @@ def tune(
     jobs: int = 1,
     seed: int = 0,
     on_trial: OnTrial | None = None,
+    on_note: Callable[[str], None] | None = None,
 ) -> list[RowStudy]:
     """Run the studies of some rows of an experiment, or what is missing of them.
 
@@ -188,11 +189,14 @@ def tune(
     budget : int
         Trials of each row, at least 2.
     jobs : int
-        Processes, of one thread each.
+        Processes, of one thread each. A trial whose estimated memory does not fit beside
+        that of the active ones waits.
     seed : int
         Seed of the proposals.
     on_trial : callable, optional
         Called with the study and the trial after each trial.
+    on_note : callable, optional
+        Called once with a line of text if a trial waits for memory.
 
     Returns
     -------
@@ -214,7 +218,7 @@ def tune(
         )
     draws = list(experiment.tune_draws)
     folder.mkdir(parents=True, exist_ok=True)
-    with hold(folder), TrialProcesses(jobs) as processes:
+    with hold(folder), TrialProcesses(jobs, on_note) as processes:
         shutil.rmtree(folder / RUNNING, ignore_errors=True)  # runs of a killed study
         storage = _open_storage(folder / JOURNAL)
         studies = [RowStudy(storage, row, draws, seed) for row in rows]

@@ -66,6 +66,8 @@ def test_a_text_holds_one_value_or_several(
         ("seed", "3..0", "from the smaller to the larger"),
         ("seed", "0..99999", "at most 10,000 values"),
         ("lr", "0..1", "lr is no whole number"),
+        ("lr", "0.1..0.3", "lr is no whole number"),
+        ("seed", "0...4", "0...4 is no range. A range of whole numbers is a..b"),
         ("lr", "0.1,,1", "empty value"),
         ("seed", "0..2,1", "seed lists 1 twice"),
         ("lr", "[]", "expects a value, a list"),
@@ -80,7 +82,8 @@ def test_a_malformed_list_is_refused(key: str, text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seed", "1", "--seed", "2"], "--seed is given 2 times"),
+        (["--seed", "1", "--seed", "2"], "--seed is given 2 times.*--seed A,B"),
+        (["--jobs", "2", "--jobs", "3"], r"--jobs is given 2 times: give it once\.$"),
         (["--set", "lr=0.1", "--set", "lr=0.2"], r"lr=… is given twice.*lr=0\.1,0\.2"),
         (["--seed", "1", "--set", "seed=2"], "set the same key"),
         (["--jobs", "2"], "there is only one run"),
@@ -127,16 +130,40 @@ def test_the_time_left_follows_runs_of_the_same_kind() -> None:
     left = TimeLeft(2)
     for name, kind in (("a0", "a"), ("a1", "a"), ("b0", "b")):
         left.add(name, kind, 10)
-    assert left(0.0) is None
+    assert left() is None
     left.start("a0", 0.0)
     left.start("b0", 0.0)
-    left.round("a0", 5)
-    left.round("b0", 1)
-    # a takes 2 s per round: 10 s + 20 s; b takes 10 s per round: 90 s
-    assert left.of_run("a1", 10.0) == 20.0
-    assert left(10.0) == 90.0  # the longest run, since 120 s / 2 is less
+    left.round("a0", 1, 2.0)
+    left.round("b0", 1, 0.0)
+    left.round("a0", 5, 10.0)
+    left.round("b0", 2, 10.0)
+    # a takes 2 s per round: 10 s + 20 s; b takes 10 s per round: 80 s
+    assert left.of_run("a1") == 20.0
+    assert left() == 80.0  # the longest run, since 110 s / 2 is less
     left.end("b0", 10.0)
-    assert left(10.0) == 20.0
+    assert left() == 20.0
+
+
+def test_the_time_left_does_not_count_the_start_of_a_process() -> None:
+    left = TimeLeft(1)
+    left.add("a", "a", 11)
+    left.add("b", "b", 11)
+    left.start("a", 0.0)
+    left.round("a", 1, 80.0)  # torch was imported, the data were read
+    assert left() is None
+    left.round("a", 2, 81.0)
+    assert left() == 20.0  # 9 rounds and 11 rounds
+
+
+def test_the_time_left_of_runs_of_one_round_is_that_of_whole_runs() -> None:
+    left = TimeLeft(1)
+    for name in "abc":
+        left.add(name, "a", 1)
+    left.start("a", 0.0)
+    left.round("a", 1, 4.0)
+    assert left() is None
+    left.end("a", 5.0)
+    assert left() == 10.0
 
 
 NOTEBOOK = """
@@ -270,7 +297,7 @@ def test_runs_side_by_side_share_the_memory(
     gib = jobs_module.GIB
     sizes = int(needs * gib), int(free * gib)
     monkeypatch.setattr(jobs_module, "_Worker", ThreadWorker)
-    monkeypatch.setattr(jobs_module, "_memory", lambda _: sizes)
+    monkeypatch.setattr(jobs_module, "needed_memory", lambda _: sizes)
     monkeypatch.setattr(jobs_module, "_run", run)
     watcher = Notes()
     jobs = [Job(f"run{k}", {}) for k in range(6)]
@@ -281,9 +308,9 @@ def test_runs_side_by_side_share_the_memory(
 
 
 def test_a_job_knows_what_it_needs_and_a_wrong_one_is_left_to_its_run() -> None:
-    needed, free = jobs_module._memory(Job("a", TINY))
+    needed, free = jobs_module.needed_memory(TINY)
     assert 0 < needed < jobs_module.GIB < free
-    assert jobs_module._memory(Job("b", {**TINY, "dataset": "absent.npz"}))[0] == 0
+    assert jobs_module.needed_memory({**TINY, "dataset": "absent.npz"})[0] == 0
 
 
 class Died:
@@ -329,25 +356,25 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(
     whole = engine.run_one
 
     def fail_once(values: Any, **options: Any) -> Run:
-        if values["seed"] == 0:
+        if values["seed"] < 2:
             raise RunError("no client replied")
         return whole(values, **options)
 
     monkeypatch.setattr(engine, "run_one", fail_once)
-    words = ["run", "--seed", "0,1", "--engine", "local", "--quiet"]
+    words = ["run", "--seed", "0..2", "--engine", "local", "--quiet"]
     for key, value in {**TINY, "output-dir": str(tmp_path)}.items():
         words += ["--set", f"{key}={json.dumps(value)}"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
     assert result.exit_code == 1
     error = str(result.exception)
-    assert "1 of 2 runs failed: fedavg-seed0." in error
-    assert "no client replied" in error
+    assert "2 of 3 runs failed." in error
+    assert error.endswith("\nfedavg-seed0, fedavg-seed1: no client replied")
     (grid,) = tmp_path.iterdir()
-    assert Run.load(grid / "fedavg-seed1").status == "completed"
+    assert Run.load(grid / "fedavg-seed2").status == "completed"
 
 
 def test_without_a_terminal_every_run_prints_one_plain_line() -> None:
-    now = iter([0.0, 5.0, 10.0, 10.0])
+    now = iter([0.0, 5.0, 10.0])
     left = TimeLeft(1)
     left.add("a", "a", 2)
     left.add("b", "b", 2)

@@ -51,6 +51,11 @@ def test_the_hint_stands_before_the_list() -> None:
         ({"config.lr": 0.1}, '"config.lr". Did you mean "lr"?'),
         ({"local_epochs": 2}, 'Did you mean "local-epochs"?'),
         ({"local.lr": 0.1}, "local has no settings of its own"),
+        (
+            {"method": "fedprox", "fedprox.m": 0.1},
+            'Did you mean "fedprox.mu"? Known: f',
+        ),
+        ({"fedprox": 0.1}, '"fedprox" is a table of settings. Set one of its keys: '),
     ],
 )
 def test_a_setting_in_a_wrong_table_suggests_the_right_one(

@@ -55,6 +55,12 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
         wrong = stage.submit({**values, "lr": -1.0, "run-dir": str(tmp_path / "no")})
         assert stage.wait_for_end(wrong) == "finished:failed"
         refusal = stage.log(wrong)
+        # the server has no data, so only the clients can find that a file is missing
+        own = {k: v for k, v in values.items() if not k.startswith("synthetic.")}
+        own |= {"dataset": str(tmp_path / "absent.npz"), "run-dir": str(tmp_path / "2")}
+        absent = stage.submit(own)
+        assert stage.wait_for_end(absent) == "finished:failed"
+        unread = stage.log(absent)
     wait_until(lambda: not [one for pid in supernodes for one in workers_of(pid)], 10)
     assert "handled without a worker" not in stage.logs()
     run = Run.load(folder)
@@ -72,6 +78,12 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
         assert line in log
     assert "lr must be > 0, got -1.0" in refusal
     assert "Traceback" not in refusal
+    # an error in a client is one message, in the log of its SuperNode and of the run
+    nodes_logs = list((tmp_path / "deployment").glob("flower-supernode-*.log"))
+    assert len(nodes_logs) == 2
+    for text in [unread, *(log.read_text() for log in nodes_logs)]:
+        assert "absent.npz" in text
+        assert "Traceback" not in text
 
 
 @pytest.mark.slow

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
-from flower_fgl import server_app
+from flower_fgl import client_app, server_app
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.errors import PLAIN_ERRORS, ConfigError, FglError
+from flower_fgl.core.flower_internals import ErrorCode
 from flower_fgl.runs.flower_log import flower_log, log_rounds
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -117,6 +118,25 @@ def test_a_supernodes_log_shows_what_an_owner_can_fix_by_its_message(
     assert flower == [f"ERROR: {caught.value}"]
     log.error("%s raised an exception", "ClientApp", exc_info=RuntimeError("bug"))
     assert "ClientApp raised an exception\nRuntimeError: bug" in flower[-1]
+
+
+def test_flower_gets_an_answer_for_an_error_that_an_owner_can_fix(
+    flower: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's simulation would log several tracebacks of an exception."""
+    context = Context(1, 1, {"graph": "/no.npz"}, RecordDict(), {**TINY})
+    with task_identity(1):
+        message = Message(RecordDict(), 1, "train")
+    app = type(client_app.app)()  # what an earlier test logged does not count
+    replies = [app(message, context) for _ in range(2)]
+    for reply in replies:
+        assert reply.has_error()
+        assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+        assert "lacks the agreement" in str(reply.error.reason)
+    assert flower == [f"ERROR: {replies[0].error.reason}"]  # once
+    monkeypatch.setattr(app, "_handle", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
+        app(message, context)
 
 
 def test_a_round_without_scores_and_a_phase_have_lines(flower: list[str]) -> None:

@@ -70,6 +70,8 @@ def test_a_graph_runs_as_its_graph_file_does(
 ) -> None:
     path = to_npz(graph(), tmp_path / "mine.npz")
     one = simulate("fedavg", graph(), clients=3, **short)
+    file = Path(one.summary["dataset"])
+    assert str(one).startswith(f"fedavg on {file.name}, 3 clients")
     other = simulate("fedavg", path, clients=3, **short)
     assert one.status == "completed"
     assert comparable(one) == comparable(other)

@@ -59,6 +59,8 @@ def test_public_names_are_listed_and_load_nothing_heavy_until_used() -> None:
     )
     names, public, heavy = json.loads(done.stdout)
     assert set(public) <= set(names)
+    shown = {name for name in names if not name.startswith("__")}
+    assert shown <= set(public)  # nothing that a module only imports
     assert heavy == []
     for name in public:
         assert getattr(flower_fgl, name) is not None

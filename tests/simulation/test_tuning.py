@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Mapping
+from multiprocessing import Pipe
 from pathlib import Path
 
 import numpy as np
@@ -294,6 +297,57 @@ def test_a_process_runs_a_trial_while_another_is_killed(tmp_path: Path) -> None:
         assert len(processes.pids) == 1
     assert found["two"] == Outcome(None, error=KILLED)
     assert "no.npz" in found["one"].error
+
+
+class ThreadProcess(trials._Process):
+    """A process of trials in a thread of this one."""
+
+    def __init__(self) -> None:
+        self.connection, inner = Pipe()
+        self.key, self._folder = None, Path()
+        threading.Thread(target=trials._answer, args=(inner,), daemon=True).start()
+
+    def stop(self) -> None:
+        self.connection.close()
+
+
+@pytest.mark.parametrize(
+    ("needs", "at_once", "why"),
+    [
+        (6, 1, "at least 6.0 GiB of memory, and 1 of the runs beside it leave 4.0"),
+        (4, 2, "at least 4.0 GiB of memory, and 2 of the runs beside it leave 2.0"),
+        (2, 3, ""),
+        (12, 1, "at least 12.0 GiB"),  # alone, a trial reports it itself
+    ],
+)
+def test_trials_side_by_side_share_the_memory(
+    needs: int, at_once: int, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    active, most = [0], [0]
+
+    def run(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+        active[0] += 1
+        most[0] = max(most[0], active[0])
+        time.sleep(0.05)
+        active[0] -= 1
+        return Outcome(0.5)
+
+    sizes = needs << 30, 10 << 30
+    monkeypatch.setattr(trials, "_Process", ThreadProcess)
+    monkeypatch.setattr(trials, "needed_memory", lambda _: sizes)
+    monkeypatch.setattr(trials, "run_trial", run)
+    notes: list[str] = []
+    found: dict[int, Outcome] = {}
+    keys = list(range(6))
+    with TrialProcesses(3, notes.append) as processes:
+        while len(found) < 6:
+            while keys and processes.has_room:
+                processes.submit(key := keys.pop(0), {}, tmp_path / f"plain-{key}")
+            found |= dict(processes.wait())
+    assert set(found.values()) == {Outcome(0.5)}
+    assert most == [at_once]
+    assert len(notes) == bool(why)  # one line, whatever the number of trials
+    assert all(note.startswith("plain-") and why in note for note in notes)
 
 
 @pytest.mark.slow

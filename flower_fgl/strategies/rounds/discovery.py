@@ -23,6 +23,8 @@ __all__ = ["Lost", "describe_nodes", "wait_for_clients", "wait_for_known_clients
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
+NAMED = 5
+"""Largest number of nodes that one reason names."""
 AGAIN_SECONDS = 1.0
 """Pause before a node that sent no answer is asked again."""
 SETTLE_SECONDS = 10.0
@@ -156,9 +158,9 @@ class _Survey:
 
     def why_missing(self) -> str:
         """Name the nodes that sent no answer or an unusable one."""
-        parts = [f"{one.name}: {one.reason}" for one in self.rejected]
-        parts += [f"node {node}: {reason}" for node, reason in self.lost.items()]
-        return _count_equal(parts)
+        pairs = [(one.name, one.reason) for one in self.rejected]
+        pairs += [(f"node {node}", reason) for node, reason in self.lost.items()]
+        return _each_reason_once(pairs)
 
 
 def wait_for_clients(grid: Grid, config: RunConfig) -> Gathered:
@@ -284,11 +286,16 @@ def wait_for_known_clients(
     return clients, survey.rejected, survey.answers.keys() - others - survey.lost.keys()
 
 
-def _count_equal(reasons: Collection[str]) -> str:
-    """Join reasons; give equal ones once, with their number."""
-    return "; ".join(
-        why + (f" ({n} times)" if n > 1 else "") for why, n in Counter(reasons).items()
-    )
+def _each_reason_once(pairs: Collection[tuple[str, str]]) -> str:
+    """Join (name, reason): a reason of many nodes comes once, with the first names."""
+    names: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        names.setdefault(reason, []).append(name)
+    parts = []
+    for reason, named in names.items():
+        more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+        parts.append(f"{', '.join(named[:NAMED])}{more}: {reason}")
+    return "; ".join(parts)
 
 
 def _num_partitions(described: Mapping[int, Description]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +37,10 @@ POLL_SECONDS = 0.005
 SIMULATION_GRIDS = ("InMemoryGrid", "WorkerGrid", "GrowingGrid")
 """Grids whose clients run in worker processes of this machine. Their modules are not
 imported, since that takes a second."""
+WRAPPED = re.compile(
+    r"(?:<class '[\w.]+'>:<'|Exception \w+ occurred\. Message: )(.*)'>"
+)
+"""How Flower's SuperNode, and its simulation, write the exception of a ClientApp."""
 UNDECODABLE = (
     ArithmeticError,
     AttributeError,
@@ -510,7 +515,7 @@ def _check_reply(reply: Message, sent: Message, max_mb: float) -> None:
 def _last_line(reason: str | None) -> str:
     """Return the last line of an error reply, shortened."""
     lines = [line.strip() for line in (reason or "").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "unknown"
+    return WRAPPED.sub(r"\1", lines[-1])[:300] if lines else "unknown"
 
 
 def _stop_on_dead_worker(grid: Grid, failures: Iterable[Failure]) -> None:

@@ -344,7 +344,7 @@ class RoundLog:
         return (
             f"Round {self.number}: {len(self._clients)} usable replies of "
             f"{self._num_sampled} sampled clients, min-replies is {self._min_replies}. "
-            f"{self.reason} {text}".rstrip()
+            f"{' '.join(part for part in (self.reason, text) if part)}".rstrip()
         )
 
     def row(self) -> dict[str, Any]:

@@ -41,9 +41,8 @@ def faulty(plan: Plan) -> type[Nodes]:
                 error = Error(ErrorCode.NODE_UNAVAILABLE, "Node Unavailable")
                 return Message(error, reply_to=_message(key, sent))
             if fault == "raise":
-                error = Error(
-                    ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "ValueError('bug')"
-                )
+                text = "<class 'ValueError'>:<'bug'>"  # as a SuperNode writes it
+                error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text)
                 return Message(error, reply_to=_message(key, sent))
             if fault == "garbage":
                 return Message(RecordDict(), reply_to=_message(key, sent))

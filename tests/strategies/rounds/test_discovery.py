@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_fgl import Run
 from flower_fgl.core.errors import RunError
+from flower_fgl.strategies.rounds.discovery import _each_reason_once
 from tests.strategies.rounds.faulty_nodes import Plan, faulty, places_of
 from tests.strategies.rounds.test_rejoining import Nodes, run_with
 from tests.support.short_runs import comparable
@@ -136,9 +137,20 @@ def test_if_no_description_can_be_used_the_run_fails_at_once(tmp_path: Path) -> 
         return "raise" if kind == DESCRIBE else ""
 
     clock = time.monotonic()
-    with pytest.raises(RunError, match=r"No client can take part.*node \d+: .*bug"):
+    with pytest.raises(RunError) as caught:
         run(tmp_path / "run", plan)
+    # equal reasons come once, without the marks that Flower puts around them
+    names = ", ".join([r"node \d+"] * 3)
+    text = str(caught.value).partition("\n")[0]
+    assert re.fullmatch(rf"No client can take part\. {names}: bug", text)
     assert time.monotonic() - clock < 30
+
+
+def test_a_reason_of_many_nodes_names_the_first_ones() -> None:
+    pairs = [(f"node {k}", "gone") for k in range(8)] + [("ash", "no file")]
+    assert _each_reason_once(pairs) == (
+        "node 0, node 1, node 2, node 3, node 4 and 3 more: gone; ash: no file"
+    )
 
 
 def test_a_lost_node_is_asked_again_until_it_answers(
