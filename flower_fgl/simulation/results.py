@@ -6,7 +6,7 @@ Nothing here loads torch, matplotlib or pandas before a method that needs it is 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -464,7 +464,16 @@ def _runs(side: str | Path | RunFolder | Sequence[RunFolder]) -> Sequence[RunFol
     """Return the runs of one side of a comparison."""
     if isinstance(side, str | Path):
         return select_runs(str(side))
-    return [side] if isinstance(side, RunFolder) else list(side)
+    if isinstance(side, RunFolder):
+        return [side]
+    runs = list(side) if isinstance(side, Iterable) else [side]
+    for run in runs:
+        if not isinstance(run, RunFolder):
+            raise ConfigError(
+                "Each side of a comparison is a Run, a sequence of Runs or a folder of "
+                f"runs, not {type(run).__name__}."
+            )
+    return runs
 
 
 def _picture(pictures: Mapping[str, Figure], name: str) -> Figure:

@@ -281,6 +281,9 @@ def test_two_methods_are_compared_by_runs_or_by_folders(runs: RunSet) -> None:
     assert by_name.test.n == 2
     with pytest.raises(RunError, match="at least 2 pairs"):
         flower_fgl.compare(runs[0], runs[2])
+    for wrong in (1, [1]):
+        with pytest.raises(ConfigError, match="a folder of runs, not int"):
+            flower_fgl.compare(wrong, runs[2])  # type: ignore[arg-type, list-item]
 
 
 def test_an_experiment_file_runs_from_python(
