@@ -52,6 +52,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_there_is_a_notebook_for_each_task() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
+        "edge-classification",
         "few-shot",
         "graph-classification",
         "link-prediction",
