@@ -96,7 +96,7 @@ CHECKS: dict[str, Checks] = {
         ("0 epochs: FedAvg", [f"{S}fedtad.py::test_without_server_epochs_the_model"]),
         ("the three losses", [
             f"{A}fedtad.py::test_losses_by_hand",
-            f"{A}fedgen.py::test_both_diversities_equal_the_sum",
+            f"{A}fedgen.py::test_the_diversity_loss_equals_the_sum",
         ]),
     ],
     "gcfl+": [

@@ -31,7 +31,6 @@ __all__ = [
     "balanced_classes",
     "class_reliability",
     "discrepancy",
-    "diversity",
     "generator_loss",
     "nearest_edges",
     "neighbour_similarity",
@@ -229,30 +228,6 @@ def discrepancy(common: Tensor, clients: Tensor, weights: Tensor) -> Tensor:
     return (weights * (common - clients).abs().mean(dim=2)).sum()
 
 
-def diversity(noise: Tensor, x: Tensor) -> Tensor:
-    """Compute exp(−mean_ab ‖z_a − z_b‖²_mean · ‖x_a − x_b‖_{1,mean}).
-
-    Parameters
-    ----------
-    noise : Tensor of shape (n, 32), float32
-        z.
-    x : Tensor of shape (n, d), float32
-        Generated features, with gradient.
-
-    Returns
-    -------
-    Tensor of shape ()
-        In (0, 1]; small if different noise gives different nodes.
-
-    Notes
-    -----
-    1. Each pair is computed once: it occurs as (a, b) and (b, a), and (a, a) adds 0.
-    """
-    apart = F.pdist(noise).square() / noise.shape[1]
-    away = F.pdist(x, p=1) / x.shape[1]
-    return (-2 * (apart * away).sum() / len(noise) ** 2).exp()
-
-
 def generator_loss(
     common: Tensor,
     clients: Tensor,
@@ -269,7 +244,7 @@ def generator_loss(
     classes : Tensor of shape (n,), int64
         Classes of the generated nodes.
     spread : Tensor of shape ()
-        :func:`diversity`.
+        :func:`~flower_fgl.algorithms.fedgen.diversity_loss`.
     """
     number = len(clients)
     losses = F.cross_entropy(

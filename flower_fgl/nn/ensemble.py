@@ -16,8 +16,8 @@ from torch import Tensor
 from flower_fgl.nn.backbone import Backbone, copy_network
 from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.sparse import Operator
-from flower_fgl.nn.stacked import can_stack, stack_model
-from flower_fgl.nn.topology import OperatorKind, graph_filter
+from flower_fgl.nn.stacked import StackedWeights, can_stack, map_each, stack_model
+from flower_fgl.nn.topology import OperatorKind
 
 __all__ = ["Ensemble", "SharedInput"]
 
@@ -36,7 +36,7 @@ class _EachOperator:
         return out if bias is None else out + bias[:, None]
 
 
-class SharedInput(GraphInput):
+class SharedInput(StackedWeights):
     """One graph as input of a backbone with the stacked weights of K models.
 
     Parameters
@@ -57,10 +57,6 @@ class SharedInput(GraphInput):
         """Return the propagated features (n, d), see :meth:`GraphInput.propagated`."""
         return self._graph.propagated(kind, coefficients)
 
-    def per_row(self, vector: Tensor) -> Tensor:
-        """Return vectors (K, p) in a shape that adds to representations (K, n, p)."""
-        return vector[:, None]
-
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
@@ -80,10 +76,7 @@ class SharedInput(GraphInput):
         """
         rows = self.x if h is None else h
         if rows.dim() == 3:
-            across = weight.transpose(1, 2)
-            if bias is None:
-                return torch.bmm(rows, across)
-            return torch.baddbmm(bias[:, None], rows, across)
+            return map_each(rows, weight.transpose(1, 2), bias)
         every = weight.flatten(0, 1)  # (K·q, p)
         if h is None and self._sparse is not None:
             out = self._sparse.matmul(every.t())
@@ -91,36 +84,6 @@ class SharedInput(GraphInput):
             out = F.linear(rows, every)
         out = out.view(len(out), len(weight), -1).transpose(0, 1)
         return out if bias is None else out + bias[:, None]
-
-    def filtered_linear(
-        self,
-        h: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        kind: OperatorKind,
-        coefficients: tuple[float, ...],
-    ) -> Tensor:
-        """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`.
-
-        Parameters
-        ----------
-        h, weight, bias
-            As in :meth:`linear`.
-        kind, coefficients
-            S, and c_0, c_1, …
-
-        Returns
-        -------
-        Tensor of shape (K, n, q)
-        """
-        if h is None and self._is_kept:
-            return self.linear(self.propagated(kind, coefficients), weight, bias)
-        z = self.linear(h, weight)
-        if len(coefficients) == 1:  # graph_filter would add a bias without its rows
-            z = coefficients[0] * z
-            return z if bias is None else z + bias[:, None]
-        return graph_filter(self.operator(kind), z, coefficients, bias)
 
 
 class Ensemble:

@@ -19,7 +19,15 @@ from flower_fgl.nn.graph_input import GraphInput
 from flower_fgl.nn.sparse import Operator, SparseOperator, csr_matrix
 from flower_fgl.nn.topology import OperatorKind, Topology, graph_filter
 
-__all__ = ["StackedInput", "can_stack", "pad_rows", "split_state", "stack_model"]
+__all__ = [
+    "StackedInput",
+    "StackedWeights",
+    "can_stack",
+    "map_each",
+    "pad_rows",
+    "split_state",
+    "stack_model",
+]
 
 
 class BlockOperator:
@@ -41,7 +49,48 @@ class BlockOperator:
         return out if bias is None else out + bias[:, None]
 
 
-class StackedInput(GraphInput):
+class StackedWeights(GraphInput):
+    """Input of a backbone with stacked weights: representations have shape (K, n, p).
+
+    A subclass says how features are mapped and how operators propagate.
+    """
+
+    def per_row(self, vector: Tensor) -> Tensor:
+        """Return vectors (K, p) in a shape that adds to representations (K, n, p)."""
+        return vector[:, None]
+
+    def filtered_linear(
+        self,
+        h: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: OperatorKind,
+        coefficients: tuple[float, ...],
+    ) -> Tensor:
+        """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`.
+
+        Parameters
+        ----------
+        h, weight, bias
+            As in :meth:`linear`.
+        kind, coefficients
+            S, and c_0, c_1, …
+
+        Returns
+        -------
+        Tensor of shape (K, n, q)
+        """
+        if h is None and self._is_kept:
+            return self.linear(self.propagated(kind, coefficients), weight, bias)
+        z = self.linear(h, weight)
+        if len(coefficients) == 1:  # graph_filter would add a bias without its rows
+            z = coefficients[0] * z
+            return z if bias is None else z + bias[:, None]
+        return graph_filter(self.operator(kind), z, coefficients, bias)
+
+
+class StackedInput(StackedWeights):
     """The graphs of K clients as input of a backbone with stacked weights.
 
     Parameters
@@ -118,10 +167,6 @@ class StackedInput(GraphInput):
         out._filtered = {}
         return out
 
-    def per_row(self, vector: Tensor) -> Tensor:
-        """Return vectors (K, p) in a shape that adds to representations (K, n, p)."""
-        return vector[:, None]
-
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None
     ) -> Tensor:
@@ -143,40 +188,25 @@ class StackedInput(GraphInput):
             z = self._sparse.matmul(across.reshape(-1, weight.shape[1]))
             z = z.view(self.num_clients, self.num_rows, -1)
             return z if bias is None else z + bias[:, None]
-        rows = self.x if h is None else h
-        if bias is None:
-            return torch.bmm(rows, across)
-        return torch.baddbmm(bias[:, None], rows, across)
+        return map_each(self.x if h is None else h, across, bias)
 
-    def filtered_linear(
-        self,
-        h: Tensor | None,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        kind: OperatorKind,
-        coefficients: tuple[float, ...],
-    ) -> Tensor:
-        """Propagate, then map linearly, as :meth:`GraphInput.filtered_linear`.
 
-        Parameters
-        ----------
-        h, weight, bias
-            As in :meth:`linear`.
-        kind, coefficients
-            S, and c_0, c_1, …
+def map_each(rows: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
+    """Map each client's rows by its own matrix.
 
-        Returns
-        -------
-        Tensor of shape (K, n, q)
-        """
-        if h is None and self._is_kept:
-            return self.linear(self.propagated(kind, coefficients), weight, bias)
-        z = self.linear(h, weight)
-        if len(coefficients) == 1:  # graph_filter would add a bias without its rows
-            z = coefficients[0] * z
-            return z if bias is None else z + bias[:, None]
-        return graph_filter(self.operator(kind), z, coefficients, bias)
+    Parameters
+    ----------
+    rows, across : Tensor of shape (K, n, p) and (K, p, q), float
+        Representations, and transposed weights.
+    bias : Tensor of shape (K, q), float, or None
+
+    Returns
+    -------
+    Tensor of shape (K, n, q)
+    """
+    if bias is None:
+        return torch.bmm(rows, across)
+    return torch.baddbmm(bias[:, None], rows, across)
 
 
 def pad_rows(parts: Sequence[Tensor], num_rows: int) -> Tensor:

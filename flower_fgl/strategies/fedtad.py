@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flower_fgl.algorithms.fedgen import diversity_loss
 from flower_fgl.algorithms.fedtad import (
     NOISE,
     GraphGenerator,
     balanced_classes,
     discrepancy,
-    diversity,
     generator_loss,
     nearest_edges,
     normalise_reliability,
@@ -115,7 +115,7 @@ class FedTAD(FedAvg):
                     teachers.predict(graph),
                     weights,
                     classes,
-                    diversity(noise, x),
+                    diversity_loss(noise, x),
                 )
                 self._step("generator", loss)
             with torch.no_grad():

@@ -9,13 +9,13 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
+from flower_fgl.algorithms.fedgen import diversity_loss
 from flower_fgl.algorithms.fedtad import (
     NOISE,
     GraphGenerator,
     balanced_classes,
     class_reliability,
     discrepancy,
-    diversity,
     generator_loss,
     nearest_edges,
     node_features,
@@ -80,7 +80,7 @@ def test_losses_by_hand() -> None:
     assert found.item() == pytest.approx(semantic - apart + 2 * 0.25, rel=1e-5)
     # pairs (a, b) and (b, a) of four: ‖z‖² = (4 + 0)/2, ‖x‖ = 3
     z, x = torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([[0.0], [3.0]])
-    assert diversity(z, x).item() == pytest.approx(math.exp(-3), rel=1e-5)
+    assert diversity_loss(z, x).item() == pytest.approx(math.exp(-3), rel=1e-5)
 
 
 def test_a_bounded_generator_has_features_between_minus_1_and_1() -> None:
@@ -113,7 +113,7 @@ def test_every_term_reaches_the_generator() -> None:
         elif number == 1:
             loss = discrepancy(common(x), logits, weights)
         else:
-            loss = diversity(noise, x)
+            loss = diversity_loss(noise, x)
         generator.zero_grad()
         loss.backward()
         gradient = [p.grad for p in generator.parameters()]
