@@ -63,7 +63,9 @@ def keep_freed_memory() -> bool:
         Whether the options were set; false without glibc.
     """
     names = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in names):
+    if not sys.platform.startswith("linux") or any(
+        name in os.environ for name in names
+    ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(
