@@ -285,7 +285,7 @@ class WorkerGrid(OneRunGrid):
 
 
 def host_of(partition_id: int, num_clients: int, num_hosts: int) -> int:
-    """Return the worker of a client; clients of one stack are in one if that is possible."""
+    """Return the worker of a client: one for each stack, if the stacks are enough."""
     stacks = num_stacks(num_clients)
     stack = partition_id % stacks if num_hosts <= stacks else partition_id
     return stack % num_hosts

@@ -25,8 +25,8 @@ from flwr.app import (
 
 from flower_fgl import Run, simulate
 from flower_fgl.client_apps.dispatch import FEW
-from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.client_apps.runtime.state import ClientState, read_state
+from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation import growing_grid, local
