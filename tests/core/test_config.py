@@ -329,3 +329,10 @@ def test_the_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert not config.flat().keys() & {"fedpg.server-weight-decay"}
     (experiment,) = read_experiment(tmp_path / "config.toml").runs()
     assert parse_config(experiment.settings).flat() == config.flat()
+
+
+def test_a_whole_number_is_a_name_where_a_name_is_expected() -> None:
+    # the command line and TOML read 1 without quotes as a number
+    assert parse(**{"positive-class": 1}).positive_class == "1"
+    with pytest.raises(ConfigError, match="positive-class must be of type str"):
+        parse(**{"positive-class": 1.5})
