@@ -282,7 +282,7 @@ def test_any_unknown_key_gives_one_clear_error(key: str) -> None:
     known = {kebab(f.name) for f in fields(GeneralSettings)}
     if key in known or "." in key:
         return
-    with pytest.raises(ConfigError, match="Unknown setting|is a table of settings"):
+    with pytest.raises(ConfigError, match=r"Unknown setting|is a table of settings"):
         parse_config({key: 1})
 
 
