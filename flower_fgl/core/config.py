@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from flower_fgl.core.extensions import known_names
@@ -24,6 +24,7 @@ from flower_fgl.core.settings import (
     DATASETS,
     GeneralSettings,
     SyntheticSettings,
+    has_targets,
     is_file,
     main_score_of,
     owners_name,
@@ -201,6 +202,9 @@ class RunConfig(GeneralSettings):
         }
         read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)
+        if not read.positive_class and has_targets(read) and read.setting != LINK:
+            read = replace(read, positive_class=read.target)
+            sources["positive-class"] = "data set"
         return cls(
             **vars(read),
             synthetic=parse_settings(

@@ -125,6 +125,8 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     takes_bool = kind is bool or "true" in metadata["choices"]
     if takes_bool and str(value) in BOOLEANS:  # a TOML file holds true without quotes
         value = BOOLEANS[str(value)] if kind is bool else str(value).lower()
+    if kind is str and is_number and isinstance(value, int):  # a name without quotes
+        value, is_number = str(value), False
     fits = {
         bool: isinstance(value, bool),
         int: is_number and math.isfinite(value) and float(value).is_integer(),

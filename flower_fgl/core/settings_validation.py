@@ -23,10 +23,12 @@ from flower_fgl.core.settings import (
     EDGE_PARTITIONS,
     GRAPH_PARTITIONS,
     MIN_SECURE_CLIENTS,
+    TARGETS,
     TRACKERS,
     UNSUPPORTED,
     GeneralSettings,
     SyntheticSettings,
+    has_targets,
     is_file,
     names_of_trackers,
     read_num_neighbors,
@@ -185,8 +187,8 @@ def check_settings(
     Raises
     ------
     ConfigError
-        If ``device`` is malformed, or ``track`` names an unknown tracker; if the method
-        does not support a setting; with
+        If ``device`` is malformed, or ``track`` names an unknown tracker; if a dataset
+        with several labels lacks ``target``; if the method does not support a setting; with
         ``setting = "graph"``, for a partition of a single graph, or any sparsity; with
         ``closed-set`` or ``open-set``, for a partition other than METIS, or any
         sparsity; with ``few-shot``, for too many shots, a split, or ``label-sparsity``;
@@ -206,6 +208,8 @@ def check_settings(
     for name in names_of_trackers(settings.track):
         if name not in TRACKERS:
             raise ConfigError(f'Unknown tracker "{name}". {nearest(name, TRACKERS)}')
+    if has_targets(settings):
+        _check_target(settings)
     _check_method(settings, method)
     _check_mixed(settings, method, methods)
     _check_owners(settings, method, methods)
@@ -220,6 +224,25 @@ def check_settings(
     _check_secure(settings, method, methods)
     _check_late(settings, method, methods)
     _check_aggregation(settings, method, methods)
+
+
+def _check_target(settings: GeneralSettings) -> None:
+    """Reject a missing target, and a number out of range."""
+    (count, example), target = TARGETS[settings.dataset], settings.target
+    are_numbers = example.isdecimal()
+    if not target:
+        names = f"0 to {count - 1}" if are_numbers else "with the names in its files"
+        item = "graph" if settings.dataset.startswith("ogbg") else "node"
+        raise ConfigError(
+            f"{settings.dataset} has {count} targets, {names}, and a {item} may belong to "
+            f'several. Choose one with target, e.g. target = "{example}": the run then '
+            f'tells the classes "no {example}" and "{example}" apart.'
+        )
+    if are_numbers and target not in map(str, range(count)):
+        raise ConfigError(
+            f'target = "{target}" is not one of {settings.dataset}, whose targets are the '
+            f"numbers 0 to {count - 1}."
+        )
 
 
 def _check_mixed(

@@ -39,6 +39,7 @@ __all__ = [
 
 PLACE = (
     "dataset",
+    "target",
     "partition",
     "clients",
     "setting",
@@ -342,7 +343,7 @@ def make_cell(
         title=title,
         row=row,
         method=str(first.summary["method"]),
-        place={key: flat[key] for key in PLACE if key in flat},
+        place={key: flat[key] for key in PLACE if flat.get(key, "") != ""},
         settings={k: v for k, v in flat.items() if k not in (*PLACE, "method")},
         draws=[_make_draw(run) for run in ordered],
         order=order,

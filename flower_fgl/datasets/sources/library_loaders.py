@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.settings import TARGETS
 from flower_fgl.datasets.graph_files.archive import read_arrays
 from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
+from flower_fgl.datasets.sources.targets import read_targets
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
     csr_tensor,
@@ -60,7 +62,8 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> RawNodes:
         for name in ("train", "val", "test")
         if f"{name}_mask" in data
     }
-    return RawNodes(data.x, data.edge_index, data.y, data.entries, masks=masks)
+    targets = tuple(map(str, range(data.y.shape[1]))) if data.y.dim() == 2 else None
+    return RawNodes(data.x, data.edge_index, data.y, data.entries, targets, masks=masks)
 
 
 def _first_split(mask: Tensor) -> Tensor:
@@ -223,7 +226,7 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
     ------
     DataError
         If the files belong to another release than the one the installed ``ogb`` reads,
-        the graphs have several labels, or an attribute is out of range.
+        the labels are no classes, or an attribute is out of range.
 
     Notes
     -----
@@ -244,8 +247,10 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
         return torch.from_numpy(_read_csv(path))
 
     num_nodes, num_edges = table("raw/num-node-list"), table("raw/num-edge-list")
-    y = table("raw/graph-label")
-    if y.shape[1] != 1 or y.is_floating_point():
+    y, targets = table("raw/graph-label"), None
+    if name in TARGETS and y.shape[1] > 1:
+        y, targets = read_targets(y, name), _ogb_targets(folder, y.shape[1])
+    elif y.shape[1] != 1 or y.is_floating_point():
         raise DataError(
             f"{name}: expected one class per graph, got {y.shape[1]} labels of type "
             f"{y.dtype}. Choose a dataset that flower-fgl datasets lists."
@@ -261,12 +266,26 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
         x=x,
         edge_index=undirected_simple(edges.T.contiguous(), len(batch)),
         batch=batch,
-        y=y[:, 0],
+        y=y[:, 0] if targets is None else y,
         masks={
             ours: _mask(table(f"split/{split}/{theirs}")[:, 0], len(y))
             for ours, theirs in files.items()
         },
+        class_names=targets,
     )
+
+
+def _ogb_targets(folder: Path, count: int) -> tuple[str, ...]:
+    """Return the names of the targets of molecules, or their numbers."""
+    import pandas as pd
+
+    path = folder / "mapping" / "mol.csv.gz"
+    if path.is_file():
+        columns = pd.read_csv(path, nrows=0).columns
+        names = tuple(c for c in columns if c.lower() not in ("smiles", "mol_id"))
+        if len(names) == count:
+            return names
+    return tuple(map(str, range(count)))
 
 
 def _one_hot_atoms(attributes: Tensor, name: str) -> Tensor:
@@ -318,6 +337,9 @@ def _finish(data: Any) -> Any:
     data.num_nodes = int(data.num_nodes)  # a NumPy number in binary OGB sets
     data.edge_index = undirected_simple(data.edge_index, data.num_nodes)
     data.x = compact_features(data.x)
+    if data.y.dim() == 2 and data.y.shape[1] > 1:
+        data.y = read_targets(data.y, "the dataset")
+        return data
     y = data.y.flatten()
     if y.is_floating_point():  # ogbn-papers100M: NaN for nodes without a class
         y = y.nan_to_num(nan=-1)
