@@ -10,6 +10,7 @@ from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import option
 
 __all__ = [
+    "ALL_TARGETS",
     "AUROC_DATASETS",
     "DATASETS",
     "EDGE_PARTITIONS",
@@ -124,7 +125,9 @@ TARGETS: Mapping[str, Targets] = {
     "ogbg-moltox21": Targets(12, "NR-AR"),
     "ogbg-moltoxcast": Targets(617, "ACEA_T47D_80hr_Negative"),
 }
-"""Datasets of which the setting ``target`` chooses one label."""
+"""Datasets of which the setting ``target`` chooses one label, or all."""
+ALL_TARGETS = "all"
+"""Value of ``target`` with which a run learns all labels of a dataset at once."""
 AUROC_DATASETS = frozenset(
     [
         *("minesweeper", "tolokers", "questions"),
@@ -206,8 +209,8 @@ class GeneralSettings:
     target: str = option(
         "",
         "name of the one label that is predicted, of a dataset whose nodes or graphs may "
-        'have several at once: classes are "no <target>" and "<target>"; empty: the '
-        "dataset has one label (docs/data.md)",
+        'have several at once: classes are "no <target>" and "<target>"; all: every '
+        "label at once; empty: the dataset has one label (docs/data.md)",
         keeps_commas=True,
     )
     feature_align: str = option(
