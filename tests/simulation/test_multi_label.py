@@ -262,6 +262,11 @@ def test_the_partition_command_counts_the_items_with_each_label(
     assert [row[1] for row in report.rows] == ["75", "75"]
 
 
+def test_the_documentation_names_the_able_methods() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text("utf-8")
+    assert f"`{' '.join(ABLE)}` train on all labels" in " ".join(text.split())
+
+
 REFUSED: list[tuple[dict[str, Scalar], str]] = [
     (
         {"method": "fedproto"},
