@@ -78,6 +78,7 @@ DATASETS = [
     "ogbn-arxiv",
     "ogbn-products",
     "ogbn-papers100m",
+    "ogbn-proteins",
     "mutag",
     "proteins",
     "nci1",
@@ -118,6 +119,7 @@ class Targets(NamedTuple):
 
 TARGETS: Mapping[str, Targets] = {
     "yelp": Targets(100, "37"),
+    "ogbn-proteins": Targets(112, "0"),
     "ogbg-molclintox": Targets(2, "CT_TOX"),
     "ogbg-molmuv": Targets(17, "MUV-466"),
     "ogbg-molpcba": Targets(128, "PCBA-1030"),
@@ -139,7 +141,6 @@ AUROC_DATASETS = frozenset(
 curve (Platonov et al., ICLR 2023; Hu et al., NeurIPS 2020), and one target of several."""
 _REGRESSION = "the labels are numbers, not classes"
 UNSUPPORTED = {
-    "ogbn-proteins": "nodes have no features, and 112 labels at once",
     "ogbn-mag": "nodes and edges have several types",
     "ogbg-code2": "the label is a sequence of words",
     "ogbg-molesol": _REGRESSION,
