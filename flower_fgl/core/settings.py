@@ -213,6 +213,7 @@ class GeneralSettings:
         'have several at once: classes are "no <target>" and "<target>"; all: every '
         "label at once; empty: the dataset has one label (docs/data.md)",
         keeps_commas=True,
+        may_be_number=True,
     )
     feature_align: str = option(
         "name",
@@ -327,6 +328,7 @@ class GeneralSettings:
         "name of the class that is sought, usually a rare one; adds AUPRC, Precision@K "
         "and scores at a threshold chosen on validation; empty: none, or target",
         keeps_commas=True,
+        may_be_number=True,
     )
     precision_k: int = option(
         20,

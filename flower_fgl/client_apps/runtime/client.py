@@ -315,7 +315,7 @@ class Client:
         With ``class-weights`` it weighs the classes; with several labels per item it is
         the binary cross-entropy.
         """
-        if self.config.is_multi_label:
+        if self.data.training.labels.dim() == 2:
             from flower_fgl.core.multi_label import binary_loss
 
             return lambda logits, labels, index: binary_loss(logits, labels)
