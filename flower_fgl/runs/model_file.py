@@ -101,7 +101,10 @@ class ModelCard:
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
-        return json.dumps({k.replace("_", "-"): v for k, v in asdict(self).items()})
+        values = {k.replace("_", "-"): v for k, v in asdict(self).items()}
+        if not self.multi_label:  # as in files of earlier versions
+            del values["multi-label"]
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
