@@ -10,6 +10,7 @@ from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import option
 
 __all__ = [
+    "ALL_TARGETS",
     "AUROC_DATASETS",
     "DATASETS",
     "EDGE_PARTITIONS",
@@ -77,6 +78,7 @@ DATASETS = [
     "ogbn-arxiv",
     "ogbn-products",
     "ogbn-papers100m",
+    "ogbn-proteins",
     "mutag",
     "proteins",
     "nci1",
@@ -117,6 +119,7 @@ class Targets(NamedTuple):
 
 TARGETS: Mapping[str, Targets] = {
     "yelp": Targets(100, "37"),
+    "ogbn-proteins": Targets(112, "0"),
     "ogbg-molclintox": Targets(2, "CT_TOX"),
     "ogbg-molmuv": Targets(17, "MUV-466"),
     "ogbg-molpcba": Targets(128, "PCBA-1030"),
@@ -124,7 +127,9 @@ TARGETS: Mapping[str, Targets] = {
     "ogbg-moltox21": Targets(12, "NR-AR"),
     "ogbg-moltoxcast": Targets(617, "ACEA_T47D_80hr_Negative"),
 }
-"""Datasets of which the setting ``target`` chooses one label."""
+"""Datasets of which the setting ``target`` chooses one label, or all."""
+ALL_TARGETS = "all"
+"""Value of ``target`` with which a run learns all labels of a dataset at once."""
 AUROC_DATASETS = frozenset(
     [
         *("minesweeper", "tolokers", "questions"),
@@ -136,7 +141,6 @@ AUROC_DATASETS = frozenset(
 curve (Platonov et al., ICLR 2023; Hu et al., NeurIPS 2020), and one target of several."""
 _REGRESSION = "the labels are numbers, not classes"
 UNSUPPORTED = {
-    "ogbn-proteins": "nodes have no features, and 112 labels at once",
     "ogbn-mag": "nodes and edges have several types",
     "ogbg-code2": "the label is a sequence of words",
     "ogbg-molesol": _REGRESSION,
@@ -206,9 +210,10 @@ class GeneralSettings:
     target: str = option(
         "",
         "name of the one label that is predicted, of a dataset whose nodes or graphs may "
-        'have several at once: classes are "no <target>" and "<target>"; empty: the '
-        "dataset has one label (docs/data.md)",
+        'have several at once: classes are "no <target>" and "<target>"; all: every '
+        "label at once; empty: the dataset has one label (docs/data.md)",
         keeps_commas=True,
+        may_be_number=True,
     )
     feature_align: str = option(
         "name",
@@ -323,6 +328,7 @@ class GeneralSettings:
         "name of the class that is sought, usually a rare one; adds AUPRC, Precision@K "
         "and scores at a threshold chosen on validation; empty: none, or target",
         keeps_commas=True,
+        may_be_number=True,
     )
     precision_k: int = option(
         20,

@@ -314,6 +314,7 @@ def _node_clients(
             edge_index,
             dataset.y[nodes],
             masks[partition_id],
+            targets=None if dataset.targets is None else dataset.targets[nodes],
         )
         graph = sparsify(
             graph, sparsity, seed=config.partition_seed, partition_id=partition_id

@@ -517,6 +517,8 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
         tensors["pairs"] = graph.pairs
     if graph.pair_x is not None:
         tensors["pair_x"] = graph.pair_x
+    if graph.targets is not None:
+        tensors["targets"] = graph.targets
     if graph.x.layout == torch.sparse_csr:
         tensors["x/indptr"] = graph.x.crow_indices()
         tensors["x/indices"] = graph.x.col_indices()
@@ -579,4 +581,5 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
         tensors.get("batch"),
         tensors.get("pairs"),
         tensors.get("pair_x"),
+        tensors.get("targets"),
     )

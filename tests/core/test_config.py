@@ -331,8 +331,10 @@ def test_the_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert parse_config(experiment.settings).flat() == config.flat()
 
 
-def test_a_whole_number_is_a_name_where_a_name_is_expected() -> None:
+def test_a_whole_number_is_the_name_of_a_class_or_a_target() -> None:
     # the command line and TOML read 1 without quotes as a number
     assert parse(**{"positive-class": 1}).positive_class == "1"
     with pytest.raises(ConfigError, match="positive-class must be of type str"):
         parse(**{"positive-class": 1.5})
+    with pytest.raises(ConfigError, match="output-dir must be of type str"):
+        parse(**{"output-dir": 1})

@@ -124,6 +124,17 @@ def write_ogb(folder: Path, class_column: str = "") -> None:
         ).to_csv(path, index=False)
 
 
+def write_proteins(folder: Path, labels: np.ndarray) -> None:
+    """Write the layout of ogbn-proteins: attributes of edges, and several labels."""
+    write_ogb(folder)
+    raw = folder / "raw"
+    (raw / "node-feat.csv.gz").unlink()
+    (raw / "node_year.csv.gz").rename(raw / "species.csv.gz")
+    _write_gz(raw / "edge-feat.csv.gz", np.arange(2 * len(EDGES)).reshape(-1, 2) / 4)
+    _write_gz(raw / "node-label.csv.gz", labels)
+    (folder / "split" / "time").rename(folder / "split" / "species")
+
+
 def write_papers100m(folder: Path) -> None:
     """Write the binary layout of ogbn-papers100M, where nodes may have no class."""
     raw = folder / "raw"

@@ -62,8 +62,13 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> RawNodes:
         for name in ("train", "val", "test")
         if f"{name}_mask" in data
     }
-    targets = tuple(map(str, range(data.y.shape[1]))) if data.y.dim() == 2 else None
+    targets = _numbers_of(data.y)
     return RawNodes(data.x, data.edge_index, data.y, data.entries, targets, masks=masks)
+
+
+def _numbers_of(y: Tensor) -> tuple[str, ...] | None:
+    """Return the numbers of several targets as their names, ``None`` for classes."""
+    return tuple(map(str, range(y.shape[1]))) if y.dim() == 2 else None
 
 
 def _first_split(mask: Tensor) -> Tensor:
@@ -183,6 +188,8 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
     2. OGB's loader prompts on the terminal before it replaces another release. This
        reader raises instead, so no worker waits for input. The loader also prompts
        before it downloads more than 1 GB; ``raw_paths.py`` disables such downloads.
+    3. Nodes without features get the mean attributes of their edges, as in OGB's own
+       examples.
     """
     folder = _ogb_folder(root, name, "nodeproppred")
     loader = _import_quietly("ogb.nodeproppred").PygNodePropPredDataset
@@ -191,7 +198,7 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
         split = dataset.get_idx_split()
     data = dataset[0]
     masks = {
-        ours: _mask(split[theirs], data.y.numel())
+        ours: _mask(split[theirs], len(data.y))
         for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test"))
     }
     return RawNodes(
@@ -199,7 +206,7 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
         data.edge_index,
         data.y,
         data.entries,
-        class_names=_ogb_class_names(folder),
+        class_names=_numbers_of(data.y) or _ogb_class_names(folder),
         masks=masks,
     )
 
@@ -335,6 +342,9 @@ def _finish(data: Any) -> Any:
     """Convert a graph to its canonical form before the loader writes it."""
     data.entries = data.edge_index.shape[1]
     data.num_nodes = int(data.num_nodes)  # a NumPy number in binary OGB sets
+    if data.x is None:
+        data.x = _mean_over_edges(data.edge_index, data.edge_attr, data.num_nodes)
+        data.edge_attr = None  # of the published list of edges
     data.edge_index = undirected_simple(data.edge_index, data.num_nodes)
     data.x = compact_features(data.x)
     if data.y.dim() == 2 and data.y.shape[1] > 1:
@@ -345,6 +355,12 @@ def _finish(data: Any) -> Any:
         y = y.nan_to_num(nan=-1)
     data.y = y.to(torch.int64)
     return data
+
+
+def _mean_over_edges(edge_index: Tensor, attr: Tensor, num_nodes: int) -> Tensor:
+    """Return the mean attributes, (N, a), of the edges (2, M) that begin at each node."""
+    total = torch.zeros(num_nodes, attr.shape[1]).index_add_(0, edge_index[0], attr)
+    return total / edge_index[0].bincount(minlength=num_nodes).clamp(min=1)[:, None]
 
 
 def _mask(nodes: Tensor, num_nodes: int) -> Tensor:

@@ -156,8 +156,8 @@ def load(
         Whether the dataset must match its published statistics; tests with reduced files
         disable it.
     target : str
-        Target of a dataset with several, see ``core/settings.py``; empty: the first, for
-        a run that does not read classes.
+        Target of a dataset with several, or ``all``, see ``core/settings.py``; empty: the
+        first, for a run that does not read classes.
 
     Returns
     -------
@@ -237,7 +237,14 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
     class_names = raw.class_names or tuple(str(c) for c in range(num_classes))
     if isinstance(raw, RawGraphs):
         graphs = GraphDataset(
-            name, raw.x, raw.edge_index, raw.batch, raw.y, class_names, raw.masks
+            name,
+            raw.x,
+            raw.edge_index,
+            raw.batch,
+            raw.y,
+            class_names,
+            raw.masks,
+            raw.targets,
         )
         validate_graph_dataset(graphs)
         return graphs
@@ -249,6 +256,7 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
         class_names=class_names,
         masks=raw.masks,
         network=raw.network,
+        targets=raw.targets,
     )
     validate_node_dataset(nodes)
     return nodes
@@ -266,7 +274,7 @@ def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Sta
         nodes=int(whole.x.shape[0]),
         edges=whole.edge_index.shape[1] // 2,
         features=dataset.num_features,
-        classes=dataset.num_classes,
+        classes=dataset.num_classes if dataset.targets is None else 2,  # of each target
         entries=raw.entries if isinstance(raw, RawNodes) else None,
         graphs=graphs,
         targets=whole.y.shape[1] if whole.y.dim() == 2 else None,

@@ -52,6 +52,8 @@ class RawNodes:
         Published split.
     network : Tensor of shape (N,), int64, optional
         Network of each node, if the dataset has several.
+    targets : Tensor of shape (N, T), int8, optional
+        Labels of all targets, if none of them was chosen.
     """
 
     x: Tensor
@@ -61,6 +63,7 @@ class RawNodes:
     class_names: tuple[str, ...] | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     network: Tensor | None = None
+    targets: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,8 @@ class RawGraphs:
         Published split.
     class_names : tuple of str, optional
         As in :class:`RawNodes`.
+    targets : Tensor of shape (G, T), int8, optional
+        As in :class:`RawNodes`.
     """
 
     x: Tensor
@@ -90,6 +95,7 @@ class RawGraphs:
     y: Tensor
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     class_names: tuple[str, ...] | None = None
+    targets: Tensor | None = None
 
 
 Raw = RawNodes | RawGraphs

@@ -227,8 +227,8 @@ _OWN: dict[str, Source] = {
         entries=23213838,
     ),
     "yelp": _nodes(
-        "Yelp reviewers, Zeng et al., ICLR 2020; 100 targets, see target; needs about "
-        "10 GB of memory",
+        "Yelp reviewers, Zeng et al., ICLR 2020; 100 targets; needs about 10 GB of "
+        "memory",
         "75/10/15",
         raw_paths.graph_saint("Yelp"),
         (716847, None, 300, 2),
@@ -372,6 +372,14 @@ _OWN: dict[str, Source] = {
         ),
         (111059956, None, 128, 172),
         entries=1615685872,
+    ),
+    "ogbn-proteins": _nodes(
+        f"Proteins of eight species, {HU}; 112 targets; needs about 16 GB of memory",
+        "65/16/19",
+        raw_paths.ogb("ogbn-proteins", "proteins", has_features=False),
+        (132534, None, 8, 2),
+        entries=79122504,
+        targets=112,
     ),
     "mutag": _graphs("MUTAG", raw_paths.tu("MUTAG"), 188, (3371, 3721, 7, 2)),
     "proteins": _graphs(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.options import nearest
+from flower_fgl.core.settings import ALL_TARGETS
 from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs
 from flower_fgl.nn.graph_union import GraphBatch, select_rows
 
@@ -61,7 +62,8 @@ def choose_target(raw: Raw, name: str, target: str) -> Raw:
     name : str
         Dataset for messages.
     target : str
-        Name of the target.
+        Name of the target; ``all`` keeps all of them, with their names as classes and
+        ``y`` 0 for items with a known label.
 
     Returns
     -------
@@ -77,15 +79,24 @@ def choose_target(raw: Raw, name: str, target: str) -> Raw:
         If no graph has a label.
     """
     names = raw.class_names or ()
+    if target == ALL_TARGETS:
+        is_known = (raw.y >= 0).any(dim=1)
+        every = replace(raw, y=is_known.to(torch.int64) - 1, targets=raw.y)
+        return _checked(every, name, target)
     if target not in names:
         raise ConfigError(
             f'target = "{target}" is not one of {name}. {_list_of(target, names)}'
         )
     y = raw.y[:, names.index(target)].to(torch.int64)
     chosen = replace(raw, y=y, class_names=(f"no {target}", target))
-    if isinstance(chosen, RawGraphs) and bool((y < 0).any()):
-        return _labelled(chosen, name, target)
-    return chosen
+    return _checked(chosen, name, target)
+
+
+def _checked(raw: Raw, name: str, target: str) -> Raw:
+    """Leave out graphs without a label."""
+    if isinstance(raw, RawGraphs) and bool((raw.y < 0).any()):
+        return _labelled(raw, name, target)
+    return raw
 
 
 def _list_of(target: str, names: Sequence[str]) -> str:
@@ -118,4 +129,5 @@ def _labelled(raw: RawGraphs, name: str, target: str) -> RawGraphs:
         batch=part.batch,
         y=raw.y[kept],
         masks={split: mask[kept] for split, mask in raw.masks.items()},
+        targets=None if raw.targets is None else raw.targets[kept],
     )

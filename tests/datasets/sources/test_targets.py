@@ -110,6 +110,28 @@ def test_a_target_of_molecules_has_the_name_in_the_files(
         read("ogbg-moltox21", "SR-p53", data, tmp_path)
 
 
+def test_proteins_have_the_mean_attributes_of_their_edges(
+    data: Path, tmp_path: Path
+) -> None:
+    labels = np.zeros((raw.NUM_NODES, 112), dtype=int)
+    labels[:, 5] = HAS_37
+    raw.write_proteins(tmp_path / "data" / "ogbn_proteins", labels)
+    dataset = read("ogbn-proteins", "5", tmp_path / "data", tmp_path / "cache")
+    assert isinstance(dataset, NodeDataset)
+    assert dataset.y.tolist() == HAS_37
+    for node in range(raw.NUM_NODES):
+        own = [
+            [2 * k / 4, (2 * k + 1) / 4]
+            for k, ends in enumerate(raw.EDGES.tolist())
+            for end in ends
+            if end == node
+        ]
+        expected = np.mean(own, axis=0).tolist() if own else [0.0, 0.0]
+        assert dataset.x[node].tolist() == pytest.approx(expected)
+    masks = {k: mask.nonzero().flatten().tolist() for k, mask in dataset.masks.items()}
+    assert list(masks.values()) == list(raw.ROLES.values())
+
+
 def test_graphs_without_a_label_count_in_the_published_numbers(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
