@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flower_fgl.cli.arguments import show
@@ -163,8 +163,16 @@ def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run
 
 
 def _partitioned(plan: Plan, folder: Path) -> dict[str, Path]:
-    """Write one graph file per owner."""
-    files = export_clients(plan.config, folder)
+    """Write one graph file per owner; links are split by the run itself."""
+    config = plan.config
+    if config.setting in (EDGE, "graph"):
+        raise ConfigError(
+            f'setting = "{config.setting}" is rehearsed with the graphs of owners only: '
+            "give a file or CSV folder of each."
+        )
+    if config.setting == LINK:
+        config = replace(config, setting="transductive", split="default")
+    files = export_clients(config, folder)
     return {
         owner: file.rename(folder / f"{owner}.npz")
         for owner, file in zip(plan.owners, files, strict=True)

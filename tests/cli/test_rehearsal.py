@@ -143,6 +143,25 @@ def test_owners_of_links_and_edges_are_rehearsed_and_scored(
     assert " nodes)" not in said
 
 
+def test_partitions_are_rehearsed_for_links_but_not_for_edges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "Rehearsal", InThisProcess)
+    small = {"synthetic.nodes": 120, "synthetic.blocks": 6}
+    run = run_rehearsal(
+        tmp_path / "links", plan(setting="link", **small), tls=False, timeout=1
+    )
+    assert run.status == "completed"
+    assert run.best is not None
+    assert "auroc" in run.best["test"]
+    with pytest.raises(
+        ConfigError, match='"edge" is rehearsed with the graphs of owners'
+    ):
+        run_rehearsal(
+            tmp_path / "edges", plan(setting="edge", **small), tls=False, timeout=1
+        )
+
+
 def write_tables(folder: Path) -> Path:
     """Write a ring of 40 nodes with chords as CSV tables with features and classes."""
     folder.mkdir()
