@@ -57,7 +57,7 @@ MESSAGE_SECONDS = (0.012, 0.03)
 every node; measured with 1,000 clients on two cores."""
 STOPPED = (
     "Flower stopped the ServerApp before the last round: by `flwr stop`, or because its "
-    "SuperLink ended. The run can resume from its last checkpoint."
+    "SuperLink ended. The run can resume from its last checkpoint, if it wrote one."
 )
 
 
@@ -121,9 +121,11 @@ def run_server(
     keeps = engine == "deployment" or states is not None
     if config.resume:
         if not (config.run_dir and keeps):
+            missing = {"run-dir": config.run_dir, "state-dir": keeps}
+            names = " and ".join(key for key, value in missing.items() if not value)
             raise ConfigError(
-                "resume continues the run in run-dir, and in a simulation from the "
-                "client states in state-dir: set both."
+                f"resume needs {names}: run-dir is the run folder to resume, and in a "
+                "simulation state-dir holds the clients' states."
             )
         folder = Path(config.run_dir)
         with hold(folder, is_server=True, timeout=LET_GO_SECONDS):
@@ -144,6 +146,7 @@ def run_server(
         sources=config.sources,
         on_round=on_round,
         environment=describe_environment(engine, config.device),
+        engine=engine,
     )
     with hold(folder, is_server=True):
         _run(grid, config, writer, engine, states, None, group)
@@ -270,9 +273,15 @@ def _stop_early(
 
 def _record_stop(folder: Path) -> None:
     """Set the status of a run that Flower stops; it may end this process at any moment."""
-    summary = dict(Run.load(folder).summary)
+    run = Run.load(folder)
+    summary = dict(run.summary)
     if summary["status"] == "running":
         summary |= {"status": "interrupted", "error": STOPPED}
+        hashes = {
+            row.get("partition_sha256") for row in run.clients if not row["round"]
+        }
+        if summary.get("engine") == "deployment" and hashes == {""}:
+            summary["dataset"] = "own graphs"
         RunWriter(folder).write_summary(summary)
 
 

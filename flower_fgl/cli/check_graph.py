@@ -319,6 +319,12 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
     """
     items = _items(config)
     size = "pairs of nodes to predict" if config.has_pairs else "nodes"
+    if config.classifies_edges:
+        used = description.num_train + description.num_val + description.num_test
+        is_cut = (
+            description.num_nodes < used
+        )  # by time: the test has a graph of its own
+        size = "labelled edges before the test" if is_cut else "labelled edges"
     counts = dict(zip(description.class_names, description.class_counts, strict=False))
     per_class = ", ".join(f"{name}: {count}" for name, count in counts.items())
     names = description.feature_names

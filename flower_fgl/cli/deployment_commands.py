@@ -45,8 +45,8 @@ def certificates(
     host: Annotated[
         list[str] | None,
         typer.Option(
-            help="Host name or address of the SuperLink (default localhost and "
-            "127.0.0.1). Repeatable."
+            help="Host name or address of the SuperLink, besides localhost and "
+            "127.0.0.1. Repeatable."
         ),
     ] = None,
 ) -> None:
@@ -55,9 +55,9 @@ def certificates(
     For rehearsals. In production your own CA signs the certificate, and each owner creates
     its key and sends only the .pub file.
     """
-    from flower_fgl.simulation.certificates import HOSTS, make_certificates
+    from flower_fgl.simulation.certificates import make_certificates
 
-    for path in make_certificates(folder, owners, host or HOSTS):
+    for path in make_certificates(folder, owners, host or ()):
         show(str(path))
 
 

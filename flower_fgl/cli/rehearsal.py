@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flower_fgl.cli.arguments import show
@@ -13,14 +13,16 @@ from flower_fgl.cli.check_graph import inspect_graph
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, FglError
+from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import Row
+from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import describe_round
 from flower_fgl.simulation.flower_simulation import sigterm_as_interrupt
-from flower_fgl.simulation.prediction import predict_graph, write_csv
+from flower_fgl.simulation.prediction import other_task, predict_graph, write_csv
 from flower_fgl.simulation.rehearsal import Rehearsal
 
 __all__ = ["Plan", "plan_rehearsal", "run_rehearsal"]
@@ -161,8 +163,16 @@ def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run
 
 
 def _partitioned(plan: Plan, folder: Path) -> dict[str, Path]:
-    """Write one graph file per owner."""
-    files = export_clients(plan.config, folder)
+    """Write one graph file per owner; links are split by the run itself."""
+    config = plan.config
+    if config.setting in (EDGE, "graph"):
+        raise ConfigError(
+            f'setting = "{config.setting}" is rehearsed with the graphs of owners only: '
+            "give a file or CSV folder of each."
+        )
+    if config.setting == LINK:
+        config = replace(config, setting="transductive", split="default")
+    files = export_clients(config, folder)
     return {
         owner: file.rename(folder / f"{owner}.npz")
         for owner, file in zip(plan.owners, files, strict=True)
@@ -176,8 +186,13 @@ def _check(owner: str, graph: Path, values: Mapping[str, Scalar]) -> None:
         raise DataError(
             f"The graph of {owner} cannot be used:\n" + "\n".join(report.problems)
         )
-    nodes = report.description.num_nodes
-    show(f"{owner}: {graph} can be used ({nodes:,} nodes)")
+    about = report.description
+    size = f"{about.num_nodes:,} nodes"
+    if values.get("setting") in (LINK, EDGE):
+        parts = {"training": about.num_train, "validation": about.num_val}
+        parts["test"] = about.num_test
+        size = ", ".join(f"{n:,} {part} edges" for part, n in parts.items())
+    show(f"{owner}: {graph} can be used ({size})")
     for note in report.notes:
         show(f"  Note: {note}")
 
@@ -187,6 +202,12 @@ def _predict(owner: str, graph: Path, home: Path) -> None:
     models = sorted((home / "models").glob("*/model.safetensors"))
     if not models:
         show(f"{owner}: no model")
+        return
+    card = read_card(models[0].parent)
+    if card is not None and (task := other_task(card)):
+        show(
+            f"{owner}: {models[0].parent} {task}: `flower-fgl predict` is for nodes only"
+        )
         return
     prediction = predict_graph(models[0].parent, graph)
     table = home / "probabilities.csv"

@@ -18,6 +18,7 @@ from flower_fgl.runs.compare import (
     compare_runs,
     describe_scores,
     select_runs,
+    side_names,
 )
 from flower_fgl.runs.cost_to_accuracy import cost_until, selecting_metric
 from flower_fgl.runs.files import flatten_config
@@ -133,16 +134,16 @@ def compare(
         _show_owners(sides["A"], sides["B"], column, metric)
         return
     result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
-    table = make_table("", "method", f"{column} {metric}, %", "not completed")
-    for (side, runs), scores in zip(
-        sides.items(), (result.one, result.other), strict=True
+    table = make_table("runs", f"{column} {metric}, %", "not completed")
+    rows = dict(zip(result.names, sides.values(), strict=True))
+    for (name, runs), scores in zip(
+        rows.items(), (result.one, result.other), strict=True
     ):
         pending = [run.path.name for run in runs if run.status != "completed"]
-        method = str(runs[0].summary["method"])
-        table.add_row(side, method, describe_scores(scores), ", ".join(pending))
+        table.add_row(name, describe_scores(scores), ", ".join(pending))
     console.print(table)
     show(str(result))
-    first = {side: dict(flatten_config(runs[0].config)) for side, runs in sides.items()}
+    first = {name: dict(flatten_config(runs[0].config)) for name, runs in rows.items()}
     for text in unequal_settings(first):
         show(f"Warning: {text}")
 
@@ -152,7 +153,7 @@ def _show_owners(
 ) -> None:
     """Print the scores and the gain of each owner, who wins and who loses."""
     gains = gains_per_owner(one, other, column=column, metric=metric)
-    names = [str(runs[0].summary["method"]) for runs in (one, other)]
+    names = side_names(one, other)
     table = make_table("owner", *(f"{n}, %" for n in names), "gain", "better in")
     for entry in gains:
         table.add_row(

@@ -60,7 +60,7 @@ class RunConfig(GeneralSettings):
     method_config : object or None
         Settings of the method (its settings dataclass), ``None`` if it has none.
     sources : mapping of str to str
-        Origin of each general value: ``user``, ``method``, ``data set``, ``setting`` or
+        Origin of each value: ``user``, ``method``, ``data set``, ``setting`` or
         ``default``.
     needs_cross_edges : bool
         Whether the method needs each client's edges to nodes of other clients.
@@ -212,11 +212,14 @@ class RunConfig(GeneralSettings):
         if not read.positive_class and is_one and read.setting != LINK:
             read = replace(read, positive_class=read.target)
             sources["positive-class"] = "data set"
+        synthetic = parse_settings(
+            SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
+        )
+        for table, own in (("synthetic", synthetic), (chosen, settings.get(chosen))):
+            sources |= _origins(table, own)
         return cls(
             **vars(read),
-            synthetic=parse_settings(
-                SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
-            ),
+            synthetic=synthetic,
             method_config=settings.get(chosen),
             sources=sources,
             needs_cross_edges=method.needs_cross_edges,
@@ -294,6 +297,16 @@ def _fill(
             filled[key] = getattr(GeneralSettings, f.name)
             sources[key] = "default"
     return filled, sources
+
+
+def _origins(table: str, settings: Any) -> dict[str, str]:
+    """Return the origin of each setting of a table; they have general defaults only."""
+    return {
+        f"{table}.{kebab(f.name)}": "default"
+        if getattr(settings, f.name) == f.default
+        else "user"
+        for f in (fields(settings) if is_dataclass(settings) else ())
+    }
 
 
 def pyproject_table(methods: Mapping[str, Any]) -> dict[str, Any]:

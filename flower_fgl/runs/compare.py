@@ -14,7 +14,7 @@ from typing import Any
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.names import in_folder_name, tell_apart
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.statistics import PairedTest, paired_test
 
@@ -28,6 +28,7 @@ __all__ = [
     "match_scores",
     "paired_runs",
     "select_runs",
+    "side_names",
     "without_seed",
 ]
 
@@ -35,6 +36,8 @@ PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir", "trac
 """Settings that may differ between runs that are averaged over seeds."""
 OF_MACHINE = {"data-dir", "threads"}
 """Settings that depend on the machine."""
+MOST_KEYS = 3
+"""Settings in the name of a side; sides that differ in more have the folders' names."""
 PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
 
 SEEDS = re.compile(r"(^|-)((?:partition-)?seed|draw)\d+(?=-|$)")
@@ -56,11 +59,14 @@ class Comparison:
         Length n: paired scores of A and B.
     test : PairedTest
         Tests of the differences A minus B.
+    names : tuple of str
+        Names of A and B, see :func:`side_names`.
     """
 
     one: tuple[float, ...]
     other: tuple[float, ...]
     test: PairedTest
+    names: tuple[str, str] = ("A", "B")
 
     @property
     def difference(self) -> float:
@@ -70,7 +76,8 @@ class Comparison:
     def __repr__(self) -> str:
         """State the difference, its interval and the verdict."""
         test = self.test
-        text = f"A - B = {100 * test.difference:+.2f}, n = {test.n} pairs"
+        text = f"{' minus '.join(self.names)} = {100 * test.difference:+.2f}"
+        text += f", n = {test.n} pairs"
         if not test.why_not:
             low, high = (100 * bound for bound in test.interval)
             text += f", 95 % interval {low:+.2f} to {high:+.2f}"
@@ -313,16 +320,54 @@ def compare_runs(
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )
     scores = tuple(zip(*pairs, strict=True))
-    return Comparison(scores[0], scores[1], paired_test(scores[0], scores[1]))
+    test = paired_test(scores[0], scores[1])
+    return Comparison(scores[0], scores[1], test, side_names(one, other))
+
+
+def side_names(one: Sequence[Run], other: Sequence[Run]) -> tuple[str, str]:
+    """Name the two sides of a comparison by what tells them apart.
+
+    Parameters
+    ----------
+    one, other : sequence of Run
+        Runs of A and B, at least one each; those of a side differ in seed and dataset only.
+
+    Returns
+    -------
+    tuple of str
+        The methods; for one method also the settings that differ, ``fedprox (mu=0.1)``;
+        for equal or many settings the names of the run folders or of the folders above;
+        ``A`` and ``B`` if these are equal too.
+    """
+    first = [runs[0] for runs in (one, other)]
+    labels = tell_apart(
+        [{"method": run.summary["method"], **_own_settings(run)} for run in first],
+        but={"dataset", "clients"},
+    )
+    parts = [label.split(" · ") for label in labels]
+    by_settings = [
+        f"{method} ({', '.join(keys)})" if keys else method for method, *keys in parts
+    ]
+    is_short = max(map(len, parts)) <= 1 + MOST_KEYS
+    by_case = [without_seed(run.path.name) for run in first]
+    above = [run.path.resolve().parent.name for run in first]
+    for a, b in ([by_settings] if is_short else []) + [by_case, above]:
+        if a != b and a and b:
+            return a, b
+    return "A", "B"
+
+
+def _own_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of a run that may tell it from others of its method."""
+    leave = PER_RUN | OF_MACHINE
+    return {k: v for k, v in flatten_config(run.config) if k not in leave}
 
 
 def _reject_mixed_settings(side: str, runs: Sequence[Run]) -> None:
     """Reject runs on one dataset and number of clients with different settings."""
     seen: dict[Key, dict[str, Any]] = {}
     for run in runs:
-        own = {
-            k: v for k, v in flatten_config(run.config) if k not in PER_RUN | OF_MACHINE
-        }
+        own = _own_settings(run)
         place = (run.summary.get("dataset"), run.summary.get("clients"))
         first = seen.setdefault(place, own)
         keys = sorted(
@@ -395,7 +440,7 @@ def verdict(comparison: Comparison) -> str:
     if test.why_not:
         return f"not testable: {test.why_not}"
     if test.is_significant:
-        side = "A" if test.difference > 0 else "B"
+        side = comparison.names[0 if test.difference > 0 else 1]
         tied = ", by less than one point" if test.is_tied else ""
         return f"{side} is significantly better at 95 %{tied}"
     found = f"a difference of {100 * test.detectable:.1f} points would be found in 80 %"

@@ -1,15 +1,49 @@
-"""Names of run folders."""
+"""Names of run folders, and of runs in a comparison."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from flower_fgl.core.options import Scalar
 
-__all__ = ["in_folder_name"]
+__all__ = ["in_folder_name", "tell_apart"]
 
 
 def in_folder_name(value: Scalar) -> str:
     """Convert a case name or grid value to text that is safe in a folder name."""
     text = "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
     return re.sub("_+", "_", text).strip("_")
+
+
+def tell_apart(
+    configs: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
+) -> list[str]:
+    """Name runs by method and by the settings that differ among runs of that method.
+
+    Parameters
+    ----------
+    configs : sequence of mapping of str to str, bool, int or float
+        Flat settings of each run, without irrelevant ones.
+    but : collection of str
+        Settings that are not part of a name.
+
+    Returns
+    -------
+    list of str
+        Names such as ``adpfedgnn · rl=false``, in the order of ``configs``.
+    """
+    names = []
+    for config in configs:
+        method = str(config["method"])
+        same = [other for other in configs if other["method"] == method]
+        own = [
+            f"{key.removeprefix(f'{method}.')}="
+            f"{value if isinstance(value, str) else json.dumps(value)}"
+            for key, value in config.items()
+            if key not in but and any(other.get(key) != value for other in same)
+        ]
+        names.append(" · ".join([method, *own]))
+    return names

@@ -58,10 +58,14 @@ def require_checkpoint(folder: Path) -> Checkpoint:
     """Return the newest intact checkpoint; raise RunError if there is none."""
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
+        again = f"flower-fgl run {folder}/config.toml"
+        if Run.load(folder).summary.get("engine") == "deployment":
+            again = (
+                "the same `flwr run` command without resume, and with another run-dir"
+            )
         raise RunError(
             f"The run in {folder} has no checkpoint: it ended before the first one, or its "
-            "settings have checkpoint-every = 0. Start it again: flower-fgl run "
-            f"{folder}/config.toml"
+            f"settings have checkpoint-every = 0. Start it again: {again}"
         )
     return checkpoint
 

@@ -116,30 +116,39 @@ def format_table(
         "summary": lambda: [_summary(table)],
         "owners": lambda: [s for block in table.blocks for s in _owners(table, block)],
     }[layout]()
-    below = [] if notes == "none" else _marks(table)
+    below = [] if notes == "none" else _marks(table, layout)
     if notes == "all":
         below += _facts(table, layout)
     return FORMATS[format](sheets, below)
 
 
-def _marks(table: ResultsTable) -> list[str]:
-    """Return the sentences on marks, tests and ranks."""
+def _marks(table: ResultsTable, layout: str) -> list[str]:
+    """Return the sentences on what the layout shows of marks, tests and ranks."""
+    control = next((b.control.cell.row for b in table.blocks if b.control), None)
+    name = table.label(control) if control is not None else ""
+    if layout == "owners":
+        text = "Values and gains: mean over the draws"
+        if any(len(line.cell.draws) > 1 for b in table.blocks for line in b.lines):
+            text += " ± standard deviation"
+        gains = f" Gains are paired by draw, in points over {name}." if name else ""
+        return [f"{text}.{gains} Single owners are not tested."]
     notes = []
     if not table.is_cost and any(block.best for block in table.blocks):
-        points = f"{100 * MARGIN:.0f} point"
-        marks = f"Bold: highest mean. {TIED}: tied with it, a difference of {points} "
-        marks += "can be excluded."
-        if any(block.control for block in table.blocks):
-            control = next(b.control for b in table.blocks if b.control)
-            name = table.label(control.cell.row)
-            marks += f" {ABOVE} {BELOW}: significantly above or below {name}."
+        is_marked = layout != "summary"
         number = table.num_tests
-        kind = "comparison" if number == 1 else "comparisons"
-        notes.append(
-            f"{marks} Paired t-tests and equivalence tests over the draws at "
-            f"{100 * (1 - LEVEL):.0f} %, Holm-adjusted for the {number} {kind} of this "
-            "table."
-        )
+        marks = f"{'Bold' if is_marked else 'Best'}: highest mean."
+        if number:
+            marks += f" {TIED}: tied with it," if is_marked else " Tied:"
+            marks += f" a difference of {100 * MARGIN:.0f} point can be excluded."
+            signs = f"{ABOVE} {BELOW}" if is_marked else "Above, below"
+            marks += f" {signs}: significantly above or below {name}." if name else ""
+            kind = "comparison" if number == 1 else "comparisons"
+            marks += (
+                " Paired t-tests and equivalence tests over the draws at "
+                f"{100 * (1 - LEVEL):.0f} %, Holm-adjusted for the {number} {kind} of "
+                "this table."
+            )
+        notes.append(marks)
         if whys := _not_testable(table):
             notes.append(f"Not testable: {'; '.join(whys)}.")
     ranks, missing = table.ranks()

@@ -170,6 +170,7 @@ class RunWriter:
         sources: Mapping[str, str],
         on_round: OnRound | None = None,
         environment: Row | None = None,
+        engine: str | None = None,
     ) -> RunWriter:
         """Create the folder with its settings and a summary of status ``running``.
 
@@ -187,6 +188,8 @@ class RunWriter:
         environment : mapping, optional
             Result of :func:`~flower_fgl.runs.environment.describe_environment`, stored
             with the start time.
+        engine : str, optional
+            Where the clients are, for the summary.
 
         Raises
         ------
@@ -215,7 +218,7 @@ class RunWriter:
                         missing.mkdir()
                         made.append(missing)
             writer.write_settings(config, sources)
-            known = {key: config.get(key) for key in HEADER}
+            known = {key: config.get(key) for key in HEADER} | {"engine": engine}
             if config.get("owners"):
                 known["dataset"] = owners_name(str(config["owners"]))
             writer.write_summary({**known, "rounds": 0, "status": "running"})

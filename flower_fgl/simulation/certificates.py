@@ -23,11 +23,12 @@ __all__ = ["make_certificates"]
 
 VALID = datetime.timedelta(days=365)
 HOSTS = ("localhost", "127.0.0.1")
+"""In every certificate: the SuperLink's own SuperExec connects to 127.0.0.1."""
 OURS = ("ca.crt", "server.pem", "server.key")
 
 
 def make_certificates(
-    folder: Path, owners: Sequence[str], hosts: Sequence[str] = HOSTS
+    folder: Path, owners: Sequence[str], hosts: Sequence[str] = ()
 ) -> list[Path]:
     """Write ``ca.crt``, ``server.pem``, ``server.key`` and a key pair per owner.
 
@@ -38,7 +39,8 @@ def make_certificates(
     owners : sequence of str
         Names of the data owners, used in ``<owner>.key`` and ``<owner>.pub``.
     hosts : sequence of str
-        Host names and addresses by which SuperNodes reach the SuperLink.
+        Host names and addresses by which SuperNodes reach the SuperLink; the certificate
+        always names ``localhost`` and ``127.0.0.1`` too.
 
     Returns
     -------
@@ -68,7 +70,7 @@ def make_certificates(
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, owners, hosts)
+        _write(folder, owners, list(dict.fromkeys([*hosts, *HOSTS])))
     except OSError as error:
         raise RunError(
             f"Cannot write the certificates to {folder}: {error.strerror}."

@@ -31,7 +31,7 @@ from flower_fgl.runs.writer import replace_file
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Prediction", "predict_graph", "write_csv"]
+__all__ = ["Prediction", "other_task", "predict_graph", "write_csv"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -113,6 +113,11 @@ def predict_graph(model: Path, graph: Path | str | Any) -> Prediction:
     """
     saved = load_model(model)
     owned, where = _read(graph)
+    if task := other_task(saved.card):
+        raise DataError(
+            f"The model {task}, but predict classifies the nodes of one graph, {where}. "
+            "Use a model trained on nodes."
+        )
     dataset, note = _match_columns(_undo_scaling(owned, saved, where), saved, where)
     dataset = _match_model(dataset, saved, where)
     with torch.inference_mode():
@@ -121,6 +126,15 @@ def predict_graph(model: Path, graph: Path | str | Any) -> Prediction:
     is_free = saved.card.multi_label
     probabilities = logits.sigmoid() if is_free else logits.softmax(dim=1)
     return Prediction(nodes, probabilities, saved.card, note)
+
+
+def other_task(card: ModelCard) -> str:
+    """Return what a model does instead of classifying nodes, empty if it does that."""
+    if card.link:
+        if card.link.startswith("edge:"):
+            return 'classifies edges (setting = "edge")'
+        return 'predicts links (setting = "link")'
+    return 'classifies whole graphs (setting = "graph")' * card.classifies_graphs
 
 
 def _read(graph: Path | str | Any) -> tuple[LocalGraphFile, Path | str]:
@@ -202,19 +216,6 @@ def _match_model(
 ) -> NodeDataset:
     """Check that the graph fits the model; return it with features scaled for it."""
     card = saved.card
-    if card.link:
-        what = 'predicts links (setting = "link")'
-        if card.link.startswith("edge:"):
-            what = 'classifies edges (setting = "edge")'
-        raise DataError(
-            f"The model {what}, but predict classifies the nodes of one graph, {path}. Use "
-            "a model trained on nodes."
-        )
-    if card.classifies_graphs:
-        raise DataError(
-            f'The model classifies whole graphs (setting = "graph"), but predict '
-            f"classifies the nodes of one graph, {path}. Use a model trained on nodes."
-        )
     if dataset.num_features != card.num_features:
         raise DataError(
             f"{path} does not fit the model: expected {card.num_features} features as in "

@@ -437,8 +437,8 @@ def compare(
     Returns
     -------
     Comparison
-        Its text says which side is better, whether they are tied, or what the runs cannot
-        show.
+        Its text names both methods, or the settings that differ, and says which is
+        better, whether they are tied, or what the runs cannot show.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from flower_fgl.methods import drop_removed
 from flower_fgl.runs.cells import NO_RESULT, PLACE, Cell, make_cell
 from flower_fgl.runs.compare import PER_RUN
 from flower_fgl.runs.files import flatten_config, read_text
-from flower_fgl.runs.report.numbers import tell_apart
+from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.writer import writing
 from flower_fgl.simulation.experiments import (

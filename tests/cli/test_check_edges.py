@@ -42,11 +42,18 @@ def test_the_check_says_what_a_split_by_time_means(tmp_path: Path) -> None:
     said = said_once(sizes, parse_config(EDGE))
     assert {word for key in said for word in key.split()} == set(leaves)
     assert said["class-counts"].startswith("the number of training edges of each class")
+    # 18 of training and 6 of validation
+    size = "the size of the graph: 24 labelled edges before the test, "
+    assert said["num-nodes num-edges"].startswith(size)
 
 
 def test_the_check_says_that_a_random_split_is_transductive(tmp_path: Path) -> None:
-    notes = " ".join(inspect_graph(write(tmp_path, time=False), EDGE).notes)
+    report = inspect_graph(write(tmp_path, time=False), EDGE)
+    notes = " ".join(report.notes)
     assert "those of validation and test included. Add a column time" in notes
+    assert report.description is not None
+    said = said_once(report.description, parse_config(EDGE))
+    assert "graph: 30 labelled edges, " in said["num-nodes num-edges"]
 
 
 def test_other_settings_say_that_they_do_not_read_classes_of_edges(

@@ -51,6 +51,8 @@ def test_a_cloud_shows_every_node_and_names_its_classes() -> None:
     assert [len(dots.get_offsets()) for dots in shown[0].collections] == [3, 2]
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert texts == ["a", "c", "synthetic", "test", "train"]
+    unnamed = plots.node_clouds([cloud]).legends[0].get_texts()
+    assert [text.get_text() for text in unnamed][:2] == ["class 0", "class 2"]
     test, train = (dots.get_facecolor() for dots in shown[0].collections)
     assert np.array_equal(test[1][:3], train[0][:3])
     assert not np.array_equal(test[0][:3], test[1][:3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from flower_fgl import METHODS
+from flower_fgl.cli import rehearsal
 from flower_fgl.cli.main import app
 from flower_fgl.cli.rehearsal import Plan, plan_rehearsal, run_rehearsal
 from flower_fgl.core.config import pyproject_table
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.simulation.prediction import predict_graph
+from tests.support.owners import run_owners
 
 
 def plan(*graphs: str, method: str = "fedavg", **pairs: Any) -> Plan:
@@ -78,6 +82,98 @@ def test_an_unusable_graph_ends_a_rehearsal_before_any_program_starts(
         with pytest.raises(DataError, match="The graph of ash cannot be used"):
             run_rehearsal(tmp_path / "new", plan(str(graph)), tls=False, timeout=1)
         assert list((tmp_path / "new").iterdir()) == []
+
+
+class InThisProcess:
+    """A rehearsal's programs, replaced by one run of the same owners in this process."""
+
+    address = "127.0.0.1:0"
+
+    def __init__(self, folder: Path, owners: Sequence[str], *, tls: bool) -> None:
+        self.folder = folder
+        self.nodes: list[dict[str, str]] = []
+
+    def __enter__(self) -> InThisProcess:
+        self.folder.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def start_superlink(self) -> None: ...
+
+    def start_owner(self, owner: str, graph: Path) -> None:
+        home = self.folder / "owners" / owner
+        node = {"graph": str(graph), "name": owner, "model-dir": str(home / "models")}
+        self.nodes.append(node)
+
+    def run(self, values: dict[str, Any], _: float, on_round: Any) -> Path:
+        settings = {**values, "hidden_channels": 8}
+        return run_owners(
+            self.nodes, self.folder / "run", on_round=on_round, **settings
+        ).path
+
+
+@pytest.mark.parametrize(
+    ("setting", "task"), [("link", "predicts links"), ("edge", "classifies edges")]
+)
+def test_owners_of_links_and_edges_are_rehearsed_and_scored(
+    setting: str,
+    task: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(rehearsal, "Rehearsal", InThisProcess)
+    paths = [write_tables(tmp_path / name) for name in ("ash", "oak")]
+    planned = plan(*map(str, paths), setting=setting)
+    run = run_rehearsal(tmp_path / "new", planned, tls=False, timeout=1)
+    said = capsys.readouterr().out
+    assert run.status == "completed"
+    assert run.best is not None
+    assert 0 <= run.best["test"]["auroc"] <= 1
+    for name, path in zip(("ash", "oak"), paths, strict=True):
+        assert f"{name}: {path} can be used (" in said
+        assert (
+            f'{task} (setting = "{setting}"): `flower-fgl predict` is for nodes' in said
+        )
+        (model,) = (tmp_path / "new" / "owners" / name / "models").iterdir()
+        with pytest.raises(DataError, match=f"The model {task} "):
+            predict_graph(model, path)
+    assert "training edges, " in said
+    assert " nodes)" not in said
+
+
+def test_partitions_are_rehearsed_for_links_but_not_for_edges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "Rehearsal", InThisProcess)
+    small = {"synthetic.nodes": 120, "synthetic.blocks": 6}
+    run = run_rehearsal(
+        tmp_path / "links", plan(setting="link", **small), tls=False, timeout=1
+    )
+    assert run.status == "completed"
+    assert run.best is not None
+    assert "auroc" in run.best["test"]
+    with pytest.raises(
+        ConfigError, match='"edge" is rehearsed with the graphs of owners'
+    ):
+        run_rehearsal(
+            tmp_path / "edges", plan(setting="edge", **small), tls=False, timeout=1
+        )
+
+
+def write_tables(folder: Path) -> Path:
+    """Write a ring of 40 nodes with chords as CSV tables with features and classes."""
+    folder.mkdir()
+    nodes = [f"n{i},{i % 3},{i % 5}" for i in range(40)]
+    (folder / "nodes.csv").write_text("\n".join(["id,a,b", *nodes]) + "\n")
+    lines = ["source,target,label,amount"]
+    for i in range(40):
+        for step in (1, 7):
+            kind = "odd" if (i + step) % 3 else "even"
+            lines.append(f"n{i},n{(i + step) % 40},{kind},{i % 4}")
+    (folder / "edges.csv").write_text("\n".join(lines) + "\n")
+    return folder
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:

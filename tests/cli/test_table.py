@@ -94,7 +94,7 @@ def test_the_table_goes_to_a_file_and_warnings_of_csv_to_stderr(
 def test_compare_prints_unequal_defaults(made: tuple[Path, str]) -> None:
     folder, _ = made
     done = invoke("compare", f"{folder}:local", f"{folder}:fedavg, both")
-    text = "Warning: weight decay: weight-decay is 0.0005 (A), 0 (B)"
+    text = "Warning: weight decay: weight-decay is 0.0005 (local), 0 (fedavg)"
     assert text in " ".join(done.output.split())
     assert "n = 5 pairs" in done.output
 

@@ -214,6 +214,14 @@ def test_auto_takes_the_methods_default_then_the_data_sets() -> None:
     assert parse().sources["rounds"] == "data set"
 
 
+def test_the_settings_of_tables_have_a_source_too() -> None:
+    config = parse(**{"method": "fedprox", "fedprox.mu": 0.5, "synthetic.nodes": 90})
+    assert config.sources["fedprox.mu"] == config.sources["synthetic.nodes"] == "user"
+    assert config.sources["synthetic.classes"] == "default"
+    assert parse(method="fedprox").sources["fedprox.mu"] == "default"
+    assert set(config.sources) == set(config.flat())
+
+
 def test_link_prediction_has_no_weight_decay_by_default() -> None:
     # with 5e-4, embeddings of PubMed's small features stay near 0, and AUROC near 89 %
     config = parse(setting="link")

@@ -195,6 +195,41 @@ def test_wrong_settings_end_a_simulation_with_their_message_alone(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_error_of_all_clients_is_one_line_in_each_process_of_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    data = tmp_path / "no data"
+    result = launch(
+        write_app_folder(tmp_path / "flower-fgl", config=pyproject_table(METHODS)),
+        run_config={
+            "dataset": "cora",
+            "data-dir": str(data),
+            "clients": 6,
+            "join-timeout": 5,
+            "output-dir": str(tmp_path / "runs"),
+        },
+        num_clients=6,
+        home=tmp_path / "home",
+        log_file=tmp_path / "log",
+    )
+    assert result.flower_status == "finished:failed"
+    # what Flower shows, and then a part per log file of its processes
+    shown, *parts = (tmp_path / "log").read_text().split("\n--- ")
+    line = f"data-dir must name a folder, got {data}, which does not exist."
+    actors = [part for part in parts if ":actor_name:ClientAppActor" in part]
+    assert actors
+    for part in actors:
+        assert part.count(line) == part.count("ERROR") == 1  # for six clients
+    assert (
+        len([text for text in shown.splitlines() if "ERROR" in text and line in text])
+        == 1
+    )
+    assert not [part for part in (shown, *parts) if "Traceback" in part]
+
+
 #: What a user's code can do wrong inside the app, and what the command must say.
 BREAKAGES = {
     "a client dies every round": (

@@ -59,11 +59,11 @@ def write_run(
     return Run.load(folder)
 
 
-def write_runs(
-    folder: Path, method: str, scores: list[float], **about: Any
-) -> list[Run]:
+def write_runs(folder: Path, name: str, scores: list[float], **about: Any) -> list[Run]:
     return [
-        write_run(folder / f"{method}-{seed}", s, method=method, seed=seed, **about)
+        write_run(
+            folder / f"{name}-{seed}", s, **{"method": name, "seed": seed, **about}
+        )
         for seed, s in enumerate(scores)
     ]
 
@@ -82,8 +82,8 @@ def test_runs_are_paired_by_data_partition_clients_and_seed(tmp_path: Path) -> N
 def test_a_clear_difference_is_significant_for_either_side(tmp_path: Path) -> None:
     good = write_runs(tmp_path, "fedper", [0.80, 0.81, 0.79, 0.82, 0.8])
     poor = write_runs(tmp_path, "local", [0.70, 0.72, 0.69, 0.70, 0.71])
-    assert verdict(compare_runs(good, poor)).startswith("A is significantly better")
-    assert verdict(compare_runs(poor, good)).startswith("B is significantly better")
+    assert verdict(compare_runs(good, poor)).startswith("fedper is significantly")
+    assert verdict(compare_runs(poor, good)).startswith("fedper is significantly")
 
 
 def test_tied_and_uncertain_methods_are_told_apart(tmp_path: Path) -> None:
@@ -209,10 +209,40 @@ def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:
     assert "70.20 ± 1.10" in words
     assert "late" in words
     assert (
-        "A - B = +9.80, n = 5 pairs, 95 % interval +9.24 to +10.36, t = 49.000, "
-        in (words)
+        "fedper minus local = +9.80, n = 5 pairs, 95 % interval +9.24 to +10.36, "
+        "t = 49.000, p = 0.0000: fedper is significantly better at 95 %" in words
     )
-    assert "A is significantly better at 95 %" in words
+    assert not {"A", "B"} & set(words.split())
+
+
+def test_the_sides_of_a_comparison_have_the_names_of_what_differs(
+    tmp_path: Path,
+) -> None:
+    def named(one: str, other: str) -> tuple[str, str]:
+        return compare_runs(
+            *(select_runs(f"{tmp_path}/{n}-*") for n in (one, other))
+        ).names
+
+    scores = [0.5, 0.6]
+    values = {
+        "lr": 0.1,
+        "fedprox.mu": 1.0,
+        "fedavg.extra": 2,
+        "rounds": 3,
+        "model": "x",
+    }
+    write_runs(tmp_path, "a-fedprox", scores, method="fedprox", **{"fedprox.mu": 0.1})
+    write_runs(tmp_path, "b-fedprox", scores, method="fedprox", **{"fedprox.mu": 1.0})
+    for seed, score in enumerate(scores):
+        folder = tmp_path / f"many-seed{seed}"
+        write_run(folder, score, method="fedprox", seed=seed, **values)
+    assert named("a-fedprox", "b-fedprox") == ("fedprox (mu=0.1)", "fedprox (mu=1.0)")
+    assert named("a-fedprox", "many") == ("a-fedprox-0", "many")
+    for folder in ("first", "second"):
+        write_runs(tmp_path / folder, "local", scores)
+    assert named("first/local", "second/local") == ("first", "second")
+    write_runs(tmp_path / "deep" / "first", "local", scores)
+    assert named("first/local", "deep/first/local") == ("A", "B")
 
 
 def test_the_command_tests_what_the_tables_of_the_setting_mark(tmp_path: Path) -> None:

@@ -625,6 +625,8 @@ def test_the_heat_map_has_a_row_per_class_and_a_column_per_client() -> None:
     image = figure.axes[0].images[0].get_array()
     assert image.shape == (3, 3)
     assert image.filled(0).T.tolist() == COUNTS
+    bar = figure.axes[1]  # a cell without nodes has no colour of the bar
+    assert bar.get_ylim() == (1, 7)
 
 
 def test_the_mixtures_have_a_row_and_a_column_per_client() -> None:
@@ -719,6 +721,19 @@ def test_stacked_bars_end_at_their_totals() -> None:
     assert texts(figure)[:2] == ["3.5 MB", "1.25 MB"]
     legend = [text.get_text().strip() for text in figure.legends[0].get_texts()]
     assert legend == ["weights", "_metrics"]
+
+
+def test_the_entries_of_a_legend_read_by_rows() -> None:
+    parts = {f"part {number}": [1.0] for number in range(8)}
+    figure = plots.stacked_bars(["all"], parts, "s")
+    figure.draw_without_rendering()
+    boxes = [
+        (entry.get_window_extent(), entry.get_text())
+        for entry in figure.legends[0].get_texts()
+    ]
+    assert len({round(box.y0) for box, _ in boxes}) == 2
+    shown = sorted(boxes, key=lambda entry: (-round(entry[0].y0), entry[0].x0))
+    assert [name for _, name in shown] == list(parts)
 
 
 def curve(label: str) -> plots.Curve:

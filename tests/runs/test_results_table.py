@@ -190,6 +190,12 @@ def test_a_summary_counts_verdicts_and_sorts_by_rank() -> None:
         )
     ]
     cells[-1] = make_row("good", [v + 0.05 for v in GOOD], dataset="citeseer", order=3)
+    text = format_table(ResultsTable(cells), layout="summary", notes="marks")
+    assert (
+        "- Best: highest mean. Tied: a difference of 1 point can be excluded. Above, "
+        "below: significantly above or below local. Paired t-tests" in text
+    )
+    assert not set("≈↑↓*") & set(text)
     text = format_table(ResultsTable(cells), layout="summary", notes="none")
     found = lines_of(text)
     assert found[""] == [

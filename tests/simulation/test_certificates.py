@@ -22,7 +22,7 @@ def test_certificates_are_signed_by_their_ca_and_keys_are_private(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "keys"
-    hosts = ["--host", "fl.example.org", "--host", "10.0.0.1"]
+    hosts = ["--host", "fl.example.org", "--host", "10.0.0.1", "--host", "localhost"]
     result = CliRunner().invoke(
         app, ["certificates", str(folder), "ash", "oak", *hosts]
     )
@@ -34,8 +34,13 @@ def test_certificates_are_signed_by_their_ca_and_keys_are_private(
     )
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    assert names.value.get_values_for_type(x509.DNSName) == ["fl.example.org"]
-    assert [*map(str, names.value.get_values_for_type(x509.IPAddress))] == ["10.0.0.1"]
+    # the SuperLink's own programs connect to 127.0.0.1, whatever its public name is
+    dns, addresses = (
+        [str(name) for name in names.value.get_values_for_type(kind)]
+        for kind in (x509.DNSName, x509.IPAddress)
+    )
+    assert dns == ["fl.example.org", "localhost"]
+    assert addresses == ["10.0.0.1", "127.0.0.1"]
     form = Encoding.OpenSSH, PublicFormat.OpenSSH
     for owner in ("ash", "oak"):
         key = load_ssh_private_key((folder / f"{owner}.key").read_bytes(), None)

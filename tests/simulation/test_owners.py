@@ -432,6 +432,14 @@ def test_means_and_lowest_scores_of_owners_spread_over_draws() -> None:
     )
     assert "| 55.00 ± 7.07 | 55.00 ± 21.21 | 55.00 ± 7.07 | 45.00 ± 7.07 |" in text
     assert "| +15.00 ± 7.07 | +15.00 ± 7.07 | +15.00 ± 7.07 | 2 of 2 |" in text
+    # no sentence explains marks and tests, which this layout does not have
+    table, _, notes = text.partition("\n- ")
+    for sign in ("Bold", "| **", "≈", "↑", "t-test", "Holm"):
+        assert sign not in table + notes
+    assert notes.startswith(
+        "Values and gains: mean over the draws ± standard deviation. Gains are paired by "
+        "draw, in points over local. Single owners are not tested."
+    )
 
 
 def _with_hits(cell: Cell) -> Draw:

@@ -18,6 +18,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.files import OnRound
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
@@ -51,7 +52,11 @@ def in_own_order(client: ClientGraph, names: Sequence[str]) -> ClientGraph:
 
 
 def run_owners(
-    nodes: Sequence[Mapping[str, Scalar]], folder: Path, **settings: Any
+    nodes: Sequence[Mapping[str, Scalar]],
+    folder: Path,
+    engine: str = "local",
+    on_round: OnRound | None = None,
+    **settings: Any,
 ) -> Run:
     """Run with one client per node config, in this process."""
     method = str(settings.pop("method", "fedavg"))
@@ -69,4 +74,4 @@ def run_owners(
         for context, node in zip(grid.contexts.values(), nodes, strict=True):
             place = str(folder.with_name(f"{folder.name}-models"))
             context.node_config = {"model-dir": place, **node}
-        return Run.load(run_server(grid, values, engine="local"))
+        return Run.load(run_server(grid, values, engine=engine, on_round=on_round))

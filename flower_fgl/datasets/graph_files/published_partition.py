@@ -5,12 +5,15 @@ Both store one ``torch_geometric.data.Data`` per client, in a folder such as
 
 ``data_0.pt``, ``data_1.pt``, …
     ``x``, ``edge_index``, ``y``, and optionally ``global_map`` (number of each node in the
-    whole graph, a dict or a tensor) and ``num_global_classes``.
+    whole graph: a dict, list, array or tensor) and ``num_global_classes``. A client
+    without edges has an empty ``edge_index`` of any shape.
 ``node_cls/train_0.pt``, ``val_0.pt``, ``test_0.pt``, …
-    The split, boolean masks of shape (N,); also in ``node_cls/default_split/``.
+    The split, boolean masks of shape (N,); also in ``node_cls/default_split/``, or in
+    ``node_cls/split_0.2-0.4-0.4/`` for a split that the user chose.
 
 A folder of a FedGB dataset also holds ``fedgb_manifest.json``, and the clients in the
-folder below ``distrib/`` that its ``processed_partition`` names.
+folder below ``distrib/`` that its ``processed_partition`` names. In a homogeneous dataset
+of FedGB, attributes ``node_type`` and ``edge_type`` have no meaning.
 """
 
 from __future__ import annotations
@@ -83,7 +86,7 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
     1. Files are read with ``torch.load(weights_only=True)``: only tensors, numbers and
        the containers of torch-geometric are accepted, and no code of a file runs.
     """
-    folder = _find_folder(source)
+    folder, is_homogeneous = _find_folder(source)
     numbers = sorted(
         int(match[1]) for path in folder.iterdir() if (match := CLIENT.match(path.name))
     )
@@ -92,7 +95,7 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
             f"{folder}: the clients' files must be data_0.pt to data_{len(numbers) - 1}.pt "
             f"without a gap, got the numbers {numbers}. Copy the folder again."
         )
-    clients = [_read_client(folder, number) for number in numbers]
+    clients = [_read_client(folder, k, is_homogeneous) for k in numbers]
     widths = sorted({int(client.x.shape[1]) for client in clients})
     if len(widths) > 1:
         raise DataError(
@@ -117,8 +120,8 @@ def convert_partition(source: Path, target: Path) -> list[Path]:
     return paths
 
 
-def _find_folder(source: Path) -> Path:
-    """Return the folder that holds the clients' files."""
+def _find_folder(source: Path) -> tuple[Path, bool]:
+    """Return the folder of the clients' files, and if a manifest calls it homogeneous."""
     if not source.is_dir():
         what = "is a file" if source.exists() else "does not exist"
         raise DataError(
@@ -143,7 +146,7 @@ def _find_folder(source: Path) -> Path:
             f"{folder} holds sets of graphs. Only partitions of one graph, for node "
             "classification, can be converted."
         )
-    return folder
+    return folder, manifest.is_file()
 
 
 def _read_manifest(path: Path) -> str:
@@ -162,7 +165,7 @@ def _read_manifest(path: Path) -> str:
     return str(manifest.get("processed_partition", ""))
 
 
-def _read_client(folder: Path, number: int) -> _Client:
+def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
     """Read the graph and the split of one client."""
     path = folder / f"data_{number}.pt"
     data = _load(path)
@@ -176,7 +179,8 @@ def _read_client(folder: Path, number: int) -> _Client:
             f"{path}: expected a graph with the tensors x, edge_index and y, got "
             f"{type(data).__name__}. Only homogeneous graphs can be converted."
         )
-    if getattr(data, "node_type", None) is not None:
+    types = getattr(data, "node_type", None)
+    if not is_homogeneous and types is not None and len(torch.unique(types)) > 1:
         raise DataError(
             f"{path}: the graph has several types of nodes. Only graphs with one type can "
             "be converted."
@@ -188,6 +192,8 @@ def _read_client(folder: Path, number: int) -> _Client:
             f"{path}: y must hold one class number per node, shape ({count},), got "
             f"{y.dtype} of shape {tuple(y.shape)}."
         )
+    if edge_index.numel() == 0:
+        edge_index = edge_index.new_zeros((2, 0))
     is_valid = edge_index.dim() == 2 and edge_index.shape[0] == 2
     if not is_valid or bool(((edge_index < 0) | (edge_index >= count)).any()):
         raise DataError(
@@ -215,10 +221,15 @@ def _read_client(folder: Path, number: int) -> _Client:
 def _global_ids(data: Any, count: int) -> Tensor:
     """Return the number of each node in the whole graph; 0..N-1 if it is not given."""
     table = getattr(data, "global_map", None)
-    if isinstance(table, Tensor) and table.shape == (count,):
-        ids = table.to(torch.int64)
-    elif isinstance(table, Mapping):
-        ids = torch.tensor([int(table.get(i, -1)) for i in range(count)])
+    if isinstance(table, Mapping):
+        numbers = {int(key): int(value) for key, value in table.items()}
+        if not all(
+            i in numbers for i in range(count)
+        ):  # numbers of the whole graph first
+            numbers = {value: key for key, value in numbers.items()}
+        ids = torch.tensor([numbers.get(i, -1) for i in range(count)])
+    elif table is not None and len(table) == count:
+        ids = torch.as_tensor(table).reshape(-1).to(torch.int64)
     else:
         return torch.arange(count)
     ordered = ids.sort().values
@@ -228,7 +239,7 @@ def _global_ids(data: Any, count: int) -> Tensor:
 
 def _read_masks(folder: Path, number: int, count: int) -> dict[str, Tensor]:
     """Return the masks of a client's split; empty if the partition has none."""
-    for place in (folder / TASK / "default_split", folder / TASK):
+    for place in _split_folders(folder):
         paths = {name: place / f"{name}_{number}.pt" for name in SPLITS}
         if not all(path.is_file() for path in paths.values()):
             continue
@@ -243,18 +254,37 @@ def _read_masks(folder: Path, number: int, count: int) -> dict[str, Tensor]:
     return {}
 
 
+def _split_folders(folder: Path) -> list[Path]:
+    """Return the folders that may hold the split, the published one first."""
+    places = [folder / TASK / "default_split", folder / TASK]
+    chosen = sorted(path.parent for path in (folder / TASK).glob("split_*/train_0.pt"))
+    is_published = any((place / "train_0.pt").is_file() for place in places)
+    if len(chosen) > 1 and not is_published:
+        names = ", ".join(path.name for path in chosen)
+        raise DataError(
+            f"{folder / TASK} holds several splits: {names}. Keep one of these folders, "
+            'or rename one to "default_split".'
+        )
+    return places + chosen
+
+
 def _load(path: Path) -> Any:
     """Read a file of tensors; no code in it runs."""
     data = importlib.import_module("torch_geometric.data.data")
     storage = importlib.import_module("torch_geometric.data.storage")
     allowed: list[Any] = [data.Data, data.DataEdgeAttr, data.DataTensorAttr]
     allowed += [storage.GlobalStorage]
-    # numbers of numpy, which a global_map may hold
-    allowed += [np.dtype, type(np.dtype(np.int64)), type(np.dtype(np.int32))]
-    core = "_core" if hasattr(np, "_core") else "core"  # "core" before numpy 2
-    scalar = importlib.import_module(f"numpy.{core}.multiarray").scalar
+    # numbers and arrays of numpy, which a global_map may hold
+    allowed += [np.ndarray, np.dtype]
     allowed += [
-        (scalar, f"numpy.{name}.multiarray.scalar") for name in ("_core", "core")
+        type(np.dtype(kind)) for kind in ("int64", "int32", "float64", "float32")
+    ]
+    core = "_core" if hasattr(np, "_core") else "core"  # "core" before numpy 2
+    module = importlib.import_module(f"numpy.{core}.multiarray")
+    allowed += [
+        (getattr(module, function), f"numpy.{name}.multiarray.{function}")
+        for function in ("scalar", "_reconstruct")
+        for name in ("_core", "core")
     ]
     # the context removes all of its entries, also those of torch-geometric itself
     known = torch.serialization.get_safe_globals()

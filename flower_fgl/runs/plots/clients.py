@@ -202,5 +202,7 @@ def label_heat_map(
     bar.set_label(items, color=INK, fontsize=9)
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
     bar.ax.tick_params(labelsize=8.5, colors=MUTED, length=0)
+    if top > 1:
+        bar.ax.set_ylim(1, top)  # 0 has the colour of the background
     bar.outline.set_visible(False)
     return figure

@@ -80,8 +80,12 @@ def node_clouds(
         panel.set_yticks([])
     for panel in panels[len(clouds) :]:
         panel.set_visible(False)
-    keys = [Line2D([], [], color=colour, linewidth=3) for colour in colours.values()]
-    names = [str(c) if class_names is None else class_names[c] for c in shown]
+    keys = [
+        Line2D([], [], color=colour, linestyle="", marker="s", markersize=7)
+        for colour in colours.values()
+    ]
+    own = [str(c) if class_names is None else class_names[c] for c in shown]
+    names = [f"class {name}" if name.isdigit() else name for name in own]
     for kind, look in MARKS.items():
         keys.append(Line2D([], [], color=MUTED, linestyle="", marker=look["marker"]))
         names.append(kind)

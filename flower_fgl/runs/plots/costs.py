@@ -35,7 +35,7 @@ def stacked_bars(
     unit : str
         Unit of the values, for the axis and the totals.
     """
-    columns = legend_columns(list(parts), 5)
+    columns = legend_columns(list(parts), 6)
     legend_rows = -(-len(parts) // columns)
     figure = new_figure(0.75 + 0.36 * len(rows) + 0.22 * legend_rows)
     panel = figure.subplots()

@@ -198,12 +198,15 @@ def name_rows(panel: Any, names: Sequence[str]) -> None:
 def add_legend(
     owner: Any, artists: Any, names: Sequence[str], loc: str, columns: int, **place: Any
 ) -> None:
-    """Add a legend without a frame to an axes or a figure."""
+    """Add a legend without a frame to an axes or a figure; its entries read by rows."""
     # matplotlib omits names that begin with an underscore
     labels = [f" {n}" if n.startswith("_") else n for n in distinct(names)]
+    # matplotlib fills one column after the other
+    order = [i for c in range(columns) for i in range(c, len(labels), columns)]
+    artists = list(artists)
     legend = owner.legend(
-        artists,
-        labels,
+        [artists[i] for i in order],
+        [labels[i] for i in order],
         loc=loc,
         ncols=columns,
         frameon=False,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flower_fgl.core.links import EDGE, LINK
@@ -29,44 +28,12 @@ __all__ = [
     "setting_of",
     "settings_of",
     "shown_score",
-    "tell_apart",
 ]
 
 
 def about(run: Run) -> str:
     """Return a run's name: method and dataset."""
     return f"{run.summary['method']} on {run.summary['dataset']}"
-
-
-def tell_apart(
-    configs: Sequence[Mapping[str, Any]], *, but: Collection[str] = ()
-) -> list[str]:
-    """Name runs by method and by the settings that differ among runs of that method.
-
-    Parameters
-    ----------
-    configs : sequence of mapping of str to str, bool, int or float
-        Flat settings of each run, without irrelevant ones.
-    but : collection of str
-        Settings that are not part of a name.
-
-    Returns
-    -------
-    list of str
-        Names such as ``adpfedgnn · rl=false``, in the order of ``configs``.
-    """
-    names = []
-    for config in configs:
-        method = str(config["method"])
-        same = [other for other in configs if other["method"] == method]
-        own = [
-            f"{key.removeprefix(f'{method}.')}="
-            f"{value if isinstance(value, str) else json.dumps(value)}"
-            for key, value in config.items()
-            if key not in but and any(other.get(key) != value for other in same)
-        ]
-        names.append(" · ".join([method, *own]))
-    return names
 
 
 def item_kind(runs: Sequence[Run]) -> str:

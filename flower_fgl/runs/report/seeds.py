@@ -12,7 +12,8 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
 from flower_fgl.runs.compare import PER_RUN, compare_accuracy, main_metric
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.report.numbers import about, pooled_test_score, tell_apart
+from flower_fgl.runs.names import tell_apart
+from flower_fgl.runs.report.numbers import about, pooled_test_score
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.statistics import LEVEL, adjust_holm
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flower_fgl.runs.report.numbers import score_title, shown_score, tell_apart
+from flower_fgl.runs.names import tell_apart
+from flower_fgl.runs.report.numbers import score_title, shown_score
 from flower_fgl.runs.report.seeds import scored_runs
 from flower_fgl.runs.run import Run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,21 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from flower_fgl import METHODS, simulate
+from flower_fgl import METHODS, Run, server_app, simulate
 from flower_fgl.cli.partition import export_clients
 from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.runtime.data import file_stamps
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.core.class_names import agree_classes
-from flower_fgl.core.errors import DataError, RunError
+from flower_fgl.core.errors import ConfigError, DataError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import INFO
 from flower_fgl.protocols.describe import Description
 from flower_fgl.protocols.secure_aggregation.identities import load_identity
+from flower_fgl.runs.writer import RunWriter
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import task_identity
 from flower_fgl.strategies.rounds.schema_agreement import (
@@ -168,6 +170,34 @@ def test_partition_ids_of_rejected_data_owners_stay_free(tmp_path: Path) -> None
     # FGGP's downloads have an entry for every partition-id
     run = run_owners(nodes, tmp_path / "run", method="fggp")
     assert [row["replies"] for row in run.rounds] == [2, 2]
+
+
+def test_the_summary_of_a_stopped_run_names_the_owners_graphs_and_what_to_do(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # after `flwr stop` Flower may end the ServerApp with nothing but its exit handlers
+    stop: list[Callable[[], None]] = []
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        server_app, "add_exit_handler", lambda handler, **_: stop.append(handler)
+    )
+
+    def stop_after_first(row: Mapping[str, Any]) -> None:
+        if not found:
+            found.append(dict(Run.load(tmp_path / "run").summary))
+            stop[0]()
+            found.append(dict(Run.load(tmp_path / "run").summary))
+
+    run_owners(nodes, tmp_path / "run", "deployment", stop_after_first)
+    running, stopped = found
+    assert (running["status"], running["engine"]) == ("running", "deployment")
+    assert stopped["status"] == "interrupted"
+    assert stopped["dataset"] == "own graphs"
+    RunWriter(tmp_path / "run").write_summary(stopped)
+    with pytest.raises(RunError, match="the same `flwr run` command without resume"):
+        run_owners([], tmp_path / "run", "deployment", resume=True)
+    with pytest.raises(ConfigError, match=r"^resume needs run-dir: "):
+        run_owners([], Path(), "deployment", resume=True, run_dir="")
 
 
 def test_data_owners_that_do_not_fit_are_rejected_by_name(

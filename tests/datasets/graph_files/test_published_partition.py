@@ -60,7 +60,9 @@ def write(
     return folder
 
 
-@pytest.mark.parametrize("split", ["node_cls", "node_cls/default_split"])
+@pytest.mark.parametrize(
+    "split", ["node_cls", "node_cls/default_split", "node_cls/split_0.4-0.2-0.4"]
+)
 def test_each_client_becomes_a_graph_file(split: str, tmp_path: Path) -> None:
     source = write(tmp_path / "distrib" / NAME, split=split)
     paths = convert_partition(source, tmp_path / "graphs")
@@ -121,10 +123,47 @@ def test_the_graph_files_are_owners_of_a_run(tmp_path: Path) -> None:
     assert run.best["test"]["num_nodes"] == 16
 
 
-def test_global_numbers_may_be_a_tensor(tmp_path: Path) -> None:
-    # FedGB's own converter writes them so
+def test_a_split_is_not_chosen_by_chance(tmp_path: Path) -> None:
+    source = write(tmp_path / NAME, split="node_cls/split_0.4-0.2-0.4")
+    others = source / "node_cls" / "split_0.2-0.4-0.4"
+    others.mkdir()
+    for name, mask in masks(0).items():
+        torch.save(~mask, others / f"{name}_0.pt")
+    with pytest.raises(DataError, match=r"several splits: split_0\.2-0\.4-0\.4, split"):
+        convert_partition(source, tmp_path / "graphs")
+    (source / "node_cls" / "split_0.4-0.2-0.4").rename(
+        others.with_name("default_split")
+    )
+    paths = convert_partition(source, tmp_path / "graphs")
+    found = load_graph_file(paths[0]).dataset.masks["train"]
+    assert torch.equal(found, masks(0)["train"].flip(0))
+
+
+def test_a_client_without_edges_is_kept(tmp_path: Path) -> None:
+    # OpenFGL makes the edges by torch.tensor(list of pairs).T, of shape (0,) and float32
+    # for an empty list; its newer versions reshape that to (2, 0)
     def make(number: int) -> Data:
-        return client(number, global_map=torch.arange(60, 40, -1))
+        return client(number, edge_index=torch.zeros((2, 0) if number else (0,)))
+
+    for path in convert_partition(write(tmp_path / NAME, make), tmp_path / "graphs"):
+        assert load_graph_file(path).dataset.edge_index.shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        torch.arange(60, 40, -1),  # written by FedGB's script for public datasets
+        list(range(60, 40, -1)),
+        np.arange(60, 40, -1),
+        {60 - i: i for i in range(20)},  # numbers of the whole graph first
+    ],
+    ids=["tensor", "list", "array", "reversed"],
+)
+def test_global_numbers_may_have_every_form_that_fedgb_reads(
+    numbers: Any, tmp_path: Path
+) -> None:
+    def make(number: int) -> Data:
+        return client(number, global_map=numbers)
 
     paths = convert_partition(write(tmp_path / NAME, make), tmp_path / "graphs")
     owned = load_graph_file(paths[0])
@@ -168,6 +207,30 @@ def test_the_code_of_a_file_does_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "graphs").exists()
 
 
+def test_the_code_in_an_array_does_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    array = np.array([Harmful(mark)], dtype=object)
+    source = write(tmp_path / NAME, lambda n: client(n, extra=array))
+    with pytest.raises(DataError, match="more than tensors and numbers"):
+        convert_partition(source, tmp_path / "graphs")
+    assert not mark.exists()
+
+
+def test_a_homogeneous_dataset_of_fedgb_may_keep_types_and_names(
+    tmp_path: Path,
+) -> None:
+    def make(number: int) -> Data:
+        types = torch.arange(20) % 3
+        return client(number, node_type=types, hospitalid=73, client_name="client_73")
+
+    source = write(tmp_path / NAME, make, split="node_cls/default_split")
+    with pytest.raises(DataError, match="several types of nodes"):
+        convert_partition(source, tmp_path / "graphs")
+    manifest = {"level": "homo_subgraph", "task": "node_cls"}
+    (source / "fedgb_manifest.json").write_text(json.dumps(manifest))
+    assert len(convert_partition(source, tmp_path / "graphs")) == 2
+
+
 def test_the_classes_that_torch_may_read_stay_the_same(tmp_path: Path) -> None:
     # torch-geometric reads its processed files with these
     before = set(torch.serialization.get_safe_globals())
@@ -181,7 +244,7 @@ def test_the_classes_that_torch_may_read_stay_the_same(tmp_path: Path) -> None:
         ({"y": torch.rand(20)}, "one class number per node"),
         ({"y": torch.zeros((20, 3), dtype=torch.int64)}, "one class number per node"),
         ({"edge_index": torch.tensor([[0], [20]])}, "name nodes below 20"),
-        ({"node_type": torch.zeros(20)}, "several types of nodes"),
+        ({"node_type": torch.arange(20) % 2}, "several types of nodes"),
     ],
 )
 def test_a_graph_of_another_task_is_refused(
