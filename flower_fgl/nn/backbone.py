@@ -313,7 +313,7 @@ def copy_network(network: Network, memo: dict[int, Any] | None = None) -> Networ
             new = {
                 n: m if m is None else copy_network(m, memo) for n, m in value.items()
             }
-        elif type(value) in (dict, OrderedDict) and not value:
+        elif type(value) in (dict, OrderedDict, set, list) and not value:
             new = type(value)()
         elif type(value) in (bool, int, float, str, type(None)):
             new = value

@@ -273,13 +273,15 @@ def stack_model(
     states: Sequence[Mapping[str, Tensor]] | Mapping[str, Tensor],
     num_clients: int,
     uniform: Callable[[Tensor], Tensor],
+    *,
+    is_spare: bool = False,
 ) -> Backbone:
     """Build one backbone with the weights of K clients.
 
     Parameters
     ----------
     template : Backbone
-        A client's network, see :func:`can_stack`; not changed.
+        A client's network, see :func:`can_stack`.
     states : mapping of str to Tensor, or a sequence of K of them
         One state for all clients, or one for each. They are copied.
     num_clients : int
@@ -287,15 +289,17 @@ def stack_model(
     uniform : callable
         Source of the numbers of dropout: takes representations (K, n, p) and returns
         numbers of that shape.
+    is_spare : bool
+        Whether to change ``template`` itself instead of a copy.
 
     Returns
     -------
     Backbone
         Its parameters have the shapes (K, ...), and the memory layout of the template's.
     """
-    model = copy_network(template)
+    model = template if is_spare else copy_network(template)
     model.uniform = uniform
-    for name, parameter in template.named_parameters():
+    for name, parameter in list(template.named_parameters()):
         shape = (num_clients, *parameter.shape)
         # Column-major weights of sparse features stay so: (K, in, out) in memory.
         is_turned = parameter.dim() == 2 and not parameter.is_contiguous()
@@ -305,7 +309,9 @@ def stack_model(
         values = values.transpose(1, 2) if is_turned else values
         with torch.no_grad():
             if isinstance(states, Mapping):
-                values.copy_(states[name].to(values.device))
+                state = states[name].to(values.device)
+                # transposed once, not for each client
+                values.copy_(state.t().contiguous().t() if is_turned else state)
             elif is_turned:
                 for row, state in zip(values.unbind(), states, strict=True):
                     row.copy_(state[name])

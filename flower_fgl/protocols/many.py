@@ -47,15 +47,15 @@ def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[Array
     """
     parts = []
     for name, tensor in tensors.items():
-        stack = tensor.detach().cpu().contiguous().numpy()
-        shape = stack.shape[1:]
-        header = npy_header(stack.dtype.str, shape)
-        rows = stack.reshape(num_clients, math.prod(shape)).view(np.uint8)
-        parts.append((name, dtype_name(stack.dtype), shape, header, rows))
+        # client by client, because a transposed matrix then stays in the cache
+        rows = [row.contiguous().numpy() for row in tensor.detach().cpu().unbind()]
+        kind, shape = rows[0].dtype, rows[0].shape
+        header = npy_header(kind.str, shape)
+        parts.append((name, dtype_name(kind), shape, header, rows))
     return [
         plain_record(
             {
-                name: plain_array(dtype, shape, b"".join((header, rows[place].data)))
+                name: plain_array(dtype, shape, header + rows[place].tobytes())
                 for name, dtype, shape, header, rows in parts
             }
         )

@@ -274,7 +274,7 @@ class Cohort:
         template = self.clients[0].build_model()
         if not isinstance(states, Mapping) and all(s is states[0] for s in states):
             states = states[0]
-        return stack_model(template, states, len(self), torch.rand_like)
+        return stack_model(template, states, len(self), torch.rand_like, is_spare=True)
 
     def initial_state(self) -> dict[str, Tensor]:
         """Return the initial weights, the same for all clients of a backbone."""
