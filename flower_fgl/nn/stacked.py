@@ -309,9 +309,9 @@ def stack_model(
         values = values.transpose(1, 2) if is_turned else values
         with torch.no_grad():
             if isinstance(states, Mapping):
-                state = states[name].to(values.device)
+                shared = states[name].to(values.device)
                 # transposed once, not for each client
-                values.copy_(state.t().contiguous().t() if is_turned else state)
+                values.copy_(shared.t().contiguous().t() if is_turned else shared)
             elif is_turned:
                 for row, state in zip(values.unbind(), states, strict=True):
                     row.copy_(state[name])
