@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from flower_fgl.client_apps.dispatch import FEW as FEW_MESSAGES
+from flower_fgl.client_apps.dispatch import FEW as FEW_CLIENTS
 from flower_fgl.client_apps.runtime.session import CACHE_BYTES, choose_device
 from flower_fgl.client_apps.runtime.training import FEW as FEW_NODES
 from flower_fgl.core.config import RunConfig
@@ -261,7 +261,7 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
     if not vars(METHODS[config.method].load_client_app()).get("stacked"):
         return 0
     rows = max(largest.num_train_nodes, largest.num_features) * config.hidden_channels
-    is_worthwhile = _sampled(config) >= FEW_MESSAGES and rows <= LARGEST_STEP
+    is_worthwhile = _sampled(config) >= FEW_CLIENTS and rows <= LARGEST_STEP
     if config.stacked == "auto" and not is_worthwhile:
         return 0
     kept = FLOAT * sizes.num_entries + 24 * sizes.num_edges
