@@ -262,6 +262,7 @@ def _explain(table: Table, prefix: str, cls: Any) -> None:
 @app.command()
 def datasets() -> None:
     """List the datasets with their published statistics."""
+    from flower_fgl.core.settings import TARGETS
     from flower_fgl.datasets.sources.registry import SOURCES
 
     table = make_table(
@@ -278,7 +279,8 @@ def datasets() -> None:
     console.print(table)
     console.print(
         "Other TU datasets: tu:NAME; countries of Twitch: twitch:DE. Your own graph: the "
-        "path of an .npz file or a CSV folder."
+        "path of an .npz file or a CSV folder. These have several labels, of which target "
+        f"chooses one: {', '.join(TARGETS)}."
     )
 
 

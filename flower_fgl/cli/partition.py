@@ -94,9 +94,9 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         found = {name for graph in client.evaluation for name in graph.masks}
         own = [column for column in SETTING_COLUMNS if column in found]
         graphs = _held(client)
-        labels = torch.cat([graph.y for graph in graphs])
-        counts.append(torch.bincount(labels[labels >= 0], minlength=len(names)))
-        sizes.append(len(labels))
+        found_here = [graph.class_counts(len(names)) for graph in graphs]
+        counts.append(torch.stack(found_here).sum(dim=0))
+        sizes.append(sum(graph.num_items for graph in graphs))
         masked.append(_sizes(client, (*SPLITS, *own)))
         edges += sum(graph.edge_index.shape[1] // 2 for graph in graphs)
     total = store.index.num_edges
@@ -174,7 +174,8 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
     ------
     ConfigError
         If ``setting`` is ``"graph"``, since a graph file holds a single graph, or
-        ``"link"`` or ``"edge"``, since an export holds no split and no classes of edges.
+        ``"link"`` or ``"edge"``, since an export holds no split and no classes of edges;
+        or with ``target = "all"``.
     DataError
         If the data cannot be partitioned, the folder cannot be written, or it holds
         files of another export.
@@ -194,6 +195,11 @@ def export_clients(config: RunConfig, folder: Path) -> list[Path]:
         raise ConfigError(
             'export does not write the classes of edges (setting = "edge"). Give each '
             "SuperNode its owner's own file."
+        )
+    if config.is_multi_label:
+        raise ConfigError(
+            f'A graph file holds one class of each node, but target = "{config.target}" '
+            "has several labels. Choose one target."
         )
     store = open_store(config, config.clients)
     number = store.index.num_clients

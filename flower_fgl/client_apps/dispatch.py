@@ -28,7 +28,7 @@ __all__ = ["Dispatcher", "error_reply", "largest_message"]
 CLIENT_RAISED = 2
 """Flower's error code for a client that raised an exception."""
 FEW = 8
-"""Messages below which ``stacked = "auto"`` handles them one by one, which gives the same
+"""Clients below which ``stacked = "auto"`` handles them one by one, which gives the same
 numbers as the other engines to the last bit; stacking so few saves little."""
 
 
@@ -118,7 +118,7 @@ class Dispatcher:
         if config is None or config.stacked == "false":
             return {}
         is_forced = config.stacked == "true"
-        if len(items) < FEW and not is_forced:
+        if config.clients < FEW and not is_forced:
             return {}
         answers: dict[int, Message | Exception] = {}
         fitting = []

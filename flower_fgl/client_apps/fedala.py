@@ -34,7 +34,7 @@ from torch import Tensor
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import TrainingSet, load_state
+from flower_fgl.client_apps.runtime.training import DataLoss, TrainingSet, load_state
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.body_head import layer_of
@@ -156,12 +156,12 @@ class FedALAClientApp(FedAvgClientApp):
         index, labels = sample_nodes(
             client, server_round, share=method_config.sample / 100, data=data
         )
-        of_classes = client.class_weights()
+        task_loss = client.task_loss()
         losses: list[float] = []
         while not is_learned(losses, is_first=not kept):
             blended = {name: blend(*ends[name], weights[name]) for name in names}
             load_state(model, blended)
-            loss, gradients = _gradients(data, model, names, index, labels, of_classes)
+            loss, gradients = _gradients(data, model, names, index, labels, task_loss)
             losses.append(loss)
             weights = {
                 name: blend_step(weights[name], gradient, *ends[name], lr=WEIGHT_LR)
@@ -203,11 +203,15 @@ def _gradients(
     names: list[str],
     index: Tensor,
     labels: Tensor,
-    class_weights: Tensor | None,
+    task_loss: DataLoss | None,
 ) -> tuple[float, tuple[Tensor, ...]]:
-    """Return the cross-entropy and its gradients with respect to some parameters."""
+    """Return the loss of the task and its gradients with respect to some parameters."""
     parameters = dict(model.named_parameters())
-    loss = F.cross_entropy(data.logits(model, index), labels, class_weights)
+    logits = data.logits(model, index)
+    if task_loss is None:
+        loss = F.cross_entropy(logits, labels)
+    else:
+        loss = task_loss(logits, labels, index)
     gradients = torch.autograd.grad(loss, [parameters[name] for name in names])
     return float(loss.detach()), gradients
 

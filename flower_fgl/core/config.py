@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import AUTO, Scalar, kebab, parse_settings
 from flower_fgl.core.settings import (
+    ALL_TARGETS,
     DATASETS,
     GeneralSettings,
     SyntheticSettings,
+    has_targets,
     is_file,
     main_score_of,
     owners_name,
@@ -97,6 +99,11 @@ class RunConfig(GeneralSettings):
     def has_pairs(self) -> bool:
         """Whether the items of the run are pairs of nodes: links or edges."""
         return self.setting in (LINK, EDGE)
+
+    @property
+    def is_multi_label(self) -> bool:
+        """Whether the run learns all labels of items that may have several at once."""
+        return self.target == ALL_TARGETS and has_targets(self)
 
     def decoder(self, num_classes: int, num_edge_features: int) -> str:
         """Return the decoder of pairs of nodes, empty if the run has none.
@@ -201,6 +208,10 @@ class RunConfig(GeneralSettings):
         }
         read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)
+        is_one = has_targets(read) and read.target != ALL_TARGETS
+        if not read.positive_class and is_one and read.setting != LINK:
+            read = replace(read, positive_class=read.target)
+            sources["positive-class"] = "data set"
         synthetic = parse_settings(
             SyntheticSettings, tables.get("synthetic", {}), prefix="synthetic"
         )

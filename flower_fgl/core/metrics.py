@@ -54,6 +54,8 @@ class Scores:
 float in [0, 1]
         With a positive class: Precision@K, the threshold chosen on validation, and
         precision, recall and F1 of the class at this threshold.
+    micro_f1 : float in [0, 1]
+        With several labels per item, F1 of all labels together.
     """
 
     num_nodes: int
@@ -69,6 +71,7 @@ float in [0, 1]
     threshold_precision: float = math.nan
     threshold_recall: float = math.nan
     threshold_f1: float = math.nan
+    micro_f1: float = math.nan
 
     def selected(self, main_score: str) -> float:
         """Return the score by which models are selected, ``RunConfig.main_score``.

@@ -45,6 +45,7 @@ def option(
     auto: bool = False,
     keeps_commas: bool = False,
     is_path: bool = False,
+    may_be_number: bool = False,
 ) -> Any:
     """Declare one setting of a settings dataclass.
 
@@ -65,6 +66,8 @@ def option(
         then does not read it as several values of a grid.
     is_path : bool
         Whether the value is a path, in which ``~`` stands for the user's home folder.
+    may_be_number : bool
+        Whether the value is a name that may be a whole number, which then needs no quotes.
     """
     metadata = {
         "text": text,
@@ -76,6 +79,7 @@ def option(
         "auto": auto,
         "keeps_commas": keeps_commas,
         "is_path": is_path,
+        "may_be_number": may_be_number,
     }
     return field(default=default, metadata=metadata)
 
@@ -125,6 +129,8 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
     takes_bool = kind is bool or "true" in metadata["choices"]
     if takes_bool and str(value) in BOOLEANS:  # a TOML file holds true without quotes
         value = BOOLEANS[str(value)] if kind is bool else str(value).lower()
+    if metadata["may_be_number"] and is_number and isinstance(value, int):
+        value, is_number = str(value), False
     fits = {
         bool: isinstance(value, bool),
         int: is_number and math.isfinite(value) and float(value).is_integer(),

@@ -16,10 +16,11 @@ EXTRA_SCORES = {
     "threshold_precision": "P@threshold",
     "threshold_recall": "R@threshold",
     "threshold_f1": "F1@threshold",
+    "micro_f1": "micro-F1",
 }
 """Scores that only some tasks have, by name: AUROC and AUPRC for owners, sets of graphs,
-edges and datasets with rare classes, the first four for link prediction, the last five
-with ``positive-class``."""
+edges and datasets with rare classes, the first four for link prediction, the next five
+with ``positive-class``, the last one with several labels per item."""
 SETTING_COLUMNS = {
     "unseen": "unseen",
     "missing": "missing",

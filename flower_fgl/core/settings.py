@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import option
 
 __all__ = [
+    "ALL_TARGETS",
     "AUROC_DATASETS",
     "DATASETS",
     "EDGE_PARTITIONS",
     "GRAPH_PARTITIONS",
     "MIN_SECURE_CLIENTS",
     "PARTITIONS",
+    "TARGETS",
     "TRACKERS",
     "UNSUPPORTED",
     "GeneralSettings",
     "SyntheticSettings",
+    "Targets",
+    "has_targets",
     "is_file",
     "main_score_of",
     "names_of_trackers",
+    "needs_classes",
     "owners_name",
     "read_num_neighbors",
 ]
@@ -41,6 +48,7 @@ DATASETS = [
     "flickr",
     "reddit",
     "reddit2",
+    "yelp",
     "actor",
     "chameleon",
     "squirrel",
@@ -70,6 +78,7 @@ DATASETS = [
     "ogbn-arxiv",
     "ogbn-products",
     "ogbn-papers100m",
+    "ogbn-proteins",
     "mutag",
     "proteins",
     "nci1",
@@ -78,36 +87,68 @@ DATASETS = [
     "ogbg-molhiv",
     "ogbg-molbace",
     "ogbg-molbbbp",
+    "ogbg-molclintox",
+    "ogbg-molmuv",
+    "ogbg-molpcba",
+    "ogbg-molsider",
+    "ogbg-moltox21",
+    "ogbg-moltoxcast",
     "ogbg-ppa",
     "amazon-clothing",
     "dblp-few-shot",
     "fold-ppi",
 ]
 """Names of the dataset sources in ``datasets/sources/load.py`` (a test compares them)."""
+
+
+class Targets(NamedTuple):
+    """Targets of a dataset whose items may belong to several of them at once.
+
+    Parameters
+    ----------
+    number : int
+        Number T of targets.
+    example : str
+        Name of one of them. If it is a number, the names are 0 to T - 1;
+        otherwise the files contain them.
+    """
+
+    number: int
+    example: str
+
+
+TARGETS: Mapping[str, Targets] = {
+    "yelp": Targets(100, "37"),
+    "ogbn-proteins": Targets(112, "0"),
+    "ogbg-molclintox": Targets(2, "CT_TOX"),
+    "ogbg-molmuv": Targets(17, "MUV-466"),
+    "ogbg-molpcba": Targets(128, "PCBA-1030"),
+    "ogbg-molsider": Targets(27, "Cardiac disorders"),
+    "ogbg-moltox21": Targets(12, "NR-AR"),
+    "ogbg-moltoxcast": Targets(617, "ACEA_T47D_80hr_Negative"),
+}
+"""Datasets of which the setting ``target`` chooses one label, or all."""
+ALL_TARGETS = "all"
+"""Value of ``target`` with which a run learns all labels of a dataset at once."""
 AUROC_DATASETS = frozenset(
     [
         *("minesweeper", "tolokers", "questions"),
         *("ogbg-molhiv", "ogbg-molbace", "ogbg-molbbbp"),
+        *TARGETS,
     ]
 )
 """Datasets of two classes, one of them rare, whose papers report the area under the ROC
-curve (Platonov et al., ICLR 2023; Hu et al., NeurIPS 2020)."""
-_MULTI_TASK = "every graph has several labels at once"
+curve (Platonov et al., ICLR 2023; Hu et al., NeurIPS 2020), and one target of several."""
 _REGRESSION = "the labels are numbers, not classes"
 UNSUPPORTED = {
-    "yelp": "a node may have several of its 100 labels at once",
-    "ogbn-proteins": "every node has 112 labels at once",
     "ogbn-mag": "nodes and edges have several types",
     "ogbg-code2": "the label is a sequence of words",
     "ogbg-molesol": _REGRESSION,
     "ogbg-molfreesolv": _REGRESSION,
     "ogbg-mollipo": _REGRESSION,
-    **{
-        f"ogbg-mol{name}": _MULTI_TASK
-        for name in ("pcba", "muv", "tox21", "toxcast", "sider", "clintox", "chembl")
-    },
+    "ogbg-molchembl": "every graph has 1,310 labels at once, which need 5 GB to read",
 }
-"""Known datasets that have no single class per node or graph, and the reason."""
+"""Known datasets that cannot be used, and the reason."""
 
 PARTITIONS = (
     "metis louvain louvain-label louvain-label-a metis-label dirichlet uniform network"
@@ -165,6 +206,14 @@ class GeneralSettings:
         "or a comma-separated list of datasets and graph files, one client each; empty: "
         "partition the dataset (docs/owners.md)",
         keeps_commas=True,
+    )
+    target: str = option(
+        "",
+        "name of the one label that is predicted, of a dataset whose nodes or graphs may "
+        'have several at once: classes are "no <target>" and "<target>"; all: every '
+        "label at once; empty: the dataset has one label (docs/data.md)",
+        keeps_commas=True,
+        may_be_number=True,
     )
     feature_align: str = option(
         "name",
@@ -277,8 +326,9 @@ class GeneralSettings:
     positive_class: str = option(
         "",
         "name of the class that is sought, usually a rare one; adds AUPRC, Precision@K "
-        "and scores at a threshold chosen on validation; empty: none",
+        "and scores at a threshold chosen on validation; empty: none, or target",
         keeps_commas=True,
+        may_be_number=True,
     )
     precision_k: int = option(
         20,
@@ -584,6 +634,30 @@ def main_score_of(
     is_ranked = setting in (LINK, EDGE) or bool(positive_class)
     is_ranked |= dataset in AUROC_DATASETS and not owners
     return "auroc" if is_ranked else "accuracy"
+
+
+def needs_classes(settings: Any) -> bool:
+    """Return whether a run reads classes of nodes or graphs.
+
+    Parameters
+    ----------
+    settings : GeneralSettings
+        ``setting`` and ``partition``.
+    """
+    has_pairs = settings.setting in (LINK, EDGE)
+    return not has_pairs or settings.partition not in EDGE_PARTITIONS
+
+
+def has_targets(settings: Any) -> bool:
+    """Return whether a run chooses one of several labels, see :data:`TARGETS`.
+
+    Parameters
+    ----------
+    settings : GeneralSettings
+        ``dataset``, ``owners``, ``setting`` and ``partition``.
+    """
+    is_known = settings.dataset in TARGETS and not settings.owners
+    return is_known and needs_classes(settings)
 
 
 def is_file(dataset: str) -> bool:

@@ -20,13 +20,16 @@ from flower_fgl.core.model_spec import (
 )
 from flower_fgl.core.options import fields_by_key, kebab, nearest, removed_settings
 from flower_fgl.core.settings import (
+    ALL_TARGETS,
     EDGE_PARTITIONS,
     GRAPH_PARTITIONS,
     MIN_SECURE_CLIENTS,
+    TARGETS,
     TRACKERS,
     UNSUPPORTED,
     GeneralSettings,
     SyntheticSettings,
+    has_targets,
     is_file,
     names_of_trackers,
     read_num_neighbors,
@@ -185,8 +188,8 @@ def check_settings(
     Raises
     ------
     ConfigError
-        If ``device`` is malformed, or ``track`` names an unknown tracker; if the method
-        does not support a setting; with
+        If ``device`` is malformed, or ``track`` names an unknown tracker; if a dataset
+        with several labels lacks ``target``; if the method does not support a setting; with
         ``setting = "graph"``, for a partition of a single graph, or any sparsity; with
         ``closed-set`` or ``open-set``, for a partition other than METIS, or any
         sparsity; with ``few-shot``, for too many shots, a split, or ``label-sparsity``;
@@ -206,6 +209,8 @@ def check_settings(
     for name in names_of_trackers(settings.track):
         if name not in TRACKERS:
             raise ConfigError(f'Unknown tracker "{name}". {nearest(name, TRACKERS)}')
+    if has_targets(settings):
+        _check_target(settings, method, methods)
     _check_method(settings, method)
     _check_mixed(settings, method, methods)
     _check_owners(settings, method, methods)
@@ -220,6 +225,61 @@ def check_settings(
     _check_secure(settings, method, methods)
     _check_late(settings, method, methods)
     _check_aggregation(settings, method, methods)
+
+
+def _check_target(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject a missing target, a number out of range, and all where one is needed."""
+    (count, example), target = TARGETS[settings.dataset], settings.target
+    are_numbers = example.isdecimal()
+    if not target:
+        names = f"0 to {count - 1}" if are_numbers else "with the names in its files"
+        item = "graph" if settings.dataset.startswith("ogbg") else "node"
+        raise ConfigError(
+            f"{settings.dataset} has {count} targets, {names}, and a {item} may belong to "
+            f'several. Choose one with target, e.g. target = "{example}": the run then '
+            f'tells the classes "no {example}" and "{example}" apart. target = '
+            f'"{ALL_TARGETS}" learns all of them at once.'
+        )
+    if target == ALL_TARGETS:
+        _check_all_targets(settings, method, methods)
+        return
+    if are_numbers and target not in map(str, range(count)):
+        raise ConfigError(
+            f'target = "{target}" is not one of {settings.dataset}, whose targets are the '
+            f"numbers 0 to {count - 1}."
+        )
+
+
+def _check_all_targets(
+    settings: GeneralSettings, method: Any, methods: Mapping[str, Any]
+) -> None:
+    """Reject what needs a single class of each item, with ``target = "all"``."""
+    text = f'target = "{ALL_TARGETS}"'
+    instead = f'Choose one target, e.g. target = "{TARGETS[settings.dataset].example}".'
+    if not method.multi_label:
+        able = ", ".join(sorted(n for n, row in methods.items() if row.multi_label))
+        raise ConfigError(
+            f"{settings.method} predicts one class of each item: {text} is not possible. "
+            f"These methods predict several labels: {able}. {instead}"
+        )
+    free = {
+        "setting": ("transductive", "inductive", "graph"),
+        "partition": EDGE_PARTITIONS,
+    }
+    for name, able_values in free.items():
+        if (value := getattr(settings, name)) not in able_values:
+            raise ConfigError(
+                f'{name} = "{value}" needs one class of each item: with {text} use one of '
+                f"{', '.join(able_values)}. {instead}"
+            )
+    for name in ("class_weights", "positive_class"):
+        if getattr(settings, name) != getattr(GeneralSettings, name):
+            raise ConfigError(
+                f"{kebab(name)} is about one class of each item, but {text} has several "
+                f"labels: remove {kebab(name)}. {instead}"
+            )
 
 
 def _check_mixed(

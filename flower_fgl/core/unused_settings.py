@@ -11,6 +11,7 @@ from typing import Any
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, nearest, removed_settings
+from flower_fgl.core.settings import TARGETS, has_targets
 from flower_fgl.core.settings_validation import UNSEEN_SETTINGS
 
 __all__ = [
@@ -46,6 +47,10 @@ def _aggregation(rule: str) -> Rule:
 NEEDED: Mapping[str, Rule] = {
     "partition": _PARTITIONED,
     "dataset": _PARTITIONED,
+    "target": (
+        f"a dataset with several labels ({', '.join(TARGETS)}) whose classes are read",
+        has_targets,
+    ),
     "dirichlet-alpha": (
         'partition = "dirichlet"',
         lambda config: config.partition == "dirichlet",
@@ -89,6 +94,7 @@ _FILE_SETTINGS = {
 }
 DATA_SETTINGS = frozenset(_FILE_SETTINGS) | {
     "dataset",
+    "target",
     "clients",
     "data-dir",
     "partition",

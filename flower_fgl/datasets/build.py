@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.seeds import numpy_generator
-from flower_fgl.core.settings import EDGE_PARTITIONS, is_file
+from flower_fgl.core.settings import has_targets, is_file, needs_classes
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
     Graph,
@@ -102,8 +103,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
         made = synthetic_dataset(config.synthetic, config.partition_seed)
         return with_edge_classes(made) if config.classifies_edges else made
     if is_file(config.dataset):
-        needs_labels = not config.has_pairs or config.partition not in EDGE_PARTITIONS
-        owned = load_graph_file(config.dataset, needs_labels=needs_labels)
+        owned = load_graph_file(config.dataset, needs_labels=needs_classes(config))
         if owned.evaluation:
             raise DataError(
                 f"{config.dataset} holds one client's part of a dataset: it contains "
@@ -115,6 +115,7 @@ def load_dataset(config: RunConfig) -> NodeDataset | GraphDataset:
         config.dataset,
         data_dir=data_folder(config.data_dir),
         cache_dir=cache_folder(),
+        target=config.target if has_targets(config) else "",
     )
 
 
@@ -165,7 +166,7 @@ def build_clients(
     list of ClientGraph
         By partition-id.
     str
-        SHA-256 of the partition, its sparsity and its few-shot sample.
+        SHA-256 of the partition, its sparsity, its few-shot sample and its target.
     int
         Undirected edges of the partitioned graph, or of all graphs.
 
@@ -186,6 +187,8 @@ def build_clients(
     if config.has_pairs:
         (require_links if config.predicts_links else require_edges)(clients)
         sha256 = links_sha256(sha256, clients)
+    if has_targets(config):
+        sha256 = hashlib.sha256(f"{sha256} target={config.target}".encode()).hexdigest()
     is_dense = can_standardize(dataset.x)
     kind = config.scale_of_features(is_dense=is_dense)
     if kind == "columns" and is_dense:
@@ -311,6 +314,7 @@ def _node_clients(
             edge_index,
             dataset.y[nodes],
             masks[partition_id],
+            targets=None if dataset.targets is None else dataset.targets[nodes],
         )
         graph = sparsify(
             graph, sparsity, seed=config.partition_seed, partition_id=partition_id

@@ -116,6 +116,10 @@ class NodeDataset:
         Length d: names of the feature columns; empty if they have none.
     edges : EdgeTable or None
         The edges with their classes; ``None`` if edges have none.
+    targets : Tensor of shape (N, C), int8, or None
+        Whether each node has each of C labels, -1 if unknown, for nodes that may have
+        several; ``class_names`` are those of the labels, and ``y`` is 0 for a node with a
+        known label, else -1.
     """
 
     name: str
@@ -127,6 +131,7 @@ class NodeDataset:
     network: Tensor | None = None
     feature_names: tuple[str, ...] = ()
     edges: EdgeTable | None = None
+    targets: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -165,6 +170,8 @@ class GraphDataset:
         Length C.
     masks : mapping of str to Tensor of shape (G,), bool
         Published split (``train``, ``val``, ``test``); empty if there is none.
+    targets : Tensor of shape (G, C), int8, or None
+        Labels of graphs that may have several, as in :class:`NodeDataset`.
     """
 
     name: str
@@ -174,6 +181,7 @@ class GraphDataset:
     y: Tensor
     class_names: tuple[str, ...]
     masks: Mapping[str, Tensor] = field(default_factory=dict)
+    targets: Tensor | None = None
 
     @property
     def num_graphs(self) -> int:
@@ -217,6 +225,8 @@ class Graph:
         training edges only.
     pair_x : Tensor of shape (P, a), float32, or None
         Features of the pairs if they are edges to classify, else ``None``.
+    targets : Tensor of shape (N, C) or (G, C), int8, or None
+        Labels of items that may have several, as in :class:`NodeDataset`.
     """
 
     x: Tensor
@@ -226,6 +236,7 @@ class Graph:
     batch: Tensor | None = None
     pairs: Tensor | None = None
     pair_x: Tensor | None = None
+    targets: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -236,6 +247,26 @@ class Graph:
     def num_items(self) -> int:
         """Number of labelled items: N nodes, G graphs, or P pairs of nodes."""
         return int(self.y.numel())
+
+    def class_counts(self, num_classes: int, chosen: Tensor | None = None) -> Tensor:
+        """Count the items of each class; of several labels, the items that have each.
+
+        Parameters
+        ----------
+        num_classes : int
+            Number of classes C.
+        chosen : Tensor of shape (N,) or (G,), bool, optional
+            Items to count; by default all.
+
+        Returns
+        -------
+        Tensor of shape (C,), int64
+        """
+        known = self.y >= 0
+        known = known if chosen is None else known & chosen
+        if self.targets is not None:
+            return (self.targets[known] == 1).sum(dim=0)
+        return torch.bincount(self.y[known], minlength=num_classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -373,8 +404,7 @@ class ClientGraph:
         -------
         Tensor of shape (C,), int64
         """
-        labels = self.graph.y[self.graph.masks[mask]]
-        return torch.bincount(labels[labels >= 0], minlength=self.num_classes)
+        return self.graph.class_counts(self.num_classes, self.graph.masks[mask])
 
     def renumbered(
         self, partition_id: int, class_names: tuple[str, ...]

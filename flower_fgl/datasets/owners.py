@@ -24,6 +24,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.feature_names import differing_names
 from flower_fgl.core.seeds import numpy_generator
+from flower_fgl.core.settings import TARGETS, needs_classes
 from flower_fgl.datasets.build import default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
 from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
@@ -88,7 +89,7 @@ def list_owners(config: RunConfig) -> list[Owner]:
     Raises
     ------
     ConfigError
-        If a dataset is unknown.
+        If a dataset is unknown, or has several labels.
     DataError
         If the folder or a file is missing, holds no graph, or two owners have one name.
     """
@@ -176,6 +177,12 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
             "nor in data-dir. Check the path."
         )
     find_source(text)
+    if text in TARGETS and needs_classes(config):
+        raise ConfigError(
+            f"owners lists {text}, whose items may have several labels at once: owners "
+            "takes datasets with one label. Remove it, or use it alone, with dataset and "
+            "target."
+        )
     return Owner(text.rpartition(":")[2], text)
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError
-from flower_fgl.core.settings import is_file
+from flower_fgl.core.settings import has_targets, is_file
 from flower_fgl.datasets.build import build_clients
 from flower_fgl.datasets.client_graph import (
     ClientGraph,
@@ -379,6 +379,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
         key["time-cuts"] = config.time_cuts
     if config.needs_cross_edges:
         key["cross_edges"] = True
+    if has_targets(config):
+        key["target"] = config.target
     sparsity = Sparsity.of(config)
     if sparsity:
         key["sparsity"] = asdict(sparsity)
@@ -515,6 +517,8 @@ def _graph_tensors(graph: Graph) -> dict[str, Tensor]:
         tensors["pairs"] = graph.pairs
     if graph.pair_x is not None:
         tensors["pair_x"] = graph.pair_x
+    if graph.targets is not None:
+        tensors["targets"] = graph.targets
     if graph.x.layout == torch.sparse_csr:
         tensors["x/indptr"] = graph.x.crow_indices()
         tensors["x/indices"] = graph.x.col_indices()
@@ -577,4 +581,5 @@ def _read_graph(tensors: Mapping[str, Tensor]) -> Graph:
         tensors.get("batch"),
         tensors.get("pairs"),
         tensors.get("pair_x"),
+        tensors.get("targets"),
     )

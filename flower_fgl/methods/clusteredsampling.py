@@ -36,4 +36,5 @@ METHOD = Method(
     payload="4P up, 4P down",
     samples_neighbors=True,
     weighs_classes=True,
+    multi_label=True,
 )

@@ -48,5 +48,6 @@ METHOD = Method(
     robust=True,
     predicts_links=True,
     weighs_classes=True,
+    multi_label=True,
     samples_neighbors=True,
 )

@@ -32,4 +32,5 @@ METHOD = Method(
     settings=FedDCSettings,
     payload="8P up, 8P down",
     defaults={"optimizer": "sgd", "lr": 0.1},
+    multi_label=True,
 )

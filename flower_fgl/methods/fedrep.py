@@ -41,5 +41,6 @@ METHOD = Method(
     keeps_head=True,
     predicts_links=True,
     weighs_classes=True,
+    multi_label=True,
     samples_neighbors=True,
 )

@@ -19,5 +19,6 @@ METHOD = Method(
     keeps_head=True,
     predicts_links=True,
     weighs_classes=True,
+    multi_label=True,
     samples_neighbors=True,
 )

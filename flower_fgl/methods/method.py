@@ -73,6 +73,9 @@ class Method:
     weighs_classes : bool
         Whether its loss is the cross-entropy of ``Client.train``, which weighs the classes
         by ``class-weights``.
+    multi_label : bool
+        Whether the method trains with ``target = "all"``: its loss is that of
+        ``Client.task_loss``, and nothing else in it reads classes or probabilities.
     takes_late_clients : bool
         Whether a client may join after round 1 (``min-clients``). False if messages
         before round 1 prepare every client.
@@ -111,6 +114,7 @@ class Method:
     keeps_head: bool = False
     predicts_links: bool = False
     weighs_classes: bool = False
+    multi_label: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
     samples_neighbors: bool = False

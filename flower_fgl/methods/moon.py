@@ -41,4 +41,5 @@ METHOD = Method(
     robust=True,
     predicts_links=True,
     weighs_classes=True,
+    multi_label=True,
 )

@@ -33,4 +33,5 @@ METHOD = Method(
     payload="8P up, 8P down",
     defaults={"optimizer": "sgd", "lr": 0.1},
     weighs_classes=True,
+    multi_label=True,
 )

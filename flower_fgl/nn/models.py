@@ -274,8 +274,9 @@ def _template(
     link: str,
 ) -> Backbone:
     """Construct a backbone without drawing from the global generator."""
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        model = MODELS[name](
+
+    def construct() -> Backbone:
+        return MODELS[name](
             in_channels=in_channels,
             hidden_channels=hidden_channels,
             num_classes=num_classes,
@@ -286,6 +287,14 @@ def _template(
             has_linear_head=has_linear_head,
             link=link,
         )
+
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        with torch.device(
+            "meta"
+        ):  # a network too large for the memory is only measured
+            model = construct()
+        if next(model.buffers(), None) is not None:
+            model = construct()
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
             shape_only = torch.empty_like(parameter, device="meta")

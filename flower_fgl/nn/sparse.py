@@ -23,6 +23,9 @@ __all__ = [
 ]
 
 INT32_MAX = 2**31 - 1
+HAS_MKL = bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
+"""Whether torch multiplies CSR matrices on a CPU with MKL, which never reads the result's
+memory if its factor is 0."""
 
 
 class Operator(Protocol):
@@ -276,9 +279,7 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.operator, ctx.is_transposed = operator, is_transposed
         matrix = operator.transpose if is_transposed else operator.matrix
-        if bias is None:
-            return torch.mm(matrix, dense)
-        return torch.addmm(bias, matrix, dense)
+        return _multiply(matrix, dense, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -291,6 +292,19 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[3]:
             to_bias = grad.sum(0)
         return None, None, to_dense, to_bias
+
+
+def _multiply(matrix: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``matrix @ dense + bias`` for a CSR matrix, written once."""
+    if dense.device.type != "cpu" or not HAS_MKL:
+        if bias is None:
+            return torch.mm(matrix, dense)
+        return torch.addmm(bias, matrix, dense)
+    # torch.mm and torch.addmm first fill and copy a result of the same size
+    out = dense.new_empty(matrix.shape[0], dense.shape[1])
+    if bias is None:
+        return out.addmm_(matrix, dense, beta=0)
+    return out.copy_(bias).addmm_(matrix, dense)
 
 
 class EdgeOperator:

@@ -39,6 +39,7 @@ __all__ = [
 
 PLACE = (
     "dataset",
+    "target",
     "partition",
     "clients",
     "setting",
@@ -75,7 +76,7 @@ NO_RESULT = {
 }
 """Settings that a cell leaves out: the seeds, which each draw has, and paths."""
 METRICS: tuple[str, ...] = ("accuracy", "macro_f1", "auroc", "auprc", "mrr", "hits")
-METRICS += ("mean_accuracy", "mean_auroc", "mean_auprc", "num_nodes")
+METRICS += ("micro_f1", "mean_accuracy", "mean_auroc", "mean_auprc", "num_nodes")
 DIGITS = 6
 
 Scores = Mapping[str, Mapping[str, float | int]]
@@ -342,7 +343,7 @@ def make_cell(
         title=title,
         row=row,
         method=str(first.summary["method"]),
-        place={key: flat[key] for key in PLACE if key in flat},
+        place={key: flat[key] for key in PLACE if flat.get(key, "") != ""},
         settings={k: v for k, v in flat.items() if k not in (*PLACE, "method")},
         draws=[_make_draw(run) for run in ordered],
         order=order,

@@ -77,6 +77,8 @@ class ModelCard:
     link : {"", "dot", "mlp", "edge:CxA"}
         Decoder of a model that predicts links or classifies edges, see
         :func:`~flower_fgl.nn.link.make_decoder`; else empty.
+    multi_label : bool
+        Whether an item may have several of the classes.
     """
 
     method: str
@@ -95,10 +97,14 @@ class ModelCard:
     feature_names: tuple[str, ...] = ()
     features_sha256: str = ""
     link: str = ""
+    multi_label: bool = False
 
     def to_json(self) -> str:
         """Return the description as a JSON object with kebab-case keys."""
-        return json.dumps({k.replace("_", "-"): v for k, v in asdict(self).items()})
+        values = {k.replace("_", "-"): v for k, v in asdict(self).items()}
+        if not self.multi_label:  # as in files of earlier versions
+            del values["multi-label"]
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -118,6 +124,7 @@ class ModelCard:
         read = {key.replace("-", "_"): value for key, value in values.items()}
         # absent from files of earlier versions
         later = {"rep_norm", "settings", "feature_names", "features_sha256", "link"}
+        later |= {"multi_label"}
         needed = {f.name for f in fields(cls)} - later
         absent = needed - read.keys()
         if absent:

@@ -255,6 +255,8 @@ class Run:
         about = self.summary
         # of a graph file the name alone: config.toml holds the path
         dataset = Path(str(about["dataset"])).name or about["dataset"]
+        if target := self.config.get("target"):
+            dataset = f"{dataset}, target {target}"
         return (
             f"{about['method']} on {dataset}, "
             f"{about['clients'] or '?'} clients, "

@@ -27,6 +27,7 @@ TITLES = {
     "worst_accuracy": "worst client",
     "worst_auroc": "worst client",
     "macro_f1": "macro-F1",
+    "micro_f1": "micro-F1",
     "auroc": "AUROC",
     "mean_auroc": "mean AUROC of owners",
     "auprc": "AUPRC",
@@ -477,7 +478,7 @@ def _shown(table: ResultsTable) -> list[tuple[str, str, str, str]]:
     title = f"{table.column} {TITLES.get(table.metric, table.metric)}"
     main = (table.metric, table.column, title, _published_key(table))
     out = [] if table.is_cost else [main]
-    for metric in ("accuracy", "macro_f1", "auroc", "auprc"):
+    for metric in ("accuracy", "macro_f1", "micro_f1", "auroc", "auprc"):
         key = metric if table.column == "test" else ""
         out.append((metric, table.column, TITLES[metric], key))
     for column, name in SETTING_COLUMNS.items():

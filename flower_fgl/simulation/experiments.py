@@ -61,6 +61,7 @@ REPLICATES = ("seed", "partition-seed")
 MEASURED = (
     "method",
     "dataset",
+    "target",
     "owners",
     "clients",
     "setting",

@@ -169,6 +169,6 @@ class GrowingGrid(OneRunGrid):
                 cpus=self._config.threads,
             )
         )
-        keeper = WorkerStates(hosts)
+        keeper = WorkerStates(hosts, self._config.clients)
         keeper.restore(self._keeper.of_run(run_id))
         self._grid, self._keeper = WorkerGrid(hosts, partitions, run_id), keeper

@@ -392,7 +392,7 @@ def _open_grid(
             cpus=config.threads,
             gpus=client_gpus,
         ) as hosts:
-            yield WorkerGrid(hosts, nodes, run_id), WorkerStates(hosts)
+            yield WorkerGrid(hosts, nodes, run_id), WorkerStates(hosts, len(nodes))
         return
     memory = MemoryStates()
     session = Session(memory=memory)

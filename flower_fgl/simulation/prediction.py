@@ -6,6 +6,7 @@ import csv
 import io
 import os
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ class Prediction:
     nodes : tuple of str
         Length N: node ids of the file, or node numbers if the file has no ids.
     probabilities : Tensor of shape (N, C), float32
-        Each row sums to 1.
+        Each row sums to 1; of several labels per node, each is a probability of its own.
     card : ModelCard
         Description of the model.
     note : str
@@ -56,8 +57,15 @@ class Prediction:
 
     @property
     def classes(self) -> list[str]:
-        """Most probable class of each node, by name."""
+        """Most probable class of each node, by name.
+
+        Of several labels per node, those with a probability of at least 0.5, separated by
+        semicolons.
+        """
         names = self.card.class_names
+        if self.card.multi_label:
+            likely = (self.probabilities >= 0.5).tolist()
+            return ["; ".join(compress(names, row)) for row in likely]
         return [names[k] for k in self.probabilities.argmax(dim=1).tolist()]
 
     def to_frame(self) -> pd.DataFrame:
@@ -115,7 +123,9 @@ def predict_graph(model: Path, graph: Path | str | Any) -> Prediction:
     with torch.inference_mode():
         logits = saved.model(GraphInput(dataset.x, dataset.edge_index))
     nodes = owned.names or tuple(map(str, owned.node_ids.tolist()))
-    return Prediction(nodes, logits.softmax(dim=1), saved.card, note)
+    is_free = saved.card.multi_label
+    probabilities = logits.sigmoid() if is_free else logits.softmax(dim=1)
+    return Prediction(nodes, probabilities, saved.card, note)
 
 
 def other_task(card: ModelCard) -> str:

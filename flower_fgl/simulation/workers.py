@@ -28,6 +28,7 @@ from flower_fgl.client_apps.runtime.state import (
     read_state,
     write_state,
 )
+from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.extensions import adopt, registered
 from flower_fgl.core.flower_internals import (
@@ -207,7 +208,7 @@ class WorkerGrid(OneRunGrid):
     Parameters
     ----------
     hosts : sequence of actor
-        Ray actors of :class:`ClientHost`. Client k belongs to host ``k % len(hosts)``.
+        Ray actors of :class:`ClientHost`, which have the clients of :func:`host_of`.
     partitions : mapping of int to int
         Partition-id of every node ID.
     run_id : int
@@ -234,7 +235,8 @@ class WorkerGrid(OneRunGrid):
         for message in messages:
             key = secrets.token_hex(8)
             partition_id = self._partitions[message.metadata.dst_node_id]
-            batches[partition_id % len(self.hosts)].append((key, partition_id, message))
+            place = host_of(partition_id, len(self._partitions), len(self.hosts))
+            batches[place].append((key, partition_id, message))
             ids.append(key)
         for host, batch in zip(self.hosts, batches, strict=True):
             if batch:
@@ -282,6 +284,13 @@ class WorkerGrid(OneRunGrid):
             self._ready[key] = _reply(key, message, answer)
 
 
+def host_of(partition_id: int, num_clients: int, num_hosts: int) -> int:
+    """Return the worker of a client: one for each stack, if the stacks are enough."""
+    stacks = num_stacks(num_clients)
+    stack = partition_id % stacks if num_hosts <= stacks else partition_id
+    return stack % num_hosts
+
+
 def _reply(key: str, sent: Message, answer: RecordDict | Error) -> Message:
     """Build the reply to a message."""
     sent.metadata.__dict__["_message_id"] = key
@@ -297,10 +306,12 @@ class WorkerStates:
     ----------
     hosts : sequence of actor
         The hosts of a :class:`WorkerGrid`.
+    num_clients : int
+        Clients of the run.
     """
 
-    def __init__(self, hosts: Sequence[Any]) -> None:
-        self._hosts = hosts
+    def __init__(self, hosts: Sequence[Any], num_clients: int) -> None:
+        self._hosts, self._num_clients = hosts, num_clients
 
     def save_states(self, run_id: int, folder: Path) -> None:
         """Write every state of the run to a folder, one file per client."""
@@ -329,7 +340,8 @@ class WorkerStates:
 
         parts: list[dict[int, ClientState]] = [{} for _ in self._hosts]
         for partition_id, state in states.items():
-            parts[partition_id % len(parts)][partition_id] = state.compact()
+            place = host_of(partition_id, self._num_clients, len(parts))
+            parts[place][partition_id] = state.compact()
         pairs = zip(self._hosts, parts, strict=True)
         ray.get([host.restore.remote(part) for host, part in pairs])
 

@@ -290,7 +290,7 @@ def test_any_unknown_key_gives_one_clear_error(key: str) -> None:
     known = {kebab(f.name) for f in fields(GeneralSettings)}
     if key in known or "." in key:
         return
-    with pytest.raises(ConfigError, match="Unknown setting"):
+    with pytest.raises(ConfigError, match=r"Unknown setting|is a table of settings"):
         parse_config({key: 1})
 
 
@@ -337,3 +337,12 @@ def test_the_config_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     assert not config.flat().keys() & {"fedpg.server-weight-decay"}
     (experiment,) = read_experiment(tmp_path / "config.toml").runs()
     assert parse_config(experiment.settings).flat() == config.flat()
+
+
+def test_a_whole_number_is_the_name_of_a_class_or_a_target() -> None:
+    # the command line and TOML read 1 without quotes as a number
+    assert parse(**{"positive-class": 1}).positive_class == "1"
+    with pytest.raises(ConfigError, match="positive-class must be of type str"):
+        parse(**{"positive-class": 1.5})
+    with pytest.raises(ConfigError, match="output-dir must be of type str"):
+        parse(**{"output-dir": 1})

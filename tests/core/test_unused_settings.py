@@ -41,6 +41,7 @@ WITH: dict[str, dict[str, Scalar]] = {
     "link-k": {"setting": "link"},
     "time-cuts": {"setting": "edge"},
     "precision-k": {"positive-class": "yes"},
+    "target": {"dataset": "yelp", "target": "37"},
     "secure-fraction-bits": {"secure-aggregation": True},
 }
 WITHOUT: dict[str, dict[str, Scalar]] = {
@@ -201,8 +202,9 @@ def test_the_settings_of_data_are_those_that_building_the_clients_reads() -> Non
         config = parsed(**small, setting=setting)
         build.build_clients(Reader(config, seen), 3)  # type: ignore[arg-type]
     read = {name.replace("_", "-") for name in seen & general}
-    # a named dataset also reads data-dir, and the number of clients is an argument
-    others = {"data-dir", "clients", "owners", "feature-align", "class-align"}
+    # a named dataset also reads these, and the number of clients is an argument
+    others = {"data-dir", "target"}
+    others |= {"clients", "owners", "feature-align", "class-align"}
     assert read | others == set(DATA_SETTINGS)
 
 

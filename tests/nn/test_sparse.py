@@ -152,6 +152,26 @@ def test_the_transpose_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(sorts) == 1
 
 
+@pytest.mark.parametrize(("rows", "entries"), [(1, 0), (1, 3), (70, 40), (900, 30_000)])
+@pytest.mark.parametrize("width", [1, 7, 64])
+def test_a_product_never_reads_the_memory_of_its_result(
+    rows: int, entries: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, value = torch.randint(rows * 60, (entries,)), torch.randn(entries)
+    matrix = csr_matrix(place // 60, place % 60, value, (rows, 60))
+    dense, bias = torch.randn(60, width), torch.randn(width)
+
+    def dirty(self: Tensor, *shape: int) -> Tensor:
+        return torch.full(shape, float("nan"))
+
+    for added in (None, bias):
+        expected = matrix.to_dense() @ dense + (0 if added is None else added)
+        with monkeypatch.context() as patched:
+            patched.setattr(Tensor, "new_empty", dirty)
+            found = SparseOperator(matrix).matmul(dense, added)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_a_matrix_without_entries_gives_the_bias() -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
     operator = SparseOperator.from_entries(nothing, nothing, torch.zeros(0), (3, 2))

@@ -26,12 +26,13 @@ from flwr.app import (
 from flower_fgl import Run, simulate
 from flower_fgl.client_apps.dispatch import FEW
 from flower_fgl.client_apps.runtime.state import ClientState, read_state
+from flower_fgl.client_apps.stacked.grouping import num_stacks
 from flower_fgl.protocols.base import write_tensors
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation import growing_grid, local
 from flower_fgl.simulation.growing_grid import saves_time
 from flower_fgl.simulation.local_grid import task_identity
-from flower_fgl.simulation.workers import Parcel, WorkerStates
+from flower_fgl.simulation.workers import Parcel, WorkerStates, host_of
 from tests.engines.test_run import environment, numbers
 from tests.support.short_runs import SMALL, shortened
 
@@ -123,8 +124,21 @@ def test_checkpoints_of_workers_hold_no_secrets(
     answer = {4: ClientState(tensors, {"round": 1})}
     host = SimpleNamespace(states=SimpleNamespace(remote=lambda: answer))
     monkeypatch.setattr(ray, "get", list)
-    WorkerStates([host]).save_states(7, tmp_path)
+    WorkerStates([host], 5).save_states(7, tmp_path)
     assert list(read_state(tmp_path / "000004.safetensors").tensors) == ["model/w"]
+
+
+@pytest.mark.parametrize(("clients", "most"), [(9, 2), (127, 2), (128, 4), (9999, 16)])
+def test_a_stack_is_never_divided_between_few_workers(clients: int, most: int) -> None:
+    stacks = num_stacks(clients)
+    assert stacks == most
+    for workers in range(1, stacks + 1):
+        hosts = [{host_of(k, clients, workers) for k in range(s, clients, stacks)}
+                 for s in range(stacks)]  # fmt: skip
+        assert all(len(found) == 1 for found in hosts)
+        assert set.union(*hosts) == set(range(workers))
+    many = {host_of(k, clients, stacks + 1) for k in range(clients)}
+    assert many == set(range(stacks + 1))
 
 
 def test_workers_start_only_if_they_save_more_than_their_start() -> None:
@@ -202,8 +216,8 @@ def test_workers_give_the_numbers_of_one_process(
     alone = {"fedper": simulate("fedper", clients=3, output_dir=folder, **settings)}
     for method in methods:
         settings = shortened(method, SMALL)
-        if method == "fedavg":  # trained together, workers would differ by rounding
-            settings |= {"clients": FEW + 1, "hidden_channels": 17, "stacked": "false"}
+        if method == "fedavg":  # two stacks, one in each worker
+            settings |= {"clients": FEW + 1, "hidden_channels": 17}
         settings = {"clients": 4, **settings}
         alone[method] = simulate(method, output_dir=folder, **settings)
     log = run_apart([config_of(run, tmp_path / m) for m, run in alone.items()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +64,11 @@ def write_npz_graph(path: Path) -> None:
     np.savez(path, **arrays)
 
 
-def write_saint(raw: Path) -> None:
-    """Write the layout of Flickr and Reddit2: the four files of GraphSAINT."""
+def write_saint(raw: Path, targets: np.ndarray | None = None) -> None:
+    """Write the layout of Flickr and Reddit2: the four files of GraphSAINT.
+
+    With ``targets``, of shape (12, T), it is the layout of Yelp.
+    """
     raw.mkdir(parents=True)
     adj = adjacency()
     np.savez(
@@ -75,7 +79,8 @@ def write_saint(raw: Path) -> None:
         shape=np.array(adj.shape),
     )
     np.save(raw / "feats.npy", features().astype(np.float64))
-    class_map = {str(i): int(c) for i, c in enumerate(LABELS)}
+    labels = LABELS if targets is None else targets
+    class_map = {str(i): row for i, row in enumerate(labels.tolist())}
     (raw / "class_map.json").write_text(json.dumps(class_map))
     (raw / "role.json").write_text(json.dumps(ROLES))
 
@@ -117,6 +122,17 @@ def write_ogb(folder: Path, class_column: str = "") -> None:
         pd.DataFrame(
             {"label idx": [2, 0, 1], class_column: ["cs.C", "cs.A", "cs.B"]}
         ).to_csv(path, index=False)
+
+
+def write_proteins(folder: Path, labels: np.ndarray) -> None:
+    """Write the layout of ogbn-proteins: attributes of edges, and several labels."""
+    write_ogb(folder)
+    raw = folder / "raw"
+    (raw / "node-feat.csv.gz").unlink()
+    (raw / "node_year.csv.gz").rename(raw / "species.csv.gz")
+    _write_gz(raw / "edge-feat.csv.gz", np.arange(2 * len(EDGES)).reshape(-1, 2) / 4)
+    _write_gz(raw / "node-label.csv.gz", labels)
+    (folder / "split" / "time").rename(folder / "split" / "species")
 
 
 def write_papers100m(folder: Path) -> None:
@@ -230,9 +246,17 @@ def atoms() -> np.ndarray:
 
 
 def write_ogb_graphs(
-    folder: Path, split: str, *, has_atoms: bool = True, labels: object = None
+    folder: Path,
+    split: str,
+    *,
+    has_atoms: bool = True,
+    labels: object = None,
+    targets: Sequence[str] = (),
 ) -> None:
-    """Write the layout of ogbg-molhiv and ogbg-ppa: graphs of 7, 4 and 1 nodes."""
+    """Write the layout of ogbg-molhiv and ogbg-ppa: graphs of 7, 4 and 1 nodes.
+
+    With ``targets``, the names of the columns of ``labels``, it is that of ogbg-moltox21.
+    """
     (folder / "raw").mkdir(parents=True)
     (folder / "RELEASE_v1.txt").write_text("")
     graph = np.searchsorted([7, 11], EDGES[:, 0], side="right")
@@ -246,6 +270,11 @@ def write_ogb_graphs(
     tables |= {"node-feat": atoms()} if has_atoms else {}
     for name, table in tables.items():
         _write_gz(folder / "raw" / f"{name}.csv.gz", table)
+    if targets:
+        table = pd.DataFrame(labels, columns=list(targets))
+        (folder / "mapping").mkdir()
+        path = folder / "mapping" / "mol.csv.gz"
+        table.assign(smiles="C", mol_id="TOX1").to_csv(path, index=False)
     for number, part in enumerate(("train", "valid", "test")):
         _write_gz(folder / "split" / split / f"{part}.csv.gz", [[number]])
 

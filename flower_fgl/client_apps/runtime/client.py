@@ -268,7 +268,7 @@ class Client:
         epochs : int, optional
             Number of epochs; by default ``local-epochs``.
         data_loss : DataLoss, optional
-            Loss of the training nodes; by default the cross-entropy.
+            Loss of the training nodes; by default :meth:`task_loss`.
         penalty : callable, optional
             Returns a term added to the loss.
         after_epoch : callable, optional
@@ -281,12 +281,7 @@ class Client:
         float
             Mean loss of the last epoch.
         """
-        weight = self.class_weights() if data_loss is None else None
-        if weight is not None:
-
-            def data_loss(logits: Tensor, labels: Tensor, index: Tensor) -> Tensor:
-                return functional.cross_entropy(logits, labels, weight=weight)
-
+        data_loss = data_loss or self.task_loss()
         text = self.config.num_neighbors
         limits = read_num_neighbors(text) if text else ()
 
@@ -312,6 +307,23 @@ class Client:
             epochs=epochs,
             after_epoch=after_epoch,
             purpose=purpose,
+        )
+
+    def task_loss(self) -> DataLoss | None:
+        """Return the loss of the task, ``None`` for the plain cross-entropy.
+
+        With ``class-weights`` it weighs the classes; with several labels per item it is
+        the binary cross-entropy.
+        """
+        if self.data.training.labels.dim() == 2:
+            from flower_fgl.core.multi_label import binary_loss
+
+            return lambda logits, labels, index: binary_loss(logits, labels)
+        weight = self.class_weights()
+        if weight is None:
+            return None
+        return lambda logits, labels, index: functional.cross_entropy(
+            logits, labels, weight=weight
         )
 
     def class_weights(self) -> Tensor | None:
@@ -450,6 +462,13 @@ class Client:
                 wanted = torch.stack([masks[name] for name in names]).any(0)
                 logits = model.predict(inputs, wanted)
             for name in names:
+                if y.dim() == 2:
+                    from flower_fgl.core.multi_label import score_targets
+
+                    scores[name] = score_targets(
+                        logits, y, masks[name], absent_classes=absent
+                    )
+                    continue
                 scores[name] = score(
                     logits, y, masks[name], num_classes, absent_classes=absent
                 )

@@ -47,8 +47,9 @@ class ClientData:
         operators are computed once.
     training : TrainingSet
         Training nodes (or graphs) and labels.
-    labels : list of Tensor of shape (n_g,), int64
-        Classes of each graph's nodes, or of the graphs of a batch.
+    labels : list of Tensor of shape (n_g,), int64, or (n_g, C), float32
+        Classes of each graph's nodes, or of the graphs of a batch; of several labels
+        whether an item has each, NaN if unknown.
     columns : list of dict of str to Tensor of shape (n_g,), bool
         For each graph: masks of the nodes (or graphs) of every score column.
     sizes : dict of str to int
@@ -106,7 +107,7 @@ class ClientData:
             graph,
             inputs,
             _training_set(graph.graph, inputs[0]),
-            [g.y.to(device) for g in graphs],
+            [_labels_of(g).to(device) for g in graphs],
             [{n: m.to(device) for n, m in masks.items()} for masks in columns],
             sizes,
             (graph.class_counts("train") > 0).to(device),
@@ -125,8 +126,16 @@ def _training_set(graph: Graph, inputs: GraphInput) -> TrainingSet:
         return pair_training_set(graph, inputs)
     index = (graph.masks["train"] & (graph.y >= 0)).nonzero().squeeze(1)
     return TrainingSet(
-        inputs, index.to(inputs.device), graph.y[index].to(inputs.device)
+        inputs, index.to(inputs.device), _labels_of(graph)[index].to(inputs.device)
     )
+
+
+def _labels_of(graph: Graph) -> Tensor:
+    """Return the classes; of several labels 1, 0, or NaN where unknown or hidden."""
+    if graph.targets is None:
+        return graph.y
+    is_unknown = (graph.targets < 0) | (graph.y < 0)[:, None]
+    return graph.targets.to(torch.float32).masked_fill(is_unknown, torch.nan)
 
 
 def _graph_input(graph: Graph) -> GraphInput:

@@ -141,7 +141,8 @@ def describe(
         Public key of secure aggregation, with which peers encrypt shares for this client.
     """
     graph = data.graph
-    counts = tuple(graph.class_counts("train").tolist()) if share_class_counts else ()
+    is_counted = share_class_counts and graph.graph.targets is None  # one class each
+    counts = tuple(graph.class_counts("train").tolist()) if is_counted else ()
     counts = enough(counts, min_class_count)
     return Description(
         partition_id=place[0],

@@ -209,4 +209,5 @@ def card_of(
         settings=config.method_settings() if has_own else {},
         feature_names=graph.feature_names,
         features_sha256=hash_names(graph.feature_names),
+        multi_label=config.is_multi_label,
     )

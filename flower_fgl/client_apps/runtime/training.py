@@ -36,8 +36,9 @@ FEW, FEW_IN_BATCH = 0.1, 0.05
 computes only their receptive field. A batch needs its own field in every step."""
 
 DataLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Loss that replaces the cross-entropy of a step: takes logits (b, C), classes (b,) and
-indices (b,) of nodes or graphs, returns a scalar."""
+"""Loss that replaces the cross-entropy of a step: takes logits (b, C), classes (b,), or
+labels (b, C) if there are several, and indices (b,) of nodes or graphs; returns a
+scalar."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +51,8 @@ class TrainingSet:
         The graph as model input.
     index : Tensor of shape (n,), int64
         Training nodes or graphs.
-    labels : Tensor of shape (n,), int64
-        Classes of the training nodes or graphs.
+    labels : Tensor of shape (n,), int64, or (n, C), float32
+        Classes of the training nodes or graphs, see :class:`ClientData`.
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.stacked import can_stack
 
-__all__ = ["Backbones", "cut", "is_worthwhile", "why_not_run"]
+__all__ = ["Backbones", "cut", "is_worthwhile", "num_stacks", "why_not_run"]
 
 MAX_PADDING, MAX_PADDING_OF_FEW, FEW = 1.25, 4.0, 32
 """Largest ratio of the rows of a cohort, padding included, to its nodes; of a cohort of
@@ -20,6 +20,9 @@ COHORT_BYTES = 32 << 20
 """Bytes of weights and features of one cohort: more would not stay in the cache."""
 FEWEST = 4
 """Clients of a cohort from which stacking is faster, see benchmarks/stacked.py."""
+CLIENTS_OF_STACK, MOST_STACKS = 32, 16
+"""Clients from which another stack of them costs a round little, and the most stacks into
+which memory alone would not divide the clients."""
 LARGEST_STEP = 1 << 18
 """Numbers of one client's largest hidden representation or weight up to which stacking is
 known to be faster. Beyond it, arithmetic takes longer than the calls that it saves."""
@@ -104,6 +107,29 @@ class Backbones:
             -(-count // size) if size else 1,
             tuple(tuple(sorted(columns)) for columns in data.columns),
         )
+
+
+def num_stacks(num_clients: int) -> int:
+    """Return into how many stacks the clients of a run are divided on a CPU.
+
+    Client k belongs to stack ``k % num_stacks``. The number does not depend on the worker
+    processes, each of which has whole stacks: the order of all sums, and so every number,
+    is the same for any number of workers up to this one.
+
+    Parameters
+    ----------
+    num_clients : int
+        Clients of the run.
+
+    Returns
+    -------
+    int
+        A power of two, at least 2.
+    """
+    stacks = 2
+    while stacks < MOST_STACKS and num_clients >= 2 * stacks * CLIENTS_OF_STACK:
+        stacks *= 2
+    return stacks
 
 
 def cut(

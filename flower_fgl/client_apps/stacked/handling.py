@@ -23,6 +23,7 @@ from flower_fgl.client_apps.stacked.grouping import (
     Backbones,
     cut,
     is_worthwhile,
+    num_stacks,
     why_not_run,
 )
 from flower_fgl.client_apps.stacked.half import StackedHalf, load_stacked
@@ -179,7 +180,10 @@ class Stacker:
             return []
         shapes = opened[0].client.state_shapes().values()
         size = 4 * sum(torch.Size(shape).numel() for shape in shapes)
-        pairs = [(key, one.client) for key, one in zip(keys, opened, strict=True)]
+        pairs = [
+            ((key, _stack_of(one.client)), one.client)
+            for key, one in zip(keys, opened, strict=True)
+        ]
         config = opened[0].client.config
         is_whole = config.participation == 1 and not config.participants
         return [
@@ -314,6 +318,12 @@ class Stacker:
             )
             for one, mine in zip(opened, scores, strict=True)
         }
+
+
+def _stack_of(client: Client) -> int:
+    """Return the stack of a client; on a GPU all clients are in one."""
+    is_cpu = client.device.type == "cpu"
+    return client.partition_id % num_stacks(client.num_partitions) if is_cpu else 0
 
 
 def _refused(reasons: Mapping[int, str], is_forced: bool) -> dict[int, Answer]:

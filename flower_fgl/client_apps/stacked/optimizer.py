@@ -52,6 +52,14 @@ def step_counts(
     )
 
 
+def in_order(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Transpose the matrices of ``tensor`` if those of ``parameter`` are column-major.
+
+    A fused optimizer copies every tensor that is not contiguous.
+    """
+    return tensor if parameter.is_contiguous() else tensor.transpose(-2, -1)
+
+
 class StackedOptimizer:
     """The clients' optimizer on stacked weights.
 
@@ -80,7 +88,7 @@ class StackedOptimizer:
         views = nn.ParameterList()
         for low, high in self._runs:
             part = {
-                name: nn.Parameter(p.detach()[low:high], requires_grad=False)
+                name: nn.Parameter(in_order(p.detach(), p)[low:high], False)
                 for name, p in self._parameters.items()
             }
             self._views.append(part)
@@ -93,7 +101,12 @@ class StackedOptimizer:
                 steps[name] = torch.tensor(before.get(name, 0.0), device=view.device)
                 self._optimizer.state[view] = {
                     "step": steps[name],
-                    **{key: self._bases[key, name][low:high] for key in MOMENTS},
+                    **{
+                        key: in_order(self._bases[key, name], self._parameters[name])[
+                            low:high
+                        ]
+                        for key in MOMENTS
+                    },
                 }
             self._steps.append(steps)
 
@@ -108,15 +121,18 @@ class StackedOptimizer:
                     else None
                     for client in self._clients
                 ]
-                base = torch.zeros_like(parameter, requires_grad=False)
-                fitting = [t is not None and t.shape == base.shape[1:] for t in kept]
-                if all(fitting) and base.is_contiguous():
-                    torch.stack(
-                        [t.to(base.device) for t in kept if t is not None], out=base
-                    )
+                base = torch.empty_like(parameter, requires_grad=False)
+                found = [
+                    in_order(t.to(base.device), parameter)
+                    for t in kept
+                    if t is not None and t.shape == base.shape[1:]
+                ]
+                if len(found) == len(kept):
+                    torch.stack(found, out=in_order(base, parameter))
                 else:
-                    for row, t, fits in zip(base.unbind(), kept, fitting, strict=True):
-                        if fits and t is not None:
+                    base.zero_()
+                    for row, t in zip(base.unbind(), kept, strict=True):
+                        if t is not None and t.shape == row.shape:
                             row.copy_(t)
                 bases[key, name] = base
         return bases
@@ -125,8 +141,11 @@ class StackedOptimizer:
         """Update all weights by their gradients, and reset the gradients."""
         for part, (low, high) in zip(self._views, self._runs, strict=True):
             for name, view in part.items():
-                grad = self._parameters[name].grad
-                view.grad = None if grad is None else grad[low:high]
+                parameter = self._parameters[name]
+                grad = parameter.grad
+                if grad is not None:
+                    grad = in_order(grad, parameter)[low:high].contiguous()
+                view.grad = grad
         self._optimizer.step()
         for parameter in self._parameters.values():
             parameter.grad = None

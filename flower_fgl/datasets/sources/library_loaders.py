@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 from flower_fgl.core.errors import DataError
+from flower_fgl.core.settings import TARGETS
 from flower_fgl.datasets.graph_files.archive import read_arrays
 from flower_fgl.datasets.sources.raw_readers import RawGraphs, RawNodes
+from flower_fgl.datasets.sources.targets import read_targets
 from flower_fgl.datasets.transforms.canonical import (
     compact_features,
     csr_tensor,
@@ -60,7 +62,13 @@ def pyg_nodes(root: Path, *, loader: str, **settings: str | bool) -> RawNodes:
         for name in ("train", "val", "test")
         if f"{name}_mask" in data
     }
-    return RawNodes(data.x, data.edge_index, data.y, data.entries, masks=masks)
+    targets = _numbers_of(data.y)
+    return RawNodes(data.x, data.edge_index, data.y, data.entries, targets, masks=masks)
+
+
+def _numbers_of(y: Tensor) -> tuple[str, ...] | None:
+    """Return the numbers of several targets as their names, ``None`` for classes."""
+    return tuple(map(str, range(y.shape[1]))) if y.dim() == 2 else None
 
 
 def _first_split(mask: Tensor) -> Tensor:
@@ -180,6 +188,8 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
     2. OGB's loader prompts on the terminal before it replaces another release. This
        reader raises instead, so no worker waits for input. The loader also prompts
        before it downloads more than 1 GB; ``raw_paths.py`` disables such downloads.
+    3. Nodes without features get the mean attributes of their edges, as in OGB's own
+       examples.
     """
     folder = _ogb_folder(root, name, "nodeproppred")
     loader = _import_quietly("ogb.nodeproppred").PygNodePropPredDataset
@@ -188,7 +198,7 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
         split = dataset.get_idx_split()
     data = dataset[0]
     masks = {
-        ours: _mask(split[theirs], data.y.numel())
+        ours: _mask(split[theirs], len(data.y))
         for ours, theirs in (("train", "train"), ("val", "valid"), ("test", "test"))
     }
     return RawNodes(
@@ -196,7 +206,7 @@ def ogb_nodes(root: Path, *, name: str) -> RawNodes:
         data.edge_index,
         data.y,
         data.entries,
-        class_names=_ogb_class_names(folder),
+        class_names=_numbers_of(data.y) or _ogb_class_names(folder),
         masks=masks,
     )
 
@@ -223,7 +233,7 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
     ------
     DataError
         If the files belong to another release than the one the installed ``ogb`` reads,
-        the graphs have several labels, or an attribute is out of range.
+        the labels are no classes, or an attribute is out of range.
 
     Notes
     -----
@@ -244,8 +254,10 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
         return torch.from_numpy(_read_csv(path))
 
     num_nodes, num_edges = table("raw/num-node-list"), table("raw/num-edge-list")
-    y = table("raw/graph-label")
-    if y.shape[1] != 1 or y.is_floating_point():
+    y, targets = table("raw/graph-label"), None
+    if name in TARGETS and y.shape[1] > 1:
+        y, targets = read_targets(y, name), _ogb_targets(folder, y.shape[1])
+    elif y.shape[1] != 1 or y.is_floating_point():
         raise DataError(
             f"{name}: expected one class per graph, got {y.shape[1]} labels of type "
             f"{y.dtype}. Choose a dataset that flower-fgl datasets lists."
@@ -261,12 +273,26 @@ def ogb_graphs(root: Path, *, name: str, split: str) -> RawGraphs:
         x=x,
         edge_index=undirected_simple(edges.T.contiguous(), len(batch)),
         batch=batch,
-        y=y[:, 0],
+        y=y[:, 0] if targets is None else y,
         masks={
             ours: _mask(table(f"split/{split}/{theirs}")[:, 0], len(y))
             for ours, theirs in files.items()
         },
+        class_names=targets,
     )
+
+
+def _ogb_targets(folder: Path, count: int) -> tuple[str, ...]:
+    """Return the names of the targets of molecules, or their numbers."""
+    import pandas as pd
+
+    path = folder / "mapping" / "mol.csv.gz"
+    if path.is_file():
+        columns = pd.read_csv(path, nrows=0).columns
+        names = tuple(c for c in columns if c.lower() not in ("smiles", "mol_id"))
+        if len(names) == count:
+            return names
+    return tuple(map(str, range(count)))
 
 
 def _one_hot_atoms(attributes: Tensor, name: str) -> Tensor:
@@ -316,13 +342,25 @@ def _finish(data: Any) -> Any:
     """Convert a graph to its canonical form before the loader writes it."""
     data.entries = data.edge_index.shape[1]
     data.num_nodes = int(data.num_nodes)  # a NumPy number in binary OGB sets
+    if data.x is None:
+        data.x = _mean_over_edges(data.edge_index, data.edge_attr, data.num_nodes)
+        data.edge_attr = None  # of the published list of edges
     data.edge_index = undirected_simple(data.edge_index, data.num_nodes)
     data.x = compact_features(data.x)
+    if data.y.dim() == 2 and data.y.shape[1] > 1:
+        data.y = read_targets(data.y, "the dataset")
+        return data
     y = data.y.flatten()
     if y.is_floating_point():  # ogbn-papers100M: NaN for nodes without a class
         y = y.nan_to_num(nan=-1)
     data.y = y.to(torch.int64)
     return data
+
+
+def _mean_over_edges(edge_index: Tensor, attr: Tensor, num_nodes: int) -> Tensor:
+    """Return the mean attributes, (N, a), of the edges (2, M) that begin at each node."""
+    total = torch.zeros(num_nodes, attr.shape[1]).index_add_(0, edge_index[0], attr)
+    return total / edge_index[0].bincount(minlength=num_nodes).clamp(min=1)[:, None]
 
 
 def _mask(nodes: Tensor, num_nodes: int) -> Tensor:

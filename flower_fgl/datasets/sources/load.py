@@ -39,6 +39,7 @@ from flower_fgl.datasets.sources.registry import (
     Statistics,
 )
 from flower_fgl.datasets.sources.synthetic import synthetic_dataset
+from flower_fgl.datasets.sources.targets import choose_target
 
 __all__ = [
     "SOURCES",
@@ -137,6 +138,7 @@ def load(
     cache_dir: Path,
     allow_download: bool = True,
     check: bool = True,
+    target: str = "",
 ) -> NodeDataset | GraphDataset:
     """Load a complete dataset.
 
@@ -153,6 +155,9 @@ def load(
     check : bool
         Whether the dataset must match its published statistics; tests with reduced files
         disable it.
+    target : str
+        Target of a dataset with several, or ``all``, see ``core/settings.py``; empty: the
+        first, for a run that does not read classes.
 
     Returns
     -------
@@ -163,7 +168,7 @@ def load(
     Raises
     ------
     ConfigError
-        If the name is unknown.
+        If the name or the target is unknown.
     DataError
         If the files are missing or damaged, or differ from the published dataset.
     """
@@ -182,7 +187,7 @@ def load(
         cache_dir=cache_dir,
         allow_download=allow_download,
     )
-    dataset = _dataset(name, raw)
+    dataset = _dataset(name, _one_target(raw, name, target))
     if check and not layout.is_partial:
         _check_statistics(name, source.statistics, _measure(dataset, raw))
     return dataset
@@ -219,13 +224,27 @@ def _call(name: str, source: Source) -> NodeDataset | GraphDataset:
     return dataset
 
 
+def _one_target(raw: Raw, name: str, target: str) -> Raw:
+    """Choose the target of a dataset with several."""
+    if raw.y.dim() == 1:
+        return raw
+    return choose_target(raw, name, target or (raw.class_names or ("0",))[0])
+
+
 def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
     """Add name and class names to a reader's result, and validate it."""
     num_classes = int(raw.y.max()) + 1 if raw.y.numel() else 0
-    class_names = tuple(str(c) for c in range(num_classes))
+    class_names = raw.class_names or tuple(str(c) for c in range(num_classes))
     if isinstance(raw, RawGraphs):
         graphs = GraphDataset(
-            name, raw.x, raw.edge_index, raw.batch, raw.y, class_names, raw.masks
+            name,
+            raw.x,
+            raw.edge_index,
+            raw.batch,
+            raw.y,
+            class_names,
+            raw.masks,
+            raw.targets,
         )
         validate_graph_dataset(graphs)
         return graphs
@@ -234,9 +253,10 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
         x=raw.x,
         edge_index=raw.edge_index,
         y=raw.y,
-        class_names=raw.class_names or class_names,
+        class_names=class_names,
         masks=raw.masks,
         network=raw.network,
+        targets=raw.targets,
     )
     validate_node_dataset(nodes)
     return nodes
@@ -245,17 +265,19 @@ def _dataset(name: str, raw: Raw) -> NodeDataset | GraphDataset:
 def _measure(dataset: NodeDataset | GraphDataset, raw: Raw | None = None) -> Statistics:
     """Compute the statistics of a loaded dataset."""
     graphs = None
+    whole = dataset if raw is None else raw  # the files hold graphs without a label too
     if isinstance(dataset, GraphDataset):
-        graphs = dataset.num_graphs
+        graphs = len(whole.y)
     elif dataset.network is not None:
         graphs = int((dataset.network.bincount() > 0).sum())
     return Statistics(
-        nodes=int(dataset.x.shape[0]),
-        edges=dataset.edge_index.shape[1] // 2,
+        nodes=int(whole.x.shape[0]),
+        edges=whole.edge_index.shape[1] // 2,
         features=dataset.num_features,
-        classes=dataset.num_classes,
+        classes=dataset.num_classes if dataset.targets is None else 2,  # of each target
         entries=raw.entries if isinstance(raw, RawNodes) else None,
         graphs=graphs,
+        targets=whole.y.shape[1] if whole.y.dim() == 2 else None,
     )
 
 

@@ -160,7 +160,12 @@ def _pyg(
 
 
 def ogb(
-    name: str, archive: str, *, is_binary: bool = False, is_large: bool = False
+    name: str,
+    archive: str,
+    *,
+    is_binary: bool = False,
+    is_large: bool = False,
+    has_features: bool = True,
 ) -> tuple[Layout, ...]:
     """Return the layout of an OGB dataset: ``ogbn_…/raw``, ``…/split``, ``…/mapping``.
 
@@ -175,10 +180,16 @@ def ogb(
     is_large : bool
         Whether it is above 1 GB. OGB then prompts on the terminal before it downloads,
         which would block a worker, so such a dataset must be downloaded by hand.
+    has_features : bool
+        Whether nodes have features; else edges have attributes.
     """
     raw = ["data.npz", "node-label.npz"]
     if not is_binary:
-        raw = [f"{part}.csv.gz" for part in OGB_TEXT]
+        parts = [
+            part if has_features or part != "node-feat" else "edge-feat"
+            for part in OGB_TEXT
+        ]
+        raw = [f"{part}.csv.gz" for part in parts]
     folder = name.replace("-", "_")
     files = ("RELEASE_v1.txt", *(f"raw/{file}" for file in raw))
     url = f"http://snap.stanford.edu/ogb/data/nodeproppred/{archive}.zip"

@@ -42,16 +42,18 @@ class RawNodes:
         Features, strided or sparse CSR.
     edge_index : Tensor of shape (2, 2E), int64
         Undirected, simple, sorted.
-    y : Tensor of shape (N,), int64
-        Classes, -1 where unknown.
+    y : Tensor of shape (N,), int64, or (N, T), int8
+        Classes, -1 where unknown; with several targets whether a node belongs to each.
     entries : int
         Columns of ``edge_index`` in the published files.
     class_names : tuple of str, optional
-        Class names, if the files contain them.
+        Class names, if the files contain them; names of the T targets if there are any.
     masks : mapping of str to Tensor of shape (N,), bool
         Published split.
     network : Tensor of shape (N,), int64, optional
         Network of each node, if the dataset has several.
+    targets : Tensor of shape (N, T), int8, optional
+        Labels of all targets, if none of them was chosen.
     """
 
     x: Tensor
@@ -61,6 +63,7 @@ class RawNodes:
     class_names: tuple[str, ...] | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)
     network: Tensor | None = None
+    targets: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +78,15 @@ class RawGraphs:
         Undirected, simple, sorted.
     batch : Tensor of shape (N,), int64
         Graph of each node, ascending.
-    y : Tensor of shape (G,), int64
-        Class of each graph.
+    y : Tensor of shape (G,), int64, or (G, T), int8
+        Class of each graph; with several targets whether a graph belongs to each, -1
+        where unknown.
     masks : mapping of str to Tensor of shape (G,), bool
         Published split.
+    class_names : tuple of str, optional
+        As in :class:`RawNodes`.
+    targets : Tensor of shape (G, T), int8, optional
+        As in :class:`RawNodes`.
     """
 
     x: Tensor
@@ -86,6 +94,8 @@ class RawGraphs:
     batch: Tensor
     y: Tensor
     masks: Mapping[str, Tensor] = field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
+    targets: Tensor | None = None
 
 
 Raw = RawNodes | RawGraphs

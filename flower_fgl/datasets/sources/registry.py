@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import Table, version_of
+from flower_fgl.core.settings import TARGETS
 from flower_fgl.datasets.sources import raw_paths
 from flower_fgl.datasets.sources.layout import Layout
 
@@ -33,6 +34,8 @@ class Statistics:
         undirected simple graph.
     graphs : int, optional
         Graphs (graph classification) or networks (Fold-PPI).
+    targets : int, optional
+        Labels T, if an item may have several at once.
     """
 
     nodes: int | None = None
@@ -41,6 +44,7 @@ class Statistics:
     classes: int | None = None
     entries: int | None = None
     graphs: int | None = None
+    targets: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,12 @@ def _nodes(
     *,
     entries: int | None = None,
     networks: int | None = None,
+    targets: int | None = None,
 ) -> Source:
     """Make the row of a node dataset from its (N, E, d, C)."""
-    published = Statistics(*statistics, entries=entries, graphs=networks)
+    published = Statistics(
+        *statistics, entries=entries, graphs=networks, targets=targets
+    )
     return Source(title, "node", split, published, where)
 
 
@@ -112,7 +119,10 @@ def _ogb_graphs(
 ) -> Source:
     """Make the row of a graph dataset of OGB, whose split is published."""
     kind = "Species of a protein network" if name == "ogbg-ppa" else "Molecules"
-    published = Statistics(features=features, classes=classes, graphs=num_graphs)
+    targets = TARGETS[name].number if name in TARGETS else None
+    published = Statistics(
+        features=features, classes=classes, graphs=num_graphs, targets=targets
+    )
     where = raw_paths.ogb_graphs(name, archive, is_large=name == "ogbg-ppa")
     return Source(f"{kind}, {HU}", "graph", "public", published, where)
 
@@ -215,6 +225,15 @@ _OWN: dict[str, Source] = {
         raw_paths.graph_saint("Reddit2"),
         (232965, None, 602, 41),
         entries=23213838,
+    ),
+    "yelp": _nodes(
+        "Yelp reviewers, Zeng et al., ICLR 2020; 100 targets; needs about 10 GB of "
+        "memory",
+        "75/10/15",
+        raw_paths.graph_saint("Yelp"),
+        (716847, None, 300, 2),
+        entries=13954819,
+        targets=100,
     ),
     "actor": _nodes(
         f"Actors that occur on the same page, {PEI}",
@@ -354,6 +373,14 @@ _OWN: dict[str, Source] = {
         (111059956, None, 128, 172),
         entries=1615685872,
     ),
+    "ogbn-proteins": _nodes(
+        f"Proteins of eight species, {HU}; 112 targets; needs about 16 GB of memory",
+        "65/16/19",
+        raw_paths.ogb("ogbn-proteins", "proteins", has_features=False),
+        (132534, None, 8, 2),
+        entries=79122504,
+        targets=112,
+    ),
     "mutag": _graphs("MUTAG", raw_paths.tu("MUTAG"), 188, (3371, 3721, 7, 2)),
     "proteins": _graphs(
         "PROTEINS", raw_paths.tu("PROTEINS"), 1113, (43471, 81044, 3, 2)
@@ -372,6 +399,12 @@ _OWN: dict[str, Source] = {
             ("molhiv", "hiv", 41127, 174, 2),
             ("molbace", "bace", 1513, 174, 2),
             ("molbbbp", "bbbp", 2039, 174, 2),
+            ("molclintox", "clintox", 1477, 174, 2),
+            ("molmuv", "muv", 93087, 174, 2),
+            ("molpcba", "pcba", 437929, 174, 2),
+            ("molsider", "sider", 1427, 174, 2),
+            ("moltox21", "tox21", 7831, 174, 2),
+            ("moltoxcast", "toxcast", 8576, 174, 2),
             ("ppa", "ogbg_ppi_medium", 158100, 0, 37),
         )
     },

@@ -105,10 +105,8 @@ def cut_graph_clients(
         for name in EVALUATION:
             held_out = graphs[mask[name]]
             all_graphs = torch.ones(len(held_out), dtype=torch.bool)
-            evaluation.append(
-                _select(dataset.y, x, union, held_out, {name: all_graphs})
-            )
-        train = _select(dataset.y, x, union, chosen, train_masks)
+            evaluation.append(_select(dataset, x, union, held_out, {name: all_graphs}))
+        train = _select(dataset, x, union, chosen, train_masks)
         clients.append(
             ClientGraph(
                 partition_id, train, dataset.class_names, chosen, tuple(evaluation)
@@ -132,10 +130,19 @@ def _training_degree_features(
 
 
 def _select(
-    y: Tensor, x: Tensor, union: GraphBatch, graphs: Tensor, masks: Mapping[str, Tensor]
+    dataset: GraphDataset,
+    x: Tensor,
+    union: GraphBatch,
+    graphs: Tensor,
+    masks: Mapping[str, Tensor],
 ) -> Graph:
     """Return the union of some graphs with the given masks."""
     part = union.select(graphs)
     return Graph(
-        select_rows(x, part.nodes), part.edge_index, y[graphs], masks, part.batch
+        select_rows(x, part.nodes),
+        part.edge_index,
+        dataset.y[graphs],
+        masks,
+        part.batch,
+        targets=None if dataset.targets is None else dataset.targets[graphs],
     )

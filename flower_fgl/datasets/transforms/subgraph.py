@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -205,9 +205,9 @@ def inductive_graphs(graph: Graph) -> InductiveGraphs:
     for name in ("val", "test"):
         part = _induced_graph(graph, torch.nonzero(graph.masks[name]).flatten())
         mask = torch.ones(part.num_nodes, dtype=torch.bool)
-        evaluation.append(Graph(part.x, part.edge_index, part.y, {name: mask}))
+        evaluation.append(replace(part, masks={name: mask}))
     return InductiveGraphs(
-        train=Graph(train.x, train.edge_index, train.y, masks),
+        train=replace(train, masks=masks),
         val=evaluation[0],
         test=evaluation[1],
         train_nodes=train_nodes,
@@ -221,4 +221,5 @@ def _induced_graph(graph: Graph, nodes: Tensor) -> Graph:
         edge_index=induced_subgraph(graph.edge_index, graph.num_nodes, nodes),
         y=graph.y[nodes],
         masks={},
+        targets=None if graph.targets is None else graph.targets[nodes],
     )

@@ -19,6 +19,7 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.client_apps.stacked.half import load_stacked
 from flower_fgl.client_apps.stacked.handling import Stacker, finite_clients
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.datasets.transforms import canonical
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_tensors, record_bytes
 from flower_fgl.server_app import run_server
@@ -159,6 +160,16 @@ def test_the_list_of_methods_that_can_be_stacked() -> None:
 @pytest.mark.parametrize("method", STACKED)
 def test_three_rounds_equal_those_one_by_one(method: str) -> None:
     compare(method, {})
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_sparse_features_equal_one_by_one(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # their weights are column-major, and so are gradients and moments
+    monkeypatch.setattr(canonical, "SPARSE_BELOW", 1.1)
+    synthetic = {**SMALL["synthetic"], "features": 70}
+    compare("fedper", {"synthetic": synthetic, "optimizer": optimizer})
 
 
 def test_all_nodes_can_be_contrasted() -> None:

@@ -161,6 +161,7 @@ def test_our_table_of_ogb_is_that_of_the_library(name: str) -> None:
     assert layout.url == row["url"]
     assert f"RELEASE_v{row['version']}.txt" in layout.files
     assert source.statistics.classes == int(row["num classes"])
+    assert (source.statistics.targets or 1) == int(row["num tasks"])
     is_binary = row["binary"] == "True"
     suffix = "npz" if is_binary else "csv.gz"
     if kind == "graph":

@@ -1,0 +1,133 @@
+"""Datasets whose items may belong to several targets at once: choice of one target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flower_fgl.core.errors import ConfigError, DataError
+from flower_fgl.core.options import nearest
+from flower_fgl.core.settings import ALL_TARGETS
+from flower_fgl.datasets.sources.raw_readers import Raw, RawGraphs
+from flower_fgl.nn.graph_union import GraphBatch, select_rows
+
+__all__ = ["choose_target", "read_targets"]
+
+log = logging.getLogger(__name__)
+MOST_NAMES = 30
+"""Names of targets that an error lists."""
+
+
+def read_targets(y: Tensor, name: str) -> Tensor:
+    """Convert the labels of several targets to int8, and check them.
+
+    Parameters
+    ----------
+    y : Tensor of shape (n, T)
+        1 if an item belongs to the target, 0 if not, NaN if unknown.
+    name : str
+        Dataset for messages.
+
+    Returns
+    -------
+    Tensor of shape (n, T), int8
+        -1 where unknown.
+
+    Raises
+    ------
+    DataError
+        If another number occurs.
+    """
+    values = y.nan_to_num(nan=-1.0) if y.is_floating_point() else y
+    known = values[~y.isnan()] if y.is_floating_point() else values
+    if bool(((known != 0) & (known != 1)).any()):
+        raise DataError(
+            f"{name}: expected labels of {y.shape[1]} targets that are 0 or 1, got other "
+            "numbers. Download the dataset again."
+        )
+    return values.to(torch.int8)
+
+
+def choose_target(raw: Raw, name: str, target: str) -> Raw:
+    """Reduce several targets to one, with the classes ``no <target>`` and ``<target>``.
+
+    Parameters
+    ----------
+    raw : RawNodes or RawGraphs
+        Labels of T targets.
+    name : str
+        Dataset for messages.
+    target : str
+        Name of the target; ``all`` keeps all of them, with their names as classes and
+        ``y`` 0 for items with a known label.
+
+    Returns
+    -------
+    RawNodes or RawGraphs
+        A node without a label stays in the graph, with class -1. A graph without one is
+        left out, and a warning counts such graphs.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such target.
+    DataError
+        If no graph has a label.
+    """
+    names = raw.class_names or ()
+    if target == ALL_TARGETS:
+        is_known = (raw.y >= 0).any(dim=1)
+        every = replace(raw, y=is_known.to(torch.int64) - 1, targets=raw.y)
+        return _checked(every, name, target)
+    if target not in names:
+        raise ConfigError(
+            f'target = "{target}" is not one of {name}. {_list_of(target, names)}'
+        )
+    y = raw.y[:, names.index(target)].to(torch.int64)
+    chosen = replace(raw, y=y, class_names=(f"no {target}", target))
+    return _checked(chosen, name, target)
+
+
+def _checked(raw: Raw, name: str, target: str) -> Raw:
+    """Leave out graphs without a label."""
+    if isinstance(raw, RawGraphs) and bool((raw.y < 0).any()):
+        return _labelled(raw, name, target)
+    return raw
+
+
+def _list_of(target: str, names: Sequence[str]) -> str:
+    """Return the closest target and the list of targets, or the first of many."""
+    if len(names) <= MOST_NAMES:
+        return nearest(target, names)
+    hint = nearest(target, names).partition("Known:")[0]
+    shown = ", ".join(names[:MOST_NAMES])
+    return f"{hint}It has {len(names)}: {shown}, …, {names[-1]}."
+
+
+def _labelled(raw: RawGraphs, name: str, target: str) -> RawGraphs:
+    """Leave out the graphs without a label."""
+    kept = (raw.y >= 0).nonzero().flatten()
+    total = len(raw.y)
+    if not len(kept):
+        raise DataError(f'{name}: no graph has a label for target = "{target}".')
+    log.warning(
+        '%s: %s of %s graphs have no label for target = "%s" and are left out.',
+        name,
+        total - len(kept),
+        total,
+        target,
+    )
+    part = GraphBatch(raw.edge_index, raw.batch, total).select(kept)
+    return replace(
+        raw,
+        x=select_rows(raw.x, part.nodes),
+        edge_index=part.edge_index,
+        batch=part.batch,
+        y=raw.y[kept],
+        masks={split: mask[kept] for split, mask in raw.masks.items()},
+        targets=None if raw.targets is None else raw.targets[kept],
+    )
