@@ -291,7 +291,7 @@ def describe_leaving(
     method = METHODS[config.method]
     lines.append(f"What leaves it in every round with method = {config.method}:")
     if method.uploads:
-        lines.append(f"  {_uploaded(method)} ({method.payload} bytes)")
+        lines.append(f"  {_uploaded(method, _items(config))} ({method.payload} bytes)")
         lines.append(f"  {_protection(config)}")
     lines += [
         f"  the training loss, and the scores on the validation and test {_items(config)}",
@@ -362,12 +362,12 @@ def said_once(description: Description, config: RunConfig) -> dict[str, str]:
     return said
 
 
-def _uploaded(method: Method) -> str:
+def _uploaded(method: Method, items: str) -> str:
     """Say what a method uploads."""
     if method.robust:
-        return "the weights of a model that was trained on all training nodes"
+        return f"the weights of a model that was trained on all training {items}"
     return (
-        "numbers that are computed from the training nodes, see the row of "
+        f"numbers that are computed from the training {items}, see the row of "
         f"{method.name} in docs/security.md"
     )
 

@@ -67,10 +67,9 @@ class OwnerRow:
 
 
 def owner_metric(runs: Sequence[Run]) -> str:
-    """Return ``auroc`` if all scored runs have it, else ``accuracy``."""
-    scored = [run.best for run in runs if run.best is not None]
-    is_ranked = all("auroc" in best.get("test", {}) for best in scored)
-    return "auroc" if scored and is_ranked else "accuracy"
+    """Return ``auroc`` if all owners of all scored runs have it, else ``accuracy``."""
+    found = {run.owner_metric for run in runs if run.best is not None}
+    return "auroc" if found == {"auroc"} else "accuracy"
 
 
 def rows_per_owner(

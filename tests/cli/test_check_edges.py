@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flower_fgl.cli.check_graph import inspect_graph, learned_by_server, said_once
+from flower_fgl.cli.check_graph import (
+    describe_leaving,
+    inspect_graph,
+    learned_by_server,
+    said_once,
+)
 from flower_fgl.cli.main import app
 from flower_fgl.methods import parse_config
 
@@ -43,6 +48,7 @@ def test_the_check_says_what_a_split_by_time_means(tmp_path: Path) -> None:
     assert {word for key in said for word in key.split()} == set(leaves)
     assert said["class-counts"].startswith("the number of training edges of each class")
     # 18 of training and 6 of validation
+    assert "trained on all training edges (" in " ".join(describe_leaving(sizes, EDGE))
     size = "the size of the graph: 24 labelled edges before the test, "
     assert said["num-nodes num-edges"].startswith(size)
 

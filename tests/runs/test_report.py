@@ -629,6 +629,21 @@ def test_the_heat_map_has_a_row_per_class_and_a_column_per_client() -> None:
     assert bar.get_ylim() == (1, 7)
 
 
+def test_long_names_of_owners_differ_below_the_columns() -> None:
+    names = [f"university-hospital-of-the-northern-region-{k}" for k in range(14)]
+    for figure in (
+        plots.client_bars(names, [0.5] * 14, None),
+        plots.label_heat_map(np.ones((14, 3), dtype=int), CLASSES, names),
+    ):
+        ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
+        assert len(set(ticks)) == 14
+        assert all(
+            len(text) <= 20 and text.endswith(f"-{k}") for k, text in enumerate(ticks)
+        )
+        figure.draw_without_rendering()
+        assert figure.axes[0].get_position().height > 0.4  # of the figure
+
+
 def test_the_mixtures_have_a_row_and_a_column_per_client() -> None:
     weights = [[0.5, 0.5, 0.0], [0.25, 0.75, 0.0], [0.0, 0.0, 1.0]]
     figure = plots.mixture_heat_map(weights, [0, 2, "ash"])

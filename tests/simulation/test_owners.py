@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -112,6 +113,26 @@ def test_names_reach_the_run_folder_and_the_tables(runs: dict[str, Run]) -> None
     pooled = sum(scores[name] * sizes[name] for name in NAMES) / total
     assert pooled == pytest.approx(run.best["test"]["accuracy"])  # type: ignore[index]
     assert scores[worst] <= pooled
+
+
+def test_no_owner_is_left_out_for_lack_of_an_area_under_the_curve(
+    runs: dict[str, Run], tmp_path: Path
+) -> None:
+    # the test nodes of one class have no AUROC
+    shutil.copytree(runs["fedavg"].path, tmp_path / "run")
+    file = tmp_path / "run" / "clients.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        if row["partition_id"] == 1 and "metrics" in row:
+            del row["metrics"]["local"]["test"]["auroc"]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    run = as_run(Run.load(tmp_path / "run"))
+    assert runs["fedavg"].owner_metric == "auroc"
+    assert run.owner_metric == "accuracy"
+    assert f"birch {100 * run.per_owner()['birch']:.2f}" in run.table()
+    page = run.report().read_text()
+    for name in NAMES:
+        assert f"{100 * run.per_owner()[name]:.1f}" in page.partition("Owners")[2]
 
 
 def test_the_gain_of_each_owner_is_the_difference_of_its_scores(

@@ -59,6 +59,8 @@ NARROW = 3.7
 """Width of a figure for phones."""
 NARROW_NAME, SHORT_NAME = 18, 14
 """Characters of a row's name in a narrow figure, and of one that needs half its width."""
+TURNED_NAME = 20
+"""Characters of a name that is turned below a column."""
 _IS_NARROW: ContextVar[bool] = ContextVar("narrow", default=False)
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (8, 2, 1, 2, 1, 2)), (0, (3, 5)))
 LONGEST = 34
@@ -176,9 +178,12 @@ def client_ticks(panel: Any, ids: Sequence[int | str]) -> None:
     step = 1 if len(ids) <= most else -(-len(ids) // some)
     size = 8.5 if len(ids) <= 30 else 7
     places = np.arange(0, len(ids), step)
-    labels = [plain(str(i)) for i in ids[::step]]
+    names = [str(i) for i in ids]
+    labels = distinct(names)[::step]
     # names that would touch each other are turned
     turn = 30 if sum(len(label) + 1 for label in labels) > room else 0
+    if turn:
+        labels = distinct(names, TURNED_NAME)[::step]
     align = "right" if turn else "center"
     panel.set_xticks(
         places, labels=labels, fontsize=size, rotation=turn, ha=align, parse_math=False
