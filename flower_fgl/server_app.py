@@ -332,8 +332,8 @@ def warn_of_many_clients(config: RunConfig, clients: int) -> None:
     log.warning(
         "Flower's simulation of %s clients spends about %.0f to %.0f s per round on "
         "messages alone (2 for each of %s sampled clients, 12 to 30 ms each), %.1f to "
-        "%.1f hours in %s rounds. Faster, with the same numbers: flower-fgl run "
-        "--engine local --workers N, with N up to the number of cores.",
+        "%.1f hours in %s rounds. Faster, with the same numbers up to rounding: "
+        "flower-fgl run --engine local --workers N, with N up to the number of cores.",
         f"{clients:,}",
         low,
         high,

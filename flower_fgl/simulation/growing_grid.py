@@ -51,9 +51,9 @@ def saves_time(round_seconds: float, rounds_left: int, workers: int) -> bool:
 class GrowingGrid(OneRunGrid):
     """Grid that starts in this process and may move to worker processes in round 3.
 
-    It is also the keeper of the client states. The numbers are the same in both places:
-    clients that train together stay here, because other cohorts round differently, and
-    seconds must not change the numbers.
+    It is also the keeper of the client states. The numbers are the same in both places,
+    because seconds must not change them: clients that train together stay here, and there
+    are at most as many workers as stacks of clients.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
-from flower_fgl.client_apps.dispatch import Dispatcher
+from flower_fgl.client_apps.dispatch import FEW, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session, choose_device
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
@@ -400,6 +400,11 @@ def _open_grid(
     app = Dispatcher(session)
     grid = LocalGrid(app, number, values, run_id=run_id, freezes=True)
     most = min(number, num_cpus() // config.threads)
+    is_stacked = config.stacked != "false" and number >= FEW
+    if is_stacked and _has_stacked_form(METHODS[config.method]):
+        from flower_fgl.client_apps.stacked.grouping import num_stacks
+
+        most = min(most, num_stacks(number))  # more would divide stacks
     with ExitStack() as stack:
         stack.callback(session.clear)
         if (

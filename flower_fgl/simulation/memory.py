@@ -261,7 +261,7 @@ def _stacked_bytes(config: RunConfig, sizes: GraphSizes, largest: GraphSizes) ->
     if not vars(METHODS[config.method].load_client_app()).get("stacked"):
         return 0
     rows = max(largest.num_train_nodes, largest.num_features) * config.hidden_channels
-    is_worthwhile = _sampled(config) >= FEW_CLIENTS and rows <= LARGEST_STEP
+    is_worthwhile = config.clients >= FEW_CLIENTS and rows <= LARGEST_STEP
     if config.stacked == "auto" and not is_worthwhile:
         return 0
     kept = FLOAT * sizes.num_entries + 24 * sizes.num_edges

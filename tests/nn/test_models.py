@@ -19,6 +19,7 @@ from flower_fgl.nn import (
 )
 from flower_fgl.nn.backbone import copy_network
 from flower_fgl.nn.body_head import encoder_state
+from flower_fgl.nn.models import _template
 
 SIZES: dict[str, Any] = {
     "in_channels": 9,
@@ -258,3 +259,14 @@ def test_a_copied_network_is_a_deep_copy(name: str) -> None:
     assert torch.equal(made.eval()(graph), right.eval()(graph))
     made.register_forward_hook(lambda *_: None)
     assert not model._forward_hooks
+
+
+def test_a_network_larger_than_the_memory_can_be_measured() -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    huge = _template(
+        "gcn", 10**7, 10**6, 7, 2, 0.5, None, torch.float32, False, False, ""
+    )
+    assert state_shapes(huge)["encoder.0.lin.weight"] == (10**6, 10**7)
+    assert torch.equal(torch.rand(1), expected)

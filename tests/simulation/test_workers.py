@@ -128,6 +128,32 @@ def test_checkpoints_of_workers_hold_no_secrets(
     assert list(read_state(tmp_path / "000004.safetensors").tensors) == ["model/w"]
 
 
+@pytest.mark.parametrize(
+    ("method", "stacked", "most"),
+    [("fedavg", "auto", 2), ("fedavg", "false", 6), ("fedpg", "auto", 6)],
+)
+def test_a_run_moves_to_no_more_workers_than_it_has_stacks(
+    method: str, stacked: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a later round may sample enough clients of a stack to train them together
+    given = []
+
+    class MovedError(Exception):
+        pass
+
+    def start(*_: Any, workers: int, **__: Any) -> Any:
+        given.append(workers)
+        raise MovedError
+
+    monkeypatch.setattr(growing_grid, "START_SECONDS", -60.0)
+    monkeypatch.setattr(growing_grid, "start_workers", start)
+    monkeypatch.setattr(local, "num_cpus", lambda: 6)
+    settings = {**SMALL, "rounds": 4, "clients": 9, "participants": 3, "workers": None}
+    with pytest.raises(MovedError):
+        simulate(method, stacked=stacked, **settings)
+    assert given == [most]
+
+
 @pytest.mark.parametrize(("clients", "most"), [(9, 2), (127, 2), (128, 4), (9999, 16)])
 def test_a_stack_is_never_divided_between_few_workers(clients: int, most: int) -> None:
     stacks = num_stacks(clients)

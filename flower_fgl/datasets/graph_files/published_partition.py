@@ -180,7 +180,9 @@ def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
             f"{type(data).__name__}. Only homogeneous graphs can be converted."
         )
     types = getattr(data, "node_type", None)
-    if not is_homogeneous and types is not None and len(torch.unique(types)) > 1:
+    if isinstance(types, Tensor):
+        types = types.flatten().tolist()
+    if not is_homogeneous and types is not None and len(set(map(str, types))) > 1:
         raise DataError(
             f"{path}: the graph has several types of nodes. Only graphs with one type can "
             "be converted."
@@ -221,16 +223,18 @@ def _read_client(folder: Path, number: int, is_homogeneous: bool) -> _Client:
 def _global_ids(data: Any, count: int) -> Tensor:
     """Return the number of each node in the whole graph; 0..N-1 if it is not given."""
     table = getattr(data, "global_map", None)
-    if isinstance(table, Mapping):
-        numbers = {int(key): int(value) for key, value in table.items()}
-        if not all(
-            i in numbers for i in range(count)
-        ):  # numbers of the whole graph first
-            numbers = {value: key for key, value in numbers.items()}
-        ids = torch.tensor([numbers.get(i, -1) for i in range(count)])
-    elif table is not None and len(table) == count:
-        ids = torch.as_tensor(table).reshape(-1).to(torch.int64)
-    else:
+    try:
+        if isinstance(table, Mapping):
+            numbers = {int(key): int(value) for key, value in table.items()}
+            if not all(i in numbers for i in range(count)):
+                # numbers of the whole graph first
+                numbers = {value: key for key, value in numbers.items()}
+            ids = torch.tensor([numbers.get(i, -1) for i in range(count)])
+        else:
+            ids = torch.as_tensor(table).reshape(-1).to(torch.int64)
+    except (TypeError, ValueError, RuntimeError):  # not numbers
+        return torch.arange(count)
+    if len(ids) != count:
         return torch.arange(count)
     ordered = ids.sort().values
     is_valid = bool((ordered.diff() > 0).all()) and bool((ids >= 0).all())

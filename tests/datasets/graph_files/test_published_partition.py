@@ -171,6 +171,29 @@ def test_global_numbers_may_have_every_form_that_fedgb_reads(
     assert torch.equal(owned.dataset.x, client(0).x.flip(0))
 
 
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        torch.tensor(20),
+        torch.zeros(20, 2, dtype=torch.int64),
+        [(i, i) for i in range(20)],
+        ["a"] * 20,
+        "a" * 20,
+        {"a": 1},
+        [1, 2],
+    ],
+    ids=["scalar", "matrix", "pairs", "strings", "text", "names", "short"],
+)
+def test_a_map_that_is_no_list_of_numbers_is_left_out(
+    numbers: Any, tmp_path: Path
+) -> None:
+    def make(number: int) -> Data:
+        return client(number, global_map=numbers)
+
+    paths = convert_partition(write(tmp_path / NAME, make), tmp_path / "graphs")
+    assert load_graph_file(paths[0]).node_ids.tolist() == list(range(20))
+
+
 def test_numbers_of_numpy_and_missing_extras_are_accepted(tmp_path: Path) -> None:
     def make(number: int) -> Data:
         if number:
