@@ -15,6 +15,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, DataError, FglError
 from flower_fgl.core.links import EDGE, LINK
 from flower_fgl.core.options import Scalar
+from flower_fgl.core.settings import has_targets
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.methods import METHODS, parse_config
 from flower_fgl.runs.files import Row
@@ -105,6 +106,9 @@ def plan_rehearsal(
     reject_unused_settings(pairs, [config])
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {clients}.")
+    if not found and has_targets(config):  # the owners' graphs hold this label alone
+        del settings["target"]
+        settings["positive-class"] = config.positive_class
     return Plan(settings, config, owners, found)
 
 

@@ -22,7 +22,7 @@ from flower_fgl.runs.compare import (
 )
 from flower_fgl.runs.cost_to_accuracy import cost_until, selecting_metric
 from flower_fgl.runs.files import flatten_config
-from flower_fgl.runs.per_owner import gains_per_owner
+from flower_fgl.runs.per_owner import gains_per_owner, owner_metric
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.unequal import unequal_settings
 from flower_fgl.runs.units import show_bytes, show_seconds
@@ -113,7 +113,8 @@ def compare(
         str,
         typer.Option(
             help="accuracy, macro_f1, auroc, …; by default the score that selects the "
-            "round, accuracy or auroc, and mean_accuracy for few-shot runs.",
+            "round, accuracy or auroc, and mean_accuracy for few-shot runs; with "
+            "--per-owner accuracy, unless auroc selects and every owner has it.",
             show_default=False,
         ),
     ] = "",
@@ -129,10 +130,14 @@ def compare(
     large a difference the runs could have shown.
     """
     sides = {"A": select_runs(one), "B": select_runs(other)}
-    metric = metric or common_metric([run for runs in sides.values() for run in runs])
+    every = [run for runs in sides.values() for run in runs]
+    default = common_metric(every)
     if per_owner:
-        _show_owners(sides["A"], sides["B"], column, metric)
+        # an owner has no AUROC if its items are of one class, and no mean over clients
+        default = owner_metric(every, column) if default == "auroc" else "accuracy"
+        _show_owners(sides["A"], sides["B"], column, metric or default)
         return
+    metric = metric or default
     result = compare_runs(sides["A"], sides["B"], column=column, metric=metric)
     table = make_table("runs", f"{column} {metric}, %", "not completed")
     rows = dict(zip(result.names, sides.values(), strict=True))

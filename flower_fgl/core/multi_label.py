@@ -73,7 +73,7 @@ def score_targets(
     values, labels = logits[chosen].to(torch.float64), targets[chosen]
     is_known, is_true = ~labels.isnan(), labels == 1
     predicted = (values >= 0) & is_known
-    right = ((predicted == is_true) & is_known).sum() / is_known.sum()
+    right = int(((predicted == is_true) & is_known).sum())
     hits = (predicted & is_true).sum(dim=0).to(torch.float64)
     support = is_true.sum(dim=0).to(torch.float64)
     found = predicted.sum(dim=0).to(torch.float64)
@@ -84,7 +84,7 @@ def score_targets(
     occurring = float((found + support).sum())
     return Scores(
         num_items,
-        float(right),
+        right / int(is_known.sum()),
         float(f1.sum()) / over,
         float(recall.sum()) / over,
         auroc=_mean_area(_roc_area, values, is_true, is_known),
@@ -104,16 +104,17 @@ def _mean_area(
     defined = ((number > 0) & (number < size)).nonzero().flatten().tolist()
     if not defined:
         return math.nan
-    probability = values.sigmoid()
-    areas = [
-        area(probability[is_known[:, t], t], is_true[is_known[:, t], t])
-        for t in defined
-    ]
+    areas = []
+    for t in defined:
+        known = is_known[:, t]
+        # ranks keep the order of large scores, whose sigmoid is rounded to 1
+        _, rank = torch.unique(values[known, t], return_inverse=True)
+        areas.append(area(rank.to(torch.float64) / len(rank), is_true[known, t]))
     return min(1.0, float(torch.stack(areas).mean()))  # a float32 sum may be above 1
 
 
-def _roc_area(probability: Tensor, is_member: Tensor) -> Tensor:
+def _roc_area(score: Tensor, is_member: Tensor) -> Tensor:
     """Return the area under the ROC curve of one target."""
     from torchmetrics.functional.classification import binary_auroc
 
-    return binary_auroc(probability, is_member.long(), validate_args=False)
+    return binary_auroc(score, is_member.long(), validate_args=False)

@@ -250,6 +250,13 @@ def _check_target(
             f'target = "{target}" is not one of {settings.dataset}, whose targets are the '
             f"numbers 0 to {count - 1}."
         )
+    classes = (f"no {target}", target)
+    if settings.setting != LINK and settings.positive_class not in ("", *classes):
+        raise ConfigError(
+            f'positive-class = "{settings.positive_class}" is no class of target = '
+            f'"{target}": its classes are "{classes[0]}" and "{target}". Use one of them, '
+            "or remove positive-class."
+        )
 
 
 def _check_all_targets(

@@ -66,9 +66,9 @@ class OwnerRow:
     gains: tuple[float | None, ...]
 
 
-def owner_metric(runs: Sequence[Run]) -> str:
+def owner_metric(runs: Sequence[Run], column: str = "test") -> str:
     """Return ``auroc`` if all owners of all scored runs have it, else ``accuracy``."""
-    found = {run.owner_metric for run in runs if run.best is not None}
+    found = {run.owner_metric(column) for run in runs if run.best is not None}
     return "auroc" if found == {"auroc"} else "accuracy"
 
 

@@ -180,16 +180,13 @@ class Run:
                 found[row["partition_id"]] = float(value)
         return {names.get(pid, str(pid)): found[pid] for pid in sorted(found)}
 
-    @property
-    def owner_metric(self) -> str:
-        """``auroc`` if all scored owners have it, else ``accuracy``.
+    def owner_metric(self, column: str = "test") -> str:
+        """Return ``auroc`` if all scored owners have it, else ``accuracy``.
 
-        An owner whose test items all belong to one class has no AUROC.
+        An owner whose items of the column all belong to one class has no AUROC.
         """
-        areas = self.per_owner(metric="auroc")
-        return (
-            "auroc" if areas and areas.keys() == self.per_owner().keys() else "accuracy"
-        )
+        areas, scores = (self.per_owner(column, name) for name in ("auroc", "accuracy"))
+        return "auroc" if areas and areas.keys() == scores.keys() else "accuracy"
 
     def __repr__(self) -> str:
         return self.table()
@@ -268,7 +265,7 @@ class Run:
         """Return the worst, the mean and the best natural owner, if there are owners."""
         if not self.config.get("owners"):
             return []
-        metric = self.owner_metric
+        metric = self.owner_metric()
         scores = self.per_owner(metric=metric)
         if not scores:
             return []

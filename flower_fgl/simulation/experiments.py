@@ -41,6 +41,7 @@ from flower_fgl.core.config import INSTEAD
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, kebab, load_toml, nearest
 from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
+from flower_fgl.core.settings import TARGETS
 from flower_fgl.core.unused_settings import (
     NEEDED,
     reject_unused_settings,
@@ -394,6 +395,10 @@ def read_experiment(path: Path) -> Experiment:
         # the config.toml of a run folder, which holds the settings at top level
         _reject_tables(path, table, known)
         settings = {k: v for k, v in table.items() if k != "sources"}
+        if settings.get("dataset") in TARGETS and (
+            settings.get("positive-class") == settings.get("target")
+        ):  # the default, which follows the target when an option changes it
+            settings.pop("positive-class", None)
         return Experiment(path.stem, config=dict(flatten_config(settings)))
     grid = dict(flatten_config(table.get("grid", {})))
     output = {k: str(table[k]) for k in ("output-dir",) if k in table}

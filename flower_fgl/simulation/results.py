@@ -301,7 +301,7 @@ class RunSet(Sequence[Run]):
             [list(group) for group in groups.values()],
             base,
             column=column,
-            metric=metric or owner_metric(self),
+            metric=metric or owner_metric(self, column),
         )
         table = [
             {"owner": row.name, "method": name, "score": mean, "gain": gain}

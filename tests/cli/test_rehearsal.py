@@ -16,7 +16,9 @@ from flower_fgl.cli.main import app
 from flower_fgl.cli.rehearsal import Plan, plan_rehearsal, run_rehearsal
 from flower_fgl.core.config import pyproject_table
 from flower_fgl.core.errors import ConfigError, DataError, RunError
+from flower_fgl.datasets.sources import load as load_module
 from flower_fgl.simulation.prediction import predict_graph
+from tests.simulation.test_multi_label import write_yelp
 from tests.support.owners import run_owners
 
 
@@ -160,6 +162,26 @@ def test_partitions_are_rehearsed_for_links_but_not_for_edges(
         run_rehearsal(
             tmp_path / "edges", plan(setting="edge", **small), tls=False, timeout=1
         )
+
+
+@pytest.mark.parametrize("sought", ["", "no 1"])
+def test_a_target_is_rehearsed_as_the_sought_class(
+    sought: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWER_FGL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(load_module, "_check_statistics", lambda *_: None)
+    monkeypatch.setattr(rehearsal, "Rehearsal", InThisProcess)
+    write_yelp(tmp_path / "Yelp" / "raw")
+    pairs = {"target": "1", "data-dir": str(tmp_path), "partition": "uniform"}
+    pairs |= {"positive-class": sought} if sought else {}
+    method = {"method": "fedavg"}
+    planned = plan_rehearsal([], method, pairs, dataset="yelp", clients=2)
+    run = run_rehearsal(tmp_path / "new", planned, tls=False, timeout=1)
+    assert (run.config["target"], run.config["positive-class"]) == ("", sought or "1")
+    assert run.summary["class_names"] == ["no 1", "1"]
+    assert run.summary["metric"] == "auroc"
+    assert run.best is not None
+    assert {"auroc", "auprc", "precision_at_k"} <= run.best["test"].keys()
 
 
 def write_tables(folder: Path) -> Path:

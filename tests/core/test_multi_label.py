@@ -112,6 +112,23 @@ def test_a_target_without_labels_and_predictions_counts_as_the_setting_says() ->
     assert zero.macro_recall == pytest.approx(1 / 2)
 
 
+def test_the_order_of_large_scores_counts() -> None:
+    labels = torch.tensor([[1.0], [0.0], [1.0], [0.0]])
+    every = torch.ones(4, dtype=torch.bool)
+    # the sigmoid of all of them is exactly 1 in float64
+    found = score_targets(torch.tensor([[60.0], [50.0], [55.0], [40.0]]), labels, every)
+    assert (found.auroc, found.auprc) == (1.0, 1.0)
+    # pairs of a "yes" and a "no": the first is above both, the last below one and tied
+    tied = score_targets(torch.tensor([[60.0], [50.0], [40.0], [40.0]]), labels, every)
+    assert tied.auroc == pytest.approx((1 + 1 + 0 + 0.5) / 4)
+
+
+def test_the_accuracy_is_exact() -> None:
+    labels = torch.tensor([[1.0, 1.0, 1.0, 0.0, 0.0]])
+    found = score_targets(torch.ones(1, 5), labels, torch.ones(1, dtype=torch.bool))
+    assert found.accuracy == 3 / 5
+
+
 def test_scores_that_are_undefined_are_left_out() -> None:
     logits = torch.full((2, 2), -1.0)
     found = score_targets(logits, torch.zeros(2, 2), torch.ones(2, dtype=torch.bool))

@@ -127,9 +127,20 @@ def test_no_owner_is_left_out_for_lack_of_an_area_under_the_curve(
             del row["metrics"]["local"]["test"]["auroc"]
     file.write_text("\n".join(map(json.dumps, rows)) + "\n")
     run = as_run(Run.load(tmp_path / "run"))
-    assert runs["fedavg"].owner_metric == "auroc"
-    assert run.owner_metric == "accuracy"
+    assert runs["fedavg"].owner_metric() == "auroc"
+    assert run.owner_metric() == "accuracy"
     assert f"birch {100 * run.per_owner()['birch']:.2f}" in run.table()
+    shutil.copytree(runs["local"].path, tmp_path / "local")
+    for name in ("local", "run"):  # as of runs that AUROC selects
+        file = tmp_path / name / "summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"metric": "auroc"}))
+    command = ["compare", str(tmp_path / "local"), str(run.path), "--per-owner"]
+    for column, score in {"test": "accuracy", "val": "auroc"}.items():
+        shown = CliRunner().invoke(app, [*command, "--column", column]).output
+        assert "of 3 owners gain" in shown
+        assert f"({column} {score}," in shown
+    shown = CliRunner().invoke(app, [*command, "--metric", "auroc"]).output
+    assert "of 2 owners gain" in shown
     page = run.report().read_text()
     for name in NAMES:
         assert f"{100 * run.per_owner()[name]:.1f}" in page.partition("Owners")[2]

@@ -66,5 +66,6 @@ def largest_dataset(dataset: NodeDataset) -> tuple[NodeDataset, Tensor]:
         y=dataset.y[nodes],
         masks={name: mask[nodes] for name, mask in dataset.masks.items()},
         network=None if dataset.network is None else dataset.network[nodes],
+        targets=None if dataset.targets is None else dataset.targets[nodes],
     )
     return component, nodes

@@ -25,6 +25,8 @@ from flower_fgl.datasets.sources.raw_readers import RawNodes
 from flower_fgl.datasets.sources.targets import choose_target, read_targets
 from flower_fgl.datasets.store import open_store
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.writer import RunWriter
+from flower_fgl.simulation.experiments import read_experiment
 from flower_fgl.simulation.prediction import predict_graph
 from tests.support import raw_writers as raw
 
@@ -214,6 +216,26 @@ def test_a_number_out_of_range_is_refused_before_the_files_are_read(
 ) -> None:
     with pytest.raises(ConfigError, match=r"whose targets are the numbers 0 to 99\."):
         parse_config({"dataset": "yelp", "target": target})
+
+
+def test_a_run_is_repeated_with_another_target(tmp_path: Path) -> None:
+    def repeated(target: str, **more: Scalar) -> RunConfig:
+        first = parse_config({"dataset": "yelp", "target": "1", **more})
+        folder = tmp_path / f"{target}-{len(more)}"
+        RunWriter.create(folder, config=first.flat(), sources=first.sources)
+        experiment = read_experiment(folder / "config.toml")
+        (run,) = experiment.with_options({"target": target}).runs()
+        return parse_config(run.settings)
+
+    for target, sought in {"1": "1", "2": "2", "all": ""}.items():
+        again = repeated(target)
+        assert (again.positive_class, again.main_score) == (sought, "auroc")
+    own = {"positive-class": "no 1"}
+    assert repeated("1", **own).positive_class == "no 1"
+    with pytest.raises(ConfigError, match='"no 1" is no class of target = "2": its'):
+        repeated("2", **own)
+    with pytest.raises(ConfigError, match="remove positive-class"):
+        repeated("all", **own)
 
 
 def test_links_of_yelp_need_no_target(data: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,15 @@ def test_the_first_of_equally_large_components_is_chosen() -> None:
 
 def test_the_largest_component_is_renumbered_with_all_node_data() -> None:
     dataset = dataset_of(both_ways([(0, 3), (1, 2), (2, 4)]), [0, 1, 0, 0, 1], 2)
+    targets = torch.eye(5, dtype=torch.int8)
+    dataset = replace(dataset, targets=targets)
     component, nodes = largest_dataset(dataset)
     assert nodes.tolist() == [1, 2, 4]
     assert component.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     assert component.y.tolist() == [1, 0, 1]
     assert torch.equal(component.x, torch.eye(5)[nodes])
+    assert component.targets is not None
+    assert torch.equal(component.targets, targets[nodes])
 
 
 def test_surroundings_stop_at_the_radius_and_outside_the_pool() -> None:
