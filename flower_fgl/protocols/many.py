@@ -55,7 +55,7 @@ def write_stacked(tensors: Mapping[str, Tensor], num_clients: int) -> list[Array
     return [
         plain_record(
             {
-                name: plain_array(dtype, shape, header + rows[place].tobytes())
+                name: plain_array(dtype, shape, b"".join((header, rows[place].data)))
                 for name, dtype, shape, header, rows in parts
             }
         )

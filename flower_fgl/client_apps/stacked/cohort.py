@@ -18,7 +18,7 @@ from flower_fgl.core.metrics import AbsentClasses, Scores
 from flower_fgl.core.seeds import torch_generator
 from flower_fgl.nn import Backbone
 from flower_fgl.nn.computation_graph import output_nodes
-from flower_fgl.nn.stacked import StackedInput, split_state, stack_model
+from flower_fgl.nn.stacked import StackedInput, stack_model
 
 __all__ = ["Cohort", "Rows", "StackedData", "StackedLoss"]
 
@@ -291,10 +291,6 @@ class Cohort:
             }
             for client in self.clients
         ]
-
-    def states(self, model: nn.Module) -> list[dict[str, Tensor]]:
-        """Return each client's state of a stacked model, as views."""
-        return split_state(model.state_dict(), len(self))
 
     def generators(
         self, purpose: str, device: torch.device | None = None

@@ -30,6 +30,7 @@ from flower_fgl.client_apps.stacked.half import StackedHalf, load_stacked
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores
 from flower_fgl.nn import Backbone
+from flower_fgl.nn.stacked import split_state
 from flower_fgl.protocols.base import (
     METRICS,
     find_record,
@@ -226,8 +227,9 @@ class Stacker:
             clock = time.perf_counter()
             found = cohort.evaluate(result.model)
             seconds["evaluate"] = (time.perf_counter() - clock) / len(opened)
-        states = cohort.states(result.model)
-        is_good = finite_clients(result.model.state_dict())
+        tensors = result.model.state_dict()
+        states = split_state(tensors, len(opened))
+        is_good = finite_clients(tensors)
         contents: Sequence[RecordDict | None] = [None] * len(opened)
         if result.records is not None and not app.changes_uploads(cohort.config):
             contents = result.records()
