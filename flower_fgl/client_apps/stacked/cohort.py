@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_fgl.client_apps.runtime.client import EMPTY, MASKED, Client
 from flower_fgl.client_apps.stacked.optimizer import StackedOptimizer
