@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.nn import Backbone, GraphInput
-from flower_fgl.nn.sparse import index_sum
+from flower_fgl.nn.sparse import EdgePattern
 
 __all__ = [
     "FedIIHNet",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-def route(x: Tensor, edge_index: Tensor, *, iterations: int) -> Tensor:
+def route(x: Tensor, pattern: EdgePattern, *, iterations: int) -> Tensor:
     """Route neighbours to factors; a layer without parameters.
 
     Repeats ``q_k = softmax_k ⟨x_s^k, u_t^k⟩`` for every edge s → t, and
@@ -43,8 +43,8 @@ def route(x: Tensor, edge_index: Tensor, *, iterations: int) -> Tensor:
     ----------
     x : Tensor of shape (N, F, p), float32
         Representations; each factor is scaled to unit length first.
-    edge_index : Tensor of shape (2, E), int64
-        Edges.
+    pattern : EdgePattern of shape (N, N)
+        Edges, at (t, s).
     iterations : int
         R.
 
@@ -54,17 +54,16 @@ def route(x: Tensor, edge_index: Tensor, *, iterations: int) -> Tensor:
 
     Notes
     -----
-    1. An iteration takes E·F·p numbers of memory.
+    1. An iteration takes F·(E + N·p) numbers of memory.
     """
-    x = F.normalize(x, dim=2)
-    source, target = edge_index
-    sent = x.index_select(0, source)  # (E, F, p)
-    u = x
+    own = F.normalize(x, dim=2).transpose(0, 1).contiguous()  # (F, N, p)
+    u = own
     for _ in range(iterations):
-        share = (sent * u.index_select(0, target)).sum(dim=2).softmax(dim=1)
-        messages = (share[..., None] * sent).flatten(1)
-        u = F.normalize(x + index_sum(messages, target, len(x)).view_as(x), dim=2)
-    return u
+        pairs = list(zip(u, own, strict=True))
+        share = torch.stack([pattern.dot(t, s) for t, s in pairs]).softmax(dim=0)
+        sums = [pattern.matmul(q, s) for q, s in zip(share, own, strict=True)]
+        u = F.normalize(own + torch.stack(sums), dim=2)
+    return u.transpose(0, 1)
 
 
 def jensen_shannon(mean: Tensor, log_variance: Tensor) -> Tensor:
@@ -167,7 +166,8 @@ class FedIIHNet(Backbone):
     def _route(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Run a routing layer on (N, F·p)."""
         x = h.view(len(h), self.factors, -1)
-        return route(x, graph.edge_index, iterations=self.iterations).flatten(1)
+        pattern = graph.topology.pattern()
+        return route(x, pattern, iterations=self.iterations).flatten(1)
 
     def summary(self, h: Tensor, graph: GraphInput) -> Tensor:
         """Return the mean (F, p) over the nodes after further routing layers."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "EdgeOperator",
+    "EdgePattern",
     "Operator",
     "SparseOperator",
     "csr_matrix",
@@ -305,6 +306,141 @@ def _multiply(matrix: Tensor, dense: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return out.addmm_(matrix, dense, beta=0)
     return out.copy_(bias).addmm_(matrix, dense)
+
+
+class EdgePattern:
+    """Positions of the entries of sparse matrices whose values change or train.
+
+    Products read the rows of the dense matrices in place and store no row per entry.
+
+    Parameters
+    ----------
+    row, column : Tensor of shape (n,), int64
+        Position of each entry, in any order.
+    shape : (int, int)
+        Rows M and columns N.
+
+    Attributes
+    ----------
+    order : Tensor of shape (n,), int64
+        The given entry at each place of the values, which are sorted by row and column.
+    """
+
+    def __init__(self, row: Tensor, column: Tensor, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.order, self._start, self._column = _sorted_rows(row, column, shape)
+        turned = (column[self.order], row[self.order], shape[::-1])
+        self._across, self._turned_start, self._turned_column = _sorted_rows(*turned)
+
+    def dot(self, left: Tensor, right: Tensor) -> Tensor:
+        """Compute the inner product of a row of each matrix for every entry.
+
+        Parameters
+        ----------
+        left, right : Tensor of shape (M, p) and (N, p), float
+            May require grad.
+
+        Returns
+        -------
+        Tensor of shape (n,)
+            ``⟨left_row, right_column⟩`` in sorted order.
+        """
+        out: Tensor = _EdgeDots.apply(self, left, right)  # type: ignore[no-untyped-call]
+        return out
+
+    def matmul(self, value: Tensor, dense: Tensor) -> Tensor:
+        """Multiply the matrix of these values by a dense one.
+
+        Parameters
+        ----------
+        value : Tensor of shape (n,), float
+            Entries in sorted order; may require grad.
+        dense : Tensor of shape (N, p), float
+            May require grad.
+
+        Returns
+        -------
+        Tensor of shape (M, p)
+        """
+        out: Tensor = _EdgeSums.apply(self, False, value, dense)  # type: ignore[no-untyped-call]
+        return out
+
+    def matrix(self, value: Tensor) -> Tensor:
+        """Return the CSR matrix (M, N) of values in sorted order."""
+        return narrow_csr(self._start, self._column, value, self.shape)
+
+    def transposed(self, value: Tensor) -> Tensor:
+        """Return the transposed CSR matrix (N, M) of values in sorted order."""
+        value = value.index_select(0, self._across)
+        return narrow_csr(
+            self._turned_start, self._turned_column, value, self.shape[::-1]
+        )
+
+
+def _sorted_rows(
+    row: Tensor, column: Tensor, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the order of entries by row and column, the rows' starts, the columns."""
+    order = torch.argsort(row * shape[1] + column, stable=True)
+    start = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
+    torch.cumsum(torch.bincount(row, minlength=shape[0]), 0, out=start[1:])
+    narrow = max(*shape, len(order)) <= INT32_MAX
+    index = torch.int32 if narrow else torch.int64
+    return order, start.to(index), column[order].to(index)
+
+
+class _EdgeDots(torch.autograd.Function):
+    """Inner products of the rows at a pattern's entries."""
+
+    @staticmethod
+    def forward(ctx: Any, pattern: EdgePattern, left: Tensor, right: Tensor) -> Tensor:
+        ctx.pattern = pattern
+        ctx.save_for_backward(left, right)
+        at = pattern.matrix(left.new_zeros(len(pattern.order)))
+        if len(pattern.order) > len(left) * len(right):  # torch refuses so many entries
+            row = torch.repeat_interleave(at.crow_indices().long().diff())
+            return (left[row] * right[at.col_indices().long()]).sum(1)
+        found = torch.sparse.sampled_addmm(at, left, right.t(), beta=0.0)
+        out: Tensor = found.values()
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        (grad,) = outputs
+        to_left = to_right = None
+        if ctx.needs_input_grad[1]:
+            to_left = _EdgeSums.apply(ctx.pattern, False, grad, right)  # type: ignore[no-untyped-call]
+        if ctx.needs_input_grad[2]:
+            to_right = _EdgeSums.apply(ctx.pattern, True, grad, left)  # type: ignore[no-untyped-call]
+        return None, to_left, to_right
+
+
+class _EdgeSums(torch.autograd.Function):
+    """``A @ dense`` or ``Aᵀ @ dense`` for a matrix given by a pattern and its values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pattern: EdgePattern, is_turned: bool, value: Tensor, dense: Tensor
+    ) -> Tensor:
+        ctx.pattern, ctx.is_turned = pattern, is_turned
+        ctx.save_for_backward(value, dense)
+        matrix = pattern.transposed(value) if is_turned else pattern.matrix(value)
+        return _multiply(matrix, dense, None)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        value, dense = ctx.saved_tensors
+        (grad,) = outputs
+        to_value = to_dense = None
+        if ctx.needs_input_grad[2]:
+            rows, columns = (dense, grad) if ctx.is_turned else (grad, dense)
+            to_value = _EdgeDots.apply(ctx.pattern, rows, columns)  # type: ignore[no-untyped-call]
+        if ctx.needs_input_grad[3]:
+            to_dense = _EdgeSums.apply(  # type: ignore[no-untyped-call]
+                ctx.pattern, not ctx.is_turned, value, grad
+            )
+        return None, None, to_value, to_dense
 
 
 class EdgeOperator:

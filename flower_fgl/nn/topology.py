@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from flower_fgl.nn.pyg import gcn_norm
-from flower_fgl.nn.sparse import EdgeOperator, Operator, SparseOperator, index_sum
+from flower_fgl.nn.sparse import (
+    EdgeOperator,
+    EdgePattern,
+    Operator,
+    SparseOperator,
+    index_sum,
+)
 
 __all__ = ["OperatorKind", "Topology", "graph_filter"]
 
@@ -41,6 +47,7 @@ class Topology:
         self.num_nodes, self.dtype = num_nodes, dtype
         self._operators: dict[OperatorKind, Operator] = {}
         self._attention: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self._pattern: EdgePattern | None = None
 
     @property
     def is_constant(self) -> bool:
@@ -81,6 +88,15 @@ class Topology:
             total = torch.where(total == 0, 1, total)
             weight = weight / total.index_select(0, edges[1])
         return edges[1], edges[0], weight
+
+    def pattern(self) -> EdgePattern:
+        """Return the positions (target, source) of all edges, sorted once."""
+        if self._pattern is None:
+            size = (self.num_nodes, self.num_nodes)
+            with torch.inference_mode(False), torch.no_grad():
+                source, target = self.edge_index
+                self._pattern = EdgePattern(target, source, size)
+        return self._pattern
 
     def attention_edges(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the edges for attention, with one self-loop per node.

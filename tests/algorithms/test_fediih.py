@@ -17,6 +17,7 @@ from flower_fgl.algorithms.fediih import (
 from flower_fgl.algorithms.personal_mix import mix_states, softmax_weights
 from flower_fgl.methods.fediih import FedIIHSettings
 from flower_fgl.nn.models import num_parameters
+from flower_fgl.nn.sparse import EdgePattern
 from flower_fgl.strategies.fediih import factor_parts
 
 
@@ -51,7 +52,7 @@ def test_one_factor_adds_all_neighbours() -> None:
     x = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]], [[3.0, 4.0]]])
     edges = torch.tensor([[1, 2], [0, 0]])
     unit = F.normalize(x, dim=2)
-    found = route(x, edges, iterations=4)
+    found = route(x, EdgePattern(edges[1], edges[0], (3, 3)), iterations=4)
     torch.testing.assert_close(found[0], F.normalize(unit.sum(dim=0), dim=1))
     torch.testing.assert_close(found[1:], unit[1:])
 
@@ -60,10 +61,33 @@ def test_two_factors_share_a_neighbour_by_hand() -> None:
     # products with u: factor 0 has 1, factor 1 has 0
     x = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]])
     share = math.e / (math.e + 1)
-    found = route(x, torch.tensor([[1], [0]]), iterations=1)[0]
+    edge = EdgePattern(torch.tensor([0]), torch.tensor([1]), (2, 2))
+    found = route(x, edge, iterations=1)[0]
     torch.testing.assert_close(found[0], torch.tensor([1.0, 0.0]))
     expected = F.normalize(torch.tensor([1.0, 1 - share]), dim=0)
     torch.testing.assert_close(found[1], expected)
+
+
+def test_routing_and_its_gradient_equal_vectors_of_every_edge() -> None:
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 3, 4, generator=g, dtype=torch.float64, requires_grad=True)
+    source, target = torch.randint(9, (2, 30), generator=g)
+    unit = F.normalize(x, dim=2)
+    u = unit
+    for _ in range(4):
+        share = (unit[source] * u[target]).sum(dim=2).softmax(dim=1)
+        messages = share[..., None] * unit[source]
+        u = F.normalize(
+            unit + torch.zeros_like(x).index_add(0, target, messages), dim=2
+        )
+    found = route(x, EdgePattern(target, source, (9, 9)), iterations=4)
+    torch.testing.assert_close(found, u)
+    weight = torch.randn(9, 3, 4, generator=g, dtype=torch.float64)
+    expected, gradient = (
+        torch.autograd.grad((weight * h).sum(), x, retain_graph=True)[0]
+        for h in (u, found)
+    )
+    torch.testing.assert_close(gradient, expected)
 
 
 def test_another_second_factor_leaves_the_first_factors_mixtures_alone() -> None:

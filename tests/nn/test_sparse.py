@@ -9,6 +9,7 @@ from torch import Tensor
 from flower_fgl.nn import sparse as module
 from flower_fgl.nn.sparse import (
     EdgeOperator,
+    EdgePattern,
     SparseOperator,
     csr_matrix,
     index_sum,
@@ -285,3 +286,45 @@ def test_rows_in_any_order_are_sorted_as_entries_are() -> None:
         assert torch.equal(one.crow_indices(), other.crow_indices())
         assert torch.equal(one.col_indices(), other.col_indices())
         assert torch.equal(one.values(), other.values())
+
+
+@settings(deadline=None)
+@given(
+    rows=sizes,
+    columns=sizes,
+    count=st.integers(0, 30),
+    width=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_products_of_a_pattern_equal_a_loop_over_its_entries(
+    rows: int, columns: int, count: int, width: int, seed: int
+) -> None:
+    row, column, value = entries(rows, columns, count, seed, torch.float64)
+    pattern = EdgePattern(row, column, (rows, columns))
+    row, column = row[pattern.order], column[pattern.order]
+    assert (row * columns + column).tolist() == sorted(
+        (row * columns + column).tolist()
+    )
+    g = torch.Generator().manual_seed(seed)
+    left = torch.randn(rows, width, generator=g, dtype=torch.float64)
+    right = torch.randn(columns, width, generator=g, dtype=torch.float64)
+    dots = [(left[r] * right[c]).sum().item() for r, c in zip(row, column, strict=True)]
+    torch.testing.assert_close(
+        pattern.dot(left, right), torch.tensor(dots, dtype=torch.float64)
+    )
+    matrix = dense_of(row, column, value, (rows, columns))
+    torch.testing.assert_close(pattern.matmul(value, right), matrix @ right)
+    torch.testing.assert_close(pattern.transposed(value).to_dense(), matrix.T)
+
+
+def test_gradients_of_a_pattern_are_right_twice() -> None:
+    row, column, value = entries(4, 5, 9, dtype=torch.float64)
+    pattern = EdgePattern(row, column, (4, 5))
+    g = torch.Generator().manual_seed(1)
+    left = torch.randn(4, 3, generator=g, dtype=torch.float64).requires_grad_()
+    right = torch.randn(5, 3, generator=g, dtype=torch.float64).requires_grad_()
+    dots, sums = (pattern.dot, (left, right)), (pattern.matmul, (value, right))
+    value.requires_grad_()
+    for function, inputs in (dots, sums):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
