@@ -71,18 +71,31 @@ def csr_matrix(
     1. The kernels of CPU (MKL) and GPU (cuSPARSE) accept int32 indices without
        conversion; these take a third less memory than int64.
     """
+    order, start, column = _sorted_rows(row, column, shape)
+    return narrow_csr(start, column, value[order], shape)
+
+
+def _sorted_rows(
+    row: Tensor, column: Tensor, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the order of entries by row and column, the rows' starts, the columns."""
     order = torch.argsort(row * shape[1] + column, stable=True)
     start = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
     torch.cumsum(torch.bincount(row, minlength=shape[0]), 0, out=start[1:])
-    return _csr(start, column[order], value[order], shape)
+    index = _index_type(shape, len(order))
+    return order, start.to(index), column[order].to(index)
+
+
+def _index_type(shape: tuple[int, ...], count: int) -> torch.dtype:
+    """Return int32 if it suffices for the indices of so many entries, else int64."""
+    return torch.int32 if max(*shape, count) <= INT32_MAX else torch.int64
 
 
 def _csr(
     start: Tensor, column: Tensor, value: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
-    """Build a CSR tensor with int32 indices if they suffice, else int64."""
-    narrow = max(*shape, value.numel()) <= INT32_MAX
-    index = torch.int32 if narrow else torch.int64
+    """Build a CSR tensor with the narrowest index type that fits."""
+    index = _index_type(shape, value.numel())
     return narrow_csr(start.to(index), column.to(index), value, shape)
 
 
@@ -375,18 +388,6 @@ class EdgePattern:
         return narrow_csr(
             self._turned_start, self._turned_column, value, self.shape[::-1]
         )
-
-
-def _sorted_rows(
-    row: Tensor, column: Tensor, shape: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the order of entries by row and column, the rows' starts, the columns."""
-    order = torch.argsort(row * shape[1] + column, stable=True)
-    start = torch.zeros(shape[0] + 1, dtype=torch.int64, device=row.device)
-    torch.cumsum(torch.bincount(row, minlength=shape[0]), 0, out=start[1:])
-    narrow = max(*shape, len(order)) <= INT32_MAX
-    index = torch.int32 if narrow else torch.int64
-    return order, start.to(index), column[order].to(index)
 
 
 class _EdgeDots(torch.autograd.Function):
