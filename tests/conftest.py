@@ -22,6 +22,12 @@ torch.set_num_threads(
 gc.set_threshold(20_000, 50, 100)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Give each test the same random weights in any order and on any worker."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
