@@ -99,6 +99,8 @@ class PlannedRun:
     line : str
         ``label`` without the grid values that define the data, which are columns of
         ``flower-fgl table``.
+    case : str
+        Name of the case, if the experiment has cases.
     """
 
     name: str
@@ -106,6 +108,7 @@ class PlannedRun:
     settings: Mapping[str, Scalar]
     label: str = ""
     line: str = ""
+    case: str = ""
 
 
 @dataclass(frozen=True)
@@ -293,6 +296,7 @@ class Experiment:
                     {**kept, **seeds},
                     ", ".join(part for part in label if part) or "run",
                     ", ".join(part for part in line if part) or "run",
+                    str(case.get("name", "")),
                 )
                 if given == chosen or run not in out.get(run.name, ()):
                     out.setdefault(run.name, []).append(run)

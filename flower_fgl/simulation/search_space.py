@@ -9,6 +9,7 @@
     fedprox.mu = {low = 1e-4, high = 1.0, log = true}   # only for rows of this method
     fedpano.lr = [0.03, 0.1, 0.3]      # for this method in place of the general list
     fedpano.dropout = []               # this method keeps its default
+    "as printed".fedpg.mu = []         # this case keeps its value
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _read_entry(path: Path, key: str, value: Any) -> Dimension:
 
 
 def row_space(
-    space: Mapping[str, Dimension], settings: Mapping[str, Scalar]
+    space: Mapping[str, Dimension], settings: Mapping[str, Scalar], case: str = ""
 ) -> tuple[dict[str, Dimension], dict[str, Scalar]]:
     """Return the search space of one row, and the row's own point in it.
 
@@ -153,6 +154,8 @@ def row_space(
         Result of :func:`read_space`.
     settings : mapping of str to bool, int, float or str
         Flat run config of the row.
+    case : str
+        Name of the row's case. Entries of its table take precedence.
 
     Returns
     -------
@@ -169,7 +172,14 @@ def row_space(
     """
     before = parse_config(settings).flat()
     out: dict[str, Dimension] = {}
-    for key, dimension in _keys_of(space, str(before["method"])).items():
+    method = str(before["method"])
+    own = {} if case in METHODS else _entries_of(space, case)
+    for key in own:
+        if "." in key and not key.startswith(f"{method}."):
+            raise ConfigError(
+                f'tune."{case}".{key}: the method of this case is {method}. Remove it.'
+            )
+    for key, dimension in (_keys_of(space, method) | _keys_of(own, method)).items():
         if dimension == Choices(()):
             continue
         if key in NOT_TUNABLE:
@@ -179,6 +189,12 @@ def row_space(
             )
         out[key] = _checked(key, dimension, settings, before)
     return out, {key: before[key] for key in out}
+
+
+def _entries_of(space: Mapping[str, Dimension], case: str) -> dict[str, Dimension]:
+    """Return the entries of a case's table, by key."""
+    start = f"{case}."
+    return {k[len(start) :]: v for k, v in space.items() if k.startswith(start)}
 
 
 def _keys_of(space: Mapping[str, Dimension], method: str) -> dict[str, Dimension]:

@@ -150,17 +150,20 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
         settings = {k: v for k, v in settings.items() if k not in REPLICATES}
         if run.row not in seen:
             try:
-                space, default = row_space(experiment.tune, settings)
+                space, default = row_space(experiment.tune, settings, run.case)
             except ConfigError as error:
                 raise ConfigError(f'{name}, row "{run.row}": {error}') from error
             seen[run.row] = RowToTune(run.row, settings, space, default)
     methods = {str(row.settings.get("method", "fedavg")) for row in seen.values()}
+    tables = tuple(
+        f"{t}." for t in methods | {str(c["name"]) for c in experiment.cases}
+    )
     for key in experiment.tune:
         table, dot, _ = key.partition(".")
-        if dot and table not in methods:
+        if dot and not key.startswith(tables):
             raise ConfigError(
-                f"{name}: tune.{key} belongs to {table}, but the rows have the methods "
-                f"{', '.join(sorted(methods))}. Remove it."
+                f"{name}: tune.{key} belongs to {table}, which is no case, and the rows "
+                f"have the methods {', '.join(sorted(methods))}. Remove it."
             )
     return list(seen.values())
 

@@ -104,6 +104,23 @@ def test_a_row_has_the_general_keys_and_those_of_its_method(
     assert "seed" not in plain.settings
 
 
+def test_a_case_has_entries_of_its_own(written: Callable[..., Experiment]) -> None:
+    experiment = written(
+        (
+            "[tune]",
+            '[tune]\nfedprox.lr = [0.1]\n"a.b".fedprox.mu = []\n"a.b".lr = [0.3]',
+        ),
+        ('"near"', '"a.b"'),
+        ("near = 80.5", '"a.b" = 80.5'),
+    )
+    plain, other = rows_to_tune(experiment)
+    assert plain.space == {
+        "lr": Choices((0.01, 0.003, 0.03)),
+        "dropout": Range(0.0, 0.8),
+    }
+    assert other.space == {"lr": Choices((0.01, 0.3)), "dropout": Range(0.0, 0.8)}
+
+
 def test_rows_over_owners_have_no_default_number_of_clients(
     written: Callable[..., Experiment],
 ) -> None:
@@ -148,7 +165,12 @@ def test_own_values_are_those_of_the_method_and_the_case() -> None:
         ("[tune]", "[tune]\nmodel = ['x']", r"tune.model = 'x'"),
         ("[tune]", "[tune]\nrounds = [5, 10]", r"tune.rounds: all rows share"),
         ("[tune]", "[tune]\nseed = [5, 10]", r"tune.seed: all rows share"),
-        ("[tune]", "[tune]\nmoon.mu = [1.0]", r"tune.moon.mu belongs to moon, but"),
+        (
+            "[tune]",
+            "[tune]\nmoon.mu = [1.0]",
+            r"tune.moon.mu belongs to moon, which is",
+        ),
+        ("[tune]", "[tune]\nplain.moon.mu = []", r"method of this case is fedavg"),
         ("high = 0.8", "high = 0.4", r"own value 0.5 is outside the range 0 to 0.4"),
         ("high = 0.8", "high = 2.0", r"tune.dropout = 2.0: dropout must be"),
         ("[published]", "[grid]\nlr = [0.1]\n[published]", r"lr is in \[grid\]"),
