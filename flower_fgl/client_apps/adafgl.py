@@ -18,12 +18,12 @@ from functools import partial
 
 import torch
 
-from flower_fgl.algorithms.adafgl import (
+from flower_fgl.algorithms.adafgl.network import (
     AdaFGLNet,
     adafgl_loss,
     build_network,
-    homophily_confidence,
 )
+from flower_fgl.algorithms.adafgl.propagation import homophily_confidence
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
@@ -46,7 +46,8 @@ class AdaFGLClientApp(FedAvgClientApp):
     -----
     1. The second step is full-batch and keeps the epoch with the best validation score,
        as FedAvg's fine-tuning does. Nothing is uploaded.
-    2. Its optimizer starts anew: no moments of the first step belong to its parameters.
+    2. It has an optimizer of its own, Adam with ``adafgl.lr`` and ``adafgl.weight-decay``,
+       whatever the rounds train with.
     3. The heads of all clients start from the same weights, those of the run's seed.
     4. The first step is FedAvg's, so that it has the same stacked form.
     """
@@ -87,7 +88,15 @@ class AdaFGLClientApp(FedAvgClientApp):
                 optimizer.step()
             return float(loss.detach())
 
-        train = partial(client.train_by, run, network, server_round)
+        settings = client.config.method_config
+        optimizer = torch.optim.Adam(
+            (p for p in network.parameters() if p.requires_grad),
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+        )
+        train = partial(
+            client.train_by, run, network, server_round, optimizer=optimizer
+        )
         loss = self.keep_best_epoch(client, network, train)
         return Fit(network, Empty(), loss, terms={"homophily": homophily})
 

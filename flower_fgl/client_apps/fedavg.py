@@ -18,7 +18,7 @@ from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.training import DataLoss, load_state, state_of
 from flower_fgl.nn import Backbone
-from flower_fgl.protocols.base import Empty, Payload
+from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.fedavg import Weights
 
 __all__ = ["FedAvgClientApp"]
@@ -91,23 +91,27 @@ class FedAvgClientApp(FglClientApp):
     ) -> float:
         """Train for ``finetune-epochs`` as :meth:`finetune` says; return the loss.
 
-        ``train`` takes ``epochs`` and ``after_epoch``, see :meth:`Client.train`.
+        ``train`` takes ``epochs`` and ``after_epoch``, see :meth:`Client.train`. If
+        training diverges, the loss is that of the last epoch before.
         """
         epochs = client.config.method_config.finetune_epochs
         if client.config.check_every:
             return train(epochs=epochs)
         best_score, best_state = _validation(client, model), state_of(model)
+        losses: list[float] = []
 
-        def keep_best() -> None:
+        def keep_best(loss: float) -> None:
             nonlocal best_score, best_state
+            if abs(loss) <= LARGEST or not losses:
+                losses.append(loss)
             value = _validation(client, model)
             # the score is NaN without validation nodes; then keep the last epoch
             if not value <= best_score:
                 best_score, best_state = value, state_of(model)
 
-        loss = train(epochs=epochs, after_epoch=keep_best)
+        train(epochs=epochs, after_epoch=keep_best)
         load_state(model, best_state)
-        return loss
+        return losses[-1]
 
     def _finetune(self, message: Message, context: Context) -> Message:
         return self.handle_fit(message, context, self.finetune)

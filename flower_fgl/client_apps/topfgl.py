@@ -204,7 +204,7 @@ class _LearnerEpochs:
             kept = client.state.group("learner-optimizer")
             restore_optimizer(learner, self.optimizer, kept)
 
-    def __call__(self) -> None:
+    def __call__(self, _: float) -> None:
         """Compute Z and take one step of the learner."""
         client, self.number = self.client, self.number + 1
         data = client.data.training

@@ -24,6 +24,8 @@ class AdaFGLSettings:
         "0: FedAvg",
         ge=0,
     )
+    lr: float = option(0.01, "learning rate (Adam) of the second step", gt=0)
+    weight_decay: float = option(5e-4, "weight decay of the second step", ge=0)
     alpha: float = option(
         0.5,
         "α, share of the graph in the propagation matrix, the rest are pairs of nodes with "
@@ -47,7 +49,7 @@ METHOD = Method(
     paper="Li et al., ICDE 2024",
     strategy="flower_fgl.strategies.fedavg:FedAvg",
     client_app="flower_fgl.client_apps.adafgl:AdaFGLClientApp",
-    network="flower_fgl.algorithms.adafgl:build_network",
+    network="flower_fgl.algorithms.adafgl.network:build_network",
     settings=AdaFGLSettings,
     payload="4P up, 4P down; 4P down once more for the second step",
     graphs=False,

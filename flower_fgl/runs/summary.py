@@ -11,8 +11,8 @@ from typing import Any
 from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.runs.files import Row
 
-__all__ = ["Row", "describe_round", "is_scored", "rounds_without_gain"]
-__all__ += ["score_text", "select_round", "summarise"]
+__all__ = ["Row", "describe_round", "ends_with_finetuning", "is_scored"]
+__all__ += ["rounds_without_gain", "score_text", "select_round", "summarise"]
 
 
 def summarise(
@@ -110,6 +110,22 @@ def is_scored(row: Row) -> bool:
     """
     is_good_round = row.get("phase") == "train" and row.get("status") == "ok"
     return is_good_round and bool(row.get("metrics"))
+
+
+def ends_with_finetuning(rounds: Sequence[Row]) -> bool:
+    """Return whether clients fine-tuned after the last round.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        Rows of ``rounds.jsonl``.
+
+    Returns
+    -------
+    bool
+        True also if the fine-tuning failed: then the summary has no ``finetuned``.
+    """
+    return any(row.get("phase") == "finetune" for row in rounds)
 
 
 def describe_round(row: Row) -> str:

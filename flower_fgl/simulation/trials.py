@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.run import Run
+from flower_fgl.runs.summary import ends_with_finetuning
 from flower_fgl.simulation.jobs import MemoryRoom, needed_memory
 
 __all__ = ["Outcome", "TrialProcesses", "run_trial"]
@@ -34,9 +35,10 @@ class Outcome:
     Parameters
     ----------
     score : float or None
-        Validation accuracy, or AUROC, of the best round; ``None`` if the run failed.
+        Validation accuracy, or AUROC, of the best round, or after fine-tuning if the run
+        ends with it; ``None`` if the run failed.
     server_round : int or None
-        That round.
+        The round of the score.
     num_bytes : int
         Bytes sent in both directions.
     seconds : float
@@ -98,10 +100,13 @@ def _outcome(run: Run, seconds: float) -> Outcome:
     """Return the validation score of the best round, and what the run cost."""
     summary = run.summary
     sent = summary["bytes"]["up"] + summary["bytes"]["down"]
-    best: Mapping[str, Any] = run.best or {}
+    best: Mapping[str, Any] = summary.get("finetuned") or run.best or {}
     score = best.get("val", {}).get(str(summary.get("metric", "accuracy")))
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
+    if ends_with_finetuning(run.rounds) and "finetuned" not in summary:
+        error = "The fine-tuning after the last round has no scores."
+        return Outcome(None, None, sent, seconds, error, diverged)
     if summary["selection"] != "validation" or score is None:
         error = "The run has no validation score, by which settings are compared."
         return Outcome(None, None, sent, seconds, error, diverged)

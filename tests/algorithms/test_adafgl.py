@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 
 import pytest
 import torch
 from torch import Tensor
 
-from flower_fgl.algorithms.adafgl import (
+from flower_fgl.algorithms.adafgl import messages
+from flower_fgl.algorithms.adafgl.messages import signed_messages, signed_products
+from flower_fgl.algorithms.adafgl.network import (
     Outputs,
     adafgl_loss,
     build_network,
     combine,
+)
+from flower_fgl.algorithms.adafgl.propagation import (
+    alike_pairs,
     homophily_confidence,
     likeness,
     propagated,
+    propagated_linear,
     propagation_matrix,
-    signed_messages,
-    signed_weights,
 )
 from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import GraphInput
@@ -27,6 +32,13 @@ from flower_fgl.nn import GraphInput
 # a path 0-1-2-3
 PAIRS = torch.tensor([[0, 1, 2], [1, 2, 3]])
 PATH = torch.cat([PAIRS, PAIRS.flip(0)], dim=1)
+
+
+def sparse(x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        # torch warns once per process that sparse CSR is in beta
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return x.to_sparse_csr()
 
 
 def close(found: Tensor, expected: object) -> None:
@@ -43,7 +55,7 @@ def test_likeness_is_the_cosine_of_the_predictions() -> None:
 def test_the_propagation_matrix_by_hand() -> None:
     # only nodes 0 and 3 are alike: B_03 = 1
     soft = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
-    found = propagation_matrix(PATH, soft, alpha=0.25)
+    found = propagation_matrix(PATH, alike_pairs(soft), alpha=0.25)
     # row sums with the diagonal: 1 + .25 + .75, 1 + .25 + .25
     ends, inner = 2.0, 1.5
     mixed = 0.25 / math.sqrt(ends * inner)
@@ -59,22 +71,94 @@ def test_the_propagation_matrix_by_hand() -> None:
     close(propagated(found, x, steps=2), torch.cat([x, once, twice], dim=1).tolist())
 
 
+@pytest.mark.parametrize("is_sparse", [True, False])
+def test_mapping_first_equals_mapping_propagated_features(
+    is_sparse: bool, generator: torch.Generator
+) -> None:
+    x = torch.rand(4, 3, generator=generator)
+    x = x * (x > 0.5)
+    matrix = torch.rand(4, 4, generator=generator)
+    weight = torch.randn(2, 12, generator=generator, requires_grad=True)
+    mark = torch.randn(4, 2, generator=generator)
+    graph = GraphInput(sparse(x) if is_sparse else x, PATH)
+    found = propagated_linear(matrix, graph, weight, steps=3)
+    expected = propagated(matrix, x, steps=3) @ weight.T
+    torch.testing.assert_close(found, expected)
+    (slope,) = torch.autograd.grad((mark * found).sum(), weight)
+    (slow,) = torch.autograd.grad((mark * expected).sum(), weight)
+    torch.testing.assert_close(slope, slow)
+
+
+def unit_rows(generator: torch.Generator, number: int) -> Tensor:
+    return torch.nn.functional.normalize(torch.rand(number, 3, generator=generator))
+
+
+def signed_weights(relation: Tensor) -> Tensor:
+    """S entry by entry, as the paper defines it."""
+    mean, largest = relation.mean(), relation.max()
+    rows = [
+        [
+            relation.new_ones(()) if i == j
+            else (value - mean) / (largest - mean) if value > mean
+            else -(mean - value) / mean
+            for j, value in enumerate(row)
+        ]
+        for i, row in enumerate(relation)
+    ]  # fmt: skip
+    return torch.stack([torch.stack(row) for row in rows])
+
+
 def test_signed_weights_by_hand() -> None:
     # mean .4 with the diagonal, maximum .9
     relation = torch.tensor([[0.0, 0.9, 0.3], [0.9, 0.0, 0.6], [0.3, 0.6, 0.0]])
-    close(
-        signed_weights(relation),
-        [[1.0, 1.0, -0.25], [1.0, 1.0, 0.4], [-0.25, 0.4, 1.0]],
-    )
+    expected = [[1.0, 1.0, -0.25], [1.0, 1.0, 0.4], [-0.25, 0.4, 1.0]]
+    close(signed_weights(relation), expected)
+    unit = torch.linalg.cholesky(relation + torch.eye(3))  # rows with these cosines
+    unlike = torch.zeros(3, 3, dtype=torch.bool)
+    parts = signed_products(unit, torch.eye(3), unlike, beta=0.0)
+    close(sum(parts, torch.zeros(3, 3)), expected)
+    assert (parts[0] >= 0).all()
+    assert (parts[1] <= 0).all()
     # all pairs unlike, and a single node
-    assert torch.equal(signed_weights(torch.zeros(2, 2)), torch.eye(2))
-    assert torch.equal(signed_weights(torch.zeros(1, 1)), torch.eye(1))
+    for number in (2, 1):
+        own = torch.eye(number)
+        positive, negative = signed_products(own, own, own > 1, beta=0.2)
+        assert torch.equal(positive, own)
+        assert not negative.any()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("block", [7, 1 << 18])
+def test_signed_products_and_gradients_are_those_of_the_matrix(
+    beta: float,
+    block: int,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "BLOCK", block)  # 7: one row at a time
+    unit = unit_rows(generator, 7).double().requires_grad_()
+    e = torch.randn(7, 2, generator=generator).double().requires_grad_()
+    alike = torch.zeros(7, 7, dtype=torch.bool)
+    alike[0, 3] = alike[3, 0] = True
+    marks = torch.randn(2, 7, 2, generator=generator).double()
+    own = torch.eye(7, dtype=torch.bool)
+    relation = (beta * alike + (1 - beta) * unit @ unit.T).masked_fill(own, 0.0)
+    signed = signed_weights(relation)
+    slow = torch.stack([signed.clamp(min=0) @ e, signed.clamp(max=0) @ e])
+    found = torch.stack(signed_products(unit, e, alike, beta=beta))
+    torch.testing.assert_close(found, slow)
+    expected = torch.autograd.grad((marks * slow).sum(), (unit, e))
+    slopes = torch.autograd.grad((marks * found).sum(), (unit, e))
+    torch.testing.assert_close(slopes, expected)
+    assert slopes[0].any() or beta == 1
 
 
 def test_signed_messages_are_the_slow_loop(generator: torch.Generator) -> None:
-    signed = 2 * torch.rand(5, 5, generator=generator) - 1
     e = torch.randn(5, 3, generator=generator)
-    found = signed_messages(signed, e, torch.tensor([0.25]))
+    alike = torch.zeros(5, 5, dtype=torch.bool)
+    alike[1, 2] = alike[2, 1] = True
+    found = signed_messages(alike, e, torch.tensor([0.25]), beta=0.2)
+    signed = signed_weights(0.2 * alike + 0.8 * likeness(e.softmax(dim=1)))
 
     def prelu(value: float) -> float:
         return value if value > 0 else 0.25 * value
@@ -148,6 +232,21 @@ def test_every_head_has_a_gradient_and_the_extractor_none() -> None:
             assert parameter.grad.any(), name
     mixed = network.eval()(graph).exp()
     torch.testing.assert_close(mixed.sum(dim=1), torch.ones(4))
+
+
+def test_sparse_and_dense_features_give_the_same_predictions(
+    generator: torch.Generator,
+) -> None:
+    torch.manual_seed(0)
+    network = build_network(
+        AdaFGLSettings(width=6),
+        model="gcn", num_features=40, num_classes=2, width=4, num_layers=2, dropout=0.0,
+    ).eval()  # fmt: skip
+    x = torch.rand(4, 40, generator=generator)
+    x = x * (x > 0.9)
+    thin, dense = GraphInput(sparse(x), PATH), GraphInput(x, PATH)
+    torch.testing.assert_close(network(thin), network(dense))
+    assert [network.maps_first(graph) for graph in (thin, dense)] == [True, False]
 
 
 def test_permuted_nodes_permute_the_predictions() -> None:

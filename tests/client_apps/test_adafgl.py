@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.adafgl import AdaFGLNet
+from flower_fgl.algorithms.adafgl.network import AdaFGLNet
 from flower_fgl.client_apps.adafgl import AdaFGLClientApp
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.protocols.fedavg import Weights
@@ -33,6 +36,51 @@ def test_the_rounds_are_fedavg_s_and_the_second_step_sends_nothing(
     terms = [row["terms"] for row in run.clients if row["round"] == 3]
     assert terms
     assert all(0 <= row["homophily"] <= 1 for row in terms)
+
+
+def test_a_refused_second_step_is_evaluated_without_stacking(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the stored models are those of the second step, which no stack of backbones can hold
+    fit = AdaFGLClientApp.finetune
+    monkeypatch.setattr(
+        AdaFGLClientApp,
+        "finetune",
+        lambda *arguments: replace(fit(*arguments), loss=math.nan),
+    )
+    run = simulate(
+        "adafgl",
+        **{**small, "clients": 10, "round_timeout": 20.0},
+        adafgl={"finetune_epochs": 2, "width": 8},
+    )
+    assert run.rounds[-1]["phase"] == "finetune"
+    assert run.summary["failures"] == {'"loss" must be a finite number, got nan.': 9}
+    assert run.summary["finetuned"]["val"] != run.rounds[-2]["metrics"]["local"]["val"]
+
+
+def test_a_step_that_diverges_keeps_the_best_epoch_and_the_last_finite_loss(
+    small: dict[str, Any],
+) -> None:
+    run = simulate("adafgl", **small, adafgl={"finetune_epochs": 4, "lr": 1e30})
+    assert run.summary["failures"] == {}
+    assert run.summary["finetuned"]["val"]["num_nodes"] > 0
+    once = simulate("adafgl", **small, adafgl={"finetune_epochs": 1, "lr": 1e30})
+    assert run.rounds[-1]["loss"] == once.rounds[-1]["loss"]  # of the epoch before
+
+
+def test_the_second_step_trains_by_its_own_rate_and_decay(
+    small: dict[str, Any],
+) -> None:
+    def tuned(rate: float, **settings: float) -> Any:
+        step = {"finetune_epochs": 3, "width": 8, **settings}
+        run = simulate("adafgl", **small, optimizer="sgd", lr=rate, adafgl=step)
+        return run.rounds[-1]["loss"]
+
+    # with a rate near 0 the first step leaves the initial weights as they are
+    first = tuned(1e-12)
+    assert tuned(1e-12, lr=0.1) != pytest.approx(first, rel=1e-3)
+    assert tuned(1e-12, weight_decay=0.5) != pytest.approx(first, rel=1e-3)
+    assert tuned(1e-13) == pytest.approx(first, rel=1e-6)
 
 
 def test_the_second_step_freezes_the_federated_model_and_reads_no_other_label() -> None:

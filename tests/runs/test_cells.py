@@ -58,6 +58,15 @@ def test_after_fine_tuning_the_own_model_is_the_fine_tuned_one(tmp_path: Path) -
     assert cell.values("before", "test", "accuracy") == [0.6]
 
 
+def test_a_run_whose_fine_tuning_failed_makes_no_cell(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.8, 0.4])
+    run.rounds.append({"round": 2, "phase": "finetune", "status": "failed"})
+    with pytest.raises(
+        RunError, match="a: the fine-tuning after the last round has no"
+    ):
+        make_cell([run], experiment="x", row="a")
+
+
 def test_a_cell_survives_its_file_and_holds_no_path(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "a-draw0", [0.8], dataset="/home/someone/mine.npz", scopes=("local",)

@@ -10,15 +10,20 @@ import time
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from flower_fgl import simulate
 from flower_fgl.cli.main import app
+from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import parse_config
+from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation import trials
 from flower_fgl.simulation.experiments import Experiment, read_experiment
 from flower_fgl.simulation.search_space import Choices, Range, row_space, space_size
@@ -303,6 +308,26 @@ def test_a_run_that_fails_is_an_outcome_and_leaves_no_folder(tmp_path: Path) -> 
     assert outcome.score is None
     assert "/no/graph.npz" in outcome.error
     assert not (tmp_path / "run").exists()
+
+
+def test_a_trial_with_fine_tuning_is_scored_after_it(
+    tmp_path: Path, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = {"fedavg": {"finetune_epochs": 4}}
+    run = simulate("fedavg", **small, **tuned)
+    score = run.summary["finetuned"]["val"]["accuracy"]
+    assert score != run.best["val"]["accuracy"]
+    settings = dict(flatten_config(run.config))
+    assert run_trial(settings, tmp_path / "one").score == score
+
+    def fail(*_: object) -> Fit:
+        raise RunError("no fine-tuning")
+
+    monkeypatch.setattr(FedAvgClientApp, "finetune", fail)
+    monkeypatch.setattr(FedAvgClientApp, "personal_model", lambda *_: None)
+    outcome = run_trial(settings, tmp_path / "two")
+    assert outcome.score is None
+    assert "fine-tuning after the last round has no scores" in outcome.error
 
 
 # ----------------------------------------------------------------------------- processes

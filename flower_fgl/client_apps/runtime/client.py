@@ -251,7 +251,7 @@ class Client:
         epochs: int | None = None,
         data_loss: DataLoss | None = None,
         penalty: Callable[[], Tensor] | None = None,
-        after_epoch: Callable[[], None] | None = None,
+        after_epoch: Callable[[float], None] | None = None,
         purpose: str = "training",
     ) -> float:
         """Train a model on the client's training nodes.
@@ -272,7 +272,7 @@ class Client:
         penalty : callable, optional
             Returns a term added to the loss.
         after_epoch : callable, optional
-            Called after each epoch; disables the validation checks.
+            Called with the mean loss after each epoch; disables the validation checks.
         purpose : str
             Part of the seeds: distinguishes several trainings in one round.
 
@@ -347,8 +347,9 @@ class Client:
         server_round: int,
         *,
         epochs: int | None = None,
-        after_epoch: Callable[[], None] | None = None,
+        after_epoch: Callable[[float], None] | None = None,
         purpose: str = "training",
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> float:
         """Train like :meth:`train`, with the caller's implementation of an epoch.
 
@@ -360,14 +361,19 @@ class Client:
             last one.
         model, server_round, epochs, after_epoch, purpose
             See :meth:`train`.
+        optimizer : torch.optim.Optimizer, optional
+            Optimizer of the model, whose state is not kept; by default that of the
+            settings.
 
         Returns
         -------
         float
             Mean loss of the last epoch.
         """
-        optimizer = make_optimizer(model, self.config)
-        if self.config.optimizer_state == "keep":
+        is_kept = optimizer is None and self.config.optimizer_state == "keep"
+        if optimizer is None:
+            optimizer = make_optimizer(model, self.config)
+        if is_kept:
             restore_optimizer(model, optimizer, self.state.group("optimizer"))
         batches = "batches" if purpose == "training" else f"batches of {purpose}"
         generator = torch_generator(
@@ -380,7 +386,7 @@ class Client:
             if after_epoch:
                 for _ in range(epochs):
                     loss = run(optimizer, generator, 1)
-                    after_epoch()
+                    after_epoch(loss)
             elif check_every:
                 loss = train_and_check(
                     model,
@@ -392,7 +398,7 @@ class Client:
                 )
             elif epochs:
                 loss = run(optimizer, generator, epochs)
-        if self.config.optimizer_state == "keep":
+        if is_kept:
             self.state.set_group("optimizer", optimizer_tensors(model, optimizer))
         return loss
 

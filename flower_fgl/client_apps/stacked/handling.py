@@ -275,8 +275,7 @@ class Stacker:
                 client, store, _ = app.open_once(message, context)
                 key = self._backbones.key(client)
                 if isinstance(key, str) or (
-                    "local" in modes
-                    and not any(n.startswith("model/") for n in client.state.tensors)
+                    "local" in modes and not _holds_backbone(client)
                 ):
                     continue
                 received = None
@@ -294,7 +293,17 @@ class Stacker:
             keys.append((*key, modes))
         answers: dict[int, Answer] = {}
         for cohort, _ in self._cohorts(opened, keys, is_forced=is_forced):
-            answers |= self._evaluate_cohort(app, cohort)
+            try:
+                answers |= self._evaluate_cohort(app, cohort)
+            except Exception as error:
+                if is_forced:
+                    raise
+                log.warning(
+                    "%d clients are evaluated one by one, because stacking failed: %s",
+                    len(cohort),
+                    error,
+                    exc_info=True,
+                )
         return answers
 
     def _evaluate_cohort(
@@ -320,6 +329,16 @@ class Stacker:
             )
             for one, mine in zip(opened, scores, strict=True)
         }
+
+
+def _holds_backbone(client: Client) -> bool:
+    """Return whether the stored model is the run's backbone: a step may add to it."""
+    shapes = {
+        name.removeprefix("model/"): tuple(tensor.shape)
+        for name, tensor in client.state.tensors.items()
+        if name.startswith("model/")
+    }
+    return shapes == client.state_shapes()
 
 
 def _stack_of(client: Client) -> int:

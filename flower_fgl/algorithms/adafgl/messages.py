@@ -1,0 +1,169 @@
+"""AdaFGL's signed messages between all pairs of a client's nodes.
+
+Li et al., "AdaFGL: A New Paradigm for Federated Node Classification with Topology
+Heterogeneity", ICDE 2024.
+
+===========  ==========================================================
+symbol       here
+===========  ==========================================================
+B            ``alike``, constant pairs of nodes with alike predictions
+c(E)         cosine of the rows of ``unit``
+R            β B + (1 − β) c(E), 0 on the diagonal
+E            ``e``, logits of the message head
+===========  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (its usual name)
+from torch import Tensor
+
+__all__ = ["signed_messages", "signed_products"]
+
+BLOCK = 1 << 18
+"""Pairs of nodes in memory at once: 256 Ki × 4 bytes fit into a core's cache."""
+TINY = 1e-12
+
+
+def signed_messages(alike: Tensor, e: Tensor, slope: Tensor, *, beta: float) -> Tensor:
+    """Compute ½ (softmax(PReLU(S) E) − softmax(PReLU(−S) E) + E).
+
+    Parameters
+    ----------
+    alike : Tensor of shape (N, N), bool
+        B, symmetric and with a diagonal of False.
+    e : Tensor of shape (N, C), float
+        E.
+    slope : Tensor of shape (1,), float
+        Slope a of PReLU below 0.
+    beta : float in [0, 1]
+        β.
+
+    Returns
+    -------
+    Tensor of shape (N, C)
+        Logits.
+
+    Notes
+    -----
+    1. S has the entries of :func:`signed_products`. With its positive part S⁺ and its
+       negative part S⁻, PReLU(S) E = S⁺E + a S⁻E and PReLU(−S) E = −S⁻E − a S⁺E.
+    """
+    unit = F.normalize(e.softmax(dim=1), dim=1)
+    positive, negative = signed_products(unit, e, alike, beta=beta)
+    towards = (positive + slope * negative).softmax(dim=1)
+    away = (-negative - slope * positive).softmax(dim=1)
+    return (towards - away + e) / 2
+
+
+def signed_products(
+    unit: Tensor, e: Tensor, alike: Tensor, *, beta: float
+) -> tuple[Tensor, Tensor]:
+    """Multiply both parts of the signed relations S of all pairs with E: S⁺E and S⁻E.
+
+    Entries of R above their mean m become (R − m)/(M − m), M the largest entry; the others
+    become −(m − R)/m. The diagonal becomes 1.
+
+    Parameters
+    ----------
+    unit : Tensor of shape (N, C), float
+        Rows of unit length, with entries of at least 0; with gradient.
+    e : Tensor of shape (N, q), float
+        E, with gradient.
+    alike : Tensor of shape (N, N), bool
+        B, symmetric and with a diagonal of False.
+    beta : float in [0, 1]
+        β.
+
+    Returns
+    -------
+    positive, negative : Tensor of shape (N, q)
+
+    Notes
+    -----
+    1. The published codes give −R/m to entries below the mean: the least alike pair gets
+       0 and pairs just below the mean −1. Here it is the other way round.
+    2. R and its gradient are computed in blocks: time N²(C + q), memory of one block.
+    3. Of several largest entries one has the gradient of M.
+    """
+    sums = unit.sum(dim=0)
+    cosines = sums @ sums - (unit * unit).sum()  # without the diagonal
+    mean = (beta * alike.sum() + (1 - beta) * cosines) / len(unit) ** 2
+    above, below, largest = _Sums.apply(unit, e, mean, alike, beta)  # type: ignore[no-untyped-call]
+    positive = above / (largest - mean).clamp(min=TINY) + e
+    return positive, below / mean.clamp(min=TINY)
+
+
+class _Sums(torch.autograd.Function):
+    """max(R − m, 0) E and min(R − m, 0) E without their diagonals, and max R."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, unit: Tensor, e: Tensor, mean: Tensor, alike: Tensor, beta: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Multiply blocks of rows."""
+        above, below = torch.empty_like(e), torch.empty_like(e)
+        largest, place = unit.new_zeros(()), torch.tensor(0)
+        for rows in _blocks(len(unit)):
+            relation = _relation(unit, alike, beta, rows)
+            peak, where = relation.view(-1).max(dim=0)
+            if peak > largest:
+                largest, place = peak, where + rows.start * len(unit)
+            relation = _clear_diagonal(relation.sub_(mean), rows)
+            positive = relation.clamp(min=0)
+            above[rows] = positive @ e
+            below[rows] = relation.clamp_(max=0) @ e
+        ctx.save_for_backward(unit, e, mean, alike)
+        ctx.beta, ctx.place = beta, divmod(int(place), len(unit))
+        return above, below, largest
+
+    @staticmethod
+    def backward(
+        ctx: Any, *outputs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """Compute the blocks again; return the gradients of ``unit``, ``e`` and m."""
+        of_above, of_below, of_largest = outputs
+        unit, e, mean, alike = ctx.saved_tensors
+        of_unit, of_e = torch.zeros_like(unit), torch.zeros_like(e)
+        of_mean = torch.zeros_like(mean)
+        for rows in _blocks(len(unit)):
+            relation = _relation(unit, alike, ctx.beta, rows).sub_(mean)
+            relation = _clear_diagonal(relation, rows)
+            is_above = relation > 0
+            slope = torch.where(is_above, of_above[rows] @ e.T, of_below[rows] @ e.T)
+            slope = _clear_diagonal(slope, rows)
+            of_mean -= slope.sum()
+            of_unit[rows] += slope @ unit
+            of_unit += slope.T @ unit[rows]
+            of_e += relation.clamp(min=0).T @ of_above[rows]
+            of_e += relation.clamp_(max=0).T @ of_below[rows]
+        row, column = ctx.place
+        if row != column:
+            of_unit[row] += of_largest * unit[column]
+            of_unit[column] += of_largest * unit[row]
+        return of_unit * (1 - ctx.beta), of_e, of_mean, None, None
+
+
+def _blocks(number: int) -> Iterator[slice]:
+    """Yield the rows of each block."""
+    step = max(1, BLOCK // max(1, number))
+    for start in range(0, number, step):
+        yield slice(start, min(start + step, number))
+
+
+def _relation(unit: Tensor, alike: Tensor, beta: float, rows: slice) -> Tensor:
+    """Return some rows of R."""
+    out = (unit[rows] * (1 - beta)) @ unit.T
+    if beta:
+        out.add_(alike[rows], alpha=beta)
+    return _clear_diagonal(out, rows)
+
+
+def _clear_diagonal(matrix: Tensor, rows: slice) -> Tensor:
+    """Set the entries of nodes with themselves to 0, in place."""
+    matrix[:, rows].fill_diagonal_(0.0)
+    return matrix
