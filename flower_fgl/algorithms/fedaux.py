@@ -162,8 +162,8 @@ def build_network(
 
     Notes
     -----
-    1. The paper's backbone is FED-PUB's masked GCN. Here it is the run's backbone
-       without masks; the published code has such a variant.
+    1. The paper's backbone is FED-PUB's masked GCN. Here it is the run's backbone, with
+       FED-PUB's mask unless ``fedaux.mask`` is false; the published code has both.
     """
     backbone = build_model(
         model,

@@ -1,6 +1,6 @@
 """Personalized averages: each client receives its own weighted mean of all models.
 
-One rule covers FED-PUB, FedGTA and FedIIH:
+One rule covers FED-PUB, FedAux, FedGTA, FedIIH and TopFGL:
 
 ``a_ij = ρ_j g(S_ij) / Σ_l ρ_l g(S_il)`` and ``w_i = Σ_j a_ij θ_j``
 

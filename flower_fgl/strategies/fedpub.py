@@ -6,6 +6,7 @@ Baek et al., "Personalized Subgraph Federated Learning", ICML 2023.
 symbol                 argument or attribute
 =====================  ==================================================
 o_i                    ``embeddings[i]``
+S                      ``cosines(...)``
 a_ij                   ``client_attention(...)[i, j]``
 w_i                    ``PersonalMix.personal[i]``
 τ                      ``fed-pub.tau``
@@ -27,16 +28,32 @@ from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.fedavg import common_model
 from flower_fgl.strategies.personal_mix import PersonalMix
 
-__all__ = ["FedPub", "client_attention"]
+__all__ = ["FedPub", "client_attention", "cosines"]
 
 
-def client_attention(embeddings: Tensor, *, tau: float) -> Tensor:
-    """Compute a_ij = e^{τ·cos(o_i, o_j)} / Σ_l e^{τ·cos(o_i, o_l)}, Baek et al., Eq. (4).
+def cosines(embeddings: Tensor) -> Tensor:
+    """Compute the similarity of clients, S_ij = cos(o_i, o_j), Baek et al.
 
     Parameters
     ----------
     embeddings : Tensor of shape (K, p), float
         o_i; a zero row has similarity 0 to every row, itself included.
+
+    Returns
+    -------
+    Tensor of shape (K, K)
+    """
+    unit = F.normalize(embeddings, dim=1)
+    return unit @ unit.T
+
+
+def client_attention(similarity: Tensor, *, tau: float) -> Tensor:
+    """Compute a_ij = e^{τ·S_ij} / Σ_l e^{τ·S_il}, Baek et al., Eq. (4).
+
+    Parameters
+    ----------
+    similarity : Tensor of shape (K, K), float
+        S.
     tau : float, at least 0
         0 gives the plain mean; with large values each client keeps its own weights.
 
@@ -45,13 +62,7 @@ def client_attention(embeddings: Tensor, *, tau: float) -> Tensor:
     Tensor of shape (K, K)
         Each row sums to 1.
     """
-    return (tau * _cosines(embeddings)).softmax(dim=1)
-
-
-def _cosines(embeddings: Tensor) -> Tensor:
-    """Return the cosines of all pairs of rows (K, K)."""
-    unit = F.normalize(embeddings, dim=1)
-    return unit @ unit.T
+    return (tau * similarity).softmax(dim=1)
 
 
 class FedPub(PersonalMix):
@@ -62,7 +73,8 @@ class FedPub(PersonalMix):
     1. In the paper the server keeps the random graph. Here each client draws it from the
        run's seed, which saves sending the 4·500·d bytes of the graph.
     2. A client that was not in the last round starts from the average of that round's
-       uploads, weighted by ``weight-by``.
+       uploads, weighted by ``weight-by``; with ``fed-pub.absent = "last"`` from the weights
+       that it received last.
     3. There is no global model: that average is never evaluated.
     """
 
@@ -80,9 +92,8 @@ class FedPub(PersonalMix):
 
     def similarity(self, uploads: Sequence[EmbeddedWeights]) -> Tensor:
         """Return the cosines of the proxy embeddings, float32."""
-        return _cosines(torch.stack([payload.embedding for payload in uploads]))
+        return cosines(torch.stack([payload.embedding for payload in uploads]))
 
     def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
         """Return the softmax of τ times the cosines, float32."""
-        tau: float = self.config.method_config.tau
-        return (tau * similarity).softmax(dim=1)
+        return client_attention(similarity, tau=self.config.method_config.tau)

@@ -55,7 +55,8 @@ class TopFGL(PersonalMix):
         settings = self.config.method_config
         if settings.warmup == 1:
             return False
-        first: int = math.ceil(settings.warmup * self.config.rounds)
+        # a product like .55 · 100 is a little above the whole number
+        first: int = math.ceil(round(settings.warmup * self.config.rounds, 9))
         return server_round >= first
 
     @torch.no_grad()

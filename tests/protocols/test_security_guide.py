@@ -28,6 +28,15 @@ def test_lines_say_which_methods_sum_in_secret() -> None:
         assert LINES[name][3] == expected, name
 
 
+def test_the_guide_of_secure_aggregation_lists_all_methods_that_sum() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "secure-aggregation.md").read_text(
+        "utf-8"
+    )
+    listed = guide.partition("only sums:")[2].partition("For any")[0]
+    expected = [name for name, method in METHODS.items() if method.additive]
+    assert re.findall(r"`([a-z0-9+-]+)`", listed) == sorted(expected)
+
+
 def test_the_printed_epsilons_are_those_of_the_accountant() -> None:
     found = re.findall(
         r"^\| (\d+) \| ([\d.e+]+) \| ([\d.e+]+) \| ([\d.e+]+) \|$", TEXT, re.M

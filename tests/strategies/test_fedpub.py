@@ -10,31 +10,33 @@ from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedpub import EmbeddedWeights, proxy_graph
 from flower_fgl.strategies.base import Upload
-from flower_fgl.strategies.fedpub import FedPub, client_attention
+from flower_fgl.strategies.fedpub import FedPub, client_attention, cosines
 
 
 def test_the_attention_is_a_softmax_of_cosines_by_hand() -> None:
     # cosines of client 0: 1 with itself, 0 with client 1, −1 with client 2
     embeddings = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
-    row = client_attention(embeddings, tau=2.0)[0]
+    row = client_attention(cosines(embeddings), tau=2.0)[0]
     total = math.exp(2) + 1 + math.exp(-2)
     expected = torch.tensor([math.exp(2) / total, 1 / total, math.exp(-2) / total])
     torch.testing.assert_close(row, expected)
 
 
 def test_with_tau_0_the_attention_is_the_plain_mean() -> None:
-    attention = client_attention(torch.randn(4, 3), tau=0.0)
+    attention = client_attention(cosines(torch.randn(4, 3)), tau=0.0)
     torch.testing.assert_close(attention, torch.full((4, 4), 0.25))
 
 
 def test_an_embedding_of_zeros_gives_finite_attention() -> None:
-    attention = client_attention(torch.tensor([[0.0, 0.0], [1.0, 0.0]]), tau=10.0)
+    attention = client_attention(
+        cosines(torch.tensor([[0.0, 0.0], [1.0, 0.0]])), tau=10.0
+    )
     torch.testing.assert_close(attention[0], torch.tensor([0.5, 0.5]))
 
 
 def test_a_single_client_keeps_its_weights() -> None:
     state = {"a": torch.randn(2, 3), "b": torch.randn(3)}
-    attention = client_attention(torch.randn(1, 4), tau=10.0)
+    attention = client_attention(cosines(torch.randn(1, 4)), tau=10.0)
     (mixed,) = mix_states([state], attention)
     assert all(torch.equal(mixed[name], state[name]) for name in state)
 

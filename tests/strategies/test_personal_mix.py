@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from flower_fgl.methods import parse_config
+from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.protocols.fedavg import Weights
+from flower_fgl.protocols.fedgta import MomentWeights
 from flower_fgl.protocols.fedpub import EmbeddedWeights
 from flower_fgl.strategies import personal_mix
 from flower_fgl.strategies.base import Upload
+from flower_fgl.strategies.fedgta import FedGTA
+from flower_fgl.strategies.fediih import FedIIH
 from flower_fgl.strategies.fedpub import FedPub
+from flower_fgl.strategies.topfgl import TopFGL
 
 ALONE, FAR = [1.0, 0.0], [0.0, 1.0]
 
@@ -70,3 +77,64 @@ def test_the_round_s_row_holds_the_matrix_of_a_few_clients(
     other = server("mean")
     other.aggregate(1, uploads)
     assert "mixture" not in other.loop.log.row()
+
+
+def test_partners_of_fedgta_are_weighted_by_their_confidence() -> None:
+    made = FedGTA(parse_config({"method": "fedgta", "fedgta.threshold": 0.5}))
+    made.shapes = {"a": (1,)}
+    made.weights, made.personal = Weights({"a": torch.zeros(1)}), {}
+    uploads = {
+        pid: Upload(
+            MomentWeights(
+                {"a": torch.tensor([value])},
+                {"moments": torch.tensor(moments), "confidence": torch.tensor([sure])},
+            ),
+            1,
+        )
+        for pid, value, moments, sure in (
+            (2, 8.0, [[0.0, 1.0]], 5.0),  # out of order
+            (0, 0.0, [[1.0, 0.0]], 1.0),
+            (
+                1,
+                4.0,
+                [[2.0, 1.0]],
+                3.0,
+            ),  # cosine .894 with client 0, .447 with client 2
+        )
+    }
+    made.aggregate(1, uploads)
+    found = [made.download(2, pid).tensors["a"].item() for pid in range(3)]
+    assert found == pytest.approx([3.0, 3.0, 8.0])  # (1·0 + 3·4)/4
+
+
+def test_fediih_mixes_each_factor_by_its_own_similarity() -> None:
+    made = FedIIH(parse_config({"method": "fediih", "fediih.scale": 10.0}))
+    means = torch.tensor([[[0.0], [0.0]], [[0.0], [1.0]]])  # the second factor differs
+    payloads = [DescribedWeights({}, {"mean": mean}) for mean in means]
+    similarity = made.similarity(payloads)
+    # log-variances are the means: N(0, 1) and N(1, e)
+    variance = (1 + math.e) / 2
+    halves = [
+        0.5 * (math.log(variance / own) + (own + 0.25) / variance - 1)
+        for own in (1.0, math.e)
+    ]
+    alike = 1 - sum(halves) / 2 / math.log(2)
+    assert similarity[0].flatten().tolist() == pytest.approx([1.0] * 4)
+    assert float(similarity[1, 0, 1]) == pytest.approx(alike, abs=1e-6)
+    attention = made.attention(similarity, [Upload(p, 1) for p in payloads])
+    assert attention[0].flatten().tolist() == pytest.approx([0.5] * 4)
+    own = 1 / (1 + math.exp(10 * (alike - 1)))
+    assert float(attention[1, 0, 0]) == pytest.approx(own, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "rounds", "first"),
+    [(0.3, 40, 12), (0.3, 5, 2), (0.55, 100, 55), (0.07, 100, 7), (0.0, 10, 0)],
+)
+def test_topfgl_mixes_from_the_end_of_the_warm_up(
+    warmup: float, rounds: int, first: int
+) -> None:
+    settings = {"method": "topfgl", "topfgl.warmup": warmup, "rounds": rounds}
+    made = TopFGL(parse_config(settings))
+    assert made.mixes(first)
+    assert not made.mixes(first - 1)
