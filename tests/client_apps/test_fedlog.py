@@ -109,6 +109,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"loss_mix": "mixture"},
     {"msg_input": "neighbor"},
     {"norm": "sum"},
+    {"second_silu": False},
     {"lg_mode": "sequential"},
     {"synthetic_mode": "TT", "permute_slots": True},
     {"local_pretrain_epochs": 3},
@@ -124,7 +125,7 @@ def test_every_variant_runs(settings: dict[str, Any], small: dict[str, Any]) -> 
     assert run.summary["failures"] == {}
 
 
-@pytest.mark.parametrize("settings", VARIANTS[1:12], ids=str)
+@pytest.mark.parametrize("settings", VARIANTS[1:13], ids=str)
 def test_every_variant_trains_differently(settings: dict[str, Any]) -> None:
     plain = {"gamma_step": 0.5, "gamma_threshold": 0.0}
     one = run_rounds(make_client(**plain), 3)

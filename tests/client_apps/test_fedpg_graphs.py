@@ -167,6 +167,24 @@ def test_a_process_without_cached_neighbours_draws_the_same_ones() -> None:
         assert same([first[server_round - 1]], [fit.upload])
 
 
+@pytest.mark.parametrize("similarity", [None, "quantile", "cosine"])
+def test_similarities_are_ranked_unless_cosines_are_asked_for(
+    similarity: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked = []
+    search = fedpg.similar_pairs
+
+    def spy(*arguments: Any, is_ranked: bool, **settings: Any) -> Any:
+        ranked.append(is_ranked)
+        return search(*arguments, is_ranked=is_ranked, **settings)
+
+    monkeypatch.setattr(fedpg, "similar_pairs", spy)
+    settings = {} if similarity is None else {"graph_similarity": similarity}
+    two_rounds(make_client(**settings), FedPGClientApp())
+    assert ranked
+    assert set(ranked) == {similarity != "cosine"}
+
+
 def test_similar_graphs_are_searched_once_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

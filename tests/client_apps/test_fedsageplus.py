@@ -88,6 +88,7 @@ def test_the_gradient_of_a_judge_matches_a_slow_loop(client: Client) -> None:
     assert set(found) == set(shown.tensors)
     for name, weight in features.named_parameters():
         torch.testing.assert_close(found[name], weight.grad)
+        assert found[name].any(), name
 
 
 def test_an_empty_generator_state_gives_an_empty_gradient(

@@ -10,7 +10,11 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
 from flower_fgl import simulate
-from flower_fgl.algorithms.prototypes.nearest_mean import distance_logits, held_out_loss
+from flower_fgl.algorithms.prototypes.nearest_mean import (
+    NearestMean,
+    distance_logits,
+    held_out_loss,
+)
 from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp, loss_of
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import load_state, state_of
@@ -23,6 +27,7 @@ from flower_fgl.strategies.pfedfsl import mixing_weights
 from flower_fgl.strategies.rounds.round_log import RoundLog
 from tests.support.random_clients import FEATURES, random_client
 
+FORWARD = NearestMean.forward
 NUMBERS = 6 * 8 + 8 + 8 * 8 + 8
 """Number of weights of a two-layer GCN with 6 features, 8 channels and 8 outputs."""
 
@@ -144,6 +149,37 @@ def test_tau_decides_how_much_the_best_model_counts() -> None:
     assert strategy.loop.log.numbers["heaviest_candidate"] == pytest.approx(1.0)
 
 
+def test_a_client_reports_the_loss_of_held_out_nodes_for_every_model(
+    generator: torch.Generator,
+) -> None:
+    strategy = server(3)
+    states = [
+        {
+            n: torch.randn(t.shape, generator=generator)
+            for n, t in strategy.initial.items()
+        }
+        for _ in range(3)
+    ]
+    strategy.aggregate(
+        1,
+        {p: Upload(ScoredModel(s, torch.ones(1)), 1.0) for p, s in enumerate(states)},
+    )
+    client, app = random_client("pfedfsl"), PFedFSLClientApp()
+    download = strategy.download(2, 0)
+    fit = app.fit(client, 2, download)
+    labels, classes = client.data.training.labels, client.data.num_classes
+    assert len(fit.upload.losses) == 3  # the trained model, and two candidates
+    for number, loss in enumerate(fit.upload.losses.tolist()):
+        model = fit.model if number == 0 else app.assemble(client)
+        if number:
+            load_state(model.network, download.model(number))
+        with torch.no_grad():
+            h = model.eval().embed_training()
+        assert loss == pytest.approx(float(held_out_loss(h, labels, classes)), rel=1e-5)
+        memorised = F.cross_entropy(distance_logits(h, h, labels, classes), labels)
+        assert loss > float(memorised) + 0.01
+
+
 @pytest.mark.parametrize("batch", [0, 3])
 def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
     batch: int, monkeypatch: pytest.MonkeyPatch
@@ -158,7 +194,16 @@ def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
         client = random_client("pfedfsl", settings=settings)
         model = PFedFSLClientApp().assemble(client)
         assert (model.part is not None) == (share == 1.0)
+        used: list[bool] = []
+        monkeypatch.setattr(
+            NearestMean,
+            "forward",
+            lambda self, graph, used=used: (
+                used.append(graph is self.part) or FORWARD(self, graph)
+            ),
+        )
         fit = PFedFSLClientApp().fit(client, 1, server().download(1, 0))
+        assert any(used) == (share == 1.0 and batch == 0)
         found.append((fit.upload.tensors, fit.upload.losses, fit.loss))
     torch.testing.assert_close(*found)
 

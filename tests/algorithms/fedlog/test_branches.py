@@ -149,6 +149,8 @@ def test_each_branch_gets_a_gradient_in_proportion_to_its_weight() -> None:
     scores = torch.zeros(2, 1, 3, requires_grad=True)
     head, tail = scores.log_softmax(2)
     branch_loss(head, tail, torch.tensor([0.2]), torch.tensor([1])).backward()
+    assert scores.grad is not None
+    assert scores.grad[0].all()
     torch.testing.assert_close(scores.grad[0] * 4, scores.grad[1])
 
 

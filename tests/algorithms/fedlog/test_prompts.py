@@ -89,7 +89,11 @@ def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
     task = PromptTask(prompt_pairs(x, neighbours), index, labels, C)
     nets = RandomNets.draw(2, D, C)
     assert nets.mismatch(task, x, neighbours, labels).item() < 1e-12
-    assert nets.mismatch(task, x, neighbours + 1, labels).item() > 1e-6
+    other = (neighbours + 1).requires_grad_()
+    loss = nets.mismatch(task, x, other, labels)
+    assert loss.item() > 1e-6
+    (slope,) = torch.autograd.grad(loss, other)
+    assert slope.any(dim=1).all()
 
 
 def test_a_node_without_neighbours_is_not_a_training_target() -> None:
