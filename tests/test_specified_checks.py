@@ -229,8 +229,8 @@ CHECKS: dict[str, list[tuple[str, list[str]]]] = {
             ],
         ),
         (
-            "masks change, exclude each other, and the bound falls with its weight; that it "
-            "falls over 20 rounds is measured and not met, docs/results/adpfedgnn.md",
+            "masks change, exclude each other, and the bound falls with its weight; over "
+            "20 rounds it does not, which is measured in docs/results/adpfedgnn.md",
             [
                 "client_apps/test_adpfedgnn.py::test_masks_are_ones_until_the_second",
                 "client_apps/test_adpfedgnn.py::test_only_masks_that_may_overlap_share",
