@@ -65,7 +65,7 @@ class FedGenClientApp(FedAvgClientApp):
         load_state(model, download.tensors)
         data_loss = (
             self.generated_loss(client, model, server_round, download)
-            if server_round > 1
+            if download.classes.any()
             else None
         )
         loss = client.train(model, server_round, data_loss=data_loss)

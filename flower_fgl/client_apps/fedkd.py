@@ -19,7 +19,11 @@ from flower_fgl.algorithms.fedkd import (
 )
 from flower_fgl.client_apps.base import FglClientApp, Fit
 from flower_fgl.client_apps.runtime.client import Client
-from flower_fgl.client_apps.runtime.training import load_state, train_epochs
+from flower_fgl.client_apps.runtime.training import (
+    load_state,
+    refuse_non_finite,
+    train_epochs,
+)
 from flower_fgl.core.seeds import SERVER, derive_seed, seeded
 from flower_fgl.nn import Backbone, build_model, state_shapes
 from flower_fgl.protocols.base import Shapes
@@ -111,6 +115,7 @@ class FedKDClientApp(FglClientApp):
 
         loss = client.train_by(run, pair, server_round)
         client.state.set_group("projection", pair.projection.state_dict())
+        refuse_non_finite(pair.student.state_dict())
         settings = config.method_config
         energy = energy_threshold(
             server_round,

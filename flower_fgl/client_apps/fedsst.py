@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -21,7 +22,7 @@ from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.partly_shared import HiddenLayersClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.seeds import SERVER, torch_generator
-from flower_fgl.nn import GIN
+from flower_fgl.nn import GIN, Backbone
 from flower_fgl.protocols.described import DescribedWeights
 
 __all__ = ["FedSSTClientApp"]
@@ -36,7 +37,8 @@ class FedSSTClientApp(HiddenLayersClientApp):
        received model it would be the same for all clients.
     2. A client scores the model that it trained. The paper joins the averaged layers with
        the client's own input layer and head.
-    3. E_base is the setting ``local-epochs``.
+    3. E_base is the setting ``local-epochs``. A copy that is trained to be evaluated takes
+       ``final-local-epochs``, whatever the client's weight.
     4. All clients draw the same probe, from the run's seed.
     """
 
@@ -46,6 +48,14 @@ class FedSSTClientApp(HiddenLayersClientApp):
     def download_spec(self, client: Client) -> Any:
         """Return the shapes of the shared layers and of the client's weight."""
         return super().download_spec(client), {"weight": (1,)}
+
+    def refreshed_model(
+        self, client: Client, server_round: int, download: DescribedWeights
+    ) -> Backbone | None:
+        """Train a copy for ``final-local-epochs``."""
+        fixed = replace(client.config.method_config, adapts_epochs=False)
+        plain = replace(client, config=replace(client.config, method_config=fixed))
+        return super().refreshed_model(plain, server_round, download)
 
     def fit(self, client: Client, server_round: int, download: DescribedWeights) -> Fit:
         """Train, measure the signal and mix the upload."""

@@ -28,11 +28,12 @@ class CoBoostingSettings(DenseSettings):
         ge=0,
     )
     weight_step: float = option(
-        0.01, "μ, step of the clients' weights in the ensemble; ours", ge=0
+        0.01, "μ, step of the clients' weights in the ensemble", ge=0
     )
     step_decay: float = option(
-        0.99, "factor by which that step falls in each epoch; ours", gt=0, le=1
+        0.99, "factor by which that step falls in each epoch", gt=0, le=1
     )
+    tau: float = option(4.0, "temperature of the student's distillation", gt=0)
     adversarial_tau: float = option(
         3.0, "temperature of the disagreement of ensemble and student", gt=0
     )

@@ -20,8 +20,8 @@ class DenseSettings:
 
     finetune_epochs: int = option(
         20,
-        "local epochs on the distilled model; keeps the epoch with the best validation "
-        "accuracy",
+        "local epochs on the distilled model; keeps the best of the epochs that "
+        "check-every compares by validation accuracy",
         ge=1,
     )
     server_epochs: int = option(

@@ -26,7 +26,7 @@ class FedKDSettings:
     energy_start: float = option(
         0.95,
         "T_start, share of a matrix's squared singular values that the first messages "
-        "keep; 1: send whole matrices",
+        "keep; with both shares at 1 messages hold whole matrices",
         gt=0,
         le=1,
     )

@@ -30,7 +30,8 @@ class GeneratorDownload(Payload):
     generator : mapping of str to Tensor, float32
         The P_G numbers of the generator, by name.
     classes : Tensor of shape (C,), float32
-        Probability with which clients draw each class.
+        Probability with which clients draw each class; all 0 before the generator has
+        been trained.
     """
 
     tensors: Mapping[str, Tensor]
@@ -55,16 +56,13 @@ class GeneratorDownload(Payload):
         Raises
         ------
         PayloadError
-            If an array is missing, unexpected or malformed, or the probabilities are
-            negative or all zero.
+            If an array is missing, unexpected or malformed, or a probability is negative.
         """
         weights, generator, number = spec
         found = read_tensors(content, "classes", {"probability": (number,)})
         classes = found["probability"]
-        if float(classes.min()) < 0 or not float(classes.sum()) > 0:
-            raise PayloadError(
-                '"classes/probability" must hold probabilities, at least one positive.'
-            )
+        if float(classes.min()) < 0:
+            raise PayloadError('"classes/probability" must not hold negative numbers.')
         return cls(
             read_tensors(content, "weights", weights),
             read_tensors(content, "generator", generator),

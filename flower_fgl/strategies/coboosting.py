@@ -27,9 +27,12 @@ class BoostingDistiller(Distiller):
 
     Notes
     -----
-    1. A batch is perturbed once, when it joins the pool, along the gradient of a random
-       combination of the ensemble's probabilities.
-    2. The weights make one step per epoch, on the whole pool.
+    1. A batch is perturbed once, when it joins the pool, by a step of fixed length along
+       the gradient of a random combination of the ensemble's probabilities. The published
+       code perturbs images anew in every step of the student, by the gradient's sign; such
+       a step would be longer than the features of a node.
+    2. From the second epoch on the weights make one step for each earlier batch of the
+       pool, as in the published code.
     """
 
     def teaching_loss(self, ensemble: Tensor, labels: Tensor) -> Tensor:
@@ -56,12 +59,11 @@ class BoostingDistiller(Distiller):
     def reweigh(self, epoch: int) -> None:
         """Step the weights of the clients' models."""
         settings = self.settings
-        self.weights = stepped_weights(
-            self.weights,
-            torch.cat([batch.logits for batch in self.pool], dim=1),
-            torch.cat([batch.labels for batch in self.pool]),
-            settings.weight_step * settings.step_decay**epoch,
-        )
+        step = settings.weight_step * settings.step_decay ** (epoch - 1)
+        for batch in self.pool[:-1]:
+            self.weights = stepped_weights(
+                self.weights, batch.logits, batch.labels, step
+            )
 
     def run(self) -> dict[str, float]:
         """Distil; return the extreme weights too."""

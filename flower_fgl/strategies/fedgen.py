@@ -43,7 +43,9 @@ class FedGen(FedAvg):
        alone.
     2. Classes are drawn by the clients' numbers of training nodes. If the clients do not
        share these (``share-class-counts``), all classes are drawn equally often and all
-       heads count equally.
+       heads count equally. The clients draw by the numbers of all clients, the server by
+       those of the round's clients, since a class that none of them has would weigh 0.
+    3. Until the generator has been trained, the download tells the clients not to use it.
     """
 
     down = GeneratorDownload
@@ -84,8 +86,11 @@ class FedGen(FedAvg):
     def pack(self) -> None:
         """Make the download of the next round."""
         total = self.counts(list(self.federation.clients)).sum(dim=0)
+        if not self.optimizer.state:  # the generator has not been trained
+            total = torch.zeros_like(total)
         state = {name: t.clone() for name, t in self.generator.sent_state().items()}
-        self.sent = GeneratorDownload(self.weights.tensors, state, total / total.sum())
+        classes = total / total.sum().clamp(min=1)
+        self.sent = GeneratorDownload(self.weights.tensors, state, classes)
 
     def download(self, server_round: int, partition_id: int) -> Any:
         """Return the weights and the generator."""

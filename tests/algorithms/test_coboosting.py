@@ -73,6 +73,17 @@ def test_the_distiller_weighs_and_perturbs() -> None:
     step = (moved.graph.x - batch.graph.x).norm(dim=1)
     torch.testing.assert_close(step, torch.full_like(step, 0.5))
     assert not torch.equal(moved.logits, batch.logits)
+    # the weights step from the second epoch on, once for each earlier batch
+    distiller.pool = [batch]
+    distiller.reweigh(1)
+    assert torch.equal(distiller.weights, torch.full((2,), 0.5))
+    distiller.pool = [batch, batch, moved]
+    distiller.reweigh(3)
+    size = 0.05 * 0.99**2
+    once = stepped_weights(torch.full((2,), 0.5), batch.logits, batch.labels, size)
+    twice = stepped_weights(once, batch.logits, batch.labels, size)
+    assert torch.equal(distiller.weights, twice)
+    distiller.pool, distiller.weights = [], torch.full((2,), 0.5)
     numbers = distiller.run()
     assert 0 <= numbers["smallest_weight"] < numbers["largest_weight"] <= 1
     assert not torch.equal(distiller.weights, torch.full((2,), 0.5))

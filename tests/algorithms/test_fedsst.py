@@ -18,6 +18,7 @@ from flower_fgl.algorithms.fedsst import (
     shares,
     structure_signal,
 )
+from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods.fedsst import FedSSTSettings
 from flower_fgl.nn import GIN
@@ -126,3 +127,21 @@ def test_both_parts_can_be_switched_off(name: str, small: dict[str, Any]) -> Non
     terms = next(row["terms"] for row in run.clients if row["round"] == 1)
     assert (terms["epochs"] == 1) == (name == "adapts_epochs")
     assert (terms["fusion"] == 0) == (name == "fuses")
+
+
+def test_a_copy_that_is_evaluated_trains_for_its_own_number_of_epochs(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[int] = []
+    train = Client.train
+
+    def spy(self: Client, *arguments: Any, epochs: int, **settings: Any) -> float:
+        trained.append(epochs)
+        return train(self, *arguments, epochs=epochs, **settings)
+
+    monkeypatch.setattr(Client, "train", spy)
+    settings = {"model": "gin", "eval_policy": "refresh-all", "final_local_epochs": 2}
+    simulate("fedsst", **{**small, **settings, "local_epochs": 3, "rounds": 1})
+    # three clients by their weight, then a copy of each
+    assert trained[3:] == [2, 2, 2]
+    assert min(trained[:3]) > 3
