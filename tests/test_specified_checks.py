@@ -189,7 +189,7 @@ CHECKS: dict[str, list[tuple[str, list[str]]]] = {
         ),
         ("order of the ablation: to be measured with ten draws", []),
         (
-            "the global model against Local: measured on CiteSeer, docs/results/opfgl.md",
+            "the global model against Local: to be measured with that ablation",
             [],
         ),
     ],
