@@ -139,11 +139,18 @@ class Dispatcher:
             from flower_fgl.client_apps.stacked.handling import Stacker
 
             self._stacker = Stacker()
-        found = self._stacker.handle(
-            self._app(config.method),
-            [items[place] for place in fitting],
-            is_forced=is_forced,
-        )
+        together = [items[place] for place in fitting]
+        try:
+            found = self._stacker.handle(
+                self._app(config.method), together, is_forced=is_forced
+            )
+        except Exception as error:  # no reply may be lost: the server would wait for it
+            if not is_forced:
+                self._log_once(
+                    f"Clients are handled one by one, stacking failed: {error!r}"
+                )
+                return answers
+            found = dict.fromkeys(range(len(together)), error)
         self.has_stacked |= bool(found)
         for number, answer in found.items():
             if isinstance(answer, Exception) and not isinstance(answer, FglError):

@@ -293,17 +293,7 @@ class Stacker:
             keys.append((*key, modes))
         answers: dict[int, Answer] = {}
         for cohort, _ in self._cohorts(opened, keys, is_forced=is_forced):
-            try:
-                answers |= self._evaluate_cohort(app, cohort)
-            except Exception as error:
-                if is_forced:
-                    raise
-                log.warning(
-                    "%d clients are evaluated one by one, because stacking failed: %s",
-                    len(cohort),
-                    error,
-                    exc_info=True,
-                )
+            answers |= self._evaluate_cohort(app, cohort)
         return answers
 
     def _evaluate_cohort(

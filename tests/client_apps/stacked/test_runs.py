@@ -18,7 +18,7 @@ from flower_fgl.client_apps.runtime.session import Session
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.client_apps.stacked.half import load_stacked
 from flower_fgl.client_apps.stacked.handling import Stacker, finite_clients
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.datasets.transforms import canonical
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_tensors, record_bytes
@@ -392,3 +392,26 @@ def test_auto_stacks_many_small_clients_only(monkeypatch: Any, tmp_path: Path) -
     assert seen == []
     simulate("fedavg", clients=FEW, **settings)
     assert sum(seen) == FEW
+
+
+@pytest.mark.parametrize("stacked", ["auto", "true"])
+def test_an_error_of_stacking_loses_no_reply(
+    stacked: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        # the grid takes this exception for a reply that cannot be decoded
+        raise KeyError("encoder")
+
+    settings = {**SMALL, "clients": FEW, "rounds": 1, "output_dir": str(tmp_path)}
+    expected = simulate("fedavg", **settings, stacked="false")
+    monkeypatch.setattr(Stacker, "handle", fail)
+    if stacked == "true":
+        with pytest.raises(RunError, match="KeyError: 'encoder'"):
+            simulate("fedavg", **settings, stacked=stacked)
+        return
+    found = simulate("fedavg", **settings, stacked=stacked)
+    assert comparable(found) == comparable(expected)
+    assert "stacking failed: KeyError('encoder')" in caplog.text
