@@ -46,8 +46,8 @@ class AdaFGLClientApp(FedAvgClientApp):
     -----
     1. The second step is full-batch and keeps the epoch with the best validation score,
        as FedAvg's fine-tuning does. Nothing is uploaded.
-    2. It has an optimizer of its own, Adam with ``adafgl.lr`` and ``adafgl.weight-decay``,
-       whatever the rounds train with.
+    2. It has an optimizer of its own, Adam with ``adafgl.finetune-lr`` and
+       ``adafgl.finetune-weight-decay``, whatever the rounds train with.
     3. The heads of all clients start from the same weights, those of the run's seed.
     4. The first step is FedAvg's, so that it has the same stacked form.
     """
@@ -91,8 +91,8 @@ class AdaFGLClientApp(FedAvgClientApp):
         settings = client.config.method_config
         optimizer = torch.optim.Adam(
             (p for p in network.parameters() if p.requires_grad),
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
+            lr=settings.finetune_lr,
+            weight_decay=settings.finetune_weight_decay,
         )
         train = partial(
             client.train_by, run, network, server_round, optimizer=optimizer

@@ -24,8 +24,8 @@ class AdaFGLSettings:
         "0: FedAvg",
         ge=0,
     )
-    lr: float = option(0.01, "learning rate (Adam) of the second step", gt=0)
-    weight_decay: float = option(5e-4, "weight decay of the second step", ge=0)
+    finetune_lr: float = option(0.01, "learning rate (Adam) of the second step", gt=0)
+    finetune_weight_decay: float = option(5e-4, "weight decay of the second step", ge=0)
     alpha: float = option(
         0.5,
         "α, share of the graph in the propagation matrix, the rest are pairs of nodes with "

@@ -61,10 +61,14 @@ def test_a_refused_second_step_is_evaluated_without_stacking(
 def test_a_step_that_diverges_keeps_the_best_epoch_and_the_last_finite_loss(
     small: dict[str, Any],
 ) -> None:
-    run = simulate("adafgl", **small, adafgl={"finetune_epochs": 4, "lr": 1e30})
+    run = simulate(
+        "adafgl", **small, adafgl={"finetune_epochs": 4, "finetune_lr": 1e30}
+    )
     assert run.summary["failures"] == {}
     assert run.summary["finetuned"]["val"]["num_nodes"] > 0
-    once = simulate("adafgl", **small, adafgl={"finetune_epochs": 1, "lr": 1e30})
+    once = simulate(
+        "adafgl", **small, adafgl={"finetune_epochs": 1, "finetune_lr": 1e30}
+    )
     assert run.rounds[-1]["loss"] == once.rounds[-1]["loss"]  # of the epoch before
 
 
@@ -78,8 +82,8 @@ def test_the_second_step_trains_by_its_own_rate_and_decay(
 
     # with a rate near 0 the first step leaves the initial weights as they are
     first = tuned(1e-12)
-    assert tuned(1e-12, lr=0.1) != pytest.approx(first, rel=1e-3)
-    assert tuned(1e-12, weight_decay=0.5) != pytest.approx(first, rel=1e-3)
+    assert tuned(1e-12, finetune_lr=0.1) != pytest.approx(first, rel=1e-3)
+    assert tuned(1e-12, finetune_weight_decay=0.5) != pytest.approx(first, rel=1e-3)
     assert tuned(1e-13) == pytest.approx(first, rel=1e-6)
 
 
