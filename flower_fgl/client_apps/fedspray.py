@@ -6,6 +6,7 @@ Fu et al., "Federated Graph Learning with Structure Proxy Alignment", KDD 2024.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +50,9 @@ class FedSprayClientApp(FglClientApp):
        the class proxies.
     3. The encoder's predictions are computed once a round, before the network trains.
     4. The published code starts κ_2 with κ_1's weights by mistake; here they differ.
-    5. ``optimizer``, ``lr`` and ``weight-decay`` hold for the encoder too; proxies have
-       their own learning rate. The encoder takes one step an epoch.
+    5. ``optimizer``, ``lr`` and ``weight-decay`` hold for the encoder too. Proxies train
+       with Adam, ``weight-decay`` and a learning rate of their own, whatever ``optimizer``
+       is. The encoder takes one step an epoch.
     """
 
     down = Weights
@@ -132,10 +134,10 @@ class FedSprayClientApp(FglClientApp):
         if not len(data.index):
             return
         parts: dict[str, nn.Module] = {"encoder": encoder, "proxy": proxies}
-        rates = {"encoder": config.lr, "proxy": config.method_config.proxy_lr}
+        adam = replace(config, optimizer="adam")
         optimizers = {
-            name: make_optimizer(part, config, lr=rates[name])
-            for name, part in parts.items()
+            "encoder": make_optimizer(encoder, config),
+            "proxy": make_optimizer(proxies, adam, lr=config.method_config.proxy_lr),
         }
         is_kept = config.optimizer_state == "keep"
         if is_kept:

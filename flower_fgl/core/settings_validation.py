@@ -345,6 +345,12 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             "the last weights: batch-size and check-every must be 0, got "
             f"{settings.batch_size} and {settings.check_every}."
         )
+    if method.counts_steps and settings.check_every:
+        raise ConfigError(
+            f"{settings.method} divides by the number of steps that led to a client's "
+            "weights, and check-every keeps those of an earlier step: check-every must be "
+            f"0, got {settings.check_every}."
+        )
     if method.is_one_shot and settings.batch_size:
         raise ConfigError(
             f"{settings.method} trains on each graph as a whole: batch-size must be 0, got "

@@ -32,5 +32,7 @@ METHOD = Method(
     settings=FedDCSettings,
     payload="8P up, 8P down",
     defaults={"optimizer": "sgd", "lr": 0.1},
+    counts_steps=True,
+    weighs_classes=True,
     multi_label=True,
 )

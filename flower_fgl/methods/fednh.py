@@ -42,4 +42,5 @@ METHOD = Method(
     defaults={"weight-by": "equal"},
     shares_embeddings=True,
     graphs=False,
+    weighs_classes=True,
 )

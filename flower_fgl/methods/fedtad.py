@@ -45,4 +45,5 @@ METHOD = Method(
     settings=FedTADSettings,
     payload="4(P + C) up, 4P down",
     graphs=False,
+    weighs_classes=True,
 )

@@ -52,4 +52,5 @@ METHOD = Method(
     graphs=False,
     additive=True,
     robust=True,
+    weighs_classes=True,
 )

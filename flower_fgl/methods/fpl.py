@@ -36,4 +36,5 @@ METHOD = Method(
     settings=FPLSettings,
     payload="4(P + Mp) up, 4(P + Qp) down, M classes present, Q clusters",
     shares_embeddings=True,
+    weighs_classes=True,
 )

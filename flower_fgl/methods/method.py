@@ -81,6 +81,9 @@ class Method:
         before round 1 prepare every client.
     takes_batches : bool
         Whether training uses ``batch-size`` and ``check-every``.
+    counts_steps : bool
+        Whether it divides by the number of steps that led to a client's weights, so that
+        ``check-every``, which keeps those of an earlier step, is refused.
     samples_neighbors : bool
         Whether the steps of a batch are those of ``Client.train`` with the client's
         backbone alone, so that ``num-neighbors`` may limit what they read.
@@ -117,6 +120,7 @@ class Method:
     multi_label: bool = False
     takes_late_clients: bool = True
     takes_batches: bool = True
+    counts_steps: bool = False
     samples_neighbors: bool = False
     models: tuple[str, ...] = ()
     needs_cross_edges: bool = False

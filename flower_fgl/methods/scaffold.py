@@ -33,5 +33,6 @@ METHOD = Method(
     payload="8P up, 8P down",
     defaults={"optimizer": "sgd", "lr": 0.1},
     weighs_classes=True,
+    counts_steps=True,
     multi_label=True,
 )

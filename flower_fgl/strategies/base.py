@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -20,7 +21,8 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import PayloadError, RunError
@@ -438,11 +440,18 @@ class FglStrategy(ServerHooks):
             If the aggregation raises an exception, or the result is not finite.
         """
         numbers = dict(self.loop.log.numbers)
-        before = {
-            name: value.copy() if hasattr(value, "copy") else value
-            for name, value in vars(self).items()
-            if name not in self._plain
-        }
+        mine = {k: v for k, v in vars(self).items() if k not in self._plain}
+        before = {k: v.copy() if hasattr(v, "copy") else v for k, v in mine.items()}
+        parts = [
+            v
+            for x in mine.values()
+            for v in (x.values() if isinstance(x, dict) else [x])
+        ]
+        states = [  # networks and optimizers change in place
+            (part, deepcopy(part.state_dict()))
+            for part in parts
+            if isinstance(part, nn.Module | Optimizer)
+        ]
         try:
             aggregate()
             for name in vars(self).keys() - self._plain:
@@ -452,6 +461,8 @@ class FglStrategy(ServerHooks):
             for name in vars(self).keys() - self._plain - before.keys():
                 delattr(self, name)
             vars(self).update(before)
+            for part, state in states:
+                part.load_state_dict(state)
             self.loop.log.numbers = numbers
             if isinstance(error, RunError):
                 raise
@@ -720,7 +731,12 @@ class FglStrategy(ServerHooks):
 
 
 def is_finite(value: object) -> bool:
-    """Return whether all numbers in tensors, containers and dataclasses are finite."""
+    """Return whether all numbers in tensors, containers and dataclasses are finite.
+
+    Networks and optimizers count as what they would save.
+    """
+    if isinstance(value, nn.Module | Optimizer):
+        return is_finite(value.state_dict())
     if isinstance(value, Tensor):
         # cheap test first: a non-finite sum needs a non-finite entry, or an overflow
         is_real = value.is_floating_point()

@@ -1,4 +1,4 @@
-"""FedDC's penalty by hand, and its drift over two rounds."""
+"""FedDC's penalty by hand."""
 
 from __future__ import annotations
 

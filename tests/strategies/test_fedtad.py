@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
+import pytest
 import torch
 
+from flower_fgl.core.errors import PayloadError
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.fedtad import ReliableWeights
 from flower_fgl.strategies.base import Upload
@@ -93,3 +96,28 @@ def test_rare_classes_are_withheld() -> None:
     assert kept.descriptor["reliability"].tolist() == [-1, 0, 3]
     assert kept.in_range().descriptor["reliability"].tolist() == [0, 0, 3]
     assert payload.num_bytes == 4 * (2 + 3)
+
+
+def test_a_failed_distillation_leaves_generator_and_moments_as_they_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = strategy_of(server_epochs=1, nodes=20)
+    ups = uploads_for(strategy, [[1.0, 2.0], [3.0, 0.0]])
+    strategy.aggregate(1, ups)
+    before = deepcopy(strategy.server_state())
+    distil = FedTAD.distil
+
+    def ruin(self: FedTAD, *arguments: Any) -> None:
+        distil(self, *arguments)
+        for parameter in self.generator.parameters():
+            parameter.data.fill_(torch.nan)
+
+    with monkeypatch.context() as context:
+        context.setattr(FedTAD, "distil", ruin)
+        with pytest.raises(PayloadError, match=r'"generator".*not finite'):
+            strategy._keep_finite(lambda: strategy.aggregate(2, ups))
+    after = strategy.server_state()
+    assert set(after.tensors) == set(before.tensors)
+    for name, tensor in before.tensors.items():
+        assert torch.equal(after.tensors[name], tensor), name
+    strategy._keep_finite(lambda: strategy.aggregate(2, ups))
