@@ -199,7 +199,8 @@ def nearest_edges(x: Tensor, number: int) -> Tensor:
     Returns
     -------
     Tensor of shape (2, E), int64
-        Without self-loops, each edge once in each direction.
+        Each edge once in each direction, without the self-loops of the published code:
+        operators of backbones that have them add their own.
     """
     unit = F.normalize(x.detach(), dim=1)
     similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)

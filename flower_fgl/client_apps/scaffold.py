@@ -30,6 +30,8 @@ class ScaffoldClientApp(FedAvgClientApp):
        default. With Adam the correction enters before the moments and the estimate is a
        heuristic: call such a run SCAFFOLD (Adam).
     3. Fine-tuning trains without corrections.
+    4. c_i is stored before the upload is sent. If the upload is lost, left out or clipped,
+       c is no longer the mean of the c_i.
     """
 
     down = ControlledWeights
