@@ -22,7 +22,7 @@ from flower_fgl.core.settings import main_score_of, owners_name
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.summary import ends_with_finetuning, is_scored
+from flower_fgl.runs.summary import is_scored, lost_finetuning
 from flower_fgl.runs.writer import writing
 
 __all__ = [
@@ -423,7 +423,7 @@ def _make_draw(run: Run) -> Draw:
     if scopes == {"global"}:
         own, both = None, run.best
     tuned = summary.get("finetuned")
-    if tuned is None and ends_with_finetuning(run.rounds):
+    if lost_finetuning(summary, run.rounds):
         raise RunError(
             f"{run.path.name}: the fine-tuning after the last round has no scores, so the "
             "run shows only the rounds before it. Remove its folder and run it again with "

@@ -11,7 +11,7 @@ from typing import Any
 from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.runs.files import Row
 
-__all__ = ["Row", "describe_round", "ends_with_finetuning", "is_scored"]
+__all__ = ["Row", "describe_round", "is_scored", "lost_finetuning"]
 __all__ += ["rounds_without_gain", "score_text", "select_round", "summarise"]
 
 
@@ -112,20 +112,23 @@ def is_scored(row: Row) -> bool:
     return is_good_round and bool(row.get("metrics"))
 
 
-def ends_with_finetuning(rounds: Sequence[Row]) -> bool:
-    """Return whether clients fine-tuned after the last round.
+def lost_finetuning(summary: Mapping[str, Any], rounds: Sequence[Row]) -> bool:
+    """Return whether clients fine-tuned after the last round, and no score came of it.
 
     Parameters
     ----------
+    summary : mapping
+        As returned by :func:`summarise`.
     rounds : sequence of mapping
         Rows of ``rounds.jsonl``.
 
     Returns
     -------
     bool
-        True also if the fine-tuning failed: then the summary has no ``finetuned``.
+        Then the summary has only scores from before the fine-tuning.
     """
-    return any(row.get("phase") == "finetune" for row in rounds)
+    is_finetuned = any(row.get("phase") == "finetune" for row in rounds)
+    return is_finetuned and "finetuned" not in summary
 
 
 def describe_round(row: Row) -> str:

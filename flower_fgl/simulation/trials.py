@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.summary import ends_with_finetuning
+from flower_fgl.runs.summary import lost_finetuning
 from flower_fgl.simulation.jobs import MemoryRoom, needed_memory
 
 __all__ = ["Outcome", "TrialProcesses", "run_trial"]
@@ -104,7 +104,7 @@ def _outcome(run: Run, seconds: float) -> Outcome:
     score = best.get("val", {}).get(str(summary.get("metric", "accuracy")))
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
-    if ends_with_finetuning(run.rounds) and "finetuned" not in summary:
+    if lost_finetuning(summary, run.rounds):
         error = "The fine-tuning after the last round has no scores."
         return Outcome(None, None, sent, seconds, error, diverged)
     if summary["selection"] != "validation" or score is None:
