@@ -92,7 +92,7 @@ def signed_products(
     """
     sums = unit.sum(dim=0)
     cosines = sums @ sums - (unit * unit).sum()  # without the diagonal
-    mean = (beta * alike.sum() + (1 - beta) * cosines) / len(unit) ** 2
+    mean = (beta * alike.count_nonzero() + (1 - beta) * cosines) / len(unit) ** 2
     above, below, largest = _Sums.apply(unit, e, mean, alike, beta)  # type: ignore[no-untyped-call]
     positive = above / (largest - mean).clamp(min=TINY) + e
     return positive, below / mean.clamp(min=TINY)
