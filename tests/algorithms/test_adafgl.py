@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 
 import pytest
 import torch
@@ -28,17 +27,11 @@ from flower_fgl.algorithms.adafgl.propagation import (
 )
 from flower_fgl.methods.adafgl import AdaFGLSettings
 from flower_fgl.nn import GraphInput
+from tests.support.sparse import sparse
 
 # a path 0-1-2-3
 PAIRS = torch.tensor([[0, 1, 2], [1, 2, 3]])
 PATH = torch.cat([PAIRS, PAIRS.flip(0)], dim=1)
-
-
-def sparse(x: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        # torch warns once per process that sparse CSR is in beta
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return x.to_sparse_csr()
 
 
 def close(found: Tensor, expected: object) -> None:

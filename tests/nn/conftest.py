@@ -6,17 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
-from flower_fgl.nn import GraphInput, SparseOperator
+from flower_fgl.nn import GraphInput
+from tests.support.sparse import sparse
 
 MakeGraph = Callable[..., GraphInput]
-
-
-def sparse(x: Tensor) -> Tensor:
-    """CSR form of a dense matrix, without torch's once-only beta warning."""
-    row, column = x.nonzero(as_tuple=True)
-    return SparseOperator.from_entries(row, column, x[row, column], x.shape).matrix
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn.graph_union import GraphBatch, concatenated_ranges, select_rows
-from tests.nn.conftest import sparse
+from tests.support.sparse import sparse
 
 EMPTY_EDGES = torch.empty(2, 0, dtype=torch.int64)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from flower_fgl.client_apps.runtime.training import TrainingSet, train_epochs
 from flower_fgl.core.errors import DataError
 from flower_fgl.nn import MODELS, Backbone, GraphInput, build_model, state_shapes
-from tests.nn.conftest import sparse
+from tests.support.sparse import sparse
 
 names = pytest.mark.parametrize("name", MODELS)
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)

@@ -2,17 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from flower_fgl.algorithms.fedsageplus import MendedGraph, hide_nodes
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.nn import MODELS, GraphInput, build_model
-from flower_fgl.nn.sparse import csr_matrix
-
-
-def sparse(x: Tensor) -> Tensor:
-    row, column = x.nonzero().unbind(1)
-    return csr_matrix(row, column, x[row, column], (x.shape[0], x.shape[1]))
+from tests.support.sparse import sparse
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,18 +27,12 @@ from flower_fgl.datasets.transforms.normalize_features import (
     scale_client,
 )
 from flower_fgl.methods import parse_config
+from tests.support.sparse import sparse
 
 
 def config(**values: Any) -> RunConfig:
     settings = {key.replace("_", "-"): value for key, value in values.items()}
     return parse_config({"synthetic.nodes": 200, **settings})
-
-
-def sparse(x: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        # torch warns once per process that sparse CSR is in beta
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return x.to_sparse_csr()
 
 
 def client_of(x: Tensor, train: list[bool], batch: Tensor | None = None) -> ClientGraph:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -16,13 +14,7 @@ from flower_fgl.datasets.transforms.subgraph import (
     owner_of_nodes,
     select_rows,
 )
-
-
-def sparse(x):
-    with warnings.catch_warnings():
-        # torch warns once per process that sparse CSR is in beta
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        return x.to_sparse_csr()
+from tests.support.sparse import sparse
 
 
 @st.composite
