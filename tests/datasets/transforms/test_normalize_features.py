@@ -91,14 +91,13 @@ def test_features_without_training_nodes_are_unchanged_and_logged(
     assert "without training nodes keeps its features unstandardized" in caplog.text
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")  # torch's beta notice
 def test_rows_are_divided_by_their_absolute_sum_sparse_or_not() -> None:
     x = torch.tensor([[1.0, -3.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 2.0]])
     expected = torch.tensor([[0.25, -0.75, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     assert torch.equal(normalise_rows(x), expected)
-    sparse = normalise_rows(x.to_sparse_csr())
-    assert sparse.layout == torch.sparse_csr
-    assert torch.equal(sparse.to_dense(), expected)
+    found = normalise_rows(sparse(x))
+    assert found.layout == torch.sparse_csr
+    assert torch.equal(found.to_dense(), expected)
 
 
 def test_rows_of_every_graph_of_a_client_are_divided() -> None:
