@@ -71,9 +71,8 @@ class GCFLPlus(HiddenLayers):
         """Split clusters, then average inside each."""
         for pid, upload in uploads.items():
             self.members.setdefault(pid, 0)
-            self.series.setdefault(pid, []).append(
-                float(upload.payload.descriptor["norm"])
-            )
+            norm = float(upload.payload.descriptor["norm"])
+            self.series[pid] = [*self.series.get(pid, []), norm]
         is_late = server_round > self.config.method_config.warmup
         norms = [
             self.split(cluster, uploads, is_late=is_late)

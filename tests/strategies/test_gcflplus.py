@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flower_fgl import simulate
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, PayloadError
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.described import DescribedWeights
 from flower_fgl.simulation.local import run_config_of
@@ -79,6 +79,15 @@ def test_clients_with_alike_series_stay_together() -> None:
     assert strategy.members == {0: 0, 1: 0, 2: 1, 3: 1}
     assert levels(strategy) == [1.75, 1.75, 6.0, 6.0]
     assert strategy.series == {0: [], 1: [], 2: [], 3: []}
+
+
+def test_a_failed_aggregation_leaves_the_series_as_they_were() -> None:
+    strategy = strategy_of()
+    send(strategy, 1, dict.fromkeys(range(4), (1, 1, 1)))
+    ruined = {pid: (torch.nan if pid == 3 else 1, 2, 1) for pid in range(4)}
+    with pytest.raises(PayloadError, match="previous state is kept"):
+        strategy._keep_finite(lambda: send(strategy, 2, ruined))
+    assert strategy.series == {pid: [1] for pid in range(4)}
 
 
 @pytest.mark.parametrize(
