@@ -18,6 +18,7 @@ def run_experiment(
     file: Path | str,
     *,
     cases: Sequence[str] = (),
+    draws: int | None = None,
     engine: str = "auto",
     workers: int | None = None,
     jobs: int = 1,
@@ -35,6 +36,8 @@ def run_experiment(
         Experiment file (TOML), or the ``config.toml`` of a run.
     cases : sequence of str
         Cases of the file to run; all if empty.
+    draws : int, optional
+        Number of draws of the file to run, the first ones; by default all.
     engine : {"auto", "local", "ray"}
         As for ``flower-fgl run --engine``.
     workers : int, optional
@@ -68,5 +71,6 @@ def run_experiment(
         RunOptions(engine, workers, quiet=not progress, jobs=jobs),
         console,
         cases=cases,
+        draws=draws,
     )
     return RunSet(runs)

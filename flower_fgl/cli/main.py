@@ -158,6 +158,10 @@ def run(
         list[str] | None,
         typer.Option(help="Run only this case of the experiment file. Repeatable."),
     ] = None,
+    draws: Annotated[
+        int | None,
+        typer.Option(min=1, help="Run only the first draws of the experiment file."),
+    ] = None,
 ) -> None:
     """Run a method, a grid of several values, or all runs of an experiment file.
 
@@ -178,7 +182,7 @@ def run(
     )
     values = read_options(options, settings or [])
     if resume is not None:
-        if experiment is not None or values or engine is not None or case or jobs != 1:
+        if jobs != 1 or any((experiment, values, engine, case, draws)):
             raise ConfigError(
                 "--resume keeps the settings and the engine of the run: besides the "
                 "folder, only --workers, --client-gpus and --quiet are allowed."
@@ -189,13 +193,14 @@ def run(
     engine = engine or "auto"
     if engine not in ("auto", "local", "ray"):
         raise ConfigError(f'--engine must be "auto", "local" or "ray", got "{engine}".')
-    if case and experiment is None:
+    if (case or draws) and experiment is None:
         raise ConfigError(
-            "--case selects from an experiment file: name the file as well."
+            f"{'--case' if case else '--draws'} selects from an experiment file: name the "
+            "file as well."
         )
     run_options = RunOptions(engine, workers, client_gpus, quiet, jobs)
     with report_how_to_resume():
-        run_all(experiment, values, run_options, console, cases=case or ())
+        run_all(experiment, values, run_options, console, cases=case or (), draws=draws)
 
 
 @app.command()

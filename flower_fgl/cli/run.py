@@ -81,6 +81,7 @@ def run_all(
     console: Console,
     *,
     cases: Sequence[str] = (),
+    draws: int | None = None,
 ) -> list[Run]:
     """Run all runs of an experiment, or the run or grid that the options describe.
 
@@ -101,6 +102,8 @@ def run_all(
         Console to print to.
     cases : sequence of str
         Cases of the file to run; all if empty.
+    draws : int, optional
+        Number of draws of the file to run, the first ones; by default all.
 
     Returns
     -------
@@ -117,6 +120,7 @@ def run_all(
     if experiment_file is not None:
         experiment = whole = read_experiment(experiment_file).with_options(options)
         experiment = experiment.with_cases(cases) if cases else experiment
+        experiment = experiment if draws is None else experiment.with_draws(draws)
     planned = [_with_run_dir(experiment, run) for run in experiment.runs()]
     _check_all(planned, options)
     if experiment.is_grid:

@@ -187,7 +187,8 @@ class Experiment:
         if self.draws and (seeds := options.keys() & set(REPLICATES)):
             raise ConfigError(
                 f"{self.name} sets {' and '.join(REPLICATES)} of each of its draws. Remove "
-                f"{_quoted(sorted(seeds))}, or draws from the file."
+                f"{_quoted(sorted(seeds))}, or draws from the file. --draws 1 runs the "
+                "first draw only."
             )
         replaced = {key for key, other in INSTEAD.items() if other & options.keys()}
         replaced -= options.keys()
@@ -248,6 +249,22 @@ class Experiment:
                 + (f"Its cases: {_quoted(own)}." if own else "It has no cases.")
             )
         return replace(self, cases=[c for c in self.cases if c["name"] in names])
+
+    def with_draws(self, number: int) -> Experiment:
+        """Return the experiment with only the first of its draws.
+
+        Raises
+        ------
+        ConfigError
+            If the experiment has fewer draws.
+        """
+        if not 1 <= number <= self.draws:
+            raise ConfigError(
+                f"Expected 1 to {self.draws} draws, as {self.name} has, got {number}."
+                if self.draws
+                else f"{self.name} has no draws: leave the number of draws out."
+            )
+        return replace(self, draws=number)
 
     def _line_of(self, case: str) -> str:
         """Return the row of a case; one that was made of grid values has them no more."""

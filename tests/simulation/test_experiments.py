@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from flower_fgl import run_experiment
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
@@ -283,6 +284,30 @@ def test_an_option_cannot_set_the_seed_of_draws(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'sets seed and .* Remove "seed"'):
         read_experiment(path).with_options({"seed": 1})
     assert len(read_experiment(path).with_options({"rounds": 1}).runs()) == 12
+
+
+def test_the_first_draws_alone_and_the_others_later(tmp_path: Path) -> None:
+    text = DRAWS.replace("draws = 3", f'draws = 3\noutput-dir = "{tmp_path}/runs"')
+    text = text.replace("clients = 3", "clients = 3\nrounds = 1")
+    (path := tmp_path / "x.toml").write_text(text.split("[grid]")[0])
+    words = ["run", str(path), "--engine", "local", "--quiet"]
+    folder = tmp_path / "runs" / "x"
+    done = CliRunner().invoke(app, [*words, "--draws", "1"])
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in folder.glob("*-draw*")} == {"a-draw0", "b-draw0"}
+    assert "draws = 3" in (folder / "x.toml").read_text()
+    done = CliRunner().invoke(app, words)
+    assert done.output.count("already complete") == 2
+    assert len(list(folder.glob("*-draw*"))) == 6
+
+
+def test_more_draws_than_a_file_has_are_refused(tmp_path: Path) -> None:
+    (path := tmp_path / "x.toml").write_text(DRAWS)
+    with pytest.raises(ConfigError, match="Expected 1 to 3 draws, as x has, got 4"):
+        run_experiment(path, draws=4)
+    path.write_text(DRAWS.replace("draws = 3", ""))
+    with pytest.raises(ConfigError, match="x has no draws"):
+        run_experiment(path, draws=1)
 
 
 def test_draws_are_one_row_of_the_table_and_pairs_of_a_comparison(
