@@ -171,6 +171,7 @@ class AdaFGLNet(Backbone):
             else:
                 x = graph.dense_features()
                 linear = partial(F.linear, propagated(matrix, x, steps=self.steps))
+            alike = alike.to(soft.dtype)  # adding bool takes longer
         found = _Constants(soft, alike, linear)
         self._known.append((graph, found))
         return found
