@@ -787,6 +787,20 @@ def test_without_validation_nodes_no_empty_axis_is_drawn() -> None:
     assert not plots.convergence([few, curve("b")]).axes[0].texts
 
 
+@pytest.mark.parametrize("missing", ["val", "test", "loss"])
+def test_a_line_with_markers_but_without_numbers_is_drawn(missing: str) -> None:
+    look = plots.variant_look(0, 1)
+    assert "markevery" in look
+    full = curve("a")
+    nothing = [math.nan] * len(getattr(full, missing))
+    empty = replace(full, look=look, **{missing: nothing})
+    assert plots.to_svg(plots.convergence([empty, curve("b")]))
+    column = replace(empty, columns={"unseen": [math.nan, math.nan]})
+    assert plots.to_svg(plots.column_curves([column, column]))
+    lines = [("a", [1, 2], [math.nan, math.nan])]
+    assert plots.to_svg(plots.by_round(lines, ylabel="distance", looks=[look]))
+
+
 def test_the_columns_of_one_run_share_a_panel_and_are_told_apart() -> None:
     columns = {"test": [0.1, 0.3], "missing": [0.0, 0.0]}
     (panel,) = plots.column_curves([replace(curve(""), columns=columns)]).axes

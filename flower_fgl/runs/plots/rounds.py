@@ -15,6 +15,7 @@ from flower_fgl.runs.plots.style import (
     PALETTE,
     add_legend,
     dashed_look,
+    draw_line,
     dress,
     first_upper,
     grid_of,
@@ -118,12 +119,12 @@ def convergence(curves: Sequence[Curve], *, has_loss: bool = True) -> Figure:
     lines = []
     for number, curve in enumerate(curves):
         look = _look(curve, number)
-        lines += panels[0].plot(curve.rounds, curve.val, **look)
-        panels[1].plot(curve.rounds, curve.test, **look)
+        lines.append(draw_line(panels[0], curve.rounds, curve.val, look))
+        draw_line(panels[1], curve.rounds, curve.test, look)
         _band(panels[0], curve.rounds, curve.val, curve.val_spread, look)
         _band(panels[1], curve.rounds, curve.test, curve.test_spread, look)
         if has_loss:
-            panels[2].plot(curve.loss_rounds, curve.loss, **look)
+            draw_line(panels[2], curve.loss_rounds, curve.loss, look)
     if not any(curve.is_validated for curve in curves):
         panels[0].set_yticks([])
         panels[0].text(
@@ -172,7 +173,7 @@ def by_cost(curves: Sequence[Curve]) -> Figure:
         lines = []
         for number, (curve, x) in enumerate(zip(curves, places, strict=True)):
             look = _look(curve, number)
-            lines += panel.plot(x, curve.test, **look)
+            lines.append(draw_line(panel, x, curve.test, look))
             _band(panel, x, curve.test, curve.test_spread, look)
         panel.yaxis.set_major_formatter(PercentFormatter(1))
     if len(curves) > 1:
@@ -260,7 +261,7 @@ def by_round(
     lines = []
     for number, (_, rounds, values) in enumerate(curves):
         look = looks[number] if looks else look_of(number)
-        lines += panel.plot(rounds, values, **{**line_of(rounds), **look})
+        lines.append(draw_line(panel, rounds, values, {**line_of(rounds), **look}))
     panel.set_ylim(bottom=0)
     if len(curves) > 1:
         names = [name for name, _, _ in curves]
@@ -313,7 +314,7 @@ def column_curves(curves: Sequence[Curve]) -> Figure:
         panel.set_xlim(0, 1.02 * last)
         panel.yaxis.set_major_formatter(PercentFormatter(1))
         lines = [
-            panel.plot(rounds, values, **{**line_of(rounds), **look})[0]
+            draw_line(panel, rounds, values, {**line_of(rounds), **look})
             for (rounds, values), look in zip(shown, looks, strict=True)
         ]
     if selected is not None:

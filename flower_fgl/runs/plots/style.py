@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = [
     "client_ticks",
     "dashed_look",
     "distinct",
+    "draw_line",
     "dress",
     "first_upper",
     "grid_of",
@@ -153,6 +154,16 @@ def variant_look(number: int, variant: int) -> dict[str, Any]:
     mark = VARIANT_MARKS[variant % len(VARIANT_MARKS)]
     marker = {"marker": mark, "markersize": 4.5, "markevery": 0.12} if mark else {}
     return {**look_of(number), **marker}
+
+
+def draw_line(
+    panel: Any, x: Sequence[float], y: Sequence[float], look: Mapping[str, Any]
+) -> Any:
+    """Draw a line and return it; one without any number shows only in the legend."""
+    (line,) = panel.plot(x, y, **look)
+    if not np.isfinite(np.asarray(y, dtype=float)).any():
+        line.set_markevery(None)  # matplotlib raises for markers at a distance
+    return line
 
 
 def dashed_look(number: int) -> dict[str, Any]:
