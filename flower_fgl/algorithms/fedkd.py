@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 PARTS = ("u", "s", "v")
+TINY = 1e-8
+"""Least divisor of the losses between both models."""
 """Factors of a matrix M = U diag(s) V, with V of shape (r, n)."""
 
 
@@ -167,7 +169,7 @@ def mutual_loss(
         "distill_student": F.kl_div(log_s, log_t.detach(), **kept),  # type: ignore[arg-type]
         "hidden": F.mse_loss(hidden_student, hidden_teacher),
     }
-    divisor = (own["teacher"] + own["student"]).detach()
+    divisor = (own["teacher"] + own["student"]).detach().clamp(min=TINY)
     loss = torch.stack(list(own.values())).sum()
     loss = loss + torch.stack(list(shared.values())).sum() / divisor
     return loss, {name: term.detach() for name, term in (own | shared).items()}

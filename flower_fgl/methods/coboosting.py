@@ -24,7 +24,7 @@ class CoBoostingSettings(DenseSettings):
     )
     perturbation: float = option(
         0.03,
-        "ε, length of the step by which generated nodes are made harder; ours",
+        "ε, length of the random step that perturbs a generated node; ours",
         ge=0,
     )
     weight_step: float = option(

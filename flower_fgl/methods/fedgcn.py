@@ -29,8 +29,9 @@ class FedGCNSettings(FedAvgSettings):
     )
     min_outside: int = option(
         1,
-        "number of other clients' nodes in a sum below which it is left out; above 1 the "
-        "layers are no longer exact",
+        "number of other clients' nodes in a sum below which it is left out; with two hops "
+        "also the least number of the owner's nodes in it; above 1 the layers are no "
+        "longer exact",
         ge=1,
     )
 

@@ -41,7 +41,10 @@ METHOD = Method(
     strategy="flower_fgl.strategies.fedkd:FedKD",
     client_app="flower_fgl.client_apps.fedkd:FedKDClientApp",
     settings=FedKDSettings,
-    payload="4Σr(m+n+1) up, the same down, r the rank of each m×n matrix of the student",
+    payload=(
+        "4(Σ min(r(m+n+1), mn) + b) up, the same down; the student's m×n matrices with "
+        "ranks r, and b other numbers"
+    ),
     has_global_model=False,
     mixes_models=True,
 )

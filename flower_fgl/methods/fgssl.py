@@ -19,7 +19,7 @@ class FGSSLSettings(FedAvgSettings):
     """Settings of FGSSL."""
 
     contrast_weight: float = option(
-        0.1, "weight of the contrast between nodes of both views", ge=0
+        0.1, "weight of the contrast between nodes of both views; ours", ge=0
     )
     structure_weight: float = option(
         0.1, "weight of the distillation of the edges", ge=0

@@ -15,7 +15,7 @@ class PersonalMixSettings:
 
     absent: str = option(
         "mean",
-        "what a client receives that was not in the last round: the mean of that "
+        "model that a client receives if it was not in the last round: the mean of that "
         "round's uploads, or its own last mixture",
         choices="mean last",
     )

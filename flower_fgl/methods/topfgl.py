@@ -27,8 +27,9 @@ class TopFGLSettings(PersonalMixSettings):
     )
     augmentations: int = option(
         3,
-        "A, times in a run that a client adds edges; the published code: 5 on "
-        "ogbn-arxiv; 0: never",
+        "A: of T rounds, a client adds edges in those divisible by ⌊T/(A + 1)⌋, but not in "
+        "the first or last; A times or, where A + 1 does not divide T, more often; the "
+        "published code: 5 on ogbn-arxiv; 0: never",
         ge=0,
     )
     neighbors: int = option(

@@ -48,8 +48,9 @@ class FedGTA(PersonalMix):
     def attention(self, similarity: Tensor, uploads: Sequence[Upload]) -> Tensor:
         """Return the confidence of the partners, in shares."""
         found = [upload.payload.descriptor["confidence"] for upload in uploads]
-        return threshold_weights(
-            similarity,
-            torch.cat(found).double().clamp(min=0),
-            least=self.config.method_config.threshold,
+        confidence = torch.cat(found).double().clamp(min=0)
+        weights = threshold_weights(
+            similarity, confidence, least=self.config.method_config.threshold
         )
+        own = torch.eye(len(weights), dtype=weights.dtype)
+        return torch.where(confidence[:, None] > 0, weights, own)

@@ -79,7 +79,17 @@ def test_the_round_s_row_holds_the_matrix_of_a_few_clients(
     assert "mixture" not in other.loop.log.row()
 
 
-def test_partners_of_fedgta_are_weighted_by_their_confidence() -> None:
+@pytest.mark.parametrize(
+    ("confidence", "expected"),
+    [
+        ((1.0, 3.0, 5.0), [3.0, 3.0, 8.0]),  # (1·0 + 3·4)/4
+        ((0.0, 3.0, 5.0), [0.0, 4.0, 8.0]),  # client 0 has no edges: nobody counts it
+        ((0.0, 0.0, -1.0), [0.0, 4.0, 8.0]),
+    ],
+)
+def test_partners_of_fedgta_are_weighted_by_their_confidence(
+    confidence: tuple[float, ...], expected: list[float]
+) -> None:
     made = FedGTA(parse_config({"method": "fedgta", "fedgta.threshold": 0.5}))
     made.shapes = {"a": (1,)}
     made.weights, made.personal = Weights({"a": torch.zeros(1)}), {}
@@ -87,24 +97,22 @@ def test_partners_of_fedgta_are_weighted_by_their_confidence() -> None:
         pid: Upload(
             MomentWeights(
                 {"a": torch.tensor([value])},
-                {"moments": torch.tensor(moments), "confidence": torch.tensor([sure])},
+                {
+                    "moments": torch.tensor(moments),
+                    "confidence": torch.tensor([confidence[pid]]),
+                },
             ),
             1,
         )
-        for pid, value, moments, sure in (
-            (2, 8.0, [[0.0, 1.0]], 5.0),  # out of order
-            (0, 0.0, [[1.0, 0.0]], 1.0),
-            (
-                1,
-                4.0,
-                [[2.0, 1.0]],
-                3.0,
-            ),  # cosine .894 with client 0, .447 with client 2
+        for pid, value, moments in (
+            (2, 8.0, [[0.0, 1.0]]),  # out of order
+            (0, 0.0, [[1.0, 0.0]]),
+            (1, 4.0, [[2.0, 1.0]]),  # cosine .894 with client 0, .447 with client 2
         )
     }
     made.aggregate(1, uploads)
     found = [made.download(2, pid).tensors["a"].item() for pid in range(3)]
-    assert found == pytest.approx([3.0, 3.0, 8.0])  # (1·0 + 3·4)/4
+    assert found == pytest.approx(expected)
 
 
 def test_fediih_mixes_each_factor_by_its_own_similarity() -> None:
