@@ -141,3 +141,17 @@ def test_clients_may_have_different_teachers(small: dict[str, Any]) -> None:
     run = simulate("fedkd", **{**small, "model": "gin,gcn:2x6,mlp"})
     assert not any(row["failures"] for row in run.rounds)
     assert 0 < run.rounds[-1]["numbers"]["upload_share"] <= 1
+
+
+def test_the_loss_is_finite_where_both_models_are_certain() -> None:
+    logits = torch.tensor([[40.0, 0.0], [0.0, 40.0]])
+    teacher, student = logits.requires_grad_(), (0.9 * logits.detach()).requires_grad_()
+    hidden = torch.zeros(2, 3, requires_grad=True)
+    projected = torch.ones(2, 3, requires_grad=True)
+    labels = torch.tensor([0, 1])
+    loss, terms = mutual_loss(teacher, student, hidden, projected, labels)
+    assert float(terms["teacher"]) == float(terms["student"]) == 0.0
+    loss.backward()
+    for tensor in (loss, teacher.grad, student.grad, hidden.grad, projected.grad):
+        assert tensor is not None
+        assert tensor.isfinite().all()
