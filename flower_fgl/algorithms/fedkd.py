@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 PARTS = ("u", "s", "v")
+"""Factors of a matrix M = U diag(s) V, with V of shape (r, n)."""
 TINY = 1e-8
 """Least divisor of the losses between both models."""
-"""Factors of a matrix M = U diag(s) V, with V of shape (r, n)."""
 
 
 def energy_threshold(

@@ -49,8 +49,8 @@ class FedGTA(PersonalMix):
         """Return the confidence of the partners, in shares."""
         found = [upload.payload.descriptor["confidence"] for upload in uploads]
         confidence = torch.cat(found).double().clamp(min=0)
-        weights = threshold_weights(
+        # without partners a client keeps its own model
+        similarity = similarity.where(confidence[:, None] > 0, -torch.inf)
+        return threshold_weights(
             similarity, confidence, least=self.config.method_config.threshold
         )
-        own = torch.eye(len(weights), dtype=weights.dtype)
-        return torch.where(confidence[:, None] > 0, weights, own)
