@@ -83,6 +83,7 @@ CHECKS: dict[str, Checks] = {
         ("2 hops are exact, fewer are not", [f"{A}fedgcn.py::test_two_hops_make_two_layers_exact"]),
         ("K = 1", [f"{A}fedgcn.py::test_one_client_has_the_plain_graph"]),
         ("the masked sum", [f"{S}fedgcn.py::test_masked_sums_give_the_same_scores"]),
+        ("no label travels", [f"{S}fedgcn.py::test_no_label_travels"]),
     ],
     "adafgl": [
         ("cosine of Y itself", [f"{A}adafgl.py::test_likeness_is_the_cosine_of"]),
@@ -136,6 +137,7 @@ CHECKS: dict[str, Checks] = {
         ("positives inside the logarithm", [f"{A}fpl.py::test_positives_are_summed_inside"]),
         ("mean of the clusters", [f"{A}fpl.py::test_the_unbiased_prototype_is_the_mean"]),
         ("FINCH", ["algorithms/prototypes/test_finch.py::test_levels_by_hand"]),
+        ("round 1: cross-entropy alone", [f"{C}fpl.py::test_the_loss_of_round_1"]),
     ],
     "fgssl": [
         ("contrast", [f"{A}fgssl.py::test_the_contrast_by_hand", f"{A}fgssl.py::test_the_contrast_against_a_loop"]),
@@ -151,11 +153,17 @@ CHECKS: dict[str, Checks] = {
         ("hard nodes, p detached", [f"{A}coboosting.py::test_hard_nodes_count_more_by_hand"]),
         ("perturbation", [f"{A}coboosting.py::test_a_perturbation_has_its_length"]),
         ("weights of clients", [f"{A}coboosting.py::test_a_client_that_is_right_gains"]),
+        ("disagreement on all nodes, τ = 3", [f"{A}coboosting.py::test_nodes_with_equal_predictions_count"]),
     ],
     "fedkd": [
         ("energy .95 to .98", [f"{A}fedkd.py::test_the_energy_rises_linearly"]),
         ("rank, full rank", [f"{A}fedkd.py::test_the_rank_by_hand", f"{A}fedkd.py::test_factors_keep_the_energy"]),
         ("losses", [f"{A}fedkd.py::test_the_losses_by_hand"]),
+        ("gradients of norm 10 at most", [f"{C}fedkd.py::test_teacher_student_and_projection_each"]),
+        ("plain mean, energy of the round down", [
+            f"{S}fedkd.py::test_clients_with_more_nodes_do_not",
+            f"{S}fedkd.py::test_each_download_keeps_the_energy",
+        ]),
     ],
     "fedgen": [
         ("shares, ensemble, diversity, divergence", [
@@ -164,6 +172,12 @@ CHECKS: dict[str, Checks] = {
             f"{A}fedgen.py::test_the_diversity_loss_by_hand",
             f"{A}fedgen.py::test_the_divergence_by_hand",
         ]),
+        ("classes by count, uniform, or none before training", [
+            f"{S}fedgen.py::test_classes_are_drawn_by_the_training_nodes",
+            f"{S}fedgen.py::test_classes_are_drawn_equally_often",
+            f"{S}fedgen.py::test_no_class_is_drawn_before",
+        ]),
+        ("generator in evaluation mode on clients", [f"{A}fedgen.py::test_a_client_generates_each_row_apart"]),
     ],
     "feddistill": [
         ("term; probabilities, not logits", [

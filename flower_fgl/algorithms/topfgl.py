@@ -197,14 +197,16 @@ def linear_cka(outputs: Tensor) -> Tensor:
     Returns
     -------
     Tensor of shape (K, K), float64
-        In [0, 1], with ones on the diagonal. Constant outputs are alike to none.
+        In [0, 1], with ones on the diagonal. Constant outputs are alike to none. The row
+        and the column of outputs that are not finite are NaN.
     """
     centred = outputs.double() - outputs.double().mean(dim=1, keepdim=True)
     products = torch.einsum("inc,jnd->ijcd", centred, centred).square().sum(dim=(2, 3))
     norm = products.diagonal().sqrt()
     scale = norm[:, None] * norm
-    found = torch.where(scale > 0, products / scale.where(scale > 0, 1.0), 0.0)
-    return found.clamp(max=1.0).fill_diagonal_(1.0)
+    found = torch.where(scale == 0, 0.0, products / scale.where(scale != 0, 1.0))
+    one = torch.where(norm.isfinite(), 1.0, torch.nan)
+    return found.clamp(max=1.0).diagonal_scatter(one)
 
 
 def nearest_pairs(points: Tensor, number: int) -> Tensor:
@@ -335,6 +337,11 @@ class AugmentedNet(Backbone):
         if added.shape[1]:
             edges = torch.cat([graph.edge_index, added, added.flip(0)], dim=1)
             self.augmented = graph.with_edges(edges)
+
+    @property
+    def reach(self) -> int | None:
+        """That of the backbone, unless a receptive field would lack the added edges."""
+        return self.backbone.reach if self.augmented is self._graph else None
 
     def _view(self, graph: GraphInput) -> GraphInput:
         """Return the graph that the backbone reads."""

@@ -289,14 +289,16 @@ def describe_leaving(
     lines = ["What leaves this machine before round 1, once:"]
     lines += [f"  {text}" for text in said_once(description, config).values()]
     method = METHODS[config.method]
+    lines += [f"  {text}" for text in method.sent_before]
+    rest = ", except for what is sent once" if method.sent_before else ""
     lines.append(f"What leaves it in every round with method = {config.method}:")
     if method.uploads:
         lines.append(f"  {_uploaded(method, _items(config))} ({method.payload} bytes)")
         lines.append(f"  {_protection(config)}")
     lines += [
         f"  the training loss, and the scores on the validation and test {_items(config)}",
-        "What stays here: every single node, edge, feature and label, the ids of the "
-        "nodes, and the predictions.",
+        f"What stays here{rest}: every single node, edge, feature and label, the ids of "
+        "the nodes, and the predictions.",
         "What can be concluded from uploads: docs/security.md.",
     ]
     return lines

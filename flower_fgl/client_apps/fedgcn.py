@@ -59,7 +59,7 @@ class FedGCNClientApp(FedAvgClientApp):
     Notes
     -----
     1. A client names only its own nodes at the border and their outside neighbours, by
-       identifiers. It sends no label.
+       identifiers, with their numbers of edges between clients. It sends no label.
     2. A client that lost its state trains on its own edges only; its log says so.
     3. A saved model is a plain GCN: it predicts from a graph without the sums.
     """
@@ -94,11 +94,16 @@ class FedGCNClientApp(FedAvgClientApp):
         """Name the nodes with neighbours at other clients, and these neighbours."""
         client, store, _ = self.open_once(message, context, last=_once)
         edges = edges_of(client)
-        own = torch.unique(edges.own)
+        own, own_edges = torch.unique(edges.own, return_counts=True)
         is_listed = torch.isin(own, listed_of(client))
         order = edges.ids[own].argsort()
+        outside_edges = torch.bincount(edges.other, minlength=len(edges.outside))
         reply = Boundary(
-            edges.ids[own][order], is_listed[order].to(torch.uint8), edges.outside
+            edges.ids[own][order],
+            is_listed[order].to(torch.uint8),
+            edges.outside,
+            own_edges[order].to(torch.int32),
+            outside_edges.to(torch.int32),
         )
         self.keep(client, store, context, is_state_new=False)
         return Message(reply.to_record(), reply_to=message)

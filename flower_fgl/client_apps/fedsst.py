@@ -79,5 +79,5 @@ class FedSSTClientApp(HiddenLayersClientApp):
             },
             {"signal": signal.cpu()[None]},
         )
-        terms = {"epochs": float(epochs), "signal": float(signal), "fusion": alpha}
+        terms = {"epochs": float(epochs), "fusion": alpha}
         return Fit(model, upload, loss, terms=terms)

@@ -36,8 +36,10 @@ class FGSSLClientApp(FedAvgClientApp):
     3. The distillation compares the edges of the whole graph.
     4. The benchmark OpenFGL computes the contrast and drops it; here it trains the
        encoder. A client of one class has no contrast.
-    5. With mini-batches both losses use all training nodes in every step.
-    6. Fine-tuning trains the cross-entropy alone.
+    5. With mini-batches, every step still contrasts all training nodes and distils all
+       edges.
+    6. Fine-tuning trains the cross-entropy alone, and starts with fresh moments of the
+       optimizer.
     """
 
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:

@@ -41,7 +41,8 @@ class FPLClientApp(FGGPClientApp):
     3. Before there are clusters, in round 1, the cross-entropy is the only loss. A
        training node whose class has no cluster takes no part in the two other losses.
     4. The prototypes are means over training nodes, without dropout.
-    5. Fine-tuning trains the cross-entropy alone.
+    5. Fine-tuning trains the cross-entropy alone, and starts with fresh moments of the
+       optimizer.
     """
 
     def fit(  # type: ignore[override]  # the download holds the clusters too

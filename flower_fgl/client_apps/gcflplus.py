@@ -29,6 +29,9 @@ class GCFLPlusClientApp(HiddenLayersClientApp):
        published code. With ``"update"`` it is ‖Δθ_i‖, as in the paper.
     2. The published code reports, for each client, the best test accuracy of any model
        that it ever had. Here a client scores the model that it trained in the round.
+    3. The published network has private maps before and after its GIN layers, and shares
+       these layers whole. Here the first linear map inside the first GIN layer is the
+       private input layer, so P_s has one matrix less with as many GIN layers.
     """
 
     up = DescribedWeights
@@ -51,4 +54,4 @@ class GCFLPlusClientApp(HiddenLayersClientApp):
         norms = [torch.linalg.vector_norm(part.detach()).cpu() for part in parts]
         norm = torch.stack(norms).norm() if norms else torch.zeros(())
         upload = DescribedWeights(shared, {"norm": norm[None]})
-        return replace(result, upload=upload, terms={"series": float(norm)})
+        return replace(result, upload=upload)

@@ -25,6 +25,7 @@ from flower_fgl.client_apps.runtime.training import (
     load_state,
     make_optimizer,
     optimizer_tensors,
+    refuse_non_finite,
     restore_optimizer,
 )
 from flower_fgl.core.seeds import seeded, torch_generator
@@ -104,6 +105,7 @@ class TopFGLClientApp(FedAvgClientApp):
         model = AugmentedNet(backbone, graph, self.added(client))
         epochs = _LearnerEpochs(client, server_round, model, learner, encoding)
         loss = client.train(model, server_round, after_epoch=epochs)
+        refuse_non_finite(learner.state_dict())
         epochs.keep()
         terms["added_edges"] = float(self.added(client).shape[1])
         state = dict(backbone.state_dict())

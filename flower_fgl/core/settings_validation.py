@@ -704,8 +704,8 @@ def _check_classes(
     if settings.class_weights == "balanced" and not method.weighs_classes:
         able = ", ".join(sorted(n for n, row in methods.items() if row.weighs_classes))
         raise ConfigError(
-            f"{settings.method} has a loss of its own, which does not read class-weights: "
-            f'class-weights = "balanced" is not possible. These methods can: {able}.'
+            f'{settings.method} does not read class-weights = "balanced". These methods '
+            f"do: {able}."
         )
 
 

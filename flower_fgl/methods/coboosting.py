@@ -33,7 +33,11 @@ class CoBoostingSettings(DenseSettings):
     step_decay: float = option(
         0.99, "factor by which that step falls in each epoch", gt=0, le=1
     )
-    tau: float = option(4.0, "temperature of the student's distillation", gt=0)
+    tau: float = option(
+        4.0,
+        "temperature of the student's distillation; the published code: 4 (DENSE: 20)",
+        gt=0,
+    )
     adversarial_tau: float = option(
         3.0, "temperature of the disagreement of ensemble and student", gt=0
     )

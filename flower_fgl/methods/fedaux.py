@@ -53,4 +53,5 @@ METHOD = Method(
     has_global_model=False,
     graphs=False,
     sends_mixtures=True,
+    weighs_classes=True,
 )

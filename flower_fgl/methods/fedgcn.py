@@ -42,10 +42,18 @@ METHOD = Method(
     strategy="flower_fgl.strategies.fedgcn:FedGCN",
     client_app="flower_fgl.client_apps.fedgcn:FedGCNClientApp",
     settings=FedGCNSettings,
-    payload="4P up, 4P down; before, 4r(d+2) up (secure: 8(Bd+B+1)), 4(nd+h) down",
+    payload="4P up, 4P down; before, 12(b+h)+b + 4r(d+2) up (secure: 8(Bd+B+1) for the "
+    "sums), 8B + 4(nd+h) down",
+    sent_before=(
+        "the ids of nodes with neighbours at other owners, the ids of these neighbours, "
+        "and how many such edges each of them has",
+        "the sum of the features around each of these nodes, which can be the features of "
+        "a single node",
+    ),
     defaults={"weight-by": "equal"},
     graphs=False,
     additive=True,
+    weighs_classes=True,
     takes_late_clients=False,
     models=("gcn",),
     needs_cross_edges=True,

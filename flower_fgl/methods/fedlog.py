@@ -162,6 +162,10 @@ METHOD = Method(
     network="flower_fgl.protocols.fedlog:build_network",
     settings=FedLogSettings,
     payload="4(P+Csd) up and down, once 4(C+P_pg) up, 4C·P_pg down; s nodes a class",
+    sent_before=(
+        "the share of every class among the training nodes",
+        "the weights of a generator of features",
+    ),
     defaults={
         "model": "graphsage",
         "local-epochs": 1,

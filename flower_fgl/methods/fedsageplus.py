@@ -65,6 +65,10 @@ METHOD = Method(
     client_app="flower_fgl.client_apps.fedsageplus:FedSagePlusClientApp",
     settings=FedSagePlusSettings,
     payload="4P up, 4P down; before, T times 4Q(q+1)+4Mp+M up, 4Q(q+1)+q(4Mp+M) down",
+    sent_before=(
+        "embeddings of single nodes, which the server passes on to other owners",
+        "the weights of a generator of missing neighbours",
+    ),
     defaults={"model": "graphsage"},
     graphs=False,
     takes_late_clients=False,

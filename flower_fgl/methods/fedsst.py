@@ -74,4 +74,5 @@ METHOD = Method(
     keeps_first_layer=True,
     keeps_head=True,
     models=("gin",),
+    weighs_classes=True,
 )

@@ -49,4 +49,5 @@ METHOD = Method(
     keeps_head=True,
     additive=True,
     robust=True,
+    weighs_classes=True,
 )

@@ -64,4 +64,5 @@ METHOD = Method(
     has_global_model=False,
     keeps_first_layer=True,
     keeps_head=True,
+    weighs_classes=True,
 )

@@ -39,6 +39,9 @@ class Method:
         Dataclass of the method's own settings.
     payload : str
         Bytes per round and client, as formulas to display.
+    sent_before : tuple of str
+        What a client sends once before round 1, besides its description, in words for a
+        data owner.
     defaults : mapping of str to bool, int, float or str
         The method's own defaults of general settings.
     uploads : bool
@@ -103,6 +106,7 @@ class Method:
     network: str = ""
     settings: type | None = None
     payload: str = ""
+    sent_before: tuple[str, ...] = ()
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
     uploads: bool = True
     has_global_model: bool = True

@@ -77,7 +77,7 @@ def _check_ids(name: str, ids: Tensor, most: int | None = None) -> None:
 
 @dataclass(frozen=True)
 class Boundary(_Tensors):
-    """Nodes at the border of a client: 8·(b + h) + b bytes.
+    """Nodes at the border of a client: 12·(b + h) + b bytes.
 
     Parameters
     ----------
@@ -87,17 +87,25 @@ class Boundary(_Tensors):
         1 if the sum of the node may be formed, 0 if the owner leaves it out.
     outside : Tensor of shape (h,), int64
         Identifiers of their outside neighbours, ascending.
+    own_edges : Tensor of shape (b,), int32
+        Number of edges of each of ``own`` to nodes of other clients, at least 1.
+    outside_edges : Tensor of shape (h,), int32
+        Number of edges of each of ``outside`` to nodes of this client, at least 1.
     """
 
     own: Tensor
     is_listed: Tensor
     outside: Tensor
+    own_edges: Tensor
+    outside_edges: Tensor
     name: ClassVar[str] = "boundary"
     records: ClassVar[tuple[str, ...]] = ("boundary",)
     types: ClassVar[Mapping[str, torch.dtype]] = {
         "own": torch.int64,
         "is_listed": torch.uint8,
         "outside": torch.int64,
+        "own_edges": torch.int32,
+        "outside_edges": torch.int32,
     }
 
     @classmethod
@@ -109,6 +117,12 @@ class Boundary(_Tensors):
         flags = found["is_listed"]
         if flags.shape != found["own"].shape or bool((flags > 1).any()):
             raise PayloadError('"boundary/is_listed" must hold 0 or 1 for each node.')
+        for name in ("own", "outside"):
+            edges = found[f"{name}_edges"]
+            if edges.shape != found[name].shape or bool((edges < 1).any()):
+                raise PayloadError(
+                    f'"boundary/{name}_edges" must hold at least 1 for each node.'
+                )
         return cls(**found)
 
 

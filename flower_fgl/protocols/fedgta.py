@@ -24,7 +24,13 @@ class MomentWeights(DescribedWeights):
     """
 
     def withhold(self, shared: Tensor, min_count: int) -> Self:
-        """Set the moments of classes that are not shared to 0."""
+        """Set the moments of classes that are not shared to 0.
+
+        A node's labels sum to 1, so the moments of a single class would follow from the
+        others: the next class is then withheld too.
+        """
+        if int((~shared).sum()) == 1:
+            shared = shared & shared.roll(1)
         kept = self.descriptor["moments"] * shared
         return replace(self, descriptor={**self.descriptor, "moments": kept})
 

@@ -113,6 +113,14 @@ class FglStrategy(ServerHooks):
         """Add numbers to the line of the current round, e.g. ``self.log(distance=d)``."""
         self.loop.log.numbers |= numbers
 
+    def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
+        """Return the clients without which a failed aggregation is tried again.
+
+        Each with the reason that the log gives. By default the client whose largest
+        number is over ``FAR`` times any other's, if there is one.
+        """
+        return _largest_by_far(uploads)
+
     @contextmanager
     def phase(
         self,
@@ -410,23 +418,21 @@ class FglStrategy(ServerHooks):
     def _aggregate(
         self, server_round: int, uploads: dict[int, Upload]
     ) -> dict[int, Upload]:
-        """Aggregate; if that fails and one upload stands out, name it and leave it out.
+        """Aggregate; if that fails, name the uploads to blame and leave them out.
 
         Returns the uploads that were aggregated.
         """
         try:
             self._keep_finite(lambda: self.aggregate(server_round, uploads))
         except PayloadError as error:
-            suspect = _largest_by_far(uploads)
-            rest = {pid: upload for pid, upload in uploads.items() if pid != suspect}
-            if suspect is None or self.num_replies(rest) < self.config.min_replies:
+            blamed = self.to_blame(uploads)
+            rest = {pid: u for pid, u in uploads.items() if pid not in blamed}
+            if not blamed or self.num_replies(rest) < self.config.min_replies:
                 raise
-            self.messenger.drop(
-                suspect,
-                f"its upload holds by far the largest number, and with it: {error}",
-            )
-            self.loop.log.forget_reply(suspect)
-            self.loop.trained.pop(suspect, None)
+            for pid, reason in blamed.items():
+                self.messenger.drop(pid, f"{reason}, and with it: {error}")
+                self.loop.log.forget_reply(pid)
+                self.loop.trained.pop(pid, None)
             self._keep_finite(lambda: self.aggregate(server_round, rest))
             return rest
         return uploads
@@ -751,8 +757,8 @@ def is_finite(value: object) -> bool:
     return True
 
 
-def _largest_by_far(uploads: Mapping[int, Upload]) -> int | None:
-    """Return the client whose largest number is over ``FAR`` times any other's."""
+def _largest_by_far(uploads: Mapping[int, Upload]) -> dict[int, str]:
+    """Name the client whose largest number is over ``FAR`` times any other's."""
     largest = {
         pid: max(
             (float(t.abs().max()) for t in numbers_of(u.payload).values() if t.numel()),
@@ -762,7 +768,8 @@ def _largest_by_far(uploads: Mapping[int, Upload]) -> int | None:
     }
     suspect, *others = sorted(largest, key=lambda pid: -largest[pid])
     rest = largest[others[0]] if others else math.inf
-    return suspect if largest[suspect] > FAR * rest else None
+    is_far = largest[suspect] > FAR * rest
+    return {suspect: "its upload holds by far the largest number"} if is_far else {}
 
 
 def is_checkpoint_due(config: RunConfig, server_round: int) -> bool:

@@ -30,7 +30,8 @@ class BoostingDistiller(Distiller):
     1. A batch is perturbed once, when it joins the pool, by a step of fixed length along
        the gradient of a random combination of the ensemble's probabilities. The published
        code perturbs images anew in every step of the student, by the gradient's sign; such
-       a step would be longer than the features of a node.
+       a step would be longer than the features of a node. The published code computes
+       the probabilities with temperature 4; here the temperature is 1.
     2. From the second epoch on the weights make one step for each earlier batch of the
        pool, as in the published code.
     """

@@ -173,7 +173,7 @@ def positions(wanted: Tensor, ids: Tensor) -> Tensor:
 
 
 def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
-    """Check that both ends of every edge between clients are known, and list the nodes.
+    """Check that both owners list the edges between clients, and list the nodes.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
     ------
     RunError
         If two clients own one node, a client names a neighbour that no client owns, or
-        a client has an outside neighbour that does not name its node.
+        the owner of a node counts more or fewer edges to it than the other clients do.
     """
     own = torch.cat([border.own for border in borders.values()])
     owned, counts = torch.unique(own, return_counts=True)
@@ -216,6 +216,23 @@ def check_boundaries(borders: Mapping[int, Boundary]) -> Tensor:
                 "have an edge to another client that the other client does not list. Both "
                 "owners must list an edge, with the same two ids."
             )
+    both = torch.zeros(2, len(owned), dtype=torch.int64)
+    for border in borders.values():
+        for row, kind in enumerate(("own", "outside")):
+            place = torch.searchsorted(owned, getattr(border, kind))
+            both[row].index_add_(0, place, getattr(border, f"{kind}_edges").long())
+    unequal = owned[both[0] != both[1]]
+    if len(unequal):
+        found = {
+            pid
+            for kind in ("own", "outside")
+            for pid in _holders(borders, unequal, kind)
+        }
+        raise RunError(
+            f"{len(unequal)} nodes have edges among the clients {sorted(found)} that "
+            "only one of the two owners lists. Both owners must list an edge, with the "
+            "same two ids."
+        )
     parts = [border.own[border.is_listed.bool()] for border in borders.values()]
     return torch.cat(parts).sort().values
 

@@ -73,8 +73,8 @@ class FedPub(PersonalMix):
     1. In the paper the server keeps the random graph. Here each client draws it from the
        run's seed, which saves sending the 4·500·d bytes of the graph.
     2. A client that was not in the last round starts from the average of that round's
-       uploads, weighted by ``weight-by``; with ``fed-pub.absent = "last"`` from the weights
-       that it received last.
+       uploads, weighted by ``weight-by``; with ``fed-pub.absent = "last"`` from its own
+       last mixture.
     3. There is no global model: that average is never evaluated.
     """
 

@@ -29,6 +29,7 @@ class FedSST(HiddenLayers):
     1. A signal comes with the upload of a round and counts in the next one, so that no
        second exchange is needed. Until then a client's weight is 1/K.
     2. The mean is over the clients of the round: their weights are scaled to a sum of 1.
+       They take the place of ``weight-by``.
     """
 
     down = DescribedWeights

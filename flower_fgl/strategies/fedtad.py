@@ -48,6 +48,8 @@ class FedTAD(FedAvg):
        does. The benchmark OpenFGL divides by the sum over the classes of a client.
     2. Both Adam optimizers keep their moments over the rounds.
     3. The server holds all models of a round at once.
+    4. A negative reliability, of nodes unlike their neighbours, counts as 0. The published
+       code divides by the sum over the clients without this cut.
     """
 
     down = Weights

@@ -46,9 +46,9 @@ class PersonalMix(FedAvg):
        uploads, weighted by ``weight-by``; with ``absent = "last"`` from its own last
        mixture, if it has one.
     3. There is no global model: that average is never evaluated.
-    4. An upload with a number that is not finite is refused when it is read. If numbers
-       are so large that a similarity is not finite, the aggregation fails; the client
-       with by far the largest number is then named and left out.
+    4. An upload with a number that is not finite is refused when it is read. A client
+       whose numbers are so large that its similarities are not finite is named and left
+       out.
     5. By default an upload is :class:`~flower_fgl.protocols.described.DescribedWeights`
        with the tensors of :meth:`descriptor_shapes`.
     """
@@ -111,6 +111,19 @@ class PersonalMix(FedAvg):
         self.log(**mix_numbers(attention, similarity))
         if len(uploads) <= MOST_IN_TABLE:
             self.loop.log.tables["mixture"] = mixture_table(list(uploads), attention)
+
+    def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
+        """Return the clients that have no finite similarity, not even to themselves."""
+        try:
+            found = self.similarity([upload.payload for upload in uploads.values()])
+        except Exception:  # it may be what failed
+            return super().to_blame(uploads)
+        rows = found.isfinite().any(dim=-1)
+        is_fine = rows.all(dim=0) if rows.dim() == 2 else rows
+        broken = [pid for pid, fine in zip(uploads, is_fine, strict=True) if not fine]
+        if not broken:
+            return super().to_blame(uploads)
+        return dict.fromkeys(broken, "none of its similarities is finite")
 
     def global_state(self) -> None:
         """Return ``None``: every client has its own model."""

@@ -12,6 +12,7 @@ from flwr.app import RecordDict
 
 from flower_fgl.client_apps.base import FglClientApp
 from flower_fgl.protocols.base import read_scores
+from flower_fgl.protocols.differential_privacy import numbers_of
 from flower_fgl.protocols.secure_aggregation.additive import AdditivePayload
 from flower_fgl.strategies.base import FglStrategy
 from flower_fgl.strategies.rounds.messenger import send_receive
@@ -65,8 +66,18 @@ class ExchangeContract(StageContract):
         self, case: MethodCase, stage: Stage
     ) -> None:
         strategy = stage.strategy
-        for reply in stage.replies(1).values():
+        for pid, reply in stage.replies(1).items():
             assert set(reply.content) <= {*strategy.up.records, "metrics"}
+            payload = strategy.up.from_record(reply.content, strategy.upload_spec(pid))
+            sent = {
+                x for t in numbers_of(payload).values() for x in t.flatten().tolist()
+            }
+            for name, value in reply.content.metric_records["metrics"].items():
+                if name.startswith("terms/") and not float(value).is_integer():  # type: ignore[arg-type]
+                    rounded = torch.tensor(value, dtype=torch.float32).item()
+                    assert rounded not in sent, (
+                        f"{name} is sent without the upload's noise"
+                    )
         for message in stage.sent.values():
             assert set(message.content) <= {*strategy.down.records, "config"}
 

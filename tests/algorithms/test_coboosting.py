@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_a_client_that_is_right_gains_weight() -> None:
     torch.testing.assert_close(ends, torch.tensor([1.0, 0.0, 0.5]))
 
 
-def test_the_distiller_weighs_and_perturbs() -> None:
+def distiller_of(**changes: Any) -> BoostingDistiller:
     torch.manual_seed(0)
     models = [
         build_model(
@@ -62,12 +63,32 @@ def test_the_distiller_weighs_and_perturbs() -> None:
     ]  # fmt: skip
     settings = CoBoostingSettings(
         server_epochs=2, generator_steps=3, generator_channels=8, noise_channels=4,
-        batch=12, perturbation=0.5, weight_step=0.05,
+        batch=12, perturbation=0.5, weight_step=0.05, **changes,
     )  # fmt: skip
-    distiller = BoostingDistiller(
+    return BoostingDistiller(
         models[:2], models[2], (4, 3), settings,
         generator=torch.Generator().manual_seed(0), seed=1,
     )  # fmt: skip
+
+
+def test_nodes_with_equal_predictions_count_in_the_disagreement() -> None:
+    # divided by tau = 3: (.9, .1) and (.6, .4), which predict the same class, and
+    # (.75, .25) and (.25, .75)
+    ensemble = torch.tensor([[3 * math.log(9), 0.0], [3 * LN3, 0.0]])
+    student = torch.tensor([[3 * math.log(1.5), 0.0], [0.0, 3 * LN3]])
+    alike = 0.9 * math.log(0.9 / 0.6) + 0.1 * math.log(0.1 / 0.4)
+    apart = 0.75 * math.log(3) + 0.25 * math.log(1 / 3)
+    distiller = distiller_of()
+    assert distiller.settings.adversarial_tau == 3
+    found = distiller.apart(ensemble, student)
+    assert found.item() == pytest.approx(9 * (alike + apart) / 2)  # times tau²
+    assert found.item() == pytest.approx(3.490177, rel=1e-5)
+    doubled = distiller_of(adversarial_tau=6.0).apart(2 * ensemble, 2 * student)
+    assert doubled.item() == pytest.approx(4 * found.item())
+
+
+def test_the_distiller_weighs_and_perturbs() -> None:
+    distiller = distiller_of()
     batch = distiller.generate()
     moved = distiller.prepared(batch)
     step = (moved.graph.x - batch.graph.x).norm(dim=1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import RecordDict
+from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.algorithms.fedgen import (
@@ -18,8 +19,11 @@ from flower_fgl.algorithms.fedgen import (
     generator_shapes,
     latent_divergence,
 )
+from flower_fgl.client_apps.fedgen import FedGenClientApp
+from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.protocols.fedgen import GeneratorDownload
+from tests.support.random_clients import random_client
 
 LN3 = math.log(3)
 
@@ -145,3 +149,39 @@ def test_clients_that_hide_their_class_counts_take_part(small: dict[str, Any]) -
     run = simulate("fedgen", **{**small, "fedgen": short}, share_class_counts=False)
     assert not any(row["failures"] for row in run.rounds)
     assert run.rounds[-1]["numbers"]["ensemble"] > 0
+
+
+def test_a_client_generates_each_row_apart_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    settings = {"local-epochs": 1}
+    client = random_client(
+        "fedgen", settings=settings, generator_channels=8, generated=5
+    )
+    app = FedGenClientApp()
+    _, shapes, classes = app.download_spec(client)
+    # above 0, as the variance of BatchNorm must be, and far from the batch's own
+    state = {n: torch.rand(s, generator=generator) + 0.5 for n, s in shapes.items()}
+    model = state_of(client.build_model(initialise=True))
+    received = GeneratorDownload(model, state, torch.full((classes,), 1 / classes))
+    forward = LatentGenerator.forward
+    made: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def recorded(self: LatentGenerator, labels: Tensor, noise: Tensor) -> Tensor:
+        rows = forward(self, labels, noise)
+        made.append((labels, noise, rows))
+        return rows
+
+    with monkeypatch.context() as context:
+        context.setattr(LatentGenerator, "forward", recorded)
+        app.fit(client, 2, received)
+    assert [len(rows) for _, _, rows in made] == [5, 15]  # drawn, and of training nodes
+    alone = LatentGenerator(
+        classes, client.config.hidden_channels, noise_channels=32, hidden_channels=8
+    )
+    alone.load_state_dict(state, strict=False)  # all but BatchNorm's counter
+    alone.eval()
+    for labels, noise, rows in made:
+        for number, row in enumerate(rows):
+            one = slice(number, number + 1)
+            torch.testing.assert_close(alone(labels[one], noise[one])[0], row)

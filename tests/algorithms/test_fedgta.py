@@ -62,7 +62,12 @@ def test_moments_of_rare_classes_are_withheld() -> None:
         {"w": torch.ones(2)},
         {"moments": torch.ones(4, 3), "confidence": torch.tensor([-1.0])},
     )
+    kept = payload.withhold(torch.tensor([True, False, False]), 5)
+    assert kept.descriptor["moments"].tolist() == [[1, 0, 0]] * 4
+    # the labels of a node sum to 1: one class alone would follow from the others
     kept = payload.withhold(torch.tensor([True, False, True]), 5)
-    assert kept.descriptor["moments"].tolist() == [[1, 0, 1]] * 4
+    assert kept.descriptor["moments"].tolist() == [[1, 0, 0]] * 4
+    kept = payload.withhold(torch.tensor([True, True, False]), 5)
+    assert kept.descriptor["moments"].tolist() == [[0, 1, 0]] * 4
     assert payload.in_range().descriptor["confidence"].item() == 0
     assert payload.num_bytes == 4 * (2 + 2 * 2 * 3 + 1)

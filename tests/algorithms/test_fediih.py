@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 
 from flower_fgl.algorithms.fediih import (
+    FedIIHNet,
     build_network,
     factor_similarity,
     jensen_shannon,
@@ -46,6 +47,16 @@ def test_similarity_and_weights_of_unit_variances() -> None:
     rows = softmax_weights(similarity, torch.ones(2).double(), scale=10.0)[0]
     assert (rows[0, 1] / rows[0, 0]).item() == pytest.approx(0.6371, abs=1e-4)
     assert math.isclose(float(similarity[0, 0, 0]), 1.0)
+
+
+def test_routing_layers_by_the_depth() -> None:
+    # n_b = max(1, L − 2), n_v = 2, or 1 for L ≤ 2
+    for depth, expected in ((1, (1, 1)), (2, (1, 1)), (3, (1, 2)), (4, (2, 2))):
+        network = FedIIHNet(
+            num_features=3, num_classes=2, factors=2, width=4, num_layers=depth,
+            iterations=1, dropout=0.0,
+        )  # fmt: skip
+        assert (network.num_routes, network.num_summary_routes) == expected
 
 
 def test_one_factor_adds_all_neighbours() -> None:

@@ -49,6 +49,8 @@ def test_cka_is_invariant_to_scale_and_rotation() -> None:
     first = torch.tensor([1, 1, 1, 0.3162, 0], dtype=torch.float64)
     torch.testing.assert_close(found[0], first, atol=1e-4, rtol=0)
     assert torch.equal(found.diagonal(), torch.ones(5, dtype=torch.float64))
+    broken = linear_cka(torch.stack([x, x * torch.inf, turned])).isfinite()
+    assert broken.tolist() == [[True, False, True], [False] * 3, [True, False, True]]
     rows = linear_weights(
         linear_cka(torch.stack([x, 2 * x, other])), torch.ones(3).double()
     )

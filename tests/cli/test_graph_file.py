@@ -193,6 +193,13 @@ def test_the_check_says_in_words_what_leaves_and_what_stays(graph: Path) -> None
     assert "see the row of fedproto in docs/security.md" in text
 
 
+def test_the_check_names_what_a_method_sends_once(graph: Path) -> None:
+    text = invoke("check-graph", graph, "--set", "method=fedsage+").output
+    once = text.partition("What leaves it in every round")[0]
+    assert "embeddings of single nodes" in once
+    assert "What stays here, except for what is sent once: every single node" in text
+
+
 def test_every_field_of_the_description_is_said_in_words(graph: Path) -> None:
     found = inspect_graph(graph, {}).description
     assert found is not None

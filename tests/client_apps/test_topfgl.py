@@ -14,6 +14,7 @@ from flower_fgl.algorithms.topfgl import AugmentedNet, TopologyLearner
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.training import state_of
 from flower_fgl.client_apps.topfgl import LEARNER, TopFGLClientApp
+from flower_fgl.core.errors import FglError
 from flower_fgl.protocols.fedavg import Weights
 from tests.client_apps.test_fedpg import C, N, make_client
 
@@ -36,10 +37,17 @@ def pairs_added(client: Client, rounds: int) -> list[Tensor]:
     return found
 
 
+@pytest.mark.parametrize("label_sparsity", [0.0, 0.9], ids=["many", "few labels"])
 def test_without_averages_and_edges_the_network_trains_as_in_fedavg(
-    small: dict[str, Any],
+    label_sparsity: float, small: dict[str, Any]
 ) -> None:
-    settings = {**small, "rounds": 3, "local_epochs": 2, "weight_decay": 1e-8}
+    settings = {
+        **small,
+        "rounds": 3,
+        "local_epochs": 2,
+        "weight_decay": 1e-8,
+        "label_sparsity": label_sparsity,
+    }
     own = {"warmup": 1.0, "augmentations": 0}
     ours = simulate("topfgl", **settings, topfgl=own)
     theirs = simulate("fedavg", **settings, stacked="false")
@@ -81,6 +89,16 @@ def test_labels_of_other_nodes_change_no_edge(rule: str) -> None:
     assert any(pairs.shape[1] for pairs in found[0])
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_diverged_learner_ends_the_round_and_leaves_no_moments() -> None:
+    client, bad = make_client("topfgl"), {}
+    for name, tensor in initial(client).tensors.items():
+        is_learner = name.startswith(LEARNER)
+        bad[name] = torch.full_like(tensor, torch.nan) if is_learner else tensor
+    with pytest.raises(FglError, match="training left"):
+        TopFGLClientApp().fit(client, 1, Weights(bad))
+    assert not client.state.group("learner-optimizer")
 
 
 def test_the_learner_trains_and_keeps_its_moments() -> None:

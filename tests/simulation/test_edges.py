@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,12 @@ def test_class_weights_and_a_positive_class_in_node_classification(
     assert {"auprc", "precision_at_k", "auroc"} <= run.best["test"].keys()
     assert len(used) >= 2  # a step of each client at least
     assert not torch.equal(used[0], used[-1])  # weights of its own labels
+
+
+def test_the_guide_lists_all_methods_that_weigh_classes() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "links.md").read_text("utf-8")
+    listed = guide.partition("weigh classes:")[2].partition("Any other")[0]
+    assert re.findall(r"`([a-z0-9+-]+)`", listed) == sorted(WEIGHING)
 
 
 class Loss:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, Message
 from torch import Tensor
 
 from flower_fgl import Run, simulate
@@ -96,11 +98,11 @@ def test_the_bytes_are_those_of_the_formulas(
     up, down = plain["up"], plain["down"]
     # headers and names take at most 300 bytes per array
     least = {
-        "boundary": 8 * (own + outside) + own,
+        "boundary": 12 * (own + outside) + own,
         "sums": 4 * rows * (width + 2),
     }
     for name, size in least.items():
-        assert size <= up[name] <= size + 4 * 3 * 300, name
+        assert size <= up[name] <= size + 4 * 5 * 300, name
     assert 0 <= down["completed"] - 4 * (rows * width + outside) <= 4 * 2 * 300
     assert 0 <= down["listed"] - 4 * 8 * listed <= 4 * 300
     masked = 4 * 8 * (listed * width + listed + 1)
@@ -180,17 +182,16 @@ def test_settings_without_a_meaning_are_refused(
 
 
 # ------------------------------------------------------------------------- the server
-def border(own: list[int], outside: list[int], left_out: int = -1) -> Boundary:
-    flags = torch.tensor([int(node != left_out) for node in own], dtype=torch.uint8)
-    return Boundary(
-        torch.tensor(own, dtype=torch.int64),
-        flags,
-        torch.tensor(outside, dtype=torch.int64),
-    )
+def border(*edges: tuple[int, int], left_out: int = -1) -> Boundary:
+    """Return the border of a client with edges (own node, outside node)."""
+    own, own_edges = torch.tensor([a for a, _ in edges]).unique(return_counts=True)
+    outside, others = torch.tensor([b for _, b in edges]).unique(return_counts=True)
+    listed = (own != left_out).to(torch.uint8)
+    return Boundary(own, listed, outside, own_edges.int(), others.int())
 
 
 def test_the_list_holds_every_node_at_a_border_once() -> None:
-    borders = {0: border([1, 4], [7, 9], left_out=4), 3: border([7, 9], [1, 4])}
+    borders = {0: border((1, 7), (4, 9), left_out=4), 3: border((7, 1), (9, 4))}
     assert check_boundaries(borders).tolist() == [1, 7, 9]
     assert positions(torch.tensor([4, 7, 9]), torch.tensor([1, 7, 9])).tolist() == [
         1,
@@ -202,16 +203,26 @@ def test_the_list_holds_every_node_at_a_border_once() -> None:
     ("borders", "text"),
     [
         (
-            {0: border([1], [7]), 1: border([1, 7], [1])},
+            {0: border((1, 7)), 1: border((1, 7), (7, 1))},
             r"1 nodes have two owners .*0, 1",
         ),
         (
-            {0: border([1], [7, 8]), 1: border([7], [1])},
+            {0: border((1, 7), (1, 8)), 1: border((7, 1))},
             r"clients \[0\] have edges to 1 ",
         ),
         (
-            {0: border([1], [7]), 1: border([7, 9], [1])},
+            {0: border((1, 7)), 1: border((7, 1), (9, 1))},
             r"1 nodes of the clients \[1\]",
+        ),
+        (
+            # client 1 omits the edge between 1 and 8, whose ends have other edges
+            {
+                0: border((1, 7), (1, 8), (4, 8)),
+                1: border((7, 1), (8, 4)),
+                2: border((20, 30)),
+                3: border((30, 20)),
+            },
+            r"2 nodes have edges among the clients \[0, 1\] that only one",
         ),
     ],
 )
@@ -228,7 +239,7 @@ def rebuilt(payload: Any, spec: Any, **changes: Tensor) -> Any:
 
 
 def test_malformed_payloads_are_refused() -> None:
-    good = border([1, 4], [7])
+    good = border((1, 7), (4, 7))
     assert torch.equal(rebuilt(good, 2).own, good.own)
     part = NeighbourSums(
         torch.tensor([0, 2], dtype=torch.int32), torch.ones(2, 3), torch.ones(2), 4
@@ -241,6 +252,8 @@ def test_malformed_payloads_are_refused() -> None:
         lambda: rebuilt(good, 2, own=torch.tensor([4, 1])),
         lambda: rebuilt(good, 2, outside=torch.tensor([7, 7])),
         lambda: rebuilt(good, 2, is_listed=torch.tensor([1, 2], dtype=torch.uint8)),
+        lambda: rebuilt(good, 2, own_edges=torch.ones(1, dtype=torch.int32)),
+        lambda: rebuilt(good, 2, outside_edges=torch.zeros(1, dtype=torch.int32)),
         lambda: rebuilt(part, (2, 3)),
         lambda: rebuilt(part, (4, 2)),
         lambda: rebuilt(part, (4, 3), rows=torch.tensor([-1, 2], dtype=torch.int32)),
@@ -329,6 +342,52 @@ def test_a_file_without_edges_to_other_owners_is_refused(
     with pytest.raises(RunError):
         run_files(tables, tmp_path / "run", min_replies=3)
     assert "Add outside.csv with the columns source" in caplog.text
+
+
+def test_an_edge_that_one_file_lacks_is_refused(
+    tables: list[Path], tmp_path: Path
+) -> None:
+    path = tables[0] / "outside.csv"
+    head, *edges = path.read_text().splitlines()
+    ends = [Counter(edge.split(",")[i] for edge in edges) for i in (0, 1)]
+    lost = next(
+        edge for edge in edges if all(ends[i][edge.split(",")[i]] > 1 for i in (0, 1))
+    )
+    path.write_text("\n".join([head, *(edge for edge in edges if edge != lost)]))
+    with pytest.raises(RunError, match=r"2 nodes have edges .* only one of the two"):
+        run_files(tables, tmp_path / "run")
+
+
+def test_no_label_travels(
+    tables: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: dict[tuple[Any, str, str], bytes] = {}
+    original = Dispatcher.__call__
+
+    def call(app: Any, message: Message, context: Context) -> Message:
+        reply = original(app, message, context)
+        owner = context.node_config["graph"]
+        for record in {"boundary", "sums"} & set(reply.content.array_records):
+            for name, array in reply.content.array_records[record].items():
+                sent[owner, record, name] = array.data
+        return reply
+
+    monkeypatch.setattr(Dispatcher, "__call__", call)
+    run_files(tables, tmp_path / "one")
+    before = dict(sent)
+    for folder in tables:
+        with open(folder / "nodes.csv", newline="") as file:
+            head, *rows = csv.reader(file)
+        known = sorted({row[1] for row in rows})
+        turned = dict(zip(known, known[1:] + known[:1], strict=True))
+        with open(folder / "nodes.csv", "w", newline="") as file:
+            csv.writer(file).writerows(
+                [head, *([row[0], turned[row[1]], *row[2:]] for row in rows)]
+            )
+    sent.clear()
+    run_files(tables, tmp_path / "other")
+    assert len(before) == 3 * (5 + 3)
+    assert sent == before
 
 
 def test_an_edge_to_a_node_of_nobody_is_refused(

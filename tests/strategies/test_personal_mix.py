@@ -135,6 +135,20 @@ def test_fediih_mixes_each_factor_by_its_own_similarity() -> None:
     assert float(attention[1, 0, 0]) == pytest.approx(own, abs=1e-5)
 
 
+def test_clients_without_a_finite_similarity_are_to_blame() -> None:
+    made = FedIIH(parse_config({"method": "fediih"}))
+    values = {3: 0.5, 4: 750.0, 7: 0.4, 9: -750.0}  # e^750 is not finite, e^-750 is 0
+    uploads = {
+        pid: Upload(
+            DescribedWeights({"w": torch.ones(1)}, {"mean": torch.full((2, 1), x)}), 1
+        )
+        for pid, x in values.items()
+    }
+    assert list(made.to_blame(uploads)) == [4, 9]
+    # 750 is not over 1000 times the 1.0 of the others
+    assert made.to_blame({pid: uploads[pid] for pid in (3, 7)}) == {}
+
+
 @pytest.mark.parametrize(
     ("warmup", "rounds", "first"),
     [(0.3, 40, 12), (0.3, 5, 2), (0.55, 100, 55), (0.07, 100, 7), (0.0, 10, 0)],

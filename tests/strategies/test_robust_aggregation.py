@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,13 @@ def test_the_flag_is_set_for_methods_that_only_average_weights() -> None:
             and strategy.prepare in (FedAvg.prepare, PartlyShared.prepare)
         )
         assert row.robust == only_averages, name
+
+
+def test_the_guide_lists_all_methods_with_the_flag() -> None:
+    path = Path(__file__).parents[2] / "docs" / "robust-aggregation.md"
+    guide = path.read_text("utf-8")
+    listed = guide.partition("methods support it:")[2].partition("Their servers")[0]
+    assert re.findall(r"`([a-z0-9+-]+)`", listed) == ROBUST
 
 
 def test_norm_clip_with_a_large_bound_is_the_mean_to_the_bit(tmp_path: Path) -> None:
