@@ -196,7 +196,10 @@ CHECKS: dict[str, Checks] = {
         ("mixture and its step", [f"{C}fedala.py::test_the_blend_and_a_step_of_it_by_hand"]),
         ("first to convergence, then once", [f"{C}fedala.py::test_the_blend_weights_are_learned_to"]),
     ],
-    "fedproto": [("mean by counts", [f"{UNIVERSAL}fedproto_weights_by_count_and_omits"])],
+    "fedproto": [
+        ("mean by counts", [f"{UNIVERSAL}fedproto_weights_by_count_and_omits"]),
+        ("class distance", [f"{C}fedpg.py::test_class_distance_sums_the_means"]),
+    ],
     "fedtgp": [
         ("distances with margin", [f"{UNIVERSAL}fedtgp_classifies_uploads_by_distance"]),
         ("margin", [f"{UNIVERSAL}the_spread_is_the_largest_distance"]),

@@ -100,9 +100,8 @@ class F2LClientApp(FglClientApp):
     def fit(self, client: Client, server_round: int, download: Weights) -> Fit:
         """Train by all losses, then adapt for prediction."""
         network = assemble_model(client, download)
-        size = client.config.batch_size
-        if not size or size >= len(client.data.training.index):
-            # episodes draw from all training nodes, a batch has only some of them
+        if not client.config.batch_size:
+            # episodes draw from all training nodes in their order; a batch has another
             network.part = client.data.training.part_for(network.backbone)
         penalty = self.penalty(client, server_round, network)
         loss = client.train(network, server_round, penalty=penalty)

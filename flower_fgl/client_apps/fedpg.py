@@ -25,6 +25,7 @@ prototypes by Eq. (2)                            ``HopAverage``
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 import torch
@@ -125,15 +126,18 @@ class FedPGClientApp(PrototypeClientApp):
             values = average.combine(unit, weights)
         client.state.set_group("annotation", {"classes": annotation.float()})
         terms = {}
+        counts, least = average.counts, client.config.min_class_count
         if scorer is not None:
             client.state.set_group("scorer", scorer.state_dict())
-            apart = deviation_from_uniform(weights, average.around)
-            terms["attention-deviation"] = apart
-        generator = torch_generator(
-            client.config.seed, server_round, client.partition_id, "noise"
+            if least <= 1:  # it can be of a single node
+                apart = deviation_from_uniform(weights, average.around)
+                terms["attention-deviation"] = apart
+        values = add_noise(
+            values,
+            share=method_config.noise_dims,
+            # the server knows the run's seed and could undo noise drawn from it
+            generator=torch.Generator().manual_seed(secrets.randbits(63)),
         )
-        values = add_noise(values, share=method_config.noise_dims, generator=generator)
-        counts, least = average.counts, client.config.min_class_count
         if least > 1:
             kept = average.largest_shares(weights) * least <= 1 + ROUNDING
             values, counts = values * kept[..., None], counts * kept

@@ -45,7 +45,7 @@ from flower_fgl.client_apps.runtime.state import StateStore
 from flower_fgl.client_apps.runtime.training import load_state
 from flower_fgl.client_apps.runtime.upload_privacy import privatize
 from flower_fgl.core.seeds import seeded
-from flower_fgl.protocols.base import Empty, Payload
+from flower_fgl.protocols.base import LARGEST, Empty, Payload
 from flower_fgl.protocols.describe import MAX_ITEMS
 from flower_fgl.protocols.fedavg import Weights
 from flower_fgl.protocols.fedsageplus import (
@@ -85,6 +85,9 @@ class FedSagePlusClientApp(FedAvgClientApp):
        twice as large as the generator, and are not kept. After mending the graphs the
        client deletes the generator and keeps the generated nodes. A saved model predicts on
        unmended graphs.
+    6. A gradient for another client's generator that is not finite, or has a number above
+       ``LARGEST``, is not sent. The reply is then empty. With ``upload-noise`` it consists
+       of zeros with noise, because an empty reply would depend on the graph without noise.
     """
 
     def __init__(self, session: Session | None = None) -> None:
@@ -155,7 +158,7 @@ class FedSagePlusClientApp(FedAvgClientApp):
             MAX_ITEMS,
         )
         shown = GeneratorState.from_record(message.content, spec)
-        found = privatize(client, FeatureGradient(judge_generator(client, shown)))
+        found = privatize(client, feedback_on(client, shown))
         self.keep(client, store, context, is_state_new=False)
         return Message(found.to_record(), reply_to=message)
 
@@ -255,6 +258,21 @@ def train_generator(
                 weight.grad += found
         optimizer.step()
     return network
+
+
+def feedback_on(client: Client, shown: GeneratorState) -> FeatureGradient:
+    """Return the gradient for another client's generator, before clipping and noise."""
+    gradient = judge_generator(client, shown)
+    # a comparison with NaN is false
+    if all(bool((part.abs() <= LARGEST).all()) for part in gradient.values()):
+        return FeatureGradient(gradient)
+    log.warning(
+        "Client %d judges a generator that gives no finite gradient.",
+        client.partition_id,
+    )
+    if not client.config.upload_noise:
+        return FeatureGradient({})
+    return FeatureGradient({n: torch.zeros_like(part) for n, part in gradient.items()})
 
 
 def judge_generator(client: Client, shown: GeneratorState) -> dict[str, Tensor]:

@@ -39,6 +39,7 @@ from torch import Tensor
 from flower_fgl.algorithms.opfgl.class_statistics import (
     ClassStatistics,
     class_statistics,
+    outside_shares,
     propagated_features,
 )
 from flower_fgl.algorithms.opfgl.distillation import (
@@ -256,7 +257,11 @@ def knowledge_of(client: Client) -> LocalKnowledge:
 
 
 def local_statistics(client: Client) -> ClassStatistics:
-    """Compute the client's class statistics, Eqs. (5)-(8), on the CPU."""
+    """Compute the client's class statistics, Eqs. (5)-(8), on the CPU.
+
+    With ``min-class-count`` m above 1, a class is left out if one node outside it has
+    more than 1/m of the weight of all nodes outside it.
+    """
     method_config, inputs = client.config.method_config, client.data.inputs[0]
     knowledge = knowledge_of(client)
     classes = own = knowledge.labels
@@ -280,11 +285,18 @@ def local_statistics(client: Client) -> ClassStatistics:
         min_count=MIN_COUNT,
         is_labelled=own >= 0,
     )
+    kept = torch.ones_like(stats.count, dtype=torch.bool)
+    least = client.config.min_class_count
+    if least > 1:
+        shares = outside_shares(
+            operator, classes, client.data.num_classes, method_config.depth
+        )
+        kept = shares * least <= 1 + 1e-4  # of float32
     return ClassStatistics(
-        stats.mean.cpu(),
-        stats.variance.cpu(),
-        stats.count.cpu(),
-        stats.labelled_count.cpu(),
+        (stats.mean * kept[:, None]).cpu(),
+        (stats.variance * kept[:, None]).cpu(),
+        (stats.count * kept).cpu(),
+        (stats.labelled_count * kept).cpu(),
     )
 
 

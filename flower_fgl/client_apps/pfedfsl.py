@@ -19,6 +19,10 @@ from flower_fgl.protocols.pfedfsl import CandidateModels, ScoredModel
 __all__ = ["PFedFSLClientApp"]
 
 
+WORST = 100.0
+"""Loss of a model with no finite embeddings; any other loss is at most 20 + log C."""
+
+
 class PFedFSLClientApp(FglClientApp):
     """Train by distances to class means; evaluate the candidates on the training nodes.
 
@@ -34,6 +38,8 @@ class PFedFSLClientApp(FglClientApp):
        training nodes; validation nodes are not used. Every node is once the query, and the
        other nodes of its class are the support. A node that is part of its class mean is
        close to it in every model, and the mixing weights are then almost equal.
+    4. A candidate whose embeddings are not finite gets the loss ``WORST``, so that it has
+       no weight in the mixture.
     """
 
     down = CandidateModels
@@ -89,4 +95,5 @@ def loss_of(client: Client, model: NearestMean) -> Tensor:
     """Return the loss () of a model on the client's training nodes, each held out once."""
     model.eval()
     labels = client.data.training.labels
-    return held_out_loss(model.embed_training(), labels, client.data.num_classes)
+    loss = held_out_loss(model.embed_training(), labels, client.data.num_classes)
+    return loss.nan_to_num(nan=WORST, posinf=WORST)

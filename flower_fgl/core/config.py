@@ -62,6 +62,8 @@ class RunConfig(GeneralSettings):
     sources : mapping of str to str
         Origin of each value: ``user``, ``method``, ``data set``, ``setting`` or
         ``default``.
+    unread : tuple of str
+        General settings without effect on the method.
     needs_cross_edges : bool
         Whether the method needs each client's edges to nodes of other clients.
     main_score : {"accuracy", "auroc"}
@@ -72,6 +74,7 @@ class RunConfig(GeneralSettings):
     synthetic: SyntheticSettings = field(default_factory=SyntheticSettings)
     method_config: Any = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     needs_cross_edges: bool = False
     main_score: str = "accuracy"
 
@@ -222,6 +225,7 @@ class RunConfig(GeneralSettings):
             synthetic=synthetic,
             method_config=settings.get(chosen),
             sources=sources,
+            unread=method.unread,
             needs_cross_edges=method.needs_cross_edges,
             main_score=main_score_of(
                 read.dataset, read.owners, read.setting, read.positive_class

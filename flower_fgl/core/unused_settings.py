@@ -266,4 +266,7 @@ def _why_unused(key: str, configs: Collection[RunConfig]) -> str:
     if key in NEEDED and not any(map(NEEDED[key][1], configs)):
         need = NEEDED[key][0]
         return f"{key} has no effect: it needs {need}. Set that too, or remove {key}."
+    if all(key in config.unread for config in configs):
+        names = ", ".join(sorted({config.method for config in configs}))
+        return f"{key} has no effect with method = {names}: remove it."
     return ""

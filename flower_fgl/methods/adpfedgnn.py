@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
@@ -151,6 +152,14 @@ class ADPFedGNNSettings:
         gt=0,
     )
 
+    def __post_init__(self) -> None:
+        """Reject a selection without effect."""
+        if self.selection == "random-drop" and not self.rl:
+            raise ConfigError(
+                'adpfedgnn.selection = "random-drop" drops as many neighbours as the agent '
+                "would, but adpfedgnn.rl = false disables the agent. Remove one."
+            )
+
     @property
     def has_agent(self) -> bool:
         """Whether there is an agent; ``random-drop`` needs it to know how many to drop."""
@@ -179,4 +188,5 @@ METHOD = Method(
     },
     has_global_model=False,
     graphs=False,
+    models=("gat", "graphsage"),
 )

@@ -32,4 +32,5 @@ METHOD = Method(
     payload="4M(C+1) up, 4M'C down, M of C classes present, M' of all clients",
     has_global_model=False,
     mixes_models=True,
+    unread=("weight-by",),
 )

@@ -47,4 +47,5 @@ METHOD = Method(
     ),
     has_global_model=False,
     mixes_models=True,
+    unread=("weight-by",),
 )

@@ -192,4 +192,5 @@ METHOD = Method(
     mixes_models=True,
     shares_embeddings=True,
     weighs_classes=True,
+    unread=("weight-by",),
 )

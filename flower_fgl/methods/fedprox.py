@@ -18,7 +18,7 @@ class FedProxSettings:
     """Settings of FedProx."""
 
     mu: float = option(
-        1e-3, "μ, weight of the proximal term (μ/2)‖θ − w‖²; the paper: 1e-4 to 1", ge=0
+        1e-3, "μ, weight of the proximal term (μ/2)‖θ − w‖²; typical: 1e-4 to 1", ge=0
     )
     finetune_epochs: int = option(
         0,

@@ -67,6 +67,7 @@ METHOD = Method(
     payload="4P up, 4P down; before, T times 4Q(q+1)+4Mp+M up, 4Q(q+1)+q(4Mp+M) down",
     sent_before=(
         "embeddings of single nodes, which the server passes on to other owners",
+        "the number of hidden neighbours of each of these nodes, passed on likewise",
         "the weights of a generator of missing neighbours",
     ),
     defaults={"model": "graphsage"},

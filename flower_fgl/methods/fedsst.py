@@ -75,4 +75,5 @@ METHOD = Method(
     keeps_head=True,
     models=("gin",),
     weighs_classes=True,
+    unread=("weight-by",),
 )

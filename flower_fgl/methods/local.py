@@ -21,4 +21,5 @@ METHOD = Method(
     weighs_classes=True,
     multi_label=True,
     samples_neighbors=True,
+    unread=("weight-by",),
 )

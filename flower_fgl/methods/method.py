@@ -44,6 +44,9 @@ class Method:
         data owner.
     defaults : mapping of str to bool, int, float or str
         The method's own defaults of general settings.
+    unread : tuple of str
+        General settings without effect on the method, which are refused if a user sets
+        them.
     uploads : bool
         Whether clients upload anything.
     has_global_model : bool
@@ -108,6 +111,7 @@ class Method:
     payload: str = ""
     sent_before: tuple[str, ...] = ()
     defaults: Mapping[str, Scalar] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
     uploads: bool = True
     has_global_model: bool = True
     mixes_models: bool = False
@@ -138,6 +142,9 @@ class Method:
                     "option(default, text)."
                 )
 
+        general = {kebab(f.name) for f in fields(GeneralSettings)}
+        if unknown := sorted(set(self.unread) - general):
+            raise ConfigError(f'"{unknown[0]}" is not a general setting.')
         known = {kebab(f.name) for f in fields(GeneralSettings) if f.metadata["auto"]}
         if unknown := sorted(set(self.defaults) - known):
             raise ConfigError(

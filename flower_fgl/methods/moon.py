@@ -19,7 +19,7 @@ class MoonSettings(FedAvgSettings):
     """Settings of MOON."""
 
     mu: float = option(
-        1.0, "μ, weight of the contrastive loss; the paper: 0.1, 1, 5", ge=0
+        1.0, "μ, weight of the contrastive loss; typical: 0.1, 1, 5", ge=0
     )
     tau: float = option(0.5, "τ, temperature of the contrastive loss", gt=0)
     nodes: str = option(

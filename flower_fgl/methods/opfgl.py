@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar, option
 from flower_fgl.methods.method import Method
 
@@ -58,7 +59,10 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 @dataclass(frozen=True)
 class OPFGLSettings:
-    """Settings of O-pFGL; defaults are the paper's for Cora, Louvain partition."""
+    """Settings of O-pFGL; defaults are the paper's for Cora, Louvain partition.
+
+    ``reliable_confidence`` is the paper's general value; on that partition it is 1.
+    """
 
     REMOVED: ClassVar[Mapping[str, Scalar]] = {"link-threshold": 0.01}
 
@@ -142,6 +146,14 @@ class OPFGLSettings:
         0.15, "largest distillation weight γ of a node, Eq. (19)", ge=0
     )
 
+    def __post_init__(self) -> None:
+        """Reject an empty range of γ."""
+        if self.gamma_min > self.gamma_max:
+            raise ConfigError(
+                f"opfgl.gamma-min = {self.gamma_min:g} is above opfgl.gamma-max = "
+                f"{self.gamma_max:g}. Set a larger gamma-max."
+            )
+
 
 METHOD = Method(
     name="opfgl",
@@ -168,4 +180,5 @@ METHOD = Method(
     additive=True,
     sums_scaled_uploads=False,
     takes_late_clients=False,
+    unread=("lr", "weight-by"),
 )

@@ -37,4 +37,5 @@ METHOD = Method(
     payload="4(P + 1 + m) up, 4P(1 + m) down, m of q candidates",
     defaults={"eval-policy": "refresh"},
     has_global_model=False,
+    unread=("weight-by",),
 )

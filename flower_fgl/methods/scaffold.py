@@ -35,4 +35,5 @@ METHOD = Method(
     weighs_classes=True,
     counts_steps=True,
     multi_label=True,
+    unread=("weight-by",),
 )

@@ -128,7 +128,7 @@ class MaskedWeights(Payload):
         masked = {
             VALUES: self.values[self.mask],
             BITS: self._bits,
-            WEIGHT: torch.tensor([self.weight], dtype=torch.float32),
+            WEIGHT: torch.tensor([self.weight], dtype=torch.int32),
         }
         return RecordDict(
             {MASKED: write_tensors(masked), NETWORKS: write_tensors(self.networks)}
@@ -158,7 +158,9 @@ class MaskedWeights(Payload):
         kept = check_tensor(
             f"{MASKED}/{VALUES}", masked[VALUES], shape=(int(mask.sum()),)
         )
-        weight = float(check_tensor(f"{MASKED}/{WEIGHT}", masked[WEIGHT], shape=(1,)))
+        weight = check_tensor(
+            f"{MASKED}/{WEIGHT}", masked[WEIGHT], shape=(1,), dtype=torch.int32
+        ).item()
         if weight != spec.weight:
             raise PayloadError(
                 f'"{MASKED}/{WEIGHT}" must be {spec.weight:g}, as in the client\'s '

@@ -68,7 +68,8 @@ class FeatureGradient(Payload):
     Parameters
     ----------
     tensors : mapping of str to Tensor, float32
-        Gradient by parameter name; empty for none.
+        Gradient by parameter name. It is empty in a download if no gradient arrived, and
+        in an upload if the generator gives no finite gradient.
     """
 
     tensors: Mapping[str, Tensor]
@@ -104,9 +105,17 @@ class GeneratorState(Payload):
     tensors : mapping of str to Tensor, float32
         Weights of fGen; empty if ``counts`` is.
     inputs : Tensor of shape (M, p), float32
-        Embeddings of the nodes with hidden neighbours, with noise added.
+        Embeddings of the nodes with hidden neighbours, plus standard normal noise. This
+        noise is part of the method and hides nothing: its seed follows from the run's
+        seed, which the server and all clients know, so they can subtract it.
     counts : Tensor of shape (M,), uint8
-        Number of neighbours to generate per node, at least 1.
+        Number of hidden neighbours of each of these nodes, from 1 to
+        ``max-neighbours``: as many are generated. It is an integer and never noised.
+
+    Notes
+    -----
+    1. ``upload-clip`` and ``upload-noise`` apply to ``tensors`` and ``inputs`` together,
+       around zero: the server sends no generator from which a change could be computed.
     """
 
     tensors: Mapping[str, Tensor]

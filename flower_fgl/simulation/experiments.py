@@ -43,7 +43,6 @@ from flower_fgl.core.options import Scalar, kebab, load_toml, nearest
 from flower_fgl.core.score_names import EXTRA_SCORES, SETTING_COLUMNS
 from flower_fgl.core.settings import TARGETS
 from flower_fgl.core.unused_settings import (
-    NEEDED,
     reject_unused_settings,
     unused_settings,
 )
@@ -338,8 +337,6 @@ def _labelled(key: str, value: Scalar, names: Mapping[str, int]) -> str:
 
 def _without_effect(settings: Mapping[str, Scalar]) -> list[str]:
     """Return the settings that have no effect in a run."""
-    if not any("." in key or key in NEEDED for key in settings):
-        return []
     try:
         config = parse_config(settings)
     except ConfigError:  # reported for the whole experiment, with the name of the run

@@ -64,7 +64,7 @@ class ADPFedGNN(FglStrategy):
         Raises
         ------
         RunError
-            If the clients' models differ or are not among ``BACKBONES``.
+            If the clients' models differ or are not among ``MASKABLE_BACKBONES``.
         """
         names = sorted({client.model for client in self.federation.clients.values()})
         if len(names) > 1 or read_model(names[0]).name not in MASKABLE_BACKBONES:

@@ -41,6 +41,12 @@ class FedSagePlus(FedAvg):
     2. Generator training is recorded as round 0, phase ``generate``. A client that fails
        there, or loses its state later, still takes part in the rounds, with its graph
        unmended; its log says so.
+    3. A client that once sends no reply within ``round-timeout`` gets no further message
+       in this phase. Otherwise it could delay round 1 by ``round-timeout`` in each
+       exchange, 19 times by default. A client that answers with an error is asked again.
+    4. An empty gradient means that the generator gives no finite one: the log then names
+       the client that trains the generator. With ``upload-noise`` a client sends zeros
+       with noise instead, and an empty gradient is a failure of the client that sent it.
     """
 
     def prepare(self) -> None:
@@ -66,9 +72,10 @@ class FedSagePlus(FedAvg):
         """
         clients, settings = self.federation.trainable, self.config.method_config
         nothing = FeatureGradient({})
-        feedback = dict.fromkeys(clients, nothing)
+        found: dict[int, FeatureGradient] = {}
         for step in range(1, settings.gen_rounds + 1):
             is_shown = step < settings.gen_rounds
+            feedback = {pid: found.get(pid, nothing) for pid in self.responsive}
             answers = self.messenger.ask(
                 step, GENERATE, feedback, brings_upload=is_shown
             )
@@ -84,7 +91,6 @@ class FedSagePlus(FedAvg):
                 )
             if is_shown:
                 found = self.judge(step, states)
-                feedback = {pid: found.get(pid, nothing) for pid in clients}
 
     def read_state(self, partition_id: int, content: RecordDict) -> GeneratorState:
         """Read the generator that a client shows."""
@@ -106,7 +112,7 @@ class FedSagePlus(FedAvg):
     def read_gradient(self, partition_id: int, content: RecordDict) -> FeatureGradient:
         """Read the gradient that a client computed for another client's generator."""
         gradient = read_payload(FeatureGradient, content, self.generator_shapes)
-        if not gradient.tensors:
+        if not gradient.tensors and self.config.upload_noise:
             raise PayloadError("it sent no gradient")
         self.check_norm(gradient)
         return gradient
@@ -132,7 +138,7 @@ class FedSagePlus(FedAvg):
         Returns
         -------
         dict of int to FeatureGradient
-            Mean over the clients that replied; generators without any reply are missing.
+            Mean over the gradients received; generators without any gradient are missing.
         """
         clients = self.federation.trainable
         number = len(clients)
@@ -141,20 +147,35 @@ class FedSagePlus(FedAvg):
         # a client answers every number once, so each exchange has its own
         first = 1 + (step - 1) * len(offsets)
         for exchange, offset in enumerate(offsets, start=first):
-            author = {
+            responsive = self.responsive
+            turns = {
                 clients[(place + offset) % number]: pid
                 for place, pid in enumerate(clients)
-                if pid in states and len(states[pid].counts)
+                if pid in responsive and pid in states and len(states[pid].counts)
             }
+            author = {j: pid for j, pid in turns.items() if j in responsive}
             asked = {judge: states[pid] for judge, pid in sorted(author.items())}
             answers = self.messenger.ask(exchange, JUDGE, asked, brings_upload=True)
             read = self.messenger.read_each(answers, self.read_gradient)
             for judge, gradient in read.items():
-                found.setdefault(author[judge], []).append(gradient.tensors)
+                if gradient.tensors:
+                    found.setdefault(author[judge], []).append(gradient.tensors)
+                else:
+                    self.messenger.drop(
+                        author[judge],
+                        f"its generator gives no finite gradient at client {judge}",
+                    )
         return {
             pid: FeatureGradient(weighted_mean(each, [1.0] * len(each)))
             for pid, each in found.items()
         }
+
+    @property
+    def responsive(self) -> list[int]:
+        """Partition-ids of the clients that were never silent in this phase, ascending."""
+        failures = self.loop.log.failures
+        silent = {failure.partition_id for failure in failures if failure.is_silent}
+        return [pid for pid in self.federation.trainable if pid not in silent]
 
     @property
     def generator_shapes(self) -> dict[str, tuple[int, ...]]:

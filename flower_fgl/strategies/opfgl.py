@@ -62,6 +62,8 @@ from flower_fgl.strategies.base import FglStrategy, Upload
 __all__ = ["OPFGL"]
 
 log = logging.getLogger(__name__)
+MOST_NODES = 5000
+"""Largest pseudo-graph: its dense adjacency of s² numbers then takes 100 MB."""
 LOG_STEPS = 500
 """Steps of the generator between two lines of the log."""
 
@@ -128,8 +130,10 @@ class OPFGL(FglStrategy):
         Raises
         ------
         PayloadError
-            If the sums cannot come from class statistics.
+            If the sums cannot come from class statistics of clients with as many nodes
+            as they described.
         """
+        self.check_counts(sums, weights)
         statistics = statistics_of_sums(
             sums["count"],
             sums["sum"],
@@ -140,6 +144,44 @@ class OPFGL(FglStrategy):
         )
         self.contributors = list(weights)
         self.pseudo = GraphDownload(self.make_graph(statistics))
+
+    def check_counts(
+        self, sums: Mapping[str, Tensor], weights: Mapping[int, float]
+    ) -> None:
+        """Compare the sums of the counts with the descriptions of the clients."""
+        clients = [self.federation.clients[pid] for pid in weights]
+        most = {
+            "count": sum(client.num_nodes for client in clients),
+            "labelled": sum(client.num_train for client in clients),
+        }
+        for name, limit in most.items():
+            counts = sums[name].round()
+            if float(counts.min()) < 0 or float(counts.sum()) > limit:
+                raise PayloadError(
+                    f"The sums of {name} must be at least 0 and add up to at most {limit}, "
+                    f"as the clients described, got {counts.tolist()}."
+                )
+        owners = sums["owners"].round()
+        if float(owners.min()) < 0 or float(owners.max()) > len(clients):
+            raise PayloadError(
+                f"A class must have 0 to {len(clients)} owners, got {owners.tolist()}."
+            )
+        if bool((sums["labelled"].round() > sums["count"].round()).any()):
+            raise PayloadError("A class has more labelled nodes than nodes.")
+
+    def to_blame(self, uploads: Mapping[int, Upload]) -> dict[int, str]:
+        """Return the clients whose counts alone make the pseudo-graph too large."""
+        share = self.config.method_config.node_share or None
+        numbers = {
+            pid: pseudo_counts(u.payload.statistics.labelled_count, share=share)
+            for pid, u in uploads.items()
+        }
+        found = {pid: int(number.sum()) for pid, number in numbers.items()}
+        return {
+            pid: f"its counts ask for {number} pseudo-nodes"
+            for pid, number in found.items()
+            if number > MOST_NODES
+        } or super().to_blame(uploads)
 
     def make_graph(self, statistics: ClassStatistics) -> PseudoGraph:
         """Generate the pseudo-graph from pooled statistics, Eqs. (10)-(13).
@@ -152,7 +194,8 @@ class OPFGL(FglStrategy):
         Raises
         ------
         PayloadError
-            If no class was uploaded, or the statistics do not fit.
+            If no class was uploaded, the statistics do not fit, or the pseudo-graph would
+            have more than ``MOST_NODES`` nodes.
         """
         method_config = self.config.method_config
         missing = [
@@ -172,6 +215,11 @@ class OPFGL(FglStrategy):
         device = server_device(self.config.device)
         share = method_config.node_share or None
         number = pseudo_counts(statistics.labelled_count, share=share)
+        if int(number.sum()) > MOST_NODES:
+            raise PayloadError(
+                f"The pseudo-graph would have {int(number.sum())} nodes, at most "
+                f"{MOST_NODES} are possible: set a smaller opfgl.node-share."
+            )
         try:
             graph, _ = generate(
                 statistics.mean.to(device),

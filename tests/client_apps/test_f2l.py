@@ -201,7 +201,7 @@ def test_the_averaged_client_model_can_be_evaluated(small: dict[str, Any]) -> No
     assert 0 <= run.summary["global"]["best"]["test"]["accuracy"] <= 1
 
 
-@pytest.mark.parametrize("batch", [0, 4])
+@pytest.mark.parametrize("batch", [0, 4, 15, 64])  # of 15 training nodes
 def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +209,7 @@ def test_training_on_the_needed_part_equals_training_on_the_whole_graph(
     found = []
     for share in (1.0, 0.0):
         monkeypatch.setattr(training, "FEW", share)
+        monkeypatch.setattr(training, "FEW_IN_BATCH", share)
         monkeypatch.setattr(computation_graph, "SHARE", 1.0)
         client = random_client("f2l", settings=settings)
         used: list[bool] = []

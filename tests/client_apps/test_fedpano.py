@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flower_fgl.algorithms.fedpano.generator import NodeGenerator
 from flower_fgl.algorithms.fedpano.shared import SharedParts
 from flower_fgl.client_apps import fedpano_modules
 from flower_fgl.client_apps.fedpano import LOSSES, FedPANOClientApp, Trainer
@@ -17,6 +18,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import computation_graph
+from flower_fgl.nn.models import num_parameters
 from flower_fgl.protocols.fedavg import Weights
 
 N, D, C, WIDTH = 24, 6, 5, 8
@@ -272,6 +274,7 @@ def test_the_bytes_match_the_formula() -> None:
     network = (2 * D * WIDTH + WIDTH) + (2 * WIDTH * WIDTH + WIDTH)
     generic, generator = WIDTH * C + C, 3 * WIDTH * WIDTH + 2 * WIDTH
     assert fit.upload.num_bytes == 4 * (network + generic + generator)
+    assert num_parameters(NodeGenerator(128)) == 49_408
 
 
 def test_without_generator_the_classifier_may_take_as_many_steps_as_with_it() -> None:

@@ -289,6 +289,19 @@ def test_noise_changes_the_upload_and_not_the_training() -> None:
     assert bool((changed == 2).all())  # a quarter of 8 dimensions
     for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
         assert torch.equal(p, q)
+    # the server knows the seed: noise drawn from it would hide nothing
+    again = FedPGClientApp().fit(
+        make_client(noise_dims=0.25), 1, no_prototypes((C, 3, WIDTH))
+    )
+    assert not torch.equal(again.upload.values, b.upload.values)
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_attention_of_few_nodes_is_not_reported(least: int) -> None:
+    client = make_client(attention=True)
+    client.config = replace(client.config, min_class_count=least)
+    fit = FedPGClientApp().fit(client, 1, no_prototypes((C, 3, WIDTH)))
+    assert ("attention-deviation" in fit.terms) == (least == 1)
 
 
 @pytest.mark.parametrize("method", ["fedpg", "fedproto"])

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
+from flwr.app import Context, Message
+from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.algorithms.fedsageplus import MendedGraph
+from flower_fgl.client_apps import fedsageplus
 from flower_fgl.client_apps.fedsageplus import (
     FedSagePlusClientApp,
+    feedback_on,
     judge_generator,
     open_generator,
     train_generator,
@@ -22,6 +27,7 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
 )
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.protocols.base import LARGEST, read_tensors, write_tensors
 from flower_fgl.protocols.fedsageplus import FeatureGradient, GeneratorState
 from tests.client_apps.runtime.test_client import client_of
 
@@ -95,6 +101,72 @@ def test_an_empty_generator_state_gives_an_empty_gradient(
     client: Client, lonely: Client
 ) -> None:
     assert judge_generator(client, shown_by(lonely)) == {}
+
+
+def huge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the largest weights that a message may hold; fGen's outputs are ∞ − ∞."""
+    bad = {name: torch.full_like(t, LARGEST) for name, t in tensors.items()}
+    bad["4.weight"][:, ::2] *= -1
+    return bad
+
+
+def test_a_judge_returns_no_gradient_that_is_not_finite(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = shown_by(client)
+    shown = replace(shown, tensors=huge(shown.tensors))
+    assert not all(
+        bool(g.isfinite().all()) for g in judge_generator(client, shown).values()
+    )
+    assert feedback_on(client, shown).tensors == {}
+    assert "gives no finite gradient" in caplog.text
+    usable = feedback_on(client, shown_by(client)).tensors
+    assert {n: t.shape for n, t in usable.items()} == {
+        n: t.shape for n, t in shown.tensors.items()
+    }
+
+
+def test_a_judge_returns_no_gradient_too_large_for_a_message(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shown_by(client)
+    large = {n: torch.full_like(t, 2 * LARGEST) for n, t in shown.tensors.items()}
+    monkeypatch.setattr(fedsageplus, "judge_generator", lambda *_: large)
+    assert feedback_on(client, shown).tensors == {}
+
+
+def test_with_noise_a_gradient_that_is_not_finite_becomes_zeros(
+    toy: NodeDataset,
+) -> None:
+    client = sage_client(toy, upload_clip=1.0, upload_noise=1.0)
+    shown = shown_by(client)
+    shown = replace(shown, tensors=huge(shown.tensors))
+    found = feedback_on(client, shown).tensors
+    assert set(found) == set(shown.tensors)
+    assert not any(bool(gradient.any()) for gradient in found.values())
+
+
+def test_a_generator_without_finite_gradient_names_the_client_that_trains_it(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = FedSagePlusClientApp._generate
+
+    def generate(self: Any, message: Message, context: Context) -> Message:
+        reply = original(self, message, context)
+        if context.node_config["partition-id"] == 1 and "generator" in reply.content:
+            weights = read_tensors(reply.content, "generator")
+            reply.content["generator"] = write_tensors(huge(weights))
+        return reply
+
+    monkeypatch.setattr(FedSagePlusClientApp, "_generate", generate)
+    run = simulate(
+        "fedsage+",
+        **{**small, "rounds": 1},
+        **{"fedsage+": {"gen_rounds": 2, "gen_channels": 8, "gen_wide_channels": 16}},
+    )
+    # client 2 judges client 1 in the only round of judging
+    reason = "its generator gives no finite gradient at client 2"
+    assert run.rounds[0]["failures"] == [{"partition_id": 1, "reason": reason}]
 
 
 def test_the_gradient_of_others_is_added_to_the_own_gradient(client: Client) -> None:

@@ -53,7 +53,8 @@ def client_of(
     general = {
         k: method_config.pop(k) for k in ("setting", "model") if k in method_config
     }
-    settings = {"local-epochs": 40, "check-every": 10, "opfgl.lr-global": 0.01}
+    settings = {"local-epochs": 40, "check-every": 10, "min-class-count": 1}
+    settings |= {"opfgl.lr-global": 0.01}
     settings |= {"opfgl.lr-personal": 0.01, "opfgl.reliable-degree": 0}
     settings |= {
         f"opfgl.{key.replace('_', '-')}": v for key, v in method_config.items()
@@ -90,6 +91,34 @@ def test_the_statistics_match_a_loop_over_training_nodes(
         torch.testing.assert_close(stats.mean[c], table.mean(dim=0))
         torch.testing.assert_close(stats.variance[c], table.var(dim=0))
     assert stats.count.tolist() == stats.labelled_count.tolist() == [2, 2]
+
+
+def test_a_class_whose_neighbours_are_one_hub_is_not_uploaded() -> None:
+    """The means of hops 0 and 1 of five leaves give their hub's features."""
+    hub, leaves = 0, torch.arange(1, 9)
+    pairs = torch.stack([torch.full_like(leaves, hub), leaves])
+    x = torch.rand(9, 30, generator=torch.Generator().manual_seed(0)).round()
+    y = torch.tensor([1] + [0] * 8)
+    masks = {
+        name: torch.zeros(9, dtype=torch.bool) for name in ("train", "val", "test")
+    }
+    masks["train"][1:6] = True
+    graph = Graph(x, torch.cat([pairs, pairs.flip(0)], dim=1), y, masks)
+    built = ClientData.build(
+        ClientGraph(0, graph, ("a", "b"), torch.arange(9)), torch.device("cpu")
+    )
+    found = []
+    for least in (1, 5):
+        settings = {"method": "opfgl", "min-class-count": least, "opfgl.depth": 1}
+        config = parse_config({**settings, "opfgl.variant": "nd-ft-dist"})
+        client = Client(config, 0, 3, built, ClientState(), torch.device("cpu"))
+        found.append(local_statistics(client))
+    mean = found[0].mean[0]
+    # a leaf has d̃ = 2, the hub d̃ = 9
+    guess = (mean[30:] - mean[:30] / 2) * math.sqrt(2 * 9)
+    torch.testing.assert_close(guess, x[hub])
+    assert not found[1].count.any()
+    assert not found[1].mean.any()
 
 
 def test_the_depth_determines_the_width_of_the_statistics(toy: NodeDataset) -> None:

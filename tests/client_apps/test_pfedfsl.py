@@ -15,7 +15,7 @@ from flower_fgl.algorithms.prototypes.nearest_mean import (
     distance_logits,
     held_out_loss,
 )
-from flower_fgl.client_apps.pfedfsl import PFedFSLClientApp, loss_of
+from flower_fgl.client_apps.pfedfsl import WORST, PFedFSLClientApp, loss_of
 from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import load_state, state_of
 from flower_fgl.core.errors import PayloadError
@@ -178,6 +178,23 @@ def test_a_client_reports_the_loss_of_held_out_nodes_for_every_model(
         assert loss == pytest.approx(float(held_out_loss(h, labels, classes)), rel=1e-5)
         memorised = F.cross_entropy(distance_logits(h, h, labels, classes), labels)
         assert loss > float(memorised) + 0.01
+
+
+def test_a_candidate_that_overflows_has_no_weight() -> None:
+    client, app = (
+        random_client("pfedfsl", settings={"model": "gin"}),
+        PFedFSLClientApp(),
+    )
+    shapes, _ = app.download_spec(client)
+    draw = torch.Generator().manual_seed(0)
+    state = {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+    huge = {name: torch.full_like(t, 1e15) for name, t in state.items()}
+    both = {name: torch.stack([state[name], huge[name]]) for name in state}
+    fit = app.fit(client, 1, CandidateModels(both))
+    losses = fit.upload.losses  # type: ignore[attr-defined]
+    assert losses[1] == WORST
+    assert losses[0] < 40
+    assert mixing_weights(losses, 1.0)[1] < 1e-30
 
 
 @pytest.mark.parametrize("batch", [0, 3])

@@ -65,6 +65,17 @@ def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
     reject_unused_settings([key], [idle, busy])
 
 
+def test_a_setting_that_the_method_does_not_read_is_refused() -> None:
+    deaf, other = parsed(method="fedkd"), parsed()
+    with pytest.raises(
+        ConfigError, match="weight-by has no effect with method = fedkd"
+    ):
+        reject_unused_settings(["weight-by"], [deaf])
+    reject_unused_settings(["weight-by"], [deaf, other])
+    with pytest.raises(ConfigError, match="lr has no effect with method = opfgl"):
+        simulate("opfgl", clients=3, lr=0.3)
+
+
 def test_a_methods_default_is_enough() -> None:
     reject_unused_settings(["final-local-epochs"], [parsed(method="fedrep")])
 

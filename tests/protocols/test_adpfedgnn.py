@@ -41,6 +41,13 @@ def test_masked_weights_come_back_and_have_the_stated_size() -> None:
     assert sum(a.nbytes for a in sent) == upload.num_bytes
 
 
+def test_a_large_number_of_nodes_comes_back_exactly() -> None:
+    number = 2**24 + 1  # no float32
+    upload = dataclasses.replace(upload_of(half()), weight=number)
+    spec = SIZES._replace(weight=float(number))
+    assert MaskedWeights.from_record(upload.to_record(), spec).weight == number
+
+
 def test_a_mask_of_ones_is_not_sent() -> None:
     upload = upload_of(torch.ones(P, dtype=torch.bool))
     assert upload.num_bytes == 4 * P + 4 * 2 + 4
@@ -75,7 +82,7 @@ def changed(name: str, value: Tensor | None) -> RecordDict:
         ("values", torch.full((10,), torch.nan), "non-finite"),
         (
             "num-examples",
-            torch.tensor([8.0]),
+            torch.tensor([8], dtype=torch.int32),
             "must be 7, as in the client's description",
         ),
         ("values", None, "must have the entries"),

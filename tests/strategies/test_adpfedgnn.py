@@ -8,7 +8,7 @@ import torch
 
 from flower_fgl import simulate
 from flower_fgl.client_apps.adpfedgnn import ADPFedGNNClientApp
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.methods import parse_config
 from flower_fgl.nn.vectorize import state_to_vector
 from flower_fgl.protocols.adpfedgnn import MaskedWeights, SharedWeights
@@ -117,8 +117,14 @@ def test_an_upload_with_a_mask_of_wrong_length_is_dropped_and_reported(
 
 
 def test_other_backbones_are_rejected(small: dict[str, Any]) -> None:
-    with pytest.raises(RunError, match="gat or graphsage, got gcn"):
+    with pytest.raises(ConfigError, match=r"gat.*graphsage"):
         simulate("adpfedgnn", **small, model="gcn")
+
+
+def test_random_drop_without_an_agent_is_refused() -> None:
+    values = {"adpfedgnn.selection": "random-drop", "adpfedgnn.rl": False}
+    with pytest.raises(ConfigError, match="rl = false disables the agent"):
+        parse_config({"method": "adpfedgnn", **values})
 
 
 def test_every_client_is_evaluated_with_the_newest_global_model(

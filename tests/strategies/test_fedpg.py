@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_fgl import simulate
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.protocols.prototypes import LocalPrototypes
+from flower_fgl.protocols.prototypes import LocalPrototypes, Prototypes
 from flower_fgl.strategies.base import Upload
 from flower_fgl.strategies.rounds.round_log import RoundLog
 
@@ -243,6 +243,15 @@ def test_bytes_are_the_stated_formula_plus_the_overhead_of_the_record(
             overhead = row["bytes"][way]["prototypes"] - sum(formula[way])
             assert 0 < overhead <= 3 * arrays * 200
     assert json.dumps(run.rounds[0]["bytes"]["down"]["prototypes"])
+
+
+def test_the_bytes_of_the_specification_on_cora() -> None:
+    """C = 7, L = 2, p = 64: at most 4·21·65 bytes up and 4·21·64 down, 3 times L = 0."""
+    for hops, up, down in ((3, 5460, 5376), (1, 1820, 1792)):
+        counts = torch.ones(7, hops, dtype=torch.int64)
+        values = torch.ones(7, hops, 64)
+        assert LocalPrototypes(values, counts).num_bytes == up
+        assert Prototypes(values, counts.bool()).num_bytes == down
 
 
 def nan_values(reply: Message) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,8 @@ from flower_fgl.protocols.fedsageplus import (
 )
 from flower_fgl.strategies.fedsageplus import FedSagePlus, turn_offsets
 from flower_fgl.strategies.rounds.round_log import RoundLog
+from tests.strategies.rounds.faulty_nodes import faulty
+from tests.strategies.rounds.test_rejoining import run_with
 
 
 def test_every_client_gets_gradients_from_every_other_in_turn() -> None:
@@ -39,8 +43,9 @@ def test_the_number_of_judges_in_a_round(
     assert sorted(turn_offsets(1, clients, peers)) == expected
 
 
-def server(**values: Any) -> FedSagePlus:
+def server(general: dict[str, Any] | None = None, **values: Any) -> FedSagePlus:
     settings = {f"fedsage+.{key}": value for key, value in values.items()}
+    settings |= general or {}
     settings |= {"fedsage+.gen-channels": 2, "fedsage+.gen-wide-channels": 2}
     config = parse_config({"method": "fedsage+", "hidden-channels": 3, **settings})
     made = FedSagePlus(config)
@@ -109,11 +114,74 @@ def test_a_malformed_gradient_is_dropped_and_reported() -> None:
     assert [f.partition_id for f in strategy.loop.log.failures] == [3]
 
 
-def test_an_empty_gradient_is_dropped_and_reported() -> None:
+def test_an_empty_gradient_names_the_client_whose_generator_gave_none() -> None:
     strategy = server(peers=1)
     strategy.messenger.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
     assert strategy.judge(1, {0: state_for(strategy)}) == {}
-    assert [f.reason for f in strategy.loop.log.failures] == ["it sent no gradient"]
+    (failure,) = strategy.loop.log.failures
+    assert failure.partition_id == 0
+    assert failure.reason == "its generator gives no finite gradient at client 3"
+
+
+def test_with_noise_an_empty_gradient_names_the_client_that_sent_it() -> None:
+    strategy = server({"upload-clip": 1.0, "upload-noise": 1.0}, peers=1)
+    strategy.messenger.ask = lambda *_, **__: {3: RecordDict()}  # type: ignore[method-assign,assignment]
+    assert strategy.judge(1, {0: state_for(strategy)}) == {}
+    (failure,) = strategy.loop.log.failures
+    assert (failure.partition_id, failure.reason) == (3, "it sent no gradient")
+
+
+QUERIES = {"generate": 4, "judge": 3}
+"""Messages to each of three clients in four rounds of generator training."""
+
+
+def queries_to_client_1(
+    folder: Path, plan: Callable[[int, str, int], str]
+) -> tuple[dict[str, int], Any]:
+    """Run with the faults of a plan; count the queries to client 1."""
+    grid: Any = faulty(plan)
+    small = {"gen-rounds": 4, "gen-channels": 4, "gen-wide-channels": 8}
+    settings: Any = {f"fedsage+.{key}": value for key, value in small.items()}
+    done = run_with(
+        folder / "run",
+        lambda *_: None,
+        grid_type=grid,
+        method="fedsage+",
+        **{**settings, "rounds": 2},
+    )
+    kinds = [k.removeprefix("query.") for p, k, _ in grid.asked if p == 1]
+    return {kind: kinds.count(kind) for kind in QUERIES}, done
+
+
+@pytest.mark.parametrize(
+    ("silent_in", "expected"),
+    [
+        ("generate", {"generate": 1, "judge": 0}),
+        ("judge", {"generate": 1, "judge": 1}),
+    ],
+)
+def test_generator_training_asks_a_silent_client_once(
+    silent_in: str, expected: dict[str, int], tmp_path: Path
+) -> None:
+    def plan(pid: int, kind: str, number: int) -> str:
+        return "silent" if (pid, kind) == (1, f"query.{silent_in}") else ""
+
+    asked, done = queries_to_client_1(tmp_path, plan)
+    assert asked == expected
+    first = done.rounds[0]
+    assert first["phase"] == "generate"
+    assert [f["partition_id"] for f in first["failures"]] == [1]
+    assert [row["replies"] for row in done.rounds[1:]] == [2, 3]
+
+
+def test_generator_training_still_asks_a_client_that_answered_with_an_error(
+    tmp_path: Path,
+) -> None:
+    def plan(pid: int, kind: str, number: int) -> str:
+        return "raise" if (pid, kind, number) == (1, "query.generate", 1) else ""
+
+    asked, _ = queries_to_client_1(tmp_path, plan)
+    assert asked == QUERIES
 
 
 def test_a_run_whose_generators_all_fail_reports_the_reasons() -> None:

@@ -22,7 +22,7 @@ from flower_fgl.algorithms.opfgl.class_statistics import (
 from flower_fgl.algorithms.opfgl.pseudo_graph import PseudoGraph
 from flower_fgl.client_apps.dispatch import Dispatcher
 from flower_fgl.client_apps.opfgl import OPFGLClientApp
-from flower_fgl.core.errors import PayloadError, RunError
+from flower_fgl.core.errors import ConfigError, PayloadError, RunError
 from flower_fgl.datasets.sources import load
 from flower_fgl.methods import parse_config
 from flower_fgl.protocols.base import read_tensors, write_tensors
@@ -62,6 +62,58 @@ def upload(counts: list[int], level: float = 1.0) -> Upload:
     mean = held * (torch.arange(C * D).view(C, D) * level)
     variance = held * torch.ones((C, D))
     return Upload(LocalStatistics(ClassStatistics(mean, variance, count, count)), 1.0)
+
+
+SUMS = {
+    "count": torch.tensor([6.0, 4.0, 0.0]),
+    "labelled": torch.tensor([3.0, 1.0, 0.0]),
+    "owners": torch.tensor([2.0, 1.0, 0.0]),
+    "sum": torch.ones(C, D),
+    "squares": 10 * torch.ones(C, D),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("count", [1e9, 4.0, 0.0], "sums of count must be at least 0 and .* 18"),
+        ("labelled", [-3.0, 1.0, 0.0], "sums of labelled"),
+        ("labelled", [8.0, 1.0, 0.0], "sums of labelled .* 8"),
+        ("labelled", [3.0, 5.0, 0.0], "more labelled nodes than nodes"),
+        ("owners", [3.0, 1.0, 0.0], "0 to 2 owners"),
+    ],
+)
+def test_sums_beyond_the_descriptions_are_refused(
+    name: str, values: list[float], message: str
+) -> None:
+    weights = {0: 4.0, 1: 4.0}
+    server().check_counts(SUMS, weights)
+    with pytest.raises(PayloadError, match=message):
+        server().check_counts({**SUMS, name: torch.tensor(values)}, weights)
+
+
+def test_a_client_that_asks_for_too_many_pseudo_nodes_is_to_blame() -> None:
+    strategy = server(node_share=0.5)
+    uploads = {0: upload([3, 4, 0]), 1: upload([2 * opfgl.MOST_NODES, 4, 0])}
+    with pytest.raises(PayloadError, match=r"set a smaller opfgl\.node-share"):
+        strategy.aggregate(1, uploads)
+    assert list(strategy.to_blame(uploads)) == [1]
+    # one node per class, whatever the counts
+    assert server().to_blame(uploads) == {}
+
+
+def test_an_empty_range_of_distillation_weights_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gamma-min = 0\.2 is above"):
+        server(gamma_min=0.2)
+
+
+def test_the_bytes_of_the_paper_on_cora() -> None:
+    classes, width = 7, 2 * 1433
+    count = torch.full((classes,), 5)
+    zeros = torch.zeros(classes, width)
+    made = LocalStatistics(ClassStatistics(zeros, zeros, count, count))
+    # D = 2,866; a second count per class is ours
+    assert made.num_bytes == 160_552 == 4 * classes * (2 * 2866 + 2)
 
 
 def test_a_client_without_a_class_does_not_change_its_statistics(

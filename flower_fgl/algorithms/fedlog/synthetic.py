@@ -45,7 +45,12 @@ def class_rates(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def disguise_rates(
-    rates: Tensor, kind: ClassNoise, *, scale: float, generator: torch.Generator
+    rates: Tensor,
+    kind: ClassNoise,
+    *,
+    scale: float,
+    generator: torch.Generator,
+    shared: Tensor | None = None,
 ) -> Tensor:
     """Hide the class distribution, FedLoG, appendix on privacy.
 
@@ -61,6 +66,9 @@ def disguise_rates(
         a.
     generator : torch.Generator
         Source of randomness.
+    shared : Tensor of shape (C,), bool, optional
+        Classes whose rates may be sent; by default all. The others get 0, and the rates
+        of the shared ones are divided by their sum, from which the others would follow.
 
     Returns
     -------
@@ -73,13 +81,19 @@ def disguise_rates(
        above 1/C. Rates that become negative by noise are set to 0; rates are not
        normalised again.
     """
+    if shared is None:
+        shared = torch.ones_like(rates, dtype=torch.bool)
+    elif not bool(shared.all()):
+        rates = rates.masked_fill(~shared, 0.0)
+        rates = rates / rates.sum().where(rates.any(), 1.0)
     if kind == "gauss":
         noise = torch.randn(rates.shape, generator=generator)
         return (rates * (1 + scale * noise)).clamp(min=0)
     out = rates.clone()
     if kind == "permute":
         is_head = rates > 1 / len(rates)
-        for group in (is_head.nonzero()[:, 0], (~is_head).nonzero()[:, 0]):
+        for kept in (is_head & shared, ~is_head & shared):
+            group = kept.nonzero()[:, 0]
             order = torch.randperm(len(group), generator=generator)
             out[group] = rates[group[order]]
     return out

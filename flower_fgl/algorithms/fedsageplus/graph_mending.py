@@ -105,8 +105,8 @@ class MendedGraph(GraphInput):
     Notes
     -----
     1. The two blocks of features are projected separately and then concatenated, so
-       sparse features never become a dense matrix of N rows. Propagated features are
-       not cached.
+       sparse features never become a dense matrix of N rows, except in
+       :meth:`dense_features`. Propagated features are not cached.
     2. ``x`` holds the features of the graph's own nodes only.
     """
 
@@ -135,6 +135,10 @@ class MendedGraph(GraphInput):
     @property
     def _is_kept(self) -> bool:
         return False
+
+    def dense_features(self) -> Tensor:
+        """Return own and generated features as a strided tensor (N + M, d), not cached."""
+        return torch.cat([super().dense_features(), self.generated])
 
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None

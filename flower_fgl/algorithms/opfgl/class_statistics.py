@@ -19,6 +19,7 @@ __all__ = [
     "check_statistics",
     "class_statistics",
     "merge_statistics",
+    "outside_shares",
     "propagated_features",
     "statistics_of_sums",
 ]
@@ -147,6 +148,44 @@ def class_statistics(
         count=count * kept,
         labelled_count=labelled * kept,
     )
+
+
+def outside_shares(
+    adjacency: SparseOperator, classes: Tensor, num_classes: int, depth: int
+) -> Tensor:
+    """Compute how much one node outside a class can stand out in its statistics.
+
+    The mean of a class over ``Ã^h X`` also sums nodes outside the class. If these are
+    one hub, its features follow from the means of two hops.
+
+    Parameters
+    ----------
+    adjacency : SparseOperator of shape (N, N)
+        Ã, symmetric.
+    classes : Tensor of shape (N,), int64
+        Class of each node in the statistics; −1 excludes the node.
+    num_classes, depth : int
+        C and h.
+
+    Returns
+    -------
+    Tensor of shape (C,), float32
+        The largest weight of a node outside the class, divided by that of all of them,
+        in the hop where it is largest; 0 without such nodes. At most 1/m means that at
+        least m nodes outside the class stand behind the statistics.
+    """
+    largest = torch.zeros(num_classes, device=classes.device)
+    if not len(classes):
+        return largest
+    inside = classes[:, None] == torch.arange(num_classes, device=classes.device)
+    weights = inside.float()
+    for _ in range(depth):
+        weights = adjacency.matmul(weights)
+        outside = weights.masked_fill(inside, 0.0)
+        total = outside.sum(dim=0)
+        share = outside.amax(dim=0) / total.where(total > 0, 1.0)
+        largest = torch.maximum(largest, share)
+    return largest
 
 
 def merge_statistics(

@@ -239,7 +239,7 @@ def node_distance(
     Parameters
     ----------
     embedding : Tensor of shape (N, p), float32
-        f(x), with gradient.
+        f(x), with gradient; its rows are scaled to length 1.
     target, present : Tensor of shape (C, H, p) and (C, H)
         Ṗ, a constant, and which targets exist.
     hops : sequence of Pairs, length H
@@ -257,13 +257,13 @@ def node_distance(
     1. The published code selects neighbours by 0/1 masks that it uses as row numbers.
        Here the neighbours themselves are selected.
     """
-    total = embedding.new_zeros(())
+    total, unit = embedding.new_zeros(()), F.normalize(embedding, dim=1)
     for hop, pairs in enumerate(hops):
         classes = annotation[pairs.centre]
         keep = present[classes, hop]
         if bool(keep.any()):
             goal = target[classes[keep], hop]
-            total = total + F.mse_loss(embedding[pairs.neighbour[keep]], goal)
+            total = total + F.mse_loss(unit[pairs.neighbour[keep]], goal)
     return total
 
 

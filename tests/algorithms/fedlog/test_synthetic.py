@@ -89,6 +89,26 @@ def test_permuted_rates_stay_among_head_and_among_tail_classes(
     assert sorted(hidden[tails].tolist()) == sorted(rates[tails].tolist())
 
 
+@pytest.mark.parametrize("kind", ["none", "permute"])
+def test_the_rate_of_a_small_class_is_nowhere(
+    generator: torch.Generator, kind: ClassNoise
+) -> None:
+    rates = torch.tensor([0.6, 0.2, 0.17, 0.03])
+    shared = torch.tensor([True, True, True, False])
+    for _ in range(20):
+        hidden = disguise_rates(
+            rates, kind, scale=0, generator=generator, shared=shared
+        )
+        assert hidden[3] == 0
+        # divided by their sum: the missing share would follow from it
+        expected = [0.17 / 0.97, 0.2 / 0.97, 0.6 / 0.97]
+        assert sorted(hidden[:3].tolist()) == pytest.approx(expected)
+    none = disguise_rates(
+        rates, kind, scale=0, generator=generator, shared=~shared.new_ones(4)
+    )
+    assert not none.any()
+
+
 @pytest.mark.parametrize("kind", ["none", "gauss"])
 def test_noise_is_in_proportion_to_the_rate(
     generator: torch.Generator, kind: ClassNoise

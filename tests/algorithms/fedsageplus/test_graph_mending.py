@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from flower_fgl.algorithms.fedsageplus import MendedGraph, hide_nodes
 from flower_fgl.datasets.client_graph import NodeDataset
 from flower_fgl.nn import MODELS, GraphInput, build_model
+from flower_fgl.nn.module_backbone import backbone_class
 from tests.support.sparse import sparse
 
 
@@ -100,3 +102,41 @@ def test_without_generated_nodes_the_graph_is_unchanged(toy: NodeDataset) -> Non
     nobody = torch.zeros(0, dtype=torch.int64)
     mended = MendedGraph(graph, nobody, torch.zeros(0, 6))
     torch.testing.assert_close(model(mended), model(graph))
+
+
+class Summing(nn.Module):
+    """Map the features and add the neighbours' sums, as a module of another library."""
+
+    def __init__(self, *, in_channels: int, hidden_channels: int, **_: object) -> None:
+        super().__init__()
+        self.map = nn.Linear(in_channels, hidden_channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        h = self.map(x)
+        source, target = edge_index
+        found: Tensor = h.index_add(0, target, h[source])
+        return found
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_torch_module_takes_a_mended_graph_as_one_with_more_nodes(
+    toy: NodeDataset, is_sparse: bool
+) -> None:
+    model = backbone_class("summing", Summing)(
+        in_channels=6, hidden_channels=4, num_classes=2, num_layers=1, dropout=0.0
+    )
+    owner, generated = torch.tensor([0, 0, 5]), torch.randn(3, 6)
+    new = torch.tensor([[0, 0, 5, 6, 7, 8], [6, 7, 8, 0, 0, 5]])
+    whole = torch.cat([toy.x, generated])
+    plain = GraphInput(whole, torch.cat([toy.edge_index, new], dim=1))
+    x = sparse(toy.x) if is_sparse else toy.x
+    mended = MendedGraph(GraphInput(x, toy.edge_index), owner, generated)
+    assert torch.equal(mended.dense_features(), whole)
+    torch.testing.assert_close(model(mended), model(plain))
+    # other generated nodes are not hidden by a cache, and get a gradient
+    others = torch.randn(3, 6, requires_grad=True)
+    other = mended.with_generated(others)
+    assert torch.equal(other.dense_features()[6:], others)
+    model(other)[0].sum().backward()
+    assert others.grad is not None
+    assert others.grad.abs().sum(dim=1).gt(0).tolist() == [True, True, False]

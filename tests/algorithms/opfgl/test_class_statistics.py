@@ -12,11 +12,13 @@ from flower_fgl.algorithms.opfgl.class_statistics import (
     additive_sums,
     class_statistics,
     merge_statistics,
+    outside_shares,
     propagated_features,
     statistics_of_sums,
 )
 from flower_fgl.core.errors import PayloadError
 from flower_fgl.datasets.client_graph import NodeDataset
+from flower_fgl.nn import GraphInput
 from flower_fgl.nn.sparse import SparseOperator
 
 C, D = 4, 6
@@ -142,6 +144,34 @@ def test_reliable_nodes_count_but_are_not_labelled(generator):
     out = class_statistics(x, torch.tensor([0, 0, 0, -1]), 2, is_labelled=own)
     assert out.count.tolist() == [3, 0]
     assert out.labelled_count.tolist() == [2, 0]
+
+
+def star(leaves: int, edges: list[tuple[int, int]]) -> SparseOperator:
+    """Return Ã of a hub 0 with leaves, and further edges."""
+    pairs = torch.tensor([(0, leaf) for leaf in range(1, leaves + 1)] + edges).T
+    graph = GraphInput(
+        torch.zeros(int(pairs.max()) + 1, 1), torch.cat([pairs, pairs.flip(0)], 1)
+    )
+    return graph.operator("normalised")  # type: ignore[return-value]
+
+
+def test_a_hub_stands_out_in_the_statistics_of_its_leaves():
+    classes = torch.full((9,), -1)
+    classes[1:6] = 0  # five labelled leaves of eight
+    shares = outside_shares(star(8, []), classes, 2, depth=1)
+    assert shares.tolist() == [1.0, 0.0]
+    # the second hop also reads the other three leaves
+    two = outside_shares(star(8, []), classes, 2, depth=2)
+    assert two.tolist() == [1.0, 0.0]
+    # each leaf has a neighbour of its own as well: d̃ = 3 for leaves, 2 for those
+    edges = [(leaf, 8 + leaf) for leaf in range(1, 9)]
+    classes = torch.cat([classes, torch.full((8,), -1)])
+    hub, other = 5 / math.sqrt(9 * 3), 1 / math.sqrt(2 * 3)
+    expected = hub / (hub + 5 * other)
+    assert outside_shares(
+        star(8, edges), classes, 1, depth=1
+    ).tolist() == pytest.approx([expected])
+    assert outside_shares(star(8, []), classes[:9], 1, depth=0).tolist() == [0.0]
 
 
 def test_a_min_count_below_two_is_rejected():
