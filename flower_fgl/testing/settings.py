@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.simulation.local import simulate
 from flower_fgl.testing.case import Contract, MethodCase
 
@@ -20,7 +21,11 @@ COLUMNS = {
 
 
 class SettingContract(Contract):
-    """A run in each setting of the data."""
+    """A run in each setting of the data.
+
+    A method that needs edges between clients (``Method.needs_cross_edges``) runs in the
+    settings that have them and refuses the others.
+    """
 
     @pytest.mark.parametrize("setting", sorted(COLUMNS))
     def test_a_method_runs_in_every_setting(
@@ -29,6 +34,10 @@ class SettingContract(Contract):
         # enough nodes of each class
         graph = {"nodes": 400, "classes": 4, "features": 8, "block_skew": 0.3}
         values = {"synthetic": graph, "setting": setting, "evaluate": "local"}
+        if case.row.needs_cross_edges and setting != "few-shot":
+            with pytest.raises(ConfigError, match="sums over the edges between"):
+                simulate(**{**short, **values})
+            return
         run = simulate(**{**short, **values})
         assert run.best is not None
         assert ("new_client" in run.best) == (setting == "closed-set")
