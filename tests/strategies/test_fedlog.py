@@ -272,7 +272,13 @@ QUICK = {"nodes_per_class": 5, "prompt_epochs": 10, "prompt_networks": 5}
 
 
 def closed_set(
-    method: str, dataset: str, real_data: Path, output_dir: Path, **settings: Any
+    method: str,
+    dataset: str,
+    real_data: Path,
+    output_dir: Path,
+    *,
+    seed: int = 0,
+    **settings: Any,
 ) -> dict[str, float]:
     """Return the accuracy in % of each node set, in the best of 60 rounds on validation."""
     method_config = (
@@ -288,6 +294,7 @@ def closed_set(
         batch_size=64,
         local_epochs=1,
         evaluate_every=5,
+        seed=seed,
         output_dir=str(output_dir),
         **method_config,
     )
@@ -296,7 +303,7 @@ def closed_set(
 
 
 @pytest.mark.slow
-def test_fedlog_beats_fedavg_and_tail_mode_on_cora(
+def test_fedlog_beats_fedavg_on_cora(
     real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accuracies: dict[int, list[torch.Tensor]] = {}
@@ -315,11 +322,9 @@ def test_fedlog_beats_fedavg_and_tail_mode_on_cora(
         patch.setattr(LocalLearner, "general_loss", watch)
         full = closed_set("fedlog", "cora", real_data, tmp_path)
     fedavg = closed_set("fedavg", "cora", real_data, tmp_path, model="gcn")
-    tail = closed_set("fedlog", "cora", real_data, tmp_path, synthetic_mode="TT")
     assert full["test"] >= fedavg["test"] + 1
     assert full["unseen"] >= fedavg["unseen"] + 10
     assert full["new_client"] >= fedavg["new_client"] + 8
-    assert full["missing"] > tail["missing"]  # measured: 63 and 29
     for pid, rows in accuracies.items():
         is_learnt = torch.stack(rows[: len(rows) // 2]) > 0.8  # before round 31
         is_head = counts[pid] > counts[pid].float().mean()
@@ -327,6 +332,24 @@ def test_fedlog_beats_fedavg_and_tail_mode_on_cora(
         # γ rises earlier for head classes
         first = is_learnt.float().argmax(0).float()
         assert first[is_head].mean() < first[~is_head & is_learnt.any(0)].mean()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_head_knowledge_finds_missing_classes_of_cora(
+    real_data: Path, tmp_path: Path
+) -> None:
+    """Means of three seeds: HH finds 71, 75 and 72 %, TT 76, 18 and 61 %."""
+    means = []
+    for mode in ("HH", "TT"):
+        found = [
+            closed_set(
+                "fedlog", "cora", real_data, tmp_path, synthetic_mode=mode, seed=seed
+            )
+            for seed in range(3)
+        ]
+        means.append(sum(scores["missing"] for scores in found) / 3)
+    assert means[0] > means[1] + 10
 
 
 @pytest.mark.slow
