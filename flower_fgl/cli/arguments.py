@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -23,6 +24,8 @@ from flower_fgl.methods import parse_config
 
 __all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
 __all__ += ["encodable"]
+
+DEFAULT_CLIENTS = 10
 
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 
@@ -84,7 +87,7 @@ def given(**values: str | None) -> dict[str, str]:
 
 def data_config(
     dataset: str,
-    clients: int,
+    clients: int | None,
     rule: str,
     settings: Sequence[str] | None,
     *,
@@ -92,15 +95,21 @@ def data_config(
 ) -> RunConfig:
     """Return the checked settings of a command that only reads data."""
     pairs = parse_pairs(settings or [])
+    has_owners = bool(pairs.get("owners"))
     values: dict[str, Scalar] = {
         "dataset": dataset,
-        "clients": clients,
+        "clients": DEFAULT_CLIENTS if clients is None else clients,
         "partition": rule,
         **pairs,
     }
     config = parse_config(values)
     reject_unread_settings(pairs, DATA_SETTINGS | {"synthetic"}, command)
     reject_unused_settings(pairs, [config])
+    if has_owners and clients is None and "clients" not in pairs:
+        # loads torch: the settings are checked first
+        from flower_fgl.datasets.owners import list_owners
+
+        return replace(config, clients=len(list_owners(config)))
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {clients}.")
     return config

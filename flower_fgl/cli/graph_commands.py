@@ -32,7 +32,10 @@ def partition(
     dataset: Annotated[
         str, typer.Option(help="Dataset, see flower-fgl datasets.")
     ] = "synthetic",
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    clients: Annotated[
+        int | None,
+        typer.Option(help="Number of clients; by default 10, or that of the owners."),
+    ] = None,
     rule: Annotated[
         str, typer.Option(help="Partition rule: metis, louvain, dirichlet, …")
     ] = "metis",
@@ -69,7 +72,10 @@ def export(
     dataset: Annotated[
         str, typer.Option(help="Dataset, see flower-fgl datasets.")
     ] = "synthetic",
-    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    clients: Annotated[
+        int | None,
+        typer.Option(help="Number of clients; by default 10, or that of the owners."),
+    ] = None,
     rule: Annotated[
         str, typer.Option(help="Partition rule: metis, louvain, dirichlet, …")
     ] = "metis",

@@ -98,7 +98,9 @@ def describe_clients(config: RunConfig) -> PartitionReport:
         counts.append(torch.stack(found_here).sum(dim=0))
         sizes.append(sum(graph.num_items for graph in graphs))
         masked.append(_sizes(client, (*SPLITS, *own)))
-        edges += sum(graph.edge_index.shape[1] // 2 for graph in graphs)
+        per_graph = [graph.edge_index.shape[1] // 2 for graph in graphs]
+        # with times, a later graph holds the edges of the earlier ones
+        edges += max(per_graph) if config.classifies_edges else sum(per_graph)
     total = store.index.num_edges
     pieces = PartitionSummary(
         torch.stack(counts).numpy(), np.array(sizes), edges / total if total else 1.0

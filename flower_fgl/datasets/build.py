@@ -356,11 +356,9 @@ def in_setting(client: ClientGraph, config: RunConfig) -> ClientGraph:
     if config.setting != "inductive":
         return client
     graphs = inductive_graphs(client.graph)
-    return ClientGraph(
-        client.partition_id,
-        graphs.train,
-        client.class_names,
-        client.node_ids[graphs.train_nodes],
-        (graphs.val, graphs.test),
-        feature_names=client.feature_names,
+    return replace(
+        client,
+        graph=graphs.train,
+        node_ids=client.node_ids[graphs.train_nodes],
+        evaluation=(graphs.val, graphs.test),
     )

@@ -27,10 +27,10 @@ from flower_fgl.core.seeds import numpy_generator
 from flower_fgl.core.settings import TARGETS, needs_classes
 from flower_fgl.datasets.build import default_split
 from flower_fgl.datasets.client_graph import ClientGraph, GraphDataset, NodeDataset
-from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile
+from flower_fgl.datasets.graph_files.graph_file import LocalGraphFile, load_graph_file
 from flower_fgl.datasets.graph_files.npz import read_bytes
 from flower_fgl.datasets.graph_files.problems import clip, show_path
-from flower_fgl.datasets.owned import client_from_file, client_from_owned
+from flower_fgl.datasets.owned import client_from_owned
 from flower_fgl.datasets.sources.load import (
     cache_folder,
     data_folder,
@@ -191,22 +191,37 @@ def owner_contents(config: RunConfig) -> list[list[Any]]:
 
     Returns
     -------
-    list of [str, str or list of str]
-        The content is the dataset's name, or the SHA-256 of each file.
+    list of list
+        Each starts with the owner's name. A dataset's name and version follow, or the
+        file's SHA-256, or name and SHA-256 of each table of a folder.
     """
     out: list[list[Any]] = []
     for owner in list_owners(config):
         if isinstance(owner.source, str):
-            out.append([owner.name, owner.source])
+            version = find_source(owner.source).version
+            out.append([owner.name, owner.source, version])
             continue
-        is_folder = os.path.isdir(owner.source)
-        files = sorted(owner.source.glob("*.csv")) if is_folder else [owner.source]
         try:
-            hashes = [hashlib.sha256(read_bytes(file)).hexdigest() for file in files]
+            out.append([owner.name, file_contents(owner.source)])
         except DataError:  # an unreadable file is reported when it is built, by name
-            hashes = ["unreadable"]
-        out.append([owner.name, hashes])
+            out.append([owner.name, "unreadable"])
     return out
+
+
+def file_contents(path: Path) -> list[Any]:
+    """Return the SHA-256 of a graph file, for the key of a store.
+
+    Returns
+    -------
+    list
+        One str; of a folder [name, SHA-256] of each table, whose name has a meaning.
+    """
+    if not os.path.isdir(path):
+        return [hashlib.sha256(read_bytes(path)).hexdigest()]
+    return [
+        [table.name, hashlib.sha256(read_bytes(table)).hexdigest()]
+        for table in sorted(path.glob("*.csv"))
+    ]
 
 
 def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
@@ -225,7 +240,7 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     str
         SHA-256 of the owners' names, edges, labels and splits.
     int
-        Undirected edges of all owners.
+        Undirected edges of all owners, before ``setting`` hides any.
 
     Raises
     ------
@@ -236,10 +251,12 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
         owners do not agree on features.
     """
     owners = list_owners(config)
-    clients, problems = [], []
+    clients, problems, edges = [], [], 0
     for owner in owners:
         try:
-            clients.append(replace(_client(owner, config), name=owner.name))
+            client, held = _client(owner, config)
+            clients.append(replace(client, name=owner.name))
+            edges += held
         except DataError as error:
             problems.append(f"{owner.name}: {error}")
     if problems:
@@ -257,19 +274,19 @@ def build_owners(config: RunConfig) -> tuple[list[ClientGraph], str, int]:
     ]
     if config.has_pairs:
         (require_links if config.predicts_links else require_edges)(clients)
-    edges = sum(client.num_edges for client in clients)
     return clients, _sha256(clients), edges
 
 
-def _client(owner: Owner, config: RunConfig) -> ClientGraph:
-    """Build the graph of one owner, with its own classes."""
+def _client(owner: Owner, config: RunConfig) -> tuple[ClientGraph, int]:
+    """Build the graph of one owner, with its own classes; count the edges it holds."""
     if isinstance(owner.source, Path):
         if config.classifies_graphs:
             raise ConfigError(
                 f"{owner.name} is one graph for node classification: it needs setting = "
                 '"transductive" or another node setting, got setting = "graph".'
             )
-        return client_from_file(owner.source, config)
+        owned = load_graph_file(owner.source, needs_labels=not config.has_pairs)
+        return _owned_client(owned, config)
     dataset = load(
         owner.source, data_dir=data_folder(config.data_dir), cache_dir=cache_folder()
     )
@@ -285,8 +302,17 @@ def _client(owner: Owner, config: RunConfig) -> ClientGraph:
         )
     if isinstance(dataset, NodeDataset):
         ids = torch.arange(dataset.num_nodes)
-        return client_from_owned(LocalGraphFile(dataset, ids), config)
-    return _graph_set(dataset, owner.source, config)
+        return _owned_client(LocalGraphFile(dataset, ids), config)
+    client = _graph_set(dataset, owner.source, config)
+    return client, client.num_edges
+
+
+def _owned_client(owned: LocalGraphFile, config: RunConfig) -> tuple[ClientGraph, int]:
+    """Apply the settings to an owner's graph; count its undirected edges."""
+    later = [g for g in owned.evaluation if {"train", "val", "test"} & set(g.masks)]
+    found = [owned.dataset.edge_index, *(g.edge_index for g in later)]
+    edges = sum(edge_index.shape[1] // 2 for edge_index in found)
+    return client_from_owned(owned, config), edges
 
 
 def _graph_set(dataset: GraphDataset, name: str, config: RunConfig) -> ClientGraph:
@@ -311,8 +337,8 @@ def _agree_on_features(
             f"The edges of the owners have different numbers of features ({text}). Give "
             "edges.csv the same columns at all owners."
         )
-    if config.feature_align == "project":
-        return list(clients)
+    if config.feature_align == "project":  # only the layers of nodes stay local
+        return _agree_on_edge_features(clients)
     widths = {client.name: client.num_features for client in clients}
     if len(set(widths.values())) > 1:
         text = ", ".join(f"{name}: {width}" for name, width in widths.items())
@@ -346,6 +372,27 @@ def _agree_on_features(
             f"{len(wrong)} of {len(clients)} owners cannot be used. " + "\n".join(wrong)
         )
     return [order_columns(client, agreed) for client in clients]
+
+
+def _agree_on_edge_features(clients: Sequence[ClientGraph]) -> list[ClientGraph]:
+    """Put the features of edges into one order, by name; those of nodes may differ."""
+    first = next((c for c in clients if c.num_edge_features and c.feature_names), None)
+    if first is None:
+        return list(clients)
+    agreed = first.feature_names[first.num_features :]
+    out = []
+    for client in clients:
+        of_nodes = client.feature_names[: client.num_features]
+        of_edges = client.feature_names[client.num_features :]
+        if of_edges and (text := differing_names(of_edges, agreed)):
+            raise DataError(
+                f"{client.name}: the features of its edges differ from those of "
+                f"{first.name}: {text}. Owners must agree on them, also with "
+                'feature-align = "project".'
+            )
+        is_named = bool(of_edges)
+        out.append(order_columns(client, (*of_nodes, *agreed)) if is_named else client)
+    return out
 
 
 def _sha256(clients: Sequence[ClientGraph]) -> str:

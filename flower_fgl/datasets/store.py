@@ -40,8 +40,12 @@ from flower_fgl.datasets.client_graph import (
     OutsideEdges,
     Scaling,
 )
-from flower_fgl.datasets.graph_files.npz import read_bytes
-from flower_fgl.datasets.owners import build_owners, list_owners, owner_contents
+from flower_fgl.datasets.owners import (
+    build_owners,
+    file_contents,
+    list_owners,
+    owner_contents,
+)
 from flower_fgl.datasets.partition.partition import (
     GRAPH_RULES,
     NETWORK_RULES,
@@ -392,9 +396,8 @@ def _folder_name(config: RunConfig, num_clients: int) -> str:
     path = Path(os.path.expanduser(config.dataset))
     if is_file(config.dataset):
         key["dataset"] = path.name
-        files = sorted(path.glob("*.csv")) if os.path.isdir(path) else [path]
         key["has_feature_names"] = True
-        key["content"] = [hashlib.sha256(read_bytes(f)).hexdigest() for f in files]
+        key["content"] = file_contents(path)
     name, rule = path.stem, config.partition
     if config.owners:
         key["owners"] = owner_contents(config)

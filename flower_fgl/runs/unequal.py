@@ -51,7 +51,8 @@ def unequal_settings(
         for key in keys:
             values: dict[str, list[str]] = {}
             for name, settings in rows.items():
-                is_chosen = key in chosen.get(name, ()) or f"{key}=" in name
+                is_named = any(part.startswith(f"{key}=") for part in name.split(", "))
+                is_chosen = is_named or key in chosen.get(name, ())
                 if key in settings and not is_chosen:
                     values.setdefault(_shown(settings[key]), []).append(name)
             if len(values) > 1:

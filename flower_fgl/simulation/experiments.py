@@ -58,17 +58,7 @@ DEFAULT_CLIENTS = 10
 REPLICATES = ("seed", "partition-seed")
 """Settings over which the results table averages. ``draws`` sets both."""
 
-MEASURED = (
-    "method",
-    "dataset",
-    "target",
-    "owners",
-    "clients",
-    "setting",
-    "shots",
-    "partition",
-    "split",
-)
+MEASURED = ("method", "owners", *PLACE, "feature-norm")
 """Settings that a published value depends on; if one changes, the value is dropped."""
 
 __all__ = [

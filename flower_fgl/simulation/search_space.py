@@ -27,11 +27,13 @@ from flower_fgl.methods import METHODS, parse_config
 __all__ = ["Choices", "Dimension", "Range", "read_space", "row_space", "space_size"]
 
 RANGE_KEYS = {"low", "high", "log", "step"}
-TASK = "method dataset clients setting shots expansion-hops feature-sparsity"
+TASK = "method dataset target owners clients setting shots expansion-hops"
+TASK += " feature-sparsity feature-align class-align time-cuts positive-class"
 TASK += (
     " edge-sparsity label-sparsity partition partition-seed dirichlet-alpha split seed"
 )
-EVALUATION = "rounds round-patience evaluate evaluate-every absent-classes"
+EVALUATION = "rounds round-patience evaluate evaluate-every eval-policy link-k"
+EVALUATION += " precision-k absent-classes"
 MACHINE = (
     "data-dir device threads stacked output-dir run-dir state-dir checkpoint-every"
 )

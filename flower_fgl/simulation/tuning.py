@@ -411,7 +411,10 @@ class RowStudy:
                     out.append(dict(asked.params))
         while len(out) < BATCH:  # TPE repeats its favourites in a small space
             rest = self._untried([*before, *(Trial(-1, point) for point in out)])
-            out.append(next(rest))
+            point = next(rest, None)
+            if point is None:  # fewer points than a batch has: all of them
+                break
+            out.append(point)
         return out
 
     def _untried(self, trials: Sequence[Trial]) -> Iterator[dict[str, Scalar]]:

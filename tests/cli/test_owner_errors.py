@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,3 +113,20 @@ def test_two_owners_of_one_name_are_refused_in_every_setting(
     owners = f"{tmp_path / 'x' / 'bank'},{tmp_path / 'y' / 'bank'}"
     with pytest.raises(FglError, match='Two owners have the name "bank"'):
         simulate("fedavg", owners=owners, setting=SETTINGS[kind])
+
+
+@pytest.mark.parametrize("setting", ["inductive", "edge"])
+def test_partition_describes_as_many_clients_as_there_are_owners(
+    setting: str, tmp_path: Path
+) -> None:
+    owners = tmp_path / "owners"
+    for name in ("a", "b", "c"):
+        write_owner(owners / name, time=lambda k: k)
+    values = [f"owners={owners}", f"setting={setting}"]
+    argv = ["partition", *(f"--set={value}" for value in values)]
+    result = CliRunner().invoke(app, argv)
+    assert result.exit_code == 0, result.output
+    kept, of = re.search(
+        r"3 clients.* ([\d,]+) of ([\d,]+) edges kept", result.output
+    ).groups()
+    assert 0 < int(kept) < int(of) == 240

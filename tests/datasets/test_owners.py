@@ -13,8 +13,15 @@ import torch
 from flower_fgl.core.errors import ConfigError, DataError
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.graph_files.graph_file import save_client_graph
-from flower_fgl.datasets.owners import absolute_owners, build_owners, list_owners
+from flower_fgl.datasets.owned import client_from_file
+from flower_fgl.datasets.owners import (
+    absolute_owners,
+    build_owners,
+    list_owners,
+    owner_contents,
+)
 from flower_fgl.datasets.store import open_store
+from flower_fgl.datasets.transforms.normalize_features import scale_client
 from flower_fgl.methods import parse_config
 from tests.support.owners import CLASSES, in_own_order, owner_graphs
 
@@ -214,3 +221,82 @@ def test_a_relative_path_is_looked_up_in_the_data_folder(
         "d",
         "c",
     ]
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns"])
+def test_features_normalized_at_export_are_not_normalized_again(
+    graphs: list[Any], tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "client.npz"
+    scaled = scale_client(graphs[0], kind)
+    save_client_graph(path, scaled)
+    client = client_from_file(path, parse_config({"setting": "inductive"}))
+    assert client.scale == kind
+    assert client.num_items < scaled.num_items
+    rows = torch.searchsorted(scaled.node_ids, client.node_ids)
+    torch.testing.assert_close(client.graph.x, scaled.graph.x[rows])
+    with pytest.raises(DataError, match="normalized at export"):
+        client_from_file(
+            path, parse_config({"setting": "inductive", "feature-norm": "none"})
+        )
+
+
+def write_edges(folder: Path, columns: str) -> None:
+    """Write an owner of 40 nodes; its edges have one feature of each letter."""
+    folder.mkdir(parents=True)
+    nodes = "".join(f"n{k},{k % 3}\n" for k in range(40))
+    (folder / "nodes.csv").write_text("id,x\n" + nodes)
+    values = {"a": "1", "h": "2", "w": "3"}
+    row = ",".join(values[letter] for letter in columns)
+    edges = "".join(f"n{k},n{(k + 1) % 40},{'pq'[k % 2]},{row}\n" for k in range(40))
+    header = ",".join(["source,target,label", *columns])
+    (folder / "edges.csv").write_text(header + "\n" + edges)
+
+
+def test_features_of_edges_are_matched_by_name_where_those_of_nodes_differ(
+    tmp_path: Path,
+) -> None:
+    for name, columns in (("one", "ah"), ("two", "ha"), ("three", "hw")):
+        write_edges(tmp_path / name, columns)
+    settings = {"setting": "edge", "feature_align": "project"}
+    both = f"{tmp_path / 'one'},{tmp_path / 'two'}"
+    for client in build_owners(config_of(both, **settings))[0]:
+        assert client.feature_names[-2:] == ("edge: a", "edge: h")
+        assert (client.graph.pair_x == torch.tensor([1.0, 2.0])).all()
+    with pytest.raises(DataError, match=r"three: the features of its edges.*edge: a"):
+        build_owners(config_of(f"{both},{tmp_path / 'three'}", **settings))
+
+
+def test_a_renamed_table_is_another_content(tmp_path: Path) -> None:
+    write_edges(tmp_path / "o" / "one", "ah")
+    write_edges(tmp_path / "o" / "two", "ah")
+    classes = tmp_path / "o" / "one" / "edge_classes.csv"
+    classes.write_text("name\np\nq\nr\n")
+    config = config_of(tmp_path / "o", setting="edge")
+    before = owner_contents(config)
+    assert owner_contents(config) == before
+    classes.rename(classes.with_name("edge_classes_old.csv"))
+    assert owner_contents(config) != before
+
+
+def test_a_dataset_of_another_version_is_another_content(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flower_fgl.datasets import owners
+
+    config = config_of("synthetic,cora", feature_align="project")
+    before = owner_contents(config)
+    find = owners.find_source
+    monkeypatch.setattr(
+        owners, "find_source", lambda name: replace(find(name), version="2")
+    )
+    assert owner_contents(config) != before
+
+
+@pytest.mark.parametrize("setting", ["transductive", "inductive", "link"])
+def test_all_edges_of_the_owners_are_counted(
+    graphs: list[Any], tmp_path: Path, setting: str
+) -> None:
+    held = sum(graph.num_edges for graph in graphs)
+    folder = save(tmp_path / "all", graphs)
+    assert build_owners(config_of(folder, setting=setting))[2] == held

@@ -15,6 +15,7 @@ from flower_fgl.runs.cells import Cell
 from flower_fgl.runs.results_table import ResultsTable
 from flower_fgl.runs.statistics import adjust_holm, paired_test
 from flower_fgl.runs.table_formats import format_table
+from flower_fgl.runs.unequal import unequal_settings
 from tests.support.written_cells import make_draw, make_row
 
 LOCAL = [0.70, 0.72, 0.69, 0.70, 0.71, 0.70]
@@ -370,3 +371,11 @@ def test_csv_holds_the_numbers_in_full() -> None:
     assert 0 < float(found[0]["p_control"]) < 0.05
     assert found[2]["p_control"] == ""
     assert not math.isnan(float(found[2]["p_best"]))
+
+
+def test_a_setting_whose_name_ends_like_another_is_compared() -> None:
+    rows = {"a, server-lr=0.1": {"lr": 0.1}, "b": {"lr": 0.01}}
+    assert unequal_settings(rows) == [
+        "optimizer: lr is 0.1 (a, server-lr=0.1), 0.01 (b)"
+    ]
+    assert not unequal_settings({"a, lr=0.1": {"lr": 0.1}, "b": {"lr": 0.01}})

@@ -159,6 +159,7 @@ def test_on_other_data_or_with_another_method_nothing_is_published(
     other = whole.with_options({"dataset": "cora"})
     assert other.published == other.published_f1 == {}
     assert other.published_columns["unseen"] == {}
+    assert whole.with_options({"label-sparsity": 0.5}).published == {}
     assert whole.with_options({"method": "fedavg"}).published == {"b": 2.0}
     longer = whole.with_options({"rounds": 2, "dataset": "synthetic"})
     assert longer.published == {"a": 1.0, "b": 2.0}

@@ -252,6 +252,28 @@ def test_a_space_as_small_as_the_budget_is_covered(
     assert points == {(lr, d) for lr in (0.003, 0.01, 0.03) for d in (0.0, 0.5)}
 
 
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize(
+    ("rates", "drops", "budget"), [(3, 1, 2), (3, 2, 5), (5, 2, 9)]
+)
+def test_a_budget_just_below_the_size_of_a_space_is_spent(
+    written: Callable[..., Experiment],
+    tmp_path: Path,
+    rates: int,
+    drops: int,
+    budget: int,
+) -> None:
+    lists = [0.01, 0.003, 0.03, 0.1, 0.3][:rates], [0.5, 0.0][:drops]
+    experiment = written(
+        ("[0.003, 0.01, 0.03]", str(lists[0])),
+        ("{low = 0.0, high = 0.8}", str(lists[1])),
+    )
+    rows = rows_to_tune(experiment)[:1]
+    (study,) = tune(experiment, rows, tmp_path, budget=budget)
+    points = {tuple(sorted(trial.settings.items())) for trial in study.trials}
+    assert len(points) == len(study.trials) == budget
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -337,7 +337,9 @@ class FileStates(StateStore):
                 if state.claimed:
                     _refuse_second(path, state)
                 if kept is None or kept <= new:
-                    self._keep(path, kept, new)
+                    # an evaluation changes the file, too, of a client that did not train
+                    evaluated = int(state.values.get(ANSWERED + "evaluate", 0))
+                    self._keep(path, kept, max(new, evaluated))
                     write_state(path, state, is_synced=self.is_synced)
         except OSError as error:
             raise RunError(

@@ -420,20 +420,20 @@ def _labelled_edges(
 def _times(table: _Table, path: Path) -> Array:
     """Return the times of edges, shape (M,); reject those that are missing or go back."""
     times = array("d")
+    shown = show_path(path)
     for line, cell in zip(table.lines, table.text["time"], strict=True):
-        where = f"{show_path(path)}, line {line}"
         value = _number(cell)
         if value is None or not np.isfinite(value):
             got = f'"{clip(cell)}"' if cell else "an empty cell"
             raise DataError(
-                f"{where}: time must be a number such as seconds or days, got {got}. Give "
-                "every edge a time, or remove the column."
+                f"{shown}, line {line}: time must be a number such as seconds or days, "
+                f"got {got}. Give every edge a time, or remove the column."
             )
         if times and value < times[-1]:
             raise DataError(
-                f"{where}: time {value:g} goes backwards, the line above has "
-                f"{times[-1]:g}. Sort the lines by time. An hour of the day, which starts "
-                "again every day, is no time."
+                f"{shown}, line {line}: time {value:g} goes backwards, the line above "
+                f"has {times[-1]:g}. Sort the lines by time. An hour of the day, which "
+                "starts again every day, is no time."
             )
         times.append(value)
     return np.array(times, dtype=np.float64)
@@ -463,18 +463,20 @@ def _outside_edges(path: Path, index: dict[str, int]) -> Array:
     _, header = next(rows)
     at_source, at_target = (header.index(name) for name in ("source", "target"))
     own, others = array("q"), []
+    shown = show_path(path)
     for line, row in rows:
         source, target = row[at_source].strip(), row[at_target].strip()
-        where = f"{show_path(path)}, line {line}"
         if source not in index:
             raise DataError(
-                f'{where}: source "{clip(source)}" is not an id in nodes.csv. Write the '
-                "own node as source and the other owner's node as target."
+                f'{shown}, line {line}: source "{clip(source)}" is not an id in '
+                "nodes.csv. Write the own node as source and the other owner's node as "
+                "target."
             )
         if target in index or not target:
             raise DataError(
-                f'{where}: target "{clip(target)}" must be the id of a node of another '
-                "data owner. Edges between nodes of nodes.csv belong into edges.csv."
+                f'{shown}, line {line}: target "{clip(target)}" must be the id of a '
+                "node of another data owner. Edges between nodes of nodes.csv belong into "
+                "edges.csv."
             )
         own.append(index[source])
         others.append(target)

@@ -161,9 +161,10 @@ def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
         edge_index, pairs, y, masks = split_links(
             edge_index, graph.num_nodes, fractions, generator=generator
         )
-    x, names = graph.x, client.feature_names
+    x, names, scaling = graph.x, client.feature_names, client.scaling
     if config.link_features == "degree" or not client.num_features:
         x, names = degree_features(edge_index, graph.num_nodes), degree_names()
+        scaling = None
     elif follow_degrees(x, graph.edge_index):
         raise DataError(
             "The features are a function of the nodes' degrees, counted over all edges: "
@@ -175,6 +176,7 @@ def link_client(client: ClientGraph, config: RunConfig) -> ClientGraph:
         graph=Graph(x, edge_index, y, masks, pairs=pairs),
         class_names=LINK_CLASSES,
         feature_names=names,
+        scaling=scaling,
     )
 
 

@@ -14,7 +14,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings_validation import describe_sampling, num_sampled
 from flower_fgl.nn import assign_models
-from flower_fgl.protocols.describe import Description, Rejection
+from flower_fgl.protocols.describe import UNNUMBERED, Description, Rejection
 from flower_fgl.strategies.federation import Federation, node_label
 from flower_fgl.strategies.rounds.discovery import (
     wait_for_clients,
@@ -228,6 +228,21 @@ def _agree_on_schema(
         rejected += tuple(Rejection(fit[n].name, r) for n, r in reasons.items() if r)
         fit = {n: d for n, d in fit.items() if not reasons[n]}
         _warn_of_unnamed_features(fit)
+    claims = Counter(
+        d.partition_id for d in fit.values() if d.partition_id != UNNUMBERED
+    )
+    twice = {n for n, d in fit.items() if claims[d.partition_id] > 1}
+    if twice and 2 * (len(fit) - len(twice)) <= len(described):
+        _reject_duplicates(claims)
+    rejected += tuple(
+        Rejection(
+            fit[node].name,
+            f"{claims[fit[node].partition_id]} nodes have partition-id = "
+            f"{fit[node].partition_id}. Give every SuperNode its own.",
+        )
+        for node in sorted(twice)
+    )
+    fit = {n: d for n, d in fit.items() if n not in twice}
     for one in rejected:
         log.warning("Data owner %s does not take part: %s", one.name, one.reason)
     _require_enough(len(fit), "data owners", rejected, config)

@@ -11,6 +11,7 @@ from flwr.app import Context, RecordDict
 from safetensors import safe_open
 
 from flower_fgl.client_apps.runtime.state import (
+    ANSWERED,
     ClientState,
     ContextStates,
     FileStates,
@@ -187,6 +188,22 @@ def test_a_client_rewinds_to_its_state_at_a_checkpoint(
         assert torch.equal(state.tensors["model/w"], torch.full((2,), expected))
     place.rewind(resumed, 0, context.run_id, point)  # a repeated query
     assert place.load(resumed, 0).values.get("round", 0) == expected
+
+
+def test_a_client_that_was_only_evaluated_rewinds_past_its_evaluations(
+    context: Context, tmp_path: Path
+) -> None:
+    place = FileStates(tmp_path, keep_every=2)
+    train(place, context, 1, 2, 3)
+    for number in (3, 4, 5):  # not sampled in rounds 4 and 5, but evaluated
+        claim = ClientState({}, {ANSWERED + "evaluate": number})
+        claim.claimed = "evaluate"
+        place.note(context, 0, claim)
+    resumed = next_run(8)
+    place.rewind(resumed, 0, context.run_id, 4)
+    state = place.load(resumed, 0)
+    assert state.values["round"] == 3
+    assert state.values[ANSWERED + "evaluate"] == 4  # so that it answers round 5 again
 
 
 def test_states_of_the_last_two_checkpoints_are_kept(

@@ -12,9 +12,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_fgl import Run
 from flower_fgl.core.errors import RunError
+from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.strategies.rounds.discovery import _each_reason_once
 from tests.strategies.rounds.faulty_nodes import Plan, faulty, places_of
 from tests.strategies.rounds.test_rejoining import Nodes, run_with
+from tests.support.owners import owner_graphs, run_owners
 from tests.support.short_runs import comparable
 
 DESCRIBE = "query.describe"
@@ -115,6 +117,30 @@ def test_a_claim_of_another_clients_partition_costs_these_two_only(
     assert len(done.summary["refused"]) == 2
     with pytest.raises(RunError, match=r"Several nodes hold the same partition: \[1\]"):
         run_lying(tmp_path / "three", lying(2, **{"partition-id": 1}))
+
+
+def test_an_owners_claim_of_anothers_partition_costs_these_two_only(
+    tmp_path: Path,
+) -> None:
+    nodes = []
+    for number, graph in enumerate(owner_graphs(5)):
+        path = tmp_path / f"o{number}.npz"
+        save_client_graph(path, graph)
+        claim = 1 if number == 4 else number
+        nodes.append(
+            {
+                "graph": str(path),
+                "name": f"o{number}",
+                "partition-id": claim,
+                "num-partitions": 5,
+            }
+        )
+    done = run_owners(nodes, tmp_path / "five", rounds=1)
+    assert [row["replies"] for row in done.rounds] == [3]
+    names = sorted(refused["name"] for refused in done.summary["refused"])
+    assert names == ["o1", "o4"]
+    with pytest.raises(RunError, match=r"Several nodes hold the same partition: \[1\]"):
+        run_owners([nodes[k] for k in (0, 1, 4)], tmp_path / "three", rounds=1)
 
 
 def test_a_bad_description_leaves_too_few_for_min_replies(tmp_path: Path) -> None:
