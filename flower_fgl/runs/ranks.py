@@ -55,12 +55,12 @@ class Ranks:
     def __str__(self) -> str:
         """State the ranks and what they show."""
         listed = ", ".join(f"{name} {rank:.2f}" for name, rank in self.average.items())
-        text = f"Average ranks over {self.num_blocks} columns: {listed}. "
+        text = f"Average ranks over {self.num_blocks} datasets: {listed}. "
         if self.why_not:
             return f"{text}Not testable: {self.why_not}."
         test = f"Friedman's test: p = {self.p:.2g}"
         if self.num_blocks <= FEW_BLOCKS:
-            test += f" (a rough value with {self.num_blocks} columns)"
+            test += f" (a rough value with {self.num_blocks} datasets)"
         return (
             f"{text}{test}. Nemenyi's critical difference at 95 %: "
             f"{self.critical_difference:.2f}."
@@ -92,9 +92,11 @@ def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     number, size = len(blocks), len(names)
     if number < MIN_BLOCKS or size < MIN_ROWS:
         why = (
-            f"{size} rows and {number} columns, {MIN_ROWS} and {MIN_BLOCKS} are needed"
+            f"{size} rows and {number} datasets, {MIN_ROWS} and {MIN_BLOCKS} are needed"
         )
         return Ranks(average, number, why_not=why)
+    if all(len(set(block)) == 1 for block in blocks):
+        return Ranks(average, number, why_not="the rows are equal on every dataset")
     error = math.sqrt(size * (size + 1) / (6 * number))
     wide = stats.studentized_range.ppf(1 - LEVEL, size, math.inf)
     p_values = {

@@ -311,7 +311,7 @@ class ResultsTable:
         return len(tested) // 2
 
     def ranks(self) -> tuple[Ranks | None, list[str]]:
-        """Rank the rows over the blocks.
+        """Rank the rows over the datasets.
 
         Returns
         -------
@@ -324,11 +324,16 @@ class ResultsTable:
         -----
         1. Each row has its first model. If rows are tuned, rows with their settings before
            tuning are left out.
+        2. Blocks of one dataset, e.g. two partitions, are no independent replicates: their
+           scores are averaged.
         """
         if self.is_cost or len(self.blocks) < 2:
             return None, []
         rows: dict[str, dict[str, float]] = {}
+        datasets: dict[str, list[str]] = {}
         for block in self.blocks:
+            dataset = str(block.lines[0].cell.place["dataset"])
+            datasets.setdefault(dataset, []).append(block.name)
             for line in block.lines:
                 if line.is_main and (values := self.values(line)):
                     name = self.label(line.cell.row)
@@ -337,7 +342,9 @@ class ResultsTable:
             self.label(c.row) for c in self.cells if c.row.endswith(DEFAULT_SUFFIX)
         }
         whole = {
-            name: list(found.values())
+            name: [
+                fmean(found[block] for block in blocks) for blocks in datasets.values()
+            ]
             for name, found in rows.items()
             if len(found) == len(self.blocks) and name not in defaults
         }

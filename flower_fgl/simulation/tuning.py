@@ -212,7 +212,8 @@ def tune(
     ConfigError
         If ``budget`` or ``jobs`` is too small.
     RunError
-        If the folder holds a study of other settings, or another process uses it.
+        If the folder holds a study of other settings, a row has more trials than
+        ``budget`` already, or another process uses the folder.
     """
     if budget < 2 or jobs < 1:
         raise ConfigError(
@@ -225,6 +226,13 @@ def tune(
         shutil.rmtree(folder / RUNNING, ignore_errors=True)  # runs of a killed study
         storage = _open_storage(folder / JOURNAL)
         studies = [RowStudy(storage, row, draws, seed) for row in rows]
+        for study in studies:
+            if len(study.trials) > study.num_trials(budget):
+                raise RunError(
+                    f'Row "{study.row.name}" already has {len(study.trials)} trials, more '
+                    f"than --budget {budget}. All rows get the same number: give "
+                    f"--budget {len(study.trials)} or more, or another folder."
+                )
         _run_studies(studies, folder / RUNNING, budget, processes, on_trial)
         shutil.rmtree(folder / RUNNING, ignore_errors=True)
     return studies

@@ -29,7 +29,7 @@ def test_average_ranks_are_those_worked_out_by_hand() -> None:
         2.343 * (12 / 30) ** 0.5, abs=1e-3
     )
     assert "a 1.20, b 1.90, c 2.90" in str(found)
-    assert "a rough value with 5 columns" in str(found)
+    assert "a rough value with 5 datasets" in str(found)
 
 
 def test_p_values_are_those_of_scikit_posthocs() -> None:
@@ -43,9 +43,9 @@ def test_p_values_are_those_of_scikit_posthocs() -> None:
 def test_too_few_datasets_are_not_testable(tmp_path: Path) -> None:
     few = {name: values[:4] for name, values in SCORES.items()}
     found = rank_rows(few)
-    assert found.why_not == "3 rows and 4 columns, 3 and 5 are needed"
+    assert found.why_not == "3 rows and 4 datasets, 3 and 5 are needed"
     assert "Not testable" in str(found)
-    with pytest.raises(ConfigError, match="needs tested ranks: 3 rows and 4 columns"):
+    with pytest.raises(ConfigError, match="needs tested ranks: 3 rows and 4 datasets"):
         draw_ranks(found, tmp_path / "x.svg")
     two = {name: SCORES[name] for name in "ab"}
     assert rank_rows(two).why_not.startswith("2 rows and 5 columns")
@@ -70,3 +70,9 @@ def test_without_the_library_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "scikit_posthocs", None)
     with pytest.raises(ConfigError, match=r"pip install 'flower-fgl\[ranks\]'"):
         draw_ranks(rank_rows(SCORES), tmp_path / "x.svg")
+
+
+def test_rows_that_are_equal_everywhere_are_not_tested() -> None:
+    found = rank_rows(dict.fromkeys("abc", [0.5] * 6))
+    assert found.why_not == "the rows are equal on every dataset"
+    assert set(found.average.values()) == {2.0}

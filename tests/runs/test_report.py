@@ -28,6 +28,7 @@ from flower_fgl.runs.report import page as report
 from flower_fgl.runs.report.figures import draw_run
 from flower_fgl.runs.report.lines import has_one_objective, lines_of, looks_of
 from flower_fgl.runs.report.page import percent, show_bytes, show_seconds, write_report
+from flower_fgl.runs.report.seeds import mark_best
 from flower_fgl.runs.report.sweeps import find_sweeps
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
@@ -1064,6 +1065,42 @@ def test_the_best_method_and_those_tied_with_it_are_highlighted(
     path = write_report(few, None)
     assert path.read_text().count('<tr class="best">') == 1
     assert "can be excluded" not in Page(path).words()
+
+
+def test_only_rows_of_the_same_data_with_all_their_scores_are_compared(
+    tmp_path: Path,
+) -> None:
+    partitions = [
+        {"method": "fedavg", "partition": rule, "score": score}
+        for rule, score in (("metis", 0.8), ("dirichlet", 0.9))
+    ]
+    groups = [
+        {
+            "runs": [
+                make(
+                    tmp_path / f"{place}-{method}-{seed}",
+                    method=method,
+                    seed=seed,
+                    val=(one["score"] - gap,),
+                    settings={"partition": one["partition"]},
+                )
+                for seed in range(5)
+            ],
+            "rank": "",
+        }
+        for place, one in enumerate(partitions)
+        for method, gap in (("fedavg", 0.0), ("local", 0.3))
+    ]
+    mark_best(groups)
+    assert [group["rank"] for group in groups] == ["best", "", "best", ""]
+    best = groups[0]["runs"][0]
+    lost = {**best.summary["best"]["test"], "accuracy": None}
+    summary = {**best.summary, "best": {**best.summary["best"], "test": lost}}
+    groups[0]["runs"][0] = replace(best, summary=summary)
+    for group in groups:
+        group["rank"] = ""
+    mark_best(groups)
+    assert [group["rank"] for group in groups] == ["", "best", "best", ""]
 
 
 @pytest.mark.usefixtures("no_pictures")

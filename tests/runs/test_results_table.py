@@ -229,13 +229,31 @@ def test_ranks_need_five_datasets_and_leave_out_untuned_rows() -> None:
     assert ranks.average == {"good": 1.0, "fair": 2.0, "poor": 3.0}
     assert not missing
     text = format_table(ResultsTable(cells), layout="overview")
-    assert "- Average ranks over 5 columns: good 1.00, fair 2.00, poor 3.00. " in text
+    assert "- Average ranks over 5 datasets: good 1.00, fair 2.00, poor 3.00. " in text
     assert "best of 12 trials per row by validation accuracy on draw 6" in text
     ranks, missing = ResultsTable(cells[:-2]).ranks()
     assert missing == ["fair"]
     few = ResultsTable(cells[:16])
     assert "Average ranks" not in format_table(few, layout="overview")
     assert ResultsTable(cells[:4]).ranks() == (None, [])
+
+
+def test_two_partitions_of_a_dataset_are_one_replicate_of_the_ranks() -> None:
+    cells = [
+        replace(
+            cell := make_row(row, [v - gap for v in GOOD], dataset=name),
+            place={**cell.place, "partition": partition},
+        )
+        for name in ("a", "b", "c")
+        for partition in ("metis", "louvain")
+        for row, gap in (("good", 0.0), ("poor", 0.2), ("fair", 0.1))
+    ]
+    table = ResultsTable(cells)
+    ranks, _ = table.ranks()
+    assert len(table.blocks) == 6
+    assert ranks is not None
+    assert ranks.num_blocks == 3
+    assert "3 datasets, 3 and 5 are needed" in ranks.why_not
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,17 @@ def test_a_budget_just_below_the_size_of_a_space_is_spent(
     assert len(points) == len(study.trials) == budget
 
 
+@pytest.mark.usefixtures("pretended")
+def test_rows_with_more_trials_than_the_budget_are_refused(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    experiment = written()
+    rows = rows_to_tune(experiment)
+    tune(experiment, rows[:1], tmp_path, budget=12)
+    with pytest.raises(RunError, match=r'"plain" already has 12 trials.*--budget 12'):
+        tune(experiment, rows, tmp_path, budget=4)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.score_names import SCORE_NAMES, SETTING_COLUMNS
+from flower_fgl.runs.cells import PLACE
 from flower_fgl.runs.compare import PER_RUN, compare_accuracy, main_metric
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import tell_apart
@@ -106,7 +108,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def mark_best(groups: Sequence[dict[str, Any]]) -> None:
-    """Set ``rank`` to ``best`` or ``tied``, for each dataset and number of clients.
+    """Set ``rank`` to ``best`` or ``tied`` among rows of the same data.
 
     The best has the highest mean test score. A tied one differs from it by less than one
     point, by the paired equivalence test of :mod:`flower_fgl.runs.statistics`; too few
@@ -115,13 +117,17 @@ def mark_best(groups: Sequence[dict[str, Any]]) -> None:
     places: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
         run = group["runs"][0]
-        setting = run.config.get("setting")
-        place = [run.summary["dataset"], run.summary["clients"], setting]
+        parts = [
+            run.config.get(key) for key in PLACE if key not in ("dataset", "clients")
+        ]
+        place = [run.summary["dataset"], run.summary["clients"], *parts]
         places.setdefault(json.dumps(place), []).append(group)
     for rivals in places.values():
         if len(rivals) < 2:
             continue
         best = max(rivals, key=lambda group: _main_score(group["runs"]))
+        if _main_score(best["runs"]) == -math.inf:
+            continue
         best["rank"] = "best"
         for group in rivals:
             if group is not best and _is_tied(best["runs"], group["runs"]):
@@ -129,10 +135,12 @@ def mark_best(groups: Sequence[dict[str, Any]]) -> None:
 
 
 def _main_score(runs: Sequence[Run]) -> float:
-    """Return the mean of the test score that papers on the runs' setting report."""
-    return statistics.fmean(
-        (run.best or {})["test"].get(main_metric(run)) or 0.0 for run in runs
-    )
+    """Return the mean of the test score that papers on the runs' setting report.
+
+    Returns ``-inf`` if a run has none, since means over other draws do not compare.
+    """
+    scores = [(run.best or {})["test"].get(main_metric(run)) for run in runs]
+    return -math.inf if None in scores else statistics.fmean(scores)
 
 
 def _is_tied(best: Sequence[Run], other: Sequence[Run]) -> bool:
