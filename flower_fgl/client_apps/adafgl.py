@@ -98,7 +98,9 @@ class AdaFGLClientApp(FedAvgClientApp):
             client.train_by, run, network, server_round, optimizer=optimizer
         )
         loss = self.keep_best_epoch(client, network, train)
-        return Fit(network, Empty(), loss, terms={"homophily": homophily})
+        # exact, and of half of the training nodes
+        terms = {"homophily": homophily} if client.config.min_class_count <= 1 else {}
+        return Fit(network, Empty(), loss, terms=terms)
 
     def personal_model(
         self, client: Client, download: Weights | None

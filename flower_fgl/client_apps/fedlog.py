@@ -26,7 +26,6 @@ prediction, Eqs. (1)-(3)                         ``FedLogBranchNet.head``
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
 
 import torch
@@ -133,12 +132,11 @@ class FedLogClientApp(FglClientApp):
             prompts = {n: t.detach().cpu() for n, t in generator.state_dict().items()}
             refuse_non_finite(prompts, rate="fedlog.prompt-lr")
         counts = client.data.graph.class_counts("train")
+        # the server knows the run's seed and could undo noise drawn from it
         rates = disguise_rates(
             class_rates(data.labels.cpu(), classes),
             method_config.class_rate_noise,
             scale=method_config.noise_scale,
-            # the server knows the run's seed and could undo noise drawn from it
-            generator=torch.Generator().manual_seed(secrets.randbits(63)),
             shared=counts >= config.min_class_count,
         )
         return Fit(None, PromptUpload(rates, prompts), loss)

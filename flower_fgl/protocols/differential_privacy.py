@@ -23,6 +23,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 from torch import Tensor
 
+from flower_fgl.core.entropy import hidden_normal
 from flower_fgl.core.errors import PayloadError
 
 __all__ = [
@@ -70,7 +71,7 @@ def clip_and_add_noise(
     origin : sequence of Tensor, float, optional
         o, values that the server already knows, shaped like ``numbers``; by default zero.
     generator : torch.Generator, optional
-        Source of the noise.
+        Source of the noise in tests; by default the operating system.
 
     Returns
     -------
@@ -92,7 +93,7 @@ def clip_and_add_noise(
     for u, o, t in zip(numbers, start, away, strict=True):
         value = o.double() + factor * t
         if noise:
-            drawn = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+            drawn = hidden_normal(t.shape, generator=generator, dtype=torch.float64)
             value += noise * clip * drawn
         out.append(value.to(u.dtype))
     return out

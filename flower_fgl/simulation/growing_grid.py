@@ -71,6 +71,8 @@ class GrowingGrid(OneRunGrid):
         Returns whether clients have trained together.
     """
 
+    always_answers = True
+
     def __init__(
         self,
         grid: LocalGrid,

@@ -215,6 +215,8 @@ class WorkerGrid(OneRunGrid):
         Run ID.
     """
 
+    always_answers = True
+
     def __init__(
         self, hosts: Sequence[Any], partitions: Mapping[int, int], run_id: int
     ) -> None:

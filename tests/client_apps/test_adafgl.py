@@ -36,6 +36,13 @@ def test_the_rounds_are_fedavg_s_and_the_second_step_sends_nothing(
     terms = [row["terms"] for row in run.clients if row["round"] == 3]
     assert terms
     assert all(0 <= row["homophily"] <= 1 for row in terms)
+    hidden = simulate(
+        "adafgl",
+        **settings,
+        min_class_count=2,
+        adafgl={"finetune_epochs": 1, "width": 8},
+    )
+    assert not any(row.get("terms") for row in hidden.clients if row["round"] == 3)
 
 
 def test_a_refused_second_step_is_evaluated_without_stacking(

@@ -43,6 +43,16 @@ def test_weights_are_clipped_around_what_the_server_knows() -> None:
     torch.testing.assert_close(out, torch.tensor([10.6, 10.8]))
 
 
+def test_noise_comes_from_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A seeded generator of torch has 2^32 states, which a server could try."""
+    monkeypatch.setattr("flower_fgl.core.entropy.os.urandom", lambda n: bytes(n))
+    (out,) = clip_and_add_noise([torch.zeros(3)], clip=2.0, noise=1.5)
+    extreme = float(torch.special.ndtri(torch.tensor(2.0**-54, dtype=torch.float64)))
+    torch.testing.assert_close(out, torch.full((3,), 3.0 * extreme))
+
+
 def test_noise_has_the_requested_standard_deviation(generator: torch.Generator) -> None:
     numbers = [torch.zeros(50_000), torch.zeros((10, 5000))]
     out = clip_and_add_noise(numbers, clip=2.0, noise=1.5, generator=generator)

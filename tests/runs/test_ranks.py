@@ -48,7 +48,7 @@ def test_too_few_datasets_are_not_testable(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs tested ranks: 3 rows and 4 datasets"):
         draw_ranks(found, tmp_path / "x.svg")
     two = {name: SCORES[name] for name in "ab"}
-    assert rank_rows(two).why_not.startswith("2 rows and 5 columns")
+    assert rank_rows(two).why_not.startswith("2 rows and 5 datasets")
 
 
 def test_the_diagram_names_all_rows_and_is_the_same_each_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
 from flower_fgl.runs.model_file import read_card
 from flower_fgl.runs.summary import summarise
+from flower_fgl.simulation.growing_grid import GrowingGrid
+from flower_fgl.simulation.workers import WorkerGrid
 from flower_fgl.strategies.aggregation import weighted_mean
 from flower_fgl.strategies.base import is_checkpoint_due
 from flower_fgl.strategies.rounds.messenger import send_receive
@@ -340,6 +343,33 @@ class GoneNodes:
     def pull_messages(self, message_ids: Any) -> list[Message]:
         assert "" not in message_ids
         return []
+
+
+class SlowNode(GoneNodes):
+    """A node that replies, with an error, at the third pull."""
+
+    pulls = 0
+
+    def pull_messages(self, message_ids: Any) -> list[Any]:
+        self.pulls += 1
+        error = SimpleNamespace(code=0, reason="late, but here")
+        reply = SimpleNamespace(
+            metadata=SimpleNamespace(reply_to_message_id="a"),
+            has_error=lambda: True,
+            error=error,
+        )
+        return [reply] if self.pulls == 3 else []
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_grid_that_always_answers_is_waited_for(waits: bool) -> None:
+    grid: Any = SlowNode(["a"])
+    grid.always_answers = waits
+    messages: Any = {0: None}
+    (failure,) = send_receive(grid, messages, timeout=0.0).failures
+    assert ("late, but here" if waits else "no reply within") in failure.reason
+    assert WorkerGrid.always_answers
+    assert GrowingGrid.always_answers
 
 
 @pytest.mark.parametrize(("ids", "lost"), [(["a", "", ""], [1, 2]), ([], [0, 1, 2])])

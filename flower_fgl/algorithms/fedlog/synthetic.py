@@ -10,6 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flower_fgl.core.entropy import hidden_normal, hidden_uniform
+
 __all__ = [
     "ClassNoise",
     "aggregation_weights",
@@ -49,7 +51,7 @@ def disguise_rates(
     kind: ClassNoise,
     *,
     scale: float,
-    generator: torch.Generator,
+    generator: torch.Generator | None = None,
     shared: Tensor | None = None,
 ) -> Tensor:
     """Hide the class distribution, FedLoG, appendix on privacy.
@@ -64,8 +66,8 @@ def disguise_rates(
         classes.
     scale : float
         a.
-    generator : torch.Generator
-        Source of randomness.
+    generator : torch.Generator, optional
+        Source of randomness in tests; by default the operating system.
     shared : Tensor of shape (C,), bool, optional
         Classes whose rates may be sent; by default all. The others get 0, and the rates
         of the shared ones are divided by their sum, from which the others would follow.
@@ -87,14 +89,14 @@ def disguise_rates(
         rates = rates.masked_fill(~shared, 0.0)
         rates = rates / rates.sum().where(rates.any(), 1.0)
     if kind == "gauss":
-        noise = torch.randn(rates.shape, generator=generator)
+        noise = hidden_normal(rates.shape, generator=generator)
         return (rates * (1 + scale * noise)).clamp(min=0)
     out = rates.clone()
     if kind == "permute":
         is_head = rates > 1 / len(rates)
         for kept in (is_head & shared, ~is_head & shared):
             group = kept.nonzero()[:, 0]
-            order = torch.randperm(len(group), generator=generator)
+            order = hidden_uniform(group.shape, generator=generator).argsort()
             out[group] = rates[group[order]]
     return out
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flower_fgl.algorithms.prototypes.attention import Scorer, UnitRows
 from flower_fgl.algorithms.prototypes.hop_neighbors import Pairs
+from flower_fgl.core.entropy import hidden_normal, hidden_uniform
 from flower_fgl.nn import SparseOperator
 
 __all__ = [
@@ -268,7 +269,7 @@ def node_distance(
 
 
 def add_noise(
-    prototypes: Tensor, *, share: float, generator: torch.Generator
+    prototypes: Tensor, *, share: float, generator: torch.Generator | None = None
 ) -> Tensor:
     """Add Gaussian noise to a random part of each prototype, FedPG Sec. IV-G.
 
@@ -279,8 +280,8 @@ def add_noise(
     share : float in [0, 1]
         Share of the dimensions with noise, rounded to the nearest whole number of
         dimensions.
-    generator : torch.Generator
-        Draws dimensions and noise, on the CPU.
+    generator : torch.Generator, optional
+        Draws dimensions and noise in tests; by default the operating system.
 
     Returns
     -------
@@ -294,8 +295,8 @@ def add_noise(
     if not count:
         return prototypes
     device = prototypes.device
-    draw = torch.rand(prototypes.shape, generator=generator)
+    draw = hidden_uniform(prototypes.shape, generator=generator)
     order = draw.argsort(dim=-1).argsort(dim=-1)
-    noise = torch.randn(prototypes.shape, generator=generator).to(device)
+    noise = hidden_normal(prototypes.shape, generator=generator).to(device)
     sigma = prototypes.std(dim=-1, keepdim=True, correction=0)
     return prototypes + noise * sigma * (order < count).to(device)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
-
-import torch
 
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.errors import PayloadError
@@ -65,14 +62,12 @@ def privatize(client: Client, upload: Payload, download: Any = None) -> Payload:
     is_distributed = config.upload_noise_model == "distributed"
     numbers = numbers_of(upload)
     start = origin_of(numbers, numbers_of(download))
-    generator = torch.Generator().manual_seed(secrets.randbits(63))
     try:
         noised = clip_and_add_noise(
             [tensor.detach().cpu() for tensor in numbers.values()],
             clip=config.upload_clip,
             noise=0.0 if is_distributed else config.upload_noise,
             origin=start,
-            generator=generator,
         )
     except ValueError as error:
         raise PayloadError(f"{error}") from error

@@ -415,9 +415,14 @@ def send_receive(
        must also come from the node that the message went to.
     4. Flower decodes a reply when it is pulled. ``max_mb`` is checked before any record
        is read.
+    5. The grids of the local engine have ``always_answers``: every client replies, or
+       its process is known to have died. A slow round is waited for, in one process as
+       in several.
     """
     if not messages:
         return Exchange({})
+    if getattr(grid, "always_answers", False):
+        timeout = math.inf
     start = time.perf_counter()
     order = sorted(messages)
     ids = list(grid.push_messages([messages[pid] for pid in order]))
