@@ -13,7 +13,13 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
 from flower_fgl.runs.cells import DEFAULT_SUFFIX, MODELS, PLACE, Cell, Draw
 from flower_fgl.runs.ranks import Ranks, rank_rows
-from flower_fgl.runs.statistics import LEVEL, PairedTest, adjust_holm, paired_test
+from flower_fgl.runs.statistics import (
+    LEVEL,
+    PairedTest,
+    adjust_holm,
+    detectable_at,
+    paired_test,
+)
 from flower_fgl.runs.unequal import unequal_settings
 
 __all__ = ["COSTS", "Block", "Line", "ResultsTable", "Versus"]
@@ -281,6 +287,11 @@ class ResultsTable:
                     if values := self.values(line):
                         pairs[key] = paired_test(values, self.values(other))
         tests = list(pairs.values())
+        number = sum(not math.isnan(test.p) for test in tests)
+        tests = [  # at the level of Holm's first step, the strictest
+            replace(test, detectable=detectable_at(test, LEVEL / max(number, 1)))
+            for test in tests
+        ]
         differ = adjust_holm([test.p for test in tests])
         equal = adjust_holm([test.p_equivalent for test in tests])
         out = {}

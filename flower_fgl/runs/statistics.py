@@ -9,7 +9,7 @@ from functools import cache
 from statistics import fmean, stdev
 
 __all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "PairedTest", "adjust_holm", "paired_test"]
-__all__ += ["proportion_interval"]
+__all__ += ["detectable_at", "proportion_interval"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
@@ -112,11 +112,40 @@ def paired_test(
 
 
 @cache
-def _detectable_effect(n: int) -> float:
-    """Return the detectable difference of n pairs, in standard deviations."""
-    from statsmodels.stats.power import TTestPower
+def _detectable_effect(n: int, level: float = LEVEL) -> float:
+    """Return the detectable difference of n pairs, in standard deviations.
 
-    return float(TTestPower().solve_power(nobs=n, alpha=LEVEL, power=POWER))
+    statsmodels' ``TTestPower`` finds too small ones for few pairs at strict levels.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t
+
+    bound = t.isf(level / 2, n - 1)
+    return float(
+        brentq(lambda effect: nct.sf(bound, n - 1, effect * n**0.5) - POWER, 0.0, 1e3)
+    )
+
+
+def detectable_at(test: PairedTest, level: float) -> float:
+    """Return the difference that a test at another level finds.
+
+    Parameters
+    ----------
+    test : PairedTest
+        A test at :data:`LEVEL`.
+    level : float
+        Level of the test, e.g. of one among several.
+
+    Returns
+    -------
+    float
+        Found with probability :data:`POWER`; NaN if not testable.
+    """
+    if math.isnan(test.detectable):
+        return math.nan
+    return (
+        test.detectable * _detectable_effect(test.n, level) / _detectable_effect(test.n)
+    )
 
 
 def adjust_holm(p_values: Sequence[float]) -> list[float]:

@@ -8,7 +8,9 @@ import math
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.runs.cells import Cell
@@ -389,6 +391,27 @@ def test_csv_holds_the_numbers_in_full() -> None:
     assert 0 < float(found[0]["p_control"]) < 0.05
     assert found[2]["p_control"] == ""
     assert not math.isnan(float(found[2]["p_best"]))
+
+
+def test_the_detectable_difference_is_that_of_the_adjusted_tests() -> None:
+    """At it, a test among m finds a difference with a probability of 80 %."""
+    rows = [make_row("local", LOCAL), make_row("good", GOOD)]
+    found = []
+    for number in (0, 20):
+        more = [
+            make_row(f"m{k}", [v - 0.1 - 0.01 * k for v in GOOD]) for k in range(number)
+        ]
+        table = ResultsTable([*rows, *more])
+        local, good, *_ = table.blocks[0].lines
+        versus = table.versus(local, good)
+        assert versus is not None
+        found.append(versus.test.detectable)
+        count = table.num_tests
+    assert found[0] < found[1]
+    spread = float(np.std(np.subtract(LOCAL, GOOD), ddof=1))
+    draws = np.random.default_rng(0).normal(found[1], spread, (20_000, len(LOCAL)))
+    power = (stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05 / count).mean()
+    assert power == pytest.approx(0.8, abs=0.015)
 
 
 def test_a_setting_whose_name_ends_like_another_is_compared() -> None:
