@@ -8,9 +8,10 @@ import logging
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +134,10 @@ def run_all(
         check_jobs(how.jobs, how.engine, how.workers, how.client_gpus)
         folder = Path(str(planned[0].settings["run-dir"])).parent
         is_changed = bool(options.keys() - {"output-dir"})
-        copy_experiment(whole, experiment_file, folder, is_changed=is_changed)
-        return _run_grid(experiment, planned, how, console)
+        copy = partial(
+            copy_experiment, whole, experiment_file, folder, is_changed=is_changed
+        )
+        return _run_grid(experiment, planned, how, console, copy)
     if run_options.jobs != 1:
         raise ConfigError(
             f"--jobs {run_options.jobs} runs the runs of a grid side by side, but there is "
@@ -190,8 +193,12 @@ def _run_grid(
     planned: Sequence[PlannedRun],
     run_options: RunOptions,
     console: Console,
+    copy: Callable[[], object],
 ) -> list[Run]:
-    """Run the missing runs of a grid; print the table and write the report."""
+    """Run the missing runs of a grid; print the table and write the report.
+
+    ``copy`` stores the experiment beside the runs, once none of them is refused.
+    """
     # loads torch: the settings of all runs are checked first
     from flower_fgl.simulation.jobs import Job, run_jobs
 
@@ -210,6 +217,7 @@ def _run_grid(
             settings["resume"] = True
         jobs.append(Job(run.name, settings))
         left.add(run.name, run.row, parse_config(settings).rounds)
+    copy()
     errors = {}
     if jobs:
         with (

@@ -100,7 +100,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     # "link-prediction" means "link", although "inductive" has more letters in common
     begins = [known for known in names if name.startswith(f"{known}-")]
-    close = begins[-1:] or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    swapped = [known for known in names if sorted(known) == sorted(name)]
+    longer = [known for known in names if known.startswith(f"{name}-")]
+    close = begins[-1:] or swapped or longer
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f'Did you mean "{close[0]}"? ' if close else ""
     return f"{hint}Known: {', '.join(names)}."
 

@@ -176,7 +176,13 @@ def _owner_of_entry(text: str, config: RunConfig) -> Owner:
             f"owners names {show_path(text)}, which exists neither in the working folder "
             "nor in data-dir. Check the path."
         )
-    find_source(text)
+    try:
+        find_source(text)
+    except ConfigError as error:
+        raise ConfigError(
+            f"owners names {clip(text)}, which is neither a folder or graph file in the "
+            f"working folder or data-dir, nor a dataset. {error}"
+        ) from error
     if text in TARGETS and needs_classes(config):
         raise ConfigError(
             f"owners lists {text}, whose items may have several labels at once: owners "

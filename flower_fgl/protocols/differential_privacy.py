@@ -186,7 +186,8 @@ def epsilon(noise: float, releases: int, delta: float) -> float:
     def excess(value: float) -> float:
         """Return log δ(ε) − log δ."""
         first = float(log_ndtr(mu / 2 - value / mu))
-        ratio = value + float(log_ndtr(-mu / 2 - value / mu)) - first
+        # below 0, but for rounding where the noise is tiny
+        ratio = min(0.0, value + float(log_ndtr(-mu / 2 - value / mu)) - first)
         return first + math.log(max(-math.expm1(ratio), 1e-300)) - math.log(delta)
 
     if excess(0.0) <= 0:

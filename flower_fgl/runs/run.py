@@ -254,10 +254,12 @@ class Run:
         dataset = Path(str(about["dataset"])).name or about["dataset"]
         if target := self.config.get("target"):
             dataset = f"{dataset}, target {target}"
+        rounds = about["rounds"]
         return (
             f"{about['method']} on {dataset}, "
             f"{about['clients'] or '?'} clients, "
-            f"seed {about['seed']}, {about['rounds']} rounds: {self.status}"
+            f"seed {about['seed']}, {rounds} round{'' if rounds == 1 else 's'}: "
+            f"{self.status}"
             + (f"\nerror: {about['error']}" if "error" in about else "")
         )
 

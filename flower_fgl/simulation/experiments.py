@@ -492,6 +492,11 @@ def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[i
             f"{path}: tune-draws must be a list of distinct draws such as [{draws}], got "
             f"{found!r}."
         )
+    if own := [draw for draw in found if draw < draws]:
+        raise ConfigError(
+            f"{path}: tune-draws {own} are draws of the table, which has 0 to {draws - 1}: "
+            f"no draw may choose its own settings. Use {draws} or more."
+        )
     return found
 
 

@@ -82,7 +82,8 @@ def _to_table(experiment: Experiment) -> dict[str, Any]:
         "tuning": dict(experiment.tuning),
         "config": nested(config),
         "case": [nested(case) for case in experiment.cases],
-        "grid": nested(experiment.grid),
+        # not nested: a table would come last, and the order names the runs
+        "grid": dict(experiment.grid),
         **{key: dict(values) for key, values in published_tables(experiment).items()},
     }
     return {key: value for key, value in table.items() if value or key == "config"}

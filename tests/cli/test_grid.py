@@ -392,3 +392,19 @@ def test_without_a_terminal_every_run_prints_one_plain_line() -> None:
 def test_no_jobs_is_refused() -> None:
     with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
         run_jobs([], Died(), side_by_side=0)
+
+
+def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> None:
+    file, out = tmp_path / "two.toml", tmp_path / "runs"
+    config = "\n".join(f"{key} = {value}" for key, value in TINY.items())
+    cases = '[[case]]\nname = "a"\nmethod = "local"\n'
+    file.write_text(
+        f'title = "t"\ndraws = 2\n[config]\ndataset = "synthetic"\n{config}\n{cases}'
+    )
+    words = ["run", str(file), "--quiet", "--jobs", "1"]
+    words += ["--set", f"output-dir={out}"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    copy = (out / "two" / "two.toml").read_text()
+    with pytest.raises(RunError, match=r"holds a run with other settings \(lr\)"):
+        CliRunner().invoke(app, [*words, "--set", "lr=0.2"], catch_exceptions=False)
+    assert (out / "two" / "two.toml").read_text() == copy

@@ -159,5 +159,5 @@ def test_the_diagram_of_the_ranks_is_drawn(tmp_path: Path) -> None:
             (tmp_path / f"{dataset}-{row}.json").write_text(cell.to_json())
     picture = tmp_path / "x.svg"
     done = invoke("table", tmp_path, "--layout", "overview", "--ranks", picture)
-    assert "Average ranks over 5 columns: three 1.00" in done.stdout
+    assert "Average ranks over 5 datasets: three 1.00" in done.stdout
     assert picture.read_text().startswith("<?xml")

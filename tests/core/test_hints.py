@@ -37,6 +37,11 @@ def test_the_hint_stands_before_the_list() -> None:
     tasks = ["edge", "graph", "inductive", "link"]
     hint = nearest("link-prediction", tasks)
     assert hint.startswith('Did you mean "link"? Known: edge, ')
+    assert nearest("gnc", ["gcn", "gin", "sgc"]).startswith('Did you mean "gcn"?')
+    widths = ["hidden-channels", "hops"]
+    assert nearest("hidden", widths).startswith('Did you mean "hidden-channels"?')
+    far = nearest("learning-rate", ["link-features", "lr"])  # nothing alike
+    assert far == "Known: link-features, lr."
     with pytest.raises(RunError) as error:
         parse_node_config({"min-clas-count": 2})
     text = str(error.value)

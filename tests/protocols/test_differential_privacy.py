@@ -105,6 +105,7 @@ def test_epsilon_grows_with_uploads_and_falls_with_noise() -> None:
     assert epsilon(3.0, 1, 1e-5) == pytest.approx(epsilon(6.0, 4, 1e-5))
     assert epsilon(1e6, 1, 1e-5) == 0
     assert epsilon(0.05, 100, 1e-5) > 1e4
+    assert epsilon(1e-9, 10**6, 1e-12) > 1e23  # tiny noise is a number, too
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.methods import METHODS
 from flower_fgl.runs import compare as comparing
 from flower_fgl.runs import plots
+from flower_fgl.runs.plots.clients import client_spread
 from flower_fgl.runs.report import page as report
 from flower_fgl.runs.report.figures import draw_run
 from flower_fgl.runs.report.lines import has_one_objective, lines_of, looks_of
@@ -1234,3 +1235,14 @@ def test_a_narrow_figure_has_its_panels_below_each_other() -> None:
     wide = plots.convergence(long)
     wide.draw_without_rendering()
     assert len({round(panel.get_position().y0, 3) for panel in wide.axes}) == 1
+
+
+def test_the_axis_of_the_clients_scores_says_where_its_ticks_are() -> None:
+    figure = client_spread(["a"], [[0.67, 0.7, 0.86]], [0.75])
+    figure.canvas.draw()
+    (panel,) = figure.axes
+    places = panel.get_xticks()
+    texts = [label.get_text() for label in panel.get_xticklabels()]
+    assert len(texts) > 3
+    for place, text in zip(places, texts, strict=True):
+        assert float(text.rstrip("%")) == pytest.approx(100 * place, abs=1e-6)

@@ -186,3 +186,17 @@ def test_the_copy_of_an_experiment_plans_the_same_runs(tmp_path: Path) -> None:
     assert again.runs() == changed.runs()
     assert again.published == changed.published
     assert again.tuning == changed.tuning
+
+
+def test_the_copy_of_a_grid_names_the_same_runs(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(
+        'title = "g"\n[config]\ndataset = "synthetic"\nclients = 3\nrounds = 1\n'
+        '[[case]]\nname = "near"\nmethod = "fedprox"\n'
+        '[grid]\n"fedprox.mu" = [0.1, 1.0]\nseed = [0, 1]\n'
+    )
+    whole = read_experiment(file).with_options({"rounds": 2})
+    copy = copy_experiment(whole, file, tmp_path / "out", is_changed=True)
+    again = read_experiment(copy)
+    assert [run.name for run in again.runs()] == [run.name for run in whole.runs()]
+    assert [run.settings for run in again.runs()] == [r.settings for r in whole.runs()]

@@ -181,6 +181,11 @@ def test_own_values_are_those_of_the_method_and_the_case() -> None:
         ("[published]", "[grid]\nlr = [0.1]\n[published]", r"lr is in \[grid\]"),
         ("draws = 3", "tune-draws = [7]", r"two has no draws"),
         ("draws = 3", "draws = 3\ntune-draws = [1, 1]", r"a list of distinct draws"),
+        (
+            "draws = 3",
+            "draws = 3\ntune-draws = [2, 3]",
+            r"\[2\] are draws of the table",
+        ),
         ("[published]", "[tuning]\nexperiment = 'x'\n[published]", r"tuned already"),
     ],
 )

@@ -122,7 +122,7 @@ def client_spread(
             ends = [row - 0.36, row + 0.36]
             panel.plot([middle, middle], ends, color=INK, linewidth=2, zorder=3)
     name_rows(panel, labels)
-    panel.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    panel.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
 
 
