@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -21,11 +20,10 @@ from flower_fgl.core.unused_settings import (
     reject_unused_settings,
 )
 from flower_fgl.methods import parse_config
+from flower_fgl.simulation.experiments import with_clients
 
 __all__ = ["SettingPairs", "console", "data_config", "given", "parse_pairs", "show"]
 __all__ += ["encodable"]
-
-DEFAULT_CLIENTS = 10
 
 console = Console(width=None if sys.stdout.isatty() else WIDE)
 
@@ -95,21 +93,16 @@ def data_config(
 ) -> RunConfig:
     """Return the checked settings of a command that only reads data."""
     pairs = parse_pairs(settings or [])
-    has_owners = bool(pairs.get("owners"))
-    values: dict[str, Scalar] = {
-        "dataset": dataset,
-        "clients": DEFAULT_CLIENTS if clients is None else clients,
-        "partition": rule,
-        **pairs,
-    }
+    number: dict[str, Scalar] = {} if clients is None else {"clients": clients}
+    values = with_clients({"dataset": dataset, "partition": rule, **number, **pairs})
     config = parse_config(values)
     reject_unread_settings(pairs, DATA_SETTINGS | {"synthetic"}, command)
     reject_unused_settings(pairs, [config])
-    if has_owners and clients is None and "clients" not in pairs:
+    if config.owners:
         # loads torch: the settings are checked first
-        from flower_fgl.datasets.owners import list_owners
+        from flower_fgl.simulation.local import count_owners
 
-        return replace(config, clients=len(list_owners(config)))
+        return parse_config(count_owners(values))
     if config.clients < 1:
         raise ConfigError(f"--clients must be at least 1, got {clients}.")
     return config

@@ -57,10 +57,9 @@ def hidden_uniform(
     Returns
     -------
     Tensor of shape ``shape``, float64
-        float32 with ``generator``.
     """
     if generator is not None:
-        return torch.rand(tuple(shape), generator=generator)
+        return torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
     values = (_bits(shape) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return torch.from_numpy(values).reshape(tuple(shape))
 

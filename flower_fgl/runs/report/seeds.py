@@ -116,22 +116,23 @@ def mark_best(groups: Sequence[dict[str, Any]]) -> None:
     """
     places: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
-        run = group["runs"][0]
-        parts = [
-            run.config.get(key) for key in PLACE if key not in ("dataset", "clients")
-        ]
-        place = [run.summary["dataset"], run.summary["clients"], *parts]
-        places.setdefault(json.dumps(place), []).append(group)
+        places.setdefault(_place(group["runs"][0]), []).append(group)
     for rivals in places.values():
-        if len(rivals) < 2:
+        scores = [_main_score(group["runs"]) for group in rivals]
+        if len(rivals) < 2 or max(scores) == -math.inf:
             continue
-        best = max(rivals, key=lambda group: _main_score(group["runs"]))
-        if _main_score(best["runs"]) == -math.inf:
-            continue
+        best = rivals[scores.index(max(scores))]
         best["rank"] = "best"
         for group in rivals:
             if group is not best and _is_tied(best["runs"], group["runs"]):
                 group["rank"] = "tied"
+
+
+def _place(run: Run) -> str:
+    """Return what runs must share to be compared: the data, and how clients hold it."""
+    held = [run.summary["dataset"], run.summary["clients"]]
+    parts = [run.config.get(key) for key in PLACE if key not in ("dataset", "clients")]
+    return json.dumps(held + parts)
 
 
 def _main_score(runs: Sequence[Run]) -> float:
@@ -161,11 +162,11 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
     ------
     RunError
         If the method has no runs over several seeds, or several groups of runs on the
-        same dataset and number of clients.
+        same clients.
     """
     groups = [group for group in groups if not group["kind"]]
     bases = [g for g in groups if g["runs"][0].summary["method"] == against]
-    places = [[g["runs"][0].summary[k] for k in ("dataset", "clients")] for g in bases]
+    places = [_place(group["runs"][0]) for group in bases]
     if not bases:
         methods = sorted({group["runs"][0].summary["method"] for group in groups})
         raise RunError(
@@ -175,7 +176,7 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
     if any(places.count(place) > 1 for place in places):
         raise RunError(
             f'"{against}" must have one group of completed runs that differ only in their '
-            f"seeds for each dataset and number of clients, got {len(bases)} groups. "
+            f"seeds for each dataset and way to divide it, got {len(bases)} groups. "
             "Pass only the group to compare with."
         )
     tests = [
@@ -183,6 +184,7 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
         for group in groups
         for base in bases
         if group is not base
+        and _place(group["runs"][0]) == _place(base["runs"][0])
         and (test := compare_accuracy(group["runs"], base["runs"])) is not None
     ]
     p_values = adjust_holm([test.p for _, test in tests])

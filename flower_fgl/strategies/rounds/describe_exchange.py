@@ -137,19 +137,14 @@ def _agree_on_partition(
     models = assign_models(
         config.model, max(d.num_partitions for d in described.values())
     )
-    claims = Counter(d.partition_id for d in described.values())
-    reasons = {}
-    for node, one in described.items():
-        if one.model != (due := models[one.partition_id]):
-            reasons[node] = f'its model is "{one.model}", the run has "{due}" for it.'
-        elif claims[one.partition_id] > 1:
-            reasons[node] = (
-                f"{claims[one.partition_id]} nodes hold this partition. Give every "
-                "SuperNode its own partition-id."
-            )
+    reasons = {
+        node: f'its model is "{one.model}", the run has "{due}" for it.'
+        for node, one in described.items()
+        if one.model != (due := models[one.partition_id])
+    }
     fit = {node: one for node, one in described.items() if node not in reasons}
-    if 2 * len(fit) <= number and max(claims.values()) > 1:
-        _reject_duplicates(claims)
+    reasons |= _claimed_twice(fit, of=number)
+    fit = {node: one for node, one in described.items() if node not in reasons}
     refused += tuple(Rejection(_place(n, described[n]), r) for n, r in reasons.items())
     for out in refused:
         log.warning("%s does not take part: %s", out.name, out.reason)
@@ -228,20 +223,8 @@ def _agree_on_schema(
         rejected += tuple(Rejection(fit[n].name, r) for n, r in reasons.items() if r)
         fit = {n: d for n, d in fit.items() if not reasons[n]}
         _warn_of_unnamed_features(fit)
-    claims = Counter(
-        d.partition_id for d in fit.values() if d.partition_id != UNNUMBERED
-    )
-    twice = {n for n, d in fit.items() if claims[d.partition_id] > 1}
-    if twice and 2 * (len(fit) - len(twice)) <= len(described):
-        _reject_duplicates(claims)
-    rejected += tuple(
-        Rejection(
-            fit[node].name,
-            f"{claims[fit[node].partition_id]} nodes have partition-id = "
-            f"{fit[node].partition_id}. Give every SuperNode its own.",
-        )
-        for node in sorted(twice)
-    )
+    twice = _claimed_twice(fit, of=len(described))
+    rejected += tuple(Rejection(fit[node].name, twice[node]) for node in sorted(twice))
     fit = {n: d for n, d in fit.items() if n not in twice}
     for one in rejected:
         log.warning("Data owner %s does not take part: %s", one.name, one.reason)
@@ -280,6 +263,28 @@ def _warn_of_unnamed_features(described: Mapping[int, Description]) -> None:
             "is not checked.",
             ", ".join(sorted(unnamed)),
         )
+
+
+def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:
+    """Return why nodes are left out whose partition-id another node has, too.
+
+    Raises
+    ------
+    RunError
+        If at most half of the ``of`` nodes of the run remain without them.
+    """
+    claims = Counter(d.partition_id for d in described.values())
+    claims.pop(UNNUMBERED, None)
+    twice = {
+        n: d.partition_id for n, d in described.items() if claims[d.partition_id] > 1
+    }
+    if twice and 2 * (len(described) - len(twice)) <= of:
+        _reject_duplicates(claims)
+    return {
+        node: f"{claims[claimed]} nodes have partition-id = {claimed}. Give every "
+        "SuperNode its own."
+        for node, claimed in twice.items()
+    }
 
 
 def _reject_duplicates(counts: Mapping[int, int]) -> None:

@@ -113,7 +113,7 @@ def test_a_claim_of_another_clients_partition_costs_these_two_only(
     done = run_lying(tmp_path / "five", twins, clients=5, present=5)
     assert [row["replies"] for row in done.rounds] == [3]
     for refused in done.summary["refused"]:
-        assert "2 nodes hold this partition" in refused["reason"]
+        assert "2 nodes have partition-id = " in refused["reason"]
     assert len(done.summary["refused"]) == 2
     with pytest.raises(RunError, match=r"Several nodes hold the same partition: \[1\]"):
         run_lying(tmp_path / "three", lying(2, **{"partition-id": 1}))
