@@ -139,7 +139,7 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
     report : PartitionReport
         Description of the partition.
     path : Path
-        File to write; missing parent folders are created.
+        File to write, PNG without a suffix; missing parent folders are created.
 
     Raises
     ------
@@ -151,7 +151,9 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+        figure.savefig(
+            path, format=path.suffix[1:] or "png", dpi=150, bbox_inches="tight"
+        )
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"Cannot write {path}: {reason}.") from error

@@ -408,6 +408,9 @@ def read_experiment(path: Path) -> Experiment:
         ):  # the default, which follows the target when an option changes it
             settings.pop("positive-class", None)
         return Experiment(path.stem, config=dict(flatten_config(settings)))
+    for key in sorted(known - {"title", "output-dir", "draws", "tune-draws", "case"}):
+        if not isinstance(table.get(key, {}), Mapping):
+            raise ConfigError(f"{path}: [{key}] must be a table, got {table[key]!r}.")
     grid = dict(flatten_config(table.get("grid", {})))
     output = {k: str(table[k]) for k in ("output-dir",) if k in table}
     for key, values in grid.items():
@@ -422,9 +425,11 @@ def read_experiment(path: Path) -> Experiment:
         cases=cases,
         grid=grid,
         draws=draws,
-        published=_percentages(table, "published"),
-        published_f1=_percentages(table, "published-macro-f1"),
-        published_columns={c: _percentages(table, key) for c, key in columns.items()},
+        published=_percentages(path, table, "published"),
+        published_f1=_percentages(path, table, "published-macro-f1"),
+        published_columns={
+            column: _percentages(path, table, key) for column, key in columns.items()
+        },
         tune=read_space(path, table.get("tune", {})),
         tune_draws=_read_tune_draws(path, table, draws),
         tuning=dict(table.get("tuning", {})),
@@ -500,9 +505,16 @@ def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[i
     return found
 
 
-def _percentages(table: Mapping[str, Any], name: str) -> dict[str, float]:
+def _percentages(path: Path, table: Mapping[str, Any], name: str) -> dict[str, float]:
     """Return the published values in a table of the file, by table row."""
-    return {cell: float(value) for cell, value in table.get(name, {}).items()}
+    values = dict(table.get(name, {}))
+    for row, value in values.items():
+        if type(value) not in (int, float) or not 0 <= value <= 100:
+            raise ConfigError(
+                f'{path}: [{name}] "{row}" must be a percentage from 0 to 100, got '
+                f"{value!r}. A row with a dot in its name needs quotes."
+            )
+    return {row: float(value) for row, value in values.items()}
 
 
 def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -170,7 +171,7 @@ def row_space(
     ------
     ConfigError
         If a key cannot be tuned, a value is not valid for the row, or the row's own value
-        is outside a range.
+        is outside a range or between two of its steps.
     """
     before = parse_config(settings).flat()
     out: dict[str, Dimension] = {}
@@ -231,9 +232,14 @@ def _checked(
         return Choices(tuple(dict.fromkeys([before[key], *values])))
     default = before[key]
     is_whole = isinstance(default, int) and not isinstance(default, bool)
-    bounds = [int(v) if is_whole else v for v in (dimension.low, dimension.high)]
-    for bound in bounds:
-        typed(bound)
+    numbers = [dimension.low, dimension.high, dimension.step]
+    if is_whole and any(value % 1 for value in numbers):
+        raise ConfigError(
+            f"tune.{key} is a whole number, and so must be low, high and step, got "
+            f"{numbers[0]:g}, {numbers[1]:g} and {numbers[2]:g}."
+        )
+    for bound in numbers[:2]:
+        typed(int(bound) if is_whole else bound)
     if isinstance(default, bool | str):
         raise ConfigError(f"tune.{key} is not a number: give a list of values.")
     if not dimension.low <= default <= dimension.high:
@@ -242,6 +248,14 @@ def _checked(
             f"{dimension.low:g} to {dimension.high:g}. The first trial of each row is its "
             "own value: extend the range, or give the row another value."
         )
+    if dimension.step:
+        steps = (default - dimension.low) / dimension.step
+        if not math.isclose(steps, round(steps), abs_tol=1e-6):
+            raise ConfigError(
+                f"tune.{key}: the row's own value {default:g} is not reached in steps of "
+                f"{dimension.step:g} from {dimension.low:g}. The first trial of each row "
+                "is its own value: change low or step, or give the row another value."
+            )
     return dimension
 
 

@@ -604,7 +604,10 @@ def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
     small = ["--clients", "3", "--set", "synthetic.nodes=120"]
     picture = tmp_path / "pictures" / "labels.png"
     assert "edges kept" in invoke("partition", *small, "--out", str(picture))
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    bare = picture.with_suffix("")
+    assert f"Heat map: {bare}" in invoke("partition", *small, "--out", str(bare))
+    for path in (picture, bare):
+        assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(DataError, match=r"Cannot write .*foo.*supported formats"):
         CliRunner().invoke(
             app,

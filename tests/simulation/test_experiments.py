@@ -198,6 +198,30 @@ def test_a_published_value_of_no_row_is_refused(tmp_path: Path) -> None:
         read_experiment(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("config = 3", r"\[config\] must be a table, got 3"),
+        ("[config]\n[[grid]]\nlr = [0.1]", r"\[grid\] must be a table, got \[\{"),
+        ("[config]\n[[published]]\nrun = 1", r"\[published\] must be a table"),
+        ("[config]\n[published]\nrun = '81'", r'"run" must be a percentage .* \'81\''),
+        ("[config]\n[published]\nrun = true", r"percentage from 0 to 100, got True"),
+        ("[config]\n[published]\nrun = 810", r"percentage from 0 to 100, got 810"),
+        (
+            "[config]\n[published]\nlr.a = 80",
+            r"A row with a dot in its name needs quotes",
+        ),
+    ],
+)
+def test_a_part_of_another_type_is_named(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(path)
+
+
 def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
     path.write_text(TWO)

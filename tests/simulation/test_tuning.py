@@ -178,6 +178,16 @@ def test_own_values_are_those_of_the_method_and_the_case() -> None:
         ("[tune]", "[tune]\nplain.moon.mu = []", r"method of this case is fedavg"),
         ("high = 0.8", "high = 0.4", r"own value 0.5 is outside the range 0 to 0.4"),
         ("high = 0.8", "high = 2.0", r"tune.dropout = 2.0: dropout must be"),
+        (
+            "high = 0.8",
+            "high = 0.8, step = 0.2",
+            r"own value 0.5 is not reached in steps of 0.2 from 0",
+        ),
+        (
+            "[tune]",
+            "[tune]\nlocal-epochs = {low = 1, high = 9, step = 1.5}",
+            r"tune.local-epochs is a whole number, and so must be low, high and step",
+        ),
         ("[published]", "[grid]\nlr = [0.1]\n[published]", r"lr is in \[grid\]"),
         ("draws = 3", "tune-draws = [7]", r"two has no draws"),
         ("draws = 3", "draws = 3\ntune-draws = [1, 1]", r"a list of distinct draws"),

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 MOST_NAMES = 20
 """Class names that an error message lists."""
+MOST_NUMBERS = 10_000
+"""Partition-ids of a run that names no number of clients; some methods have a tensor for
+each, and an owner's claim must not fill the server's memory."""
 SHARED: dict[str, Callable[[Description], Hashable]] = {
     "number of partitions": lambda d: d.num_partitions,
     "feature width": lambda d: d.num_features,
@@ -205,6 +208,19 @@ def _agree_on_schema(
     config: RunConfig,
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
     """Reject data owners of another feature width; number the others and their classes."""
+    most = max(MOST_NUMBERS, config.clients)
+    rejected += tuple(
+        Rejection(
+            d.name,
+            f"it states num-partitions = {d.num_partitions}, this run has at most {most}. "
+            "Correct it, or set clients to the number of owners.",
+        )
+        for d in described.values()
+        if d.num_partitions > most
+    )
+    described = {n: d for n, d in described.items() if d.num_partitions <= most}
+    if not described:
+        _require_enough(0, "data owners", rejected, config)
     names = {node: node_label(node, d) for node, d in described.items()}
     width = agree_width({names[n]: d.num_features for n, d in described.items()})
     fit = {n: d for n, d in described.items() if d.num_features == width}

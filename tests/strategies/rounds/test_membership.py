@@ -15,6 +15,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.methods import parse_config
 from flower_fgl.strategies.federation import Federation
+from flower_fgl.strategies.rounds.describe_exchange import _agree_on_schema
 from flower_fgl.strategies.rounds.membership import admit_new_client, match_known_client
 from tests.client_apps.runtime.test_owners import saved
 from tests.strategies.rounds.test_rejoining import Nodes, comes_back, node_of, run_with
@@ -386,3 +387,17 @@ def test_a_resumed_run_names_missing_clients(tmp_path: Path) -> None:
         run_with(tmp_path / "run", after, nodes, present=2, **settings)
     with pytest.raises(RunError, match=r'had 2 clients, 1 .* client 1 \("birch"\)'):
         run_with(tmp_path / "run", nothing, nodes, present=1, resume=True, **settings)
+
+
+def test_a_claim_of_many_partitions_costs_its_owner_only() -> None:
+    liar = replace(BOB, name="mallory", num_partitions=10_001, partition_id=10_000)
+    fit, (refused,) = _agree_on_schema(
+        {1: BOB, 2: replace(BOB, name="carol"), 3: liar}, (), parse_config({})
+    )
+    assert {d.num_partitions for d in fit.values()} == {2}
+    assert refused.name == "mallory"
+    assert "num-partitions = 10001, this run has at most 10000" in refused.reason
+    kept, _ = _agree_on_schema({1: BOB, 3: liar}, (), parse_config({"clients": 20_000}))
+    assert kept[3].partition_id == 10_000
+    with pytest.raises(RunError, match=r"0 data owners can take part.*10001"):
+        _agree_on_schema({3: liar}, (), parse_config({}))
