@@ -438,13 +438,16 @@ class ResultsTable:
         """Describe draws, tuning and versions of the table, one sentence each."""
         numbers = sorted({len(cell.draws) for cell in self.cells})
         listed = " or ".join(map(str, numbers))
-        kind = "draw" if numbers == [1] else "draws"
         seeds = {
             (draw.seed, draw.partition_seed) for c in self.cells for draw in c.draws
         }
         is_draw = len({seed for _, seed in seeds}) > 1
         what = "partition, split and initial model" if is_draw else "the initial model"
-        out = [f"± is the standard deviation over {listed} {kind} of {what}."]
+        out = [f"± is the standard deviation over {listed} draws of {what}."]
+        if numbers == [1]:
+            out = [
+                "Scores are of one draw, so they have no ± and no difference is tested."
+            ]
         selections = {cell.selection for cell in self.cells}
         if selections == {"validation"} and not self.is_cost:
             out.append("Scores are those of the round best on validation nodes.")

@@ -111,6 +111,9 @@ def test_a_row_whose_draws_are_missing_is_refused(
     assert "± is the standard deviation over 3 draws" in done.stdout
     assert "The experiment plans 5 draws." in done.stdout
     assert "not testable: 3 pairs, 5 are needed" in done.stdout
+    done = invoke("table", folder, "--draws", "1")
+    assert "Scores are of one draw, so they have no ±" in done.stdout
+    assert "standard deviation" not in done.stdout
     done = invoke("table", folder, "--skip-incomplete")
     assert 'two: row "local" is left out, it lacks 1 of 5 draws.' in done.stderr
     assert "| local |" not in done.stdout

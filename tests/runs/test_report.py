@@ -927,6 +927,19 @@ def test_clients_that_train_nothing_are_counted(
     assert f"3 clients, 1 of which {said} · seed" in page.words()
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_settings_of_the_synthetic_graph_are_shown_only_for_it(
+    number: int, tmp_path: Path
+) -> None:
+    for dataset, shows in (("cora", False), ("synthetic", True)):
+        settings = {"dataset": dataset, "synthetic": {"nodes": 900}}
+        folders = [tmp_path / f"{dataset}{k}" for k in range(number)]
+        runs = [make(f, settings=settings, seed=k) for k, f in enumerate(folders)]
+        page = Page(write_report(runs, None))
+        assert ("synthetic.nodes" in page.words()) == shows
+        assert "lr" in page.words()
+
+
 def test_with_few_shots_methods_are_marked_by_the_mean_of_the_clients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -207,10 +207,18 @@ def _one(run: Run) -> dict[str, Any]:
         "dropped": dropped_replies(run),
         "settings": [
             (key, _shown(value), run.sources.get(key, ""))
-            for key, value in flatten_config(run.config)
+            for key, value in _read_settings(run).items()
         ],
         "commands": [_command(run)],
     }
+
+
+def _read_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of a run without those of data that it does not read."""
+    config = dict(flatten_config(run.config))
+    if config.get("dataset") == "synthetic" and not config.get("owners"):
+        return config
+    return {k: v for k, v in config.items() if not k.startswith("synthetic.")}
 
 
 def comparison_figures(runs: Sequence[Run]) -> dict[str, Figure]:
@@ -236,7 +244,7 @@ def _several(runs: Sequence[Run]) -> dict[str, Any]:
     groups = over_seeds(runs)
     lines = lines_of(runs, labels)
     flat = [
-        {k: _shown(v) for k, v in flatten_config(run.config) if k not in PLACES}
+        {k: _shown(v) for k, v in _read_settings(run).items() if k not in PLACES}
         for run in runs
     ]
     keys = list(dict.fromkeys(key for config in flat for key in config))
