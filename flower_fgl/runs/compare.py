@@ -13,6 +13,7 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
+from flower_fgl.runs.cells import NO_RESULT
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name, tell_apart
 from flower_fgl.runs.run import Run
@@ -32,10 +33,8 @@ __all__ = [
     "without_seed",
 ]
 
-PER_RUN = {"seed", "partition-seed", "output-dir", "run-dir", "state-dir", "track"}
+PER_RUN = NO_RESULT | {"threads"}
 """Settings that may differ between runs that are averaged over seeds."""
-OF_MACHINE = {"data-dir", "threads"}
-"""Settings that depend on the machine."""
 MOST_KEYS = 3
 """Settings in the name of a side; sides that differ in more have the folders' names."""
 PAIRED_BY = ("dataset", "partition_sha256", "clients", "seed")
@@ -359,8 +358,7 @@ def side_names(one: Sequence[Run], other: Sequence[Run]) -> tuple[str, str]:
 
 def _own_settings(run: Run) -> dict[str, Any]:
     """Return the settings of a run that may tell it from others of its method."""
-    leave = PER_RUN | OF_MACHINE
-    return {k: v for k, v in flatten_config(run.config) if k not in leave}
+    return {k: v for k, v in flatten_config(run.config) if k not in PER_RUN}
 
 
 def _reject_mixed_settings(side: str, runs: Sequence[Run]) -> None:

@@ -289,7 +289,7 @@ def _with_study(experiment: Experiment, folder: Path) -> Experiment:
 
 def _unplanned_cells(name: str, runs: Sequence[Run]) -> tuple[list[Cell], list[str]]:
     """Return the cells of a folder without experiment file, by the runs' settings."""
-    leave = PER_RUN | NO_RESULT | {"method"}
+    leave = PER_RUN | {"method"}
     groups: dict[str, list[Run]] = {}
     configs: dict[str, dict[str, Scalar]] = {}
     missing = []

@@ -408,9 +408,10 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> None:
+    elsewhere = {"data-dir": "/data", "threads": 2, "checkpoint-every": 5}
     runs = [
         make(tmp_path / "a", seed=0, val=(0.8,)),
-        make(tmp_path / "b", seed=1, val=(0.72,)),
+        make(tmp_path / "b", seed=1, val=(0.72,), settings=elsewhere),
         make(tmp_path / "c", seed=2, val=(0.1,), status="failed"),
         make(tmp_path / "d", seed=3, val=(0.2,), settings={"lr": 1.0}),
     ]
