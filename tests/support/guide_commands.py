@@ -78,6 +78,9 @@ def _check_config(values: Mapping[str, Any], place: str) -> None:
             raise AssertionError(f"{place}: {error}") from error
 
 
+_program = cache(typer.main.get_command)
+
+
 def _parse(command: Any, words: list[str], place: str) -> tuple[str, dict[str, Any]]:
     """Parse words with a typer program; return the command's name and its parameters."""
     name = ""
@@ -93,7 +96,7 @@ def _parse(command: Any, words: list[str], place: str) -> tuple[str, dict[str, A
 
 def _check_own(words: list[str], block: Block) -> None:
     """Check a command of flower-fgl."""
-    name, given = _parse(typer.main.get_command(app), words, block.place)
+    name, given = _parse(_program(app), words, block.place)
     texts = {}
     if name in ("run", "partition", "export"):
         keys = ("method", "dataset", "clients", "rounds", "seed")
@@ -124,6 +127,8 @@ def _check_experiment(
         assert file.parts[0] != "experiments", f"{place}: no file {file}"
         return
     experiment = read_experiment(path).with_options(options)
+    if experiment.draws:  # the others differ in their seeds
+        experiment = experiment.with_draws(1)
     for run in experiment.with_cases(cases).runs() if cases else experiment.runs():
         _check_config(run.settings, place)
 
@@ -159,7 +164,7 @@ def _check_flwr(words: list[str], block: Block) -> None:
     """Check a command of Flower's client, and the run config in it."""
     from flwr.cli.app import app as flwr
 
-    name, given = _parse(typer.main.get_command(flwr), words, block.place)
+    name, given = _parse(_program(flwr), words, block.place)
     if name == "run":
         texts = given["run_config_overrides"] or []
         _check_config(parse_config_args(list(texts)), block.place)
