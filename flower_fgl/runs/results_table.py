@@ -443,11 +443,11 @@ class ResultsTable:
         }
         is_draw = len({seed for _, seed in seeds}) > 1
         what = "partition, split and initial model" if is_draw else "the initial model"
-        out = [f"± is the standard deviation over {listed} draws of {what}."]
-        if numbers == [1]:
-            out = [
-                "Scores are of one draw, so they have no ± and no difference is tested."
-            ]
+        out = [
+            "Scores are of one draw, so they have no ± and no difference is tested."
+            if numbers == [1]
+            else f"± is the standard deviation over {listed} draws of {what}."
+        ]
         selections = {cell.selection for cell in self.cells}
         if selections == {"validation"} and not self.is_cost:
             out.append("Scores are those of the round best on validation nodes.")

@@ -79,7 +79,7 @@ class Range:
 Dimension = Choices | Range
 
 
-def read_space(path: Path, table: Any) -> dict[str, Dimension]:
+def read_space(path: Path, table: Mapping[str, Any]) -> dict[str, Dimension]:
     """Read the table ``[tune]`` of an experiment file.
 
     Parameters
@@ -99,8 +99,6 @@ def read_space(path: Path, table: Any) -> dict[str, Dimension]:
     ConfigError
         If an entry is neither a list of values nor a range.
     """
-    if not isinstance(table, Mapping):
-        raise ConfigError(f"{path}: [tune] must be a table, got {table!r}.")
     return {key: _read_entry(path, key, value) for key, value in _entries(table)}
 
 

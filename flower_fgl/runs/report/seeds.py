@@ -179,17 +179,17 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
             f"seeds for each dataset and way to divide it, got {len(bases)} groups. "
             "Pass only the group to compare with."
         )
+    base_of = dict(zip(places, bases, strict=True))
     tests = [
         (group, test)
         for group in groups
-        for base in bases
-        if group is not base
-        and _place(group["runs"][0]) == _place(base["runs"][0])
+        if (base := base_of.get(_place(group["runs"][0]))) is not None
+        and base is not group
         and (test := compare_accuracy(group["runs"], base["runs"])) is not None
     ]
     p_values = adjust_holm([test.p for _, test in tests])
     for (group, test), p in zip(tests, p_values, strict=True):
-        group["is_better"] |= test.difference > 0 and p < LEVEL
+        group["is_better"] = test.difference > 0 and p < LEVEL
 
 
 def _seeds(runs: Sequence[Run]) -> str:
