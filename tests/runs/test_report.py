@@ -545,6 +545,36 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_methods_are_compared_on_the_same_clients_only(tmp_path: Path) -> None:
+    values = {
+        ("fedavg", "metis"): (0.4, 0.42, 0.41, 0.4, 0.4),
+        ("fedprox", "metis"): (0.4, 0.42, 0.41, 0.42, 0.4),
+        ("fedavg", "louvain"): (0.8, 0.82, 0.81, 0.8, 0.8),
+        # far above fedavg with metis, but not with louvain
+        ("fedprox", "louvain"): (0.8, 0.82, 0.81, 0.82, 0.8),
+        # no fedavg to compare with
+        ("fedprox", "label-dirichlet"): (0.9, 0.91, 0.92, 0.91, 0.9),
+    }
+    runs = [
+        make(
+            tmp_path / f"{method}-{partition}-{seed}",
+            method=method,
+            seed=seed,
+            val=(accuracy,),
+            settings={"partition": partition},
+        )
+        for (method, partition), accuracies in values.items()
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    words = Page(write_report(runs, None, against="fedavg")).words()
+    assert words.count("●") == 1  # in the legend
+    for run in runs[15:20]:  # fedprox with louvain
+        run.summary["best"]["test"]["accuracy"] += 0.1
+    words = Page(write_report(runs, None, against="fedavg")).words()
+    assert words.count("●") == 2
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     runs = [make(tmp_path / "a"), make(tmp_path / "b")]
     words = Page(write_report(runs, tmp_path)).words()

@@ -140,15 +140,13 @@ def _agree_on_partition(
     models = assign_models(
         config.model, max(d.num_partitions for d in described.values())
     )
-    reasons = {
+    other_model = {
         node: f'its model is "{one.model}", the run has "{due}" for it.'
         for node, one in described.items()
         if one.model != (due := models[one.partition_id])
     }
-    fit = {node: one for node, one in described.items() if node not in reasons}
-    reasons |= _claimed_twice(fit, of=number)
-    fit = {node: one for node, one in described.items() if node not in reasons}
-    refused += tuple(Rejection(_place(n, described[n]), r) for n, r in reasons.items())
+    fit, refused = _leave_out(described, refused, other_model)
+    fit, refused = _leave_out(fit, refused, _claimed_twice(fit, of=number))
     for out in refused:
         log.warning("%s does not take part: %s", out.name, out.reason)
     _require_enough(len(fit), "clients", refused, config)
@@ -165,16 +163,23 @@ def _keep_majority(
     (most, number), *_ = Counter(map(value, described.values())).most_common()
     if 2 * number <= len(described) or number == len(described):
         return described, refused
-    refused += tuple(
-        Rejection(
-            _place(node, one),
-            f"its {what} differs from that of most others: {_short(value(one))} instead "
-            f"of {_short(most)}.",
-        )
+    reasons = {
+        node: f"its {what} differs from that of most others: {_short(value(one))} instead "
+        f"of {_short(most)}."
         for node, one in described.items()
         if value(one) != most
-    )
-    return {n: one for n, one in described.items() if value(one) == most}, refused
+    }
+    return _leave_out(described, refused, reasons)
+
+
+def _leave_out(
+    described: dict[int, Description],
+    refused: tuple[Rejection, ...],
+    reasons: Mapping[int, str],
+) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
+    """Remove the nodes that have a reason; append these to the refused ones."""
+    out = tuple(Rejection(_place(n, described[n]), r) for n, r in reasons.items())
+    return {n: d for n, d in described.items() if n not in reasons}, refused + out
 
 
 def _place(node: int, description: Description) -> str:
@@ -203,54 +208,46 @@ def _require_enough(
 
 
 def _agree_on_schema(
-    described: Mapping[int, Description],
+    described: dict[int, Description],
     rejected: tuple[Rejection, ...],
     config: RunConfig,
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
     """Reject data owners of another feature width; number the others and their classes."""
     most = max(MOST_NUMBERS, config.clients)
-    rejected += tuple(
-        Rejection(
-            d.name,
-            f"it states num-partitions = {d.num_partitions}, this run has at most {most}. "
-            "Correct it, or set clients to the number of owners.",
-        )
-        for d in described.values()
+    too_many = {
+        node: f"it states num-partitions = {d.num_partitions}, this run has at most "
+        f"{most}. Correct it, or set clients to the number of owners."
+        for node, d in described.items()
         if d.num_partitions > most
-    )
-    described = {n: d for n, d in described.items() if d.num_partitions <= most}
+    }
+    described, rejected = _leave_out(described, rejected, too_many)
     if not described:
         _require_enough(0, "data owners", rejected, config)
     names = {node: node_label(node, d) for node, d in described.items()}
     width = agree_width({names[n]: d.num_features for n, d in described.items()})
-    fit = {n: d for n, d in described.items() if d.num_features == width}
-    rejected += tuple(
-        Rejection(
-            d.name,
-            f"its graph has {d.num_features} features, the graphs of the other clients "
-            f"have {width}.",
-        )
+    other_width = {
+        node: f"its graph has {d.num_features} features, the graphs of the other clients "
+        f"have {width}."
         for node, d in described.items()
-        if node not in fit
-    )
+        if d.num_features != width
+    }
+    fit, rejected = _leave_out(described, rejected, other_width)
     agreed_on = agree_features({names[n]: d for n, d in fit.items()})
     if agreed_on is not None:
-        reasons = {n: differing_features(d, agreed_on) for n, d in fit.items()}
-        rejected += tuple(Rejection(fit[n].name, r) for n, r in reasons.items() if r)
-        fit = {n: d for n, d in fit.items() if not reasons[n]}
+        differing = {n: differing_features(d, agreed_on) for n, d in fit.items()}
+        fit, rejected = _leave_out(
+            fit, rejected, {n: reason for n, reason in differing.items() if reason}
+        )
         _warn_of_unnamed_features(fit)
-    twice = _claimed_twice(fit, of=len(described))
-    rejected += tuple(Rejection(fit[node].name, twice[node]) for node in sorted(twice))
-    fit = {n: d for n, d in fit.items() if n not in twice}
+    fit, rejected = _leave_out(fit, rejected, _claimed_twice(fit, of=len(described)))
     for one in rejected:
         log.warning("Data owner %s does not take part: %s", one.name, one.reason)
     _require_enough(len(fit), "data owners", rejected, config)
     numbers = number_owners(fit)
     total = max(max(numbers.values()) + 1, *(d.num_partitions for d in fit.values()))
     if config.min_clients:
-        total = max(
-            total, config.clients
-        )  # reserves numbers for clients that join later
+        # numbers for clients that join later
+        total = max(total, config.clients)
     models = assign_models(config.model, total)
     ordered = sorted(fit, key=lambda node: (numbers[node], node))
     class_names = agree_classes([fit[node].class_names for node in ordered])
