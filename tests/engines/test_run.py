@@ -91,14 +91,14 @@ def run_folder(output: str) -> Path:
     return Path(lines[-1].removeprefix("Run folder: "))
 
 
-@pytest.mark.engines
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("fedavg", []),  # weights
-        ("fedpg", []),  # prototypes
-        (
+        # weights; the tests of links, edges and several labels run FedAvg in Ray, too
+        pytest.param("fedavg", [], marks=pytest.mark.slow),
+        pytest.param("fedpg", [], marks=pytest.mark.engines),  # prototypes
+        pytest.param(
             "opfgl",  # one round
             [
                 "rounds=1",
@@ -106,6 +106,7 @@ def run_folder(output: str) -> Path:
                 "opfgl.server-steps=20",
                 "min-class-count=2",
             ],
+            marks=pytest.mark.engines,
         ),
     ],
 )
