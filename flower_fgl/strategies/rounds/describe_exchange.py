@@ -177,8 +177,8 @@ def _leave_out(
     refused: tuple[Rejection, ...],
     reasons: Mapping[int, str],
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
-    """Remove the nodes that have a reason; append these to the refused ones."""
-    out = tuple(Rejection(_place(n, described[n]), r) for n, r in reasons.items())
+    """Remove the nodes that have a reason; append these, in order, to the refused ones."""
+    out = tuple(Rejection(_place(n, described[n]), reasons[n]) for n in sorted(reasons))
     return {n: d for n, d in described.items() if n not in reasons}, refused + out
 
 
