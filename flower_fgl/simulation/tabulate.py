@@ -31,6 +31,9 @@ from flower_fgl.simulation.tuned_file import hash_of_study, nested, published_ta
 
 __all__ = ["copy_experiment", "tabulate_runs"]
 
+ANYWHERE = (NO_RESULT - {"seed", "partition-seed"}) | {"device", "threads"}
+"""Settings that may differ from those of the experiment file."""
+
 
 def copy_experiment(
     experiment: Experiment, file: Path | None, folder: Path, *, is_changed: bool
@@ -212,12 +215,16 @@ def _check_settings(plan: PlannedRun, run: Run, file: Path) -> None:
     own = drop_removed(dict(flatten_config(run.config)))
     method = str(run.summary["method"])
     wanted = drop_removed(dict(plan.settings))
-    changed = []
+    # what the file no longer sets, a later run would not have
+    changed = [
+        f"{key} is {own[key]!r}, not set there"
+        for key, source in run.sources.items()
+        if source == "user" and key in own and key not in {*wanted, *ANYWHERE}
+    ]
     for key, value in wanted.items():
         table, dot, _ = key.partition(".")
         is_other = dot and table not in (method, str(run.config.get("dataset")))
-        is_path = key in NO_RESULT - {"seed", "partition-seed"}
-        if is_other or is_path or value == AUTO or key in ("device", "threads"):
+        if is_other or key in ANYWHERE or value == AUTO:
             continue
         if key == "owners":  # a run has the absolute path
             if owners_name(str(own.get(key, ""))) != owners_name(str(value)):

@@ -147,6 +147,17 @@ def test_a_run_of_another_experiment_is_refused(tmp_path: Path) -> None:
         tabulate_runs(select_runs(str(tmp_path / "y")))
 
 
+def test_a_setting_that_the_file_no_longer_has_is_named(tmp_path: Path) -> None:
+    write_runs(tmp_path / "x")
+    settings = tmp_path / "x" / "b-draw1" / "config.toml"
+    more = 'rounds = 7  # user\nthreads = 2  # user\npatience = 3  # default\n'
+    settings.write_text(more + settings.read_text())
+    with pytest.raises(
+        RunError, match=r"b-draw1 was .* \(rounds is 7, not set there\)"
+    ):
+        tabulate_runs(select_runs(str(tmp_path / "x")))
+
+
 def write_study(folder: Path, score: float) -> None:
     trial = {"trial": 0, "settings": {"lr": 0.01}, "score": score}
     study = {"experiment": "first", "rows": {"a, reset": {"trials": [trial]}}}
