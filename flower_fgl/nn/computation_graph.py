@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -61,10 +62,10 @@ def receptive_field(
     nodes, extents = found
     place = torch.full((graph.num_nodes,), -1, device=nodes.device)
     place[nodes] = torch.arange(len(nodes), device=nodes.device)
-    levels: list[Level] = []
-    for size, inner in zip(extents[:0:-1], extents[-2::-1], strict=True):
+    levels: tuple[Level, ...] = ()
+    for inner, size in pairwise(extents):
         level = Level(graph, nodes[:size], inner, place, levels, is_batch)
-        levels.append(level)
+        levels = (level, *levels)
     return levels[0]
 
 
@@ -115,7 +116,7 @@ class Level(GraphInput):
         nodes: Tensor,
         inner: int,
         place: Tensor,
-        levels: list[Level],
+        later: tuple[Level, ...],
         is_batch: bool,
     ) -> None:
         self.topology, self.union = whole.topology, None
@@ -124,8 +125,9 @@ class Level(GraphInput):
         self._whole, self._nodes, self._inner = whole, nodes, inner
         # In a mini-batch, select rows of the whole graph's propagated features.
         self._is_batch = is_batch
-        # Position of each node of the graph in ``nodes``; the inputs of all layers.
-        self._place, self._levels = place, levels
+        # Position of each node of the graph in ``nodes``; the inputs of later layers, but
+        # not this one: memory of a cycle is freed only by the garbage collector.
+        self._place, self._later = place, later
         self._rows: dict[int, Tensor | SparseOperator] = {}
         self._operators: dict[OperatorKind, SparseOperator] = {}
         self._filtered = {}
@@ -144,7 +146,7 @@ class Level(GraphInput):
     def num_bytes(self) -> int:
         """Memory of the tensors kept by all levels, in bytes."""
         kept: list[Tensor | SparseOperator] = []
-        for level in self._levels:
+        for level in (self, *self._later):
             for table in (level._rows, level._operators, level._filtered):
                 kept += table.values()
         # a matrix takes 8 bytes per entry and direction
@@ -166,7 +168,7 @@ class Level(GraphInput):
 
     def level(self, number: int) -> Level:
         """Return the input of layer ``number``."""
-        return self._levels[number]
+        return (self, *self._later)[number]
 
     def linear(
         self, h: Tensor | None, weight: Tensor, bias: Tensor | None = None

@@ -227,11 +227,11 @@ class NeighborSampler:
                 place[fresh] = len(nodes) + count
                 nodes = torch.cat([nodes, fresh])
             found.append((nodes, inner, drawn))
-        levels: list[Level] = []
-        for reached, inner, drawn in reversed(found):
+        levels: tuple[Level, ...] = ()
+        for reached, inner, drawn in found:
             level = _SampledLevel(graph, reached, inner, place, levels, is_batch=True)
             level.sampler, level.drawn = self, drawn
-            levels.append(level)
+            levels = (level, *levels)
         return levels[0]
 
 

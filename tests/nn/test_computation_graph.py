@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +12,7 @@ from flower_fgl.client_apps.runtime import training
 from flower_fgl.client_apps.runtime.training import TrainingSet, train_epochs
 from flower_fgl.nn import Backbone, GraphInput, build_model
 from flower_fgl.nn.computation_graph import _surroundings, receptive_field
+from flower_fgl.nn.neighbor_sampling import NeighborSampler
 
 MakeGraph = Callable[..., GraphInput]
 TARGETS = torch.tensor([31, 2, 7, 39])
@@ -44,6 +47,29 @@ def test_nodes_are_ordered_by_distance_with_targets_first() -> None:
     last = _surroundings(path, torch.tensor([3, 0]), 6, 1, 4)
     assert last is not None
     assert last[1] == [2, 5]
+
+
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_memory_is_freed_without_the_garbage_collector(
+    is_sampled: bool, graph: GraphInput
+) -> None:
+    # a grid runs for hours in one process, whose collector rarely visits old objects
+    if is_sampled:
+        draws = torch.Generator().manual_seed(0)
+        field = NeighborSampler(graph).draw(TARGETS, [2, 2], draws)
+    else:
+        found = receptive_field(graph, TARGETS, 2)
+        assert found is not None
+        field = found
+    model_of("gcn", graph)(field)
+    alive = [weakref.ref(field), weakref.ref(field.level(1))]
+    gc.disable()
+    try:
+        del field
+        found = None
+        assert [ref() for ref in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("is_batch", [False, True])
