@@ -150,7 +150,7 @@ def test_a_run_of_another_experiment_is_refused(tmp_path: Path) -> None:
 def test_a_setting_that_the_file_no_longer_has_is_named(tmp_path: Path) -> None:
     write_runs(tmp_path / "x")
     settings = tmp_path / "x" / "b-draw1" / "config.toml"
-    more = 'rounds = 7  # user\nthreads = 2  # user\npatience = 3  # default\n'
+    more = "rounds = 7  # user\nthreads = 2  # user\npatience = 3  # default\n"
     settings.write_text(more + settings.read_text())
     with pytest.raises(
         RunError, match=r"b-draw1 was .* \(rounds is 7, not set there\)"
