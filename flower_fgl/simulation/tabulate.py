@@ -15,7 +15,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import AUTO, Scalar
 from flower_fgl.core.settings import owners_name
 from flower_fgl.methods import drop_removed
-from flower_fgl.runs.cells import NO_RESULT, PLACE, Cell, make_cell
+from flower_fgl.runs.cells import PLACE, Cell, make_cell
 from flower_fgl.runs.compare import PER_RUN
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.names import tell_apart
@@ -31,7 +31,7 @@ from flower_fgl.simulation.tuned_file import hash_of_study, nested, published_ta
 
 __all__ = ["copy_experiment", "tabulate_runs"]
 
-ANYWHERE = (NO_RESULT - {"seed", "partition-seed"}) | {"device", "threads"}
+ANYWHERE = (PER_RUN - {"seed", "partition-seed"}) | {"device"}
 """Settings that may differ from those of the experiment file."""
 
 
