@@ -153,6 +153,7 @@ class GridProgress:
         self._ended = 0
         self._tasks: dict[str, TaskID] = {}
         self._latest: dict[str, str] = {}
+        self._errors: dict[str, str] = {}
         self._bars: Progress | None = None
         if console.is_terminal and not quiet:
             self._bars = Progress(
@@ -215,7 +216,10 @@ class GridProgress:
             self._bars.remove_task(self._tasks.pop(name))
             self._bars.update(self._all, completed=self._ended, left=left)
         if error:
-            self._print(f"{name}: failed. {error}")
+            first = self._errors.setdefault(error, name)
+            self._print(
+                f"{name}: failed{f'. {error}' if first == name else f' as {first} did.'}"
+            )
         elif not self._quiet:
             seconds = clock(self._estimate.cells[name].seconds)
             parts = [f"{self._ended} of {len(self._estimate.cells)} runs", left]

@@ -389,6 +389,19 @@ def test_without_a_terminal_every_run_prints_one_plain_line() -> None:
     )
 
 
+def test_an_error_of_several_runs_is_printed_once() -> None:
+    left = TimeLeft(1)
+    console = Console(width=80, record=True, force_terminal=False, file=io.StringIO())
+    with GridProgress(console, left, quiet=True) as progress:
+        for name, error in (("a", "no data"), ("b", "no data"), ("c", "no reply")):
+            left.add(name, name, 2)
+            progress.start(name)
+            progress.end(name, error)
+    assert console.export_text() == (
+        "a: failed. no data\nb: failed as a did.\nc: failed. no reply\n"
+    )
+
+
 def test_no_jobs_is_refused() -> None:
     with pytest.raises(ConfigError, match="jobs must be at least 1, got 0"):
         run_jobs([], Died(), side_by_side=0)
