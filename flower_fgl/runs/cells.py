@@ -8,7 +8,7 @@ each draw rounds, scores, bytes and seconds. It contains no path of a machine.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
@@ -160,9 +160,10 @@ class Cell:
         Commit of the checkout, and hash of the package's source files; empty if the run
         folders do not hold them.
     engine, device : str
-        Engine and device of the runs.
+        Engine of the runs; their device, "cpu and cuda" if they used several.
     host : mapping
-        Processor, cores, memory and operating system, without a name.
+        Processor, cores, memory and operating system, without a name. Each is a text
+        with " and " if the runs used several.
     notes : sequence of str
         Sentences that stand below a table with the cell.
     """
@@ -337,7 +338,8 @@ def make_cell(
                 f"({', '.join(keys)}): {first.path} and {run.path}. Pass the runs of "
                 "one setting."
             )
-    environment: Mapping[str, Any] = first.summary.get("environment") or {}
+    environments = [run.summary.get("environment") or {} for run in ordered]
+    hosts = [environment.get("host") or {} for environment in environments]
     return Cell(
         experiment=experiment,
         title=title,
@@ -353,10 +355,19 @@ def make_cell(
         notes=list(notes),
         selection=str(first.summary.get("selection", "validation")),
         engine=str(first.summary.get("engine") or ""),
-        device=str(environment.get("device", "")),
-        host=dict(environment.get("host", {})),
+        device=str(_each_once(e.get("device", "") for e in environments)),
+        host={
+            key: _each_once(host.get(key) for host in hosts)
+            for key in dict.fromkeys(key for host in hosts for key in host)
+        },
         **origin,
     )
+
+
+def _each_once(values: Iterable[Any]) -> Any:
+    """Return the value of all runs, or a text with each of several values once."""
+    different = list(dict.fromkeys(values))
+    return different[0] if len(different) == 1 else " and ".join(map(str, different))
 
 
 def _draw_of(run: Run) -> tuple[int, int]:

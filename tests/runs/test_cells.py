@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,17 @@ def test_a_cell_holds_both_models_and_the_worst_client_of_each_draw(
     assert cell.place == {"dataset": "cora", "partition": "metis", "clients": 2}
     assert cell.settings == {"lr": 0.01}
     assert (cell.source_sha256, cell.device) == ("b" * 64, "cpu")
+
+
+def test_a_cell_names_all_devices_and_hosts_of_its_draws(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"a-draw{k}", [0.8, 0.6], draw=k) for k in (0, 1, 2)]
+    hosts: list[dict[str, Any]] = [{"cpu": "A", "cores": 2}, {"cpu": "B", "cores": 2}]
+    devices = ["cpu", "cuda", "cpu"]
+    for run, device, host in zip(runs, devices, [*hosts, hosts[0]], strict=True):
+        run.summary["environment"] = {**ENVIRONMENT, "device": device, "host": host}
+    cell = make_cell(runs, experiment="x", row="a")
+    assert cell.device == "cpu and cuda"
+    assert cell.host == {"cpu": "A and B", "cores": 2}
 
 
 def test_a_run_that_scores_only_the_global_model_has_no_own_one(tmp_path: Path) -> None:
