@@ -54,7 +54,7 @@ UNWEIGHTED: dict[str, str] = {
 NEEDED: dict[str, dict[str, Any]] = {
     **collected("NEEDED"),
     # the estimator of mutual information knows nothing at first, and its bound is then 0
-    "adpfedgnn": {"rounds": 4, "adpfedgnn": {"network_lr": 0.01, "overlap": "allowed"}},
+    "adpfedgnn": {"rounds": 4, "adpfedgnn": {"network_lr": 0.01}},
     # clients lack classes: the distillation is that of absent classes
     "feded": {"synthetic": {"nodes": 120, "classes": 6, "features": 8, "blocks": 6}},
     # a pseudo-graph changes a client's weights by its small learning rates only
