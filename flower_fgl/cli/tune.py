@@ -21,7 +21,7 @@ def tune(
         Path, typer.Argument(help="Experiment file (TOML) with draws and [tune].")
     ],
     budget: Annotated[
-        int, typer.Option(help="Trials of each row; trial 0 is the row as it stands.")
+        int, typer.Option(help="Trials of each row; the first is the row as it stands.")
     ],
     jobs: Annotated[
         int, typer.Option(help="Trials that run at once, one process and thread each.")

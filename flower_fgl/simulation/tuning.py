@@ -217,8 +217,8 @@ def tune(
     """
     if budget < 2 or jobs < 1:
         raise ConfigError(
-            "--budget must be at least 2 (trial 0 is the row as it stands) and --jobs at "
-            f"least 1, got {budget} and {jobs}."
+            "--budget must be at least 2 (the first trial is the row as it stands) and "
+            f"--jobs at least 1, got {budget} and {jobs}."
         )
     draws = list(experiment.tune_draws)
     folder.mkdir(parents=True, exist_ok=True)

@@ -134,7 +134,12 @@ def test_every_part_is_trained(toy: NodeDataset) -> None:
     for trained in (slice(2), slice(0)):  # the second: without training nodes
         network = network_of()
         generator_loss(
-            network, impaired, mended, torch.zeros(4, 4), index[trained], labels[trained]
+            network,
+            impaired,
+            mended,
+            torch.zeros(4, 4),
+            index[trained],
+            labels[trained],
         ).backward()
         total = {
             name: sum(
