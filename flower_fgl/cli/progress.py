@@ -217,9 +217,8 @@ class GridProgress:
             self._bars.update(self._all, completed=self._ended, left=left)
         if error:
             first = self._errors.setdefault(error, name)
-            self._print(
-                f"{name}: failed{f'. {error}' if first == name else f' as {first} did.'}"
-            )
+            why = f". {error}" if first == name else f" as {first} did."
+            self._print(f"{name}: failed{why}")
         elif not self._quiet:
             seconds = clock(self._estimate.cells[name].seconds)
             parts = [f"{self._ended} of {len(self._estimate.cells)} runs", left]

@@ -367,7 +367,9 @@ def make_cell(
 def _each_once(values: Iterable[Any]) -> Any:
     """Return the value of all runs, or a text with each of several values once."""
     different = list(dict.fromkeys(values))
-    return different[0] if len(different) == 1 else " and ".join(map(str, different))
+    if len(different) == 1:
+        return different[0]
+    return " and ".join(str(value or "unknown") for value in different)
 
 
 def _draw_of(run: Run) -> tuple[int, int]:

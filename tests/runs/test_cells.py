@@ -47,6 +47,10 @@ def test_a_cell_names_all_devices_and_hosts_of_its_draws(tmp_path: Path) -> None
     cell = make_cell(runs, experiment="x", row="a")
     assert cell.device == "cpu and cuda"
     assert cell.host == {"cpu": "A and B", "cores": 2}
+    del runs[2].summary["environment"]["device"], runs[2].summary["environment"]["host"]
+    cell = make_cell(runs, experiment="x", row="a")
+    assert cell.device == "cpu and cuda and unknown"
+    assert cell.host == {"cpu": "A and B and unknown", "cores": "2 and unknown"}
 
 
 def test_a_run_that_scores_only_the_global_model_has_no_own_one(tmp_path: Path) -> None:
