@@ -116,7 +116,8 @@ TERMS: dict[str, dict[str, str]] = {
     "moon": {},
     "opfgl": {
         "alignment, on the features": "algorithms/opfgl/test_pseudo_graph.py::test_the_gradient_of_the_features_goes",
-        "smoothness": "algorithms/opfgl/test_pseudo_graph.py::test_the_sign_of_the_smoothness_turns",
+        "smoothness, on the features": "algorithms/opfgl/test_pseudo_graph.py::test_the_sign_of_the_smoothness_turns",
+        "both, on the links": "algorithms/opfgl/test_pseudo_graph.py::test_each_loss_alone_has_a_gradient_in_the_links",
     },
     "pfedfsl": {
         "cross-entropy of distances": "client_apps/test_pfedfsl.py::test_the_loss_pulls_nodes_to_their"

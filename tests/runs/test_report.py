@@ -756,6 +756,11 @@ def test_names_that_no_font_has_are_drawn_without_a_warning() -> None:
         assert plots.to_svg(figure).startswith(b"<?xml")
 
 
+def test_the_same_figure_is_the_same_file() -> None:
+    first, second = (plots.to_svg(plots.convergence([curve("a")])) for _ in range(2))
+    assert first == second
+
+
 def test_client_bars_mark_who_has_no_test_nodes() -> None:
     figure = plots.client_bars([0, 3, 7], [0.25, math.nan, 1.0], 0.4)
     panel = figure.axes[0]

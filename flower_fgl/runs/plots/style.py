@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -285,7 +286,8 @@ def to_svg(figure: Figure) -> bytes:
     The image has the colours of a dark page where the reader prefers one.
     """
     buffer = io.BytesIO()
-    with quiet_glyphs():
+    fixed_ids = {"svg.hashsalt": "flower-fgl"}
+    with quiet_glyphs(), mpl.rc_context(fixed_ids):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     head, tag, rest = buffer.getvalue().partition(b"<defs>")
     return head + _DARK_STYLE.encode() + tag + rest

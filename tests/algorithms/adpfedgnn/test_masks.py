@@ -68,6 +68,16 @@ def test_masks_equal_those_of_a_sorted_selection_ties_included(
     assert torch.equal(local_mask(gradient, taken, share=share), expected)
 
 
+def test_distinct_gradients_are_not_sorted(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gradient = torch.randn(37, 53, generator=generator)
+    expected = topk_mask(gradient.abs(), gradient != 0, gradient.numel() // 2)
+    for name in ("topk", "sort", "argsort"):
+        monkeypatch.setattr(torch.Tensor, name, None)
+    assert torch.equal(local_mask(gradient, share=0.5), expected)
+
+
 def test_a_local_mask_takes_the_largest_gradients_outside_another_mask() -> None:
     gradient = torch.tensor([9.0, -8.0, 7.0, 0.0, 1.0])
     taken = torch.tensor([True, False, True, False, False])

@@ -173,6 +173,18 @@ def test_the_first_ten_of_fifty_steps_train_the_links_alone(target, number):
         assert not torch.equal(old, new)
 
 
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0)])
+def test_each_loss_alone_has_a_gradient_in_the_links(target, weights):
+    settings = GeneratorSettings(
+        hidden_channels=8, alignment_weight=weights[0], smoothness_weight=weights[1]
+    )
+    trainer = make(target, [2, 1, 3], settings)
+    trainer.step(0)
+    for parameter in trainer.links.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.any()
+
+
 @pytest.mark.parametrize("number", [10, 49, 60])
 def test_the_other_forty_steps_train_the_features_alone(target, number):
     trainer = make(target, [2, 1, 3])
