@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -26,6 +27,7 @@ from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.methods import METHODS, parse_config
 
 __all__ = ["Choices", "Dimension", "Range", "read_space", "row_space", "space_size"]
+__all__ += ["space_points"]
 
 RANGE_KEYS = {"low", "high", "log", "step"}
 TASK = "method dataset target owners clients setting shots expansion-hops"
@@ -257,11 +259,43 @@ def _checked(
     return dimension
 
 
-def space_size(space: Mapping[str, Dimension]) -> int | None:
-    """Return the number of points of a space, ``None`` if a range has no step."""
-    size = 1
-    for dimension in space.values():
-        if isinstance(dimension, Range):
-            return None
-        size *= len(dimension.values)
-    return size
+def space_size(
+    space: Mapping[str, Dimension], default: Mapping[str, Scalar]
+) -> int | None:
+    """Return the number of points of a space, ``None`` if it is not finite.
+
+    Parameters
+    ----------
+    space, default
+        Dimensions and own values of a row, by key.
+    """
+    lists = [_values(dimension, default[key]) for key, dimension in space.items()]
+    known = [values for values in lists if values is not None]
+    return math.prod(map(len, known)) if len(known) == len(lists) else None
+
+
+def space_points(
+    space: Mapping[str, Dimension], default: Mapping[str, Scalar]
+) -> list[dict[str, Scalar]]:
+    """Return all points of a finite space."""
+    lists = [_values(dimension, default[key]) for key, dimension in space.items()]
+    points = itertools.product(*(values for values in lists if values is not None))
+    return [dict(zip(space, point, strict=True)) for point in points]
+
+
+def _values(dimension: Dimension, default: Scalar) -> list[Scalar] | None:
+    """Return all values, ``None`` for a range without steps.
+
+    They are those that Optuna computes, but the row's own value is as it is.
+    """
+    if isinstance(dimension, Choices):
+        return list(dimension.values)
+    is_whole = isinstance(default, int)
+    if not (step := dimension.step or float(is_whole)):
+        return None
+    number = math.floor((dimension.high - dimension.low) / step + 1e-9) + 1
+    values = [k * step + dimension.low for k in range(number)]
+    if is_whole:
+        return [round(value) for value in values]
+    own = float(default)
+    return [default if math.isclose(v, own, abs_tol=1e-9) else v for v in values]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import random
 import shutil
@@ -40,6 +39,7 @@ from flower_fgl.simulation.search_space import (
     Choices,
     Dimension,
     row_space,
+    space_points,
     space_size,
 )
 from flower_fgl.simulation.trials import Outcome, TrialProcesses
@@ -346,7 +346,7 @@ class RowStudy:
 
     def num_trials(self, budget: int) -> int:
         """Return the number of trials of a budget: less if the space has fewer points."""
-        size = space_size(self.row.space)
+        size = space_size(self.row.space, self.row.default)
         return budget if size is None else min(budget, size)
 
     def next_batch(self, budget: int) -> list[Trial]:
@@ -357,7 +357,7 @@ class RowStudy:
             return []
         begin = missing[0] // BATCH * BATCH
         batch = [k for k in missing if k < begin + BATCH]
-        size = space_size(self.row.space)
+        size = space_size(self.row.space, self.row.default)
         if size is not None and size <= budget:
             out = list(zip(batch, self._untried(self.trials), strict=False))
         else:
@@ -427,11 +427,7 @@ class RowStudy:
 
     def _untried(self, trials: Sequence[Trial]) -> Iterator[dict[str, Scalar]]:
         """Yield the other points of a finite space: the default, then in random order."""
-        lists = [d.values for d in self.row.space.values() if isinstance(d, Choices)]
-        points = [
-            dict(zip(self.row.space, values, strict=True))
-            for values in itertools.product(*lists)
-        ]
+        points = space_points(self.row.space, self.row.default)
         points.remove(dict(self.row.default))
         random.Random(self._seed(0)).shuffle(points)
         tried = [dict(trial.settings) for trial in trials]
@@ -487,11 +483,13 @@ def _distribution(dimension: Dimension, default: Scalar) -> Any:
     if isinstance(dimension, Choices):
         return distributions.CategoricalDistribution(dimension.values)
     low, high, log, step = astuple(dimension)
-    if isinstance(default, int):
-        return distributions.IntDistribution(
-            int(low), int(high), log=log, step=int(step) or 1
-        )
-    return distributions.FloatDistribution(low, high, log=log, step=step or None)
+    with warnings.catch_warnings():  # a last step that ends below the upper bound
+        warnings.filterwarnings("ignore", message=".*not divisible by `step`")
+        if isinstance(default, int):
+            return distributions.IntDistribution(
+                int(low), int(high), log=log, step=int(step) or 1
+            )
+        return distributions.FloatDistribution(low, high, log=log, step=step or None)
 
 
 @contextlib.contextmanager

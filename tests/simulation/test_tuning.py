@@ -104,8 +104,8 @@ def test_a_row_has_the_general_keys_and_those_of_its_method(
         "fedprox.mu": Range(1e-4, 1.0, log=True),
     }
     assert near.default == {"lr": 0.01, "dropout": 0.5, "fedprox.mu": 0.5}
-    assert space_size(plain.space) == 3
-    assert space_size(near.space) is None
+    assert space_size(plain.space, plain.default) == 3
+    assert space_size(near.space, near.default) is None
     assert "seed" not in plain.settings
 
 
@@ -265,6 +265,38 @@ def test_a_space_as_small_as_the_budget_is_covered(
     points = {(t.settings["lr"], t.settings["dropout"]) for t in study.trials}
     assert len(study.trials) == 6
     assert points == {(lr, d) for lr in (0.003, 0.01, 0.03) for d in (0.0, 0.5)}
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize("budget", [5, 8, 12])
+@pytest.mark.parametrize(
+    ("key", "entry", "values"),
+    [
+        ("local-epochs", "{low = 1, high = 5}", [1, 2, 3, 4, 5]),
+        ("local-epochs", "{low = 1, high = 10, step = 2}", [1, 3, 5, 7, 9]),
+        ("local-epochs", "{low = 1, high = 6, log = true}", [1, 2, 3, 4, 5, 6]),
+        ("dropout", "{low = 0, high = 0.9, step = 0.1}", [k / 10 for k in range(10)]),
+    ],
+)
+def test_a_range_with_steps_is_covered(
+    written: Callable[..., Experiment],
+    tmp_path: Path,
+    key: str,
+    entry: str,
+    values: list[float],
+    budget: int,
+) -> None:
+    experiment = written(
+        ("lr = [0.003, 0.01, 0.03]", f"{key} = {entry}"),
+        ("dropout = {low = 0.0, high = 0.8}", "lr = [0.01]"),
+    )
+    rows = rows_to_tune(experiment)[:1]
+    for _ in range(2):  # the second time there is nothing left to try
+        (study,) = tune(experiment, rows, tmp_path, budget=budget)
+    points = sorted(float(trial.settings[key]) for trial in study.trials)
+    assert len(set(points)) == len(points) == min(budget, len(values))
+    if budget >= len(values):
+        assert points == pytest.approx(values)
 
 
 @pytest.mark.usefixtures("pretended")
