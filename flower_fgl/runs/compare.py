@@ -249,18 +249,18 @@ def _by_key(side: str, runs: Sequence[Run]) -> dict[Key, Run]:
 
 
 def _score(run: Run, column: str, metric: str) -> float:
-    """Return a score of the best round."""
-    best: Mapping[str, Any] = run.best or {}
-    columns = [name for name in best if name != "round"]
+    """Return a score that stands for a run."""
+    scores: Mapping[str, Any] = run.final or {}
+    columns = [name for name in scores if name != "round"]
     if column not in columns:
         raise RunError(
             f'{run.path} has no scores of "{column}". {nearest(column, columns)}'
         )
-    value = best[column].get(metric)
+    value = scores[column].get(metric)
     if value is None:
         raise RunError(
             f'{run.path} has no "{metric}" of "{column}". '
-            + nearest(metric, [n for n, v in best[column].items() if v is not None])
+            + nearest(metric, [n for n, v in scores[column].items() if v is not None])
         )
     return float(value)
 

@@ -109,6 +109,11 @@ class Run:
         """Scores of the last round with an evaluation."""
         return self.summary["last"]  # type: ignore[no-any-return]  # JSON
 
+    @property
+    def final(self) -> dict[str, Any] | None:
+        """Scores that stand for the run: after fine-tuning, else of the best round."""
+        return self.summary.get("finetuned") or self.best
+
     def selected_by(self, metric: str) -> Run:
         """Return the run with its best rounds selected by another validation score.
 

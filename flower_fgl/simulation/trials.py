@@ -100,8 +100,8 @@ def _outcome(run: Run, seconds: float) -> Outcome:
     """Return the validation score of the best round, and what the run cost."""
     summary = run.summary
     sent = summary["bytes"]["up"] + summary["bytes"]["down"]
-    best: Mapping[str, Any] = summary.get("finetuned") or run.best or {}
-    score = best.get("val", {}).get(str(summary.get("metric", "accuracy")))
+    scores: Mapping[str, Any] = run.final or {}
+    score = scores.get("val", {}).get(str(summary.get("metric", "accuracy")))
     losses = [row.get("loss", 0.0) for row in run.rounds if row.get("phase") == "train"]
     diverged = any(loss is None or not math.isfinite(loss) for loss in losses)
     if lost_finetuning(summary, run.rounds):
@@ -110,7 +110,7 @@ def _outcome(run: Run, seconds: float) -> Outcome:
     if summary["selection"] != "validation" or score is None:
         error = "The run has no validation score, by which settings are compared."
         return Outcome(None, None, sent, seconds, error, diverged)
-    return Outcome(float(score), int(best["round"]), sent, seconds, "", diverged)
+    return Outcome(float(score), int(scores["round"]), sent, seconds, "", diverged)
 
 
 class TrialProcesses:

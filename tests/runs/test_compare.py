@@ -68,6 +68,17 @@ def write_runs(folder: Path, name: str, scores: list[float], **about: Any) -> li
     ]
 
 
+def test_fine_tuned_runs_are_compared_after_fine_tuning(tmp_path: Path) -> None:
+    tuned = write_runs(tmp_path, "fedavg", [0.6, 0.61, 0.6, 0.62, 0.6])
+    plain = write_runs(tmp_path, "local", [0.7, 0.7, 0.7, 0.7, 0.7])
+    for run in tuned:
+        run.summary["finetuned"] = {"round": 2, "test": {"accuracy": 0.8}}
+    tuned[0].summary["finetuned"]["test"]["accuracy"] = 0.9
+    result = compare_runs(tuned, plain)
+    assert result.one == (0.9, 0.8, 0.8, 0.8, 0.8)
+    assert result.difference == pytest.approx(0.12)
+
+
 def test_runs_are_paired_by_data_partition_clients_and_seed(tmp_path: Path) -> None:
     one = write_runs(tmp_path, "fedper", [0.8, 0.7, 0.9, 0.1])
     other = write_runs(tmp_path, "local", [0.7, 0.5, 0.6])[::-1]

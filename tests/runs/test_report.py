@@ -35,7 +35,7 @@ from flower_fgl.runs.report.page import (
     show_seconds,
     write_report,
 )
-from flower_fgl.runs.report.seeds import mark_best
+from flower_fgl.runs.report.seeds import mark_best, over_seeds
 from flower_fgl.runs.report.sweeps import find_sweeps
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
@@ -542,6 +542,40 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
         )
         with pytest.raises(RunError, match=few):
             write_report(wrong, None, against="fedavg")
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_fine_tuned_rows_are_compared_after_fine_tuning(tmp_path: Path) -> None:
+    runs = [
+        make(tmp_path / f"{method}-{seed}", method=method, seed=seed, val=(accuracy,))
+        for method, low in (("fedavg", 0.6), ("local", 0.7))
+        for seed, accuracy in enumerate((low, low + 0.01, low, low, low))
+    ]
+    for run in runs[:5]:
+        entry = run.summary["best"]["test"]
+        tuned = entry["accuracy"] + (0.11 if run is runs[0] else 0.1)
+        run.summary["finetuned"] = {"round": 2, "test": {**entry, "accuracy": tuned}}
+    words = Page(write_report(runs, None, against="local")).words()
+    assert re.search(r"fedavg on cora, after fine-tuning [^●]*●", words)
+    assert not re.search(r"fedavg on cora 3 [\d, ]+ \S+ ± \S+ \S+ ± \S+ [●≈]", words)
+    assert "Compared are the rows after fine-tuning" in words
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_ties_are_adjusted_for_the_rows_of_the_page(tmp_path: Path) -> None:
+    noise = (0.0, 0.018, -0.012, 0.014, -0.017, 0.009)  # one row alone is tied
+    runs = [
+        make(
+            tmp_path / f"{row}-{seed}",
+            seed=seed,
+            settings={"lr": 0.1 * (row + 1)},
+            val=(0.7 + (0.001 if row == 0 else (-1) ** row * shift),),
+        )
+        for row in range(6)
+        for seed, shift in enumerate(noise)
+    ]
+    assert over_seeds(runs[:12])[1]["rank"] == "tied"
+    assert not any(group["rank"] == "tied" for group in over_seeds(runs))
 
 
 @pytest.mark.usefixtures("no_pictures")

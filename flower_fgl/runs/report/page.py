@@ -143,6 +143,7 @@ def write_report(
         idle=idle_clients(runs[0]),
         many=MANY,
         score=shown_score(runs),
+        has_finetuned=any(run.summary.get("finetuned") for run in runs),
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
         **context,
     )

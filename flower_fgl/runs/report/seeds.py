@@ -17,15 +17,16 @@ from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.report.numbers import about, pooled_test_score
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.statistics import LEVEL, adjust_holm
+from flower_fgl.runs.statistics import LEVEL, PairedTest, adjust_holm
 
 __all__ = ["Group", "average_groups", "mark_best", "mark_better", "over_seeds"]
 __all__ += ["scored_runs"]
 
+FINETUNED = ", after fine-tuning"
 KINDS: dict[str, Callable[[Run], Mapping[str, Any] | None]] = {
     "": lambda run: run.best,
     ", aggregated model": lambda run: run.summary.get("global", {}).get("best"),
-    ", after fine-tuning": lambda run: run.summary.get("finetuned"),
+    FINETUNED: lambda run: run.summary.get("finetuned"),
 }
 """Scores of a run to average, by the suffix of the row's name."""
 
@@ -81,13 +82,14 @@ def average_groups(runs: Sequence[Run], *, smallest: int = 2) -> list[Group]:
 def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Average completed runs that differ only in their seeds.
 
-    The aggregated model and fine-tuning have additional rows if the runs scored them.
+    The aggregated model and fine-tuning have additional rows if the runs scored them. The
+    rows that are compared are those after fine-tuning, where the runs have it.
     """
     groups = [
         {
             "name": f"{group.label} on {group.runs[0].summary['dataset']}{kind}",
             "runs": group.runs,
-            "kind": kind,
+            "is_compared": kind == _compared_kind(group.runs),
             "is_better": False,
             "rank": "",
             "score": main_metric(group.runs[0]),
@@ -103,8 +105,13 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
         for kind, entry_of in KINDS.items()
         if any(entries := [entry_of(run) or {} for run in group.runs])
     ]
-    mark_best([group for group in groups if not group["kind"]])
+    mark_best([group for group in groups if group["is_compared"]])
     return groups
+
+
+def _compared_kind(runs: Sequence[Run]) -> str:
+    """Return the kind of the row that stands for the runs, see :attr:`Run.final`."""
+    return FINETUNED if any(KINDS[FINETUNED](run) for run in runs) else ""
 
 
 def mark_best(groups: Sequence[dict[str, Any]]) -> None:
@@ -112,20 +119,29 @@ def mark_best(groups: Sequence[dict[str, Any]]) -> None:
 
     The best has the highest mean test score. A tied one differs from it by less than one
     point, by the paired equivalence test of :mod:`flower_fgl.runs.statistics`; too few
-    common draws, or a large spread, are no tie.
+    common draws, or a large spread, are no tie. The p-values of all rows are adjusted
+    together, by Holm's method.
     """
     places: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
         places.setdefault(_place(group["runs"][0]), []).append(group)
+    tests: list[tuple[dict[str, Any], PairedTest]] = []
     for rivals in places.values():
         scores = [_main_score(group["runs"]) for group in rivals]
         if len(rivals) < 2 or max(scores) == -math.inf:
             continue
         best = rivals[scores.index(max(scores))]
         best["rank"] = "best"
-        for group in rivals:
-            if group is not best and _is_tied(best["runs"], group["runs"]):
-                group["rank"] = "tied"
+        tests += [
+            (group, test)
+            for group in rivals
+            if group is not best
+            and (test := _paired(best["runs"], group["runs"])) is not None
+        ]
+    p_values = adjust_holm([test.p_equivalent for _, test in tests])
+    for (group, _), p in zip(tests, p_values, strict=True):
+        if p < LEVEL:
+            group["rank"] = "tied"
 
 
 def _place(run: Run) -> str:
@@ -140,17 +156,16 @@ def _main_score(runs: Sequence[Run]) -> float:
 
     Returns ``-inf`` if a run has none, since means over other draws do not compare.
     """
-    scores = [(run.best or {})["test"].get(main_metric(run)) for run in runs]
+    scores = [(run.final or {})["test"].get(main_metric(run)) for run in runs]
     return -math.inf if None in scores else statistics.fmean(scores)
 
 
-def _is_tied(best: Sequence[Run], other: Sequence[Run]) -> bool:
-    """Return whether a difference of one point or more can be excluded."""
+def _paired(best: Sequence[Run], other: Sequence[Run]) -> PairedTest | None:
+    """Return the paired test of two rows, ``None`` if they have no pairs."""
     try:
-        test = compare_accuracy(best, other)
+        return compare_accuracy(best, other)
     except RunError:  # e.g. two runs with one seed, which cannot be paired
-        return False
-    return test is not None and test.is_tied
+        return None
 
 
 def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
@@ -164,7 +179,7 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
         If the method has no runs over several seeds, or several groups of runs on the
         same clients.
     """
-    groups = [group for group in groups if not group["kind"]]
+    groups = [group for group in groups if group["is_compared"]]
     bases = [g for g in groups if g["runs"][0].summary["method"] == against]
     places = [_place(group["runs"][0]) for group in bases]
     if not bases:

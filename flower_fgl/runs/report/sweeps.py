@@ -135,7 +135,7 @@ def _lines(
 
 def _scores(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, list[float]]:
     """Return the test scores of the runs by metric."""
-    tests = [(run.best or {})["test"] for run in runs]
+    tests = [(run.final or {})["test"] for run in runs]
     return {
         metric: [test[metric] for test in tests if test.get(metric) is not None]
         for metric in metrics
