@@ -148,6 +148,9 @@ def compare(
         table.add_row(name, describe_scores(scores), ", ".join(pending))
     console.print(table)
     show(str(result))
+    places = {f"{r.summary['dataset']}, {r.summary['clients']} clients" for r in every}
+    if len(places) > 1:
+        show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")
     first = {name: dict(flatten_config(runs[0].config)) for name, runs in rows.items()}
     for text in unequal_settings(first):
         show(f"Warning: {text}")

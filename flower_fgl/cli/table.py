@@ -116,13 +116,11 @@ def table(
     same draws. What is not equal in a comparison is printed below it as a warning.
     """
     found, missing = load_cells(runs, experiments or [], select)
+    shown = select_rows(found, row or [], defaults=defaults)
     if incomplete:
-        found, skipped = complete_rows(found)
+        found, _ = complete_rows(found)
+        shown, skipped = complete_rows(shown, draws)
         missing = [*missing, *skipped]
-    if cells is not None:
-        paths = write_cells(found, cells)
-        show(f"Cells: {len(paths)} files in {cells}")
-    found = select_rows(found, row or [], defaults=defaults)
     # loads scipy for the tests: the run folders are read first
     from flower_fgl.runs.ranks import draw_ranks
     from flower_fgl.runs.results_table import ResultsTable
@@ -130,7 +128,7 @@ def table(
     from flower_fgl.runs.writer import replace_file
 
     made = ResultsTable(
-        found,
+        shown,
         column=column,
         metric=metric,
         against=against,
@@ -138,6 +136,9 @@ def table(
         labels=read_labels(labels) if labels is not None else {},
     )
     text = format_table(made, layout=layout, format=format, notes=notes)
+    if cells is not None:
+        paths = write_cells(found, cells)
+        show(f"Cells: {len(paths)} files in {cells}")
     if out is None:
         typer.echo(encodable(text), nl=False)
     else:
@@ -223,23 +224,31 @@ def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[C
     ]
 
 
-def complete_rows(cells: list[Cell]) -> tuple[list[Cell], list[str]]:
-    """Return the cells with all draws of their dataset, and name the others."""
+def complete_rows(cells: list[Cell], number: int = 0) -> tuple[list[Cell], list[str]]:
+    """Return the cells with all draws of their dataset, and name the others.
+
+    Parameters
+    ----------
+    cells : list of Cell
+        Rows of one or several datasets.
+    number : int
+        Only the first draws of a dataset are needed; 0: all.
+    """
     places: dict[str, set[tuple[int, int]]] = {}
-    draws = [{(d.partition_seed, d.seed) for d in cell.draws} for cell in cells]
-    for cell, own in zip(cells, draws, strict=True):
-        places.setdefault(str(cell.place), set()).update(own)
-    lacking = {
-        k: len(places[str(cell.place)]) - len(own)
-        for k, (cell, own) in enumerate(zip(cells, draws, strict=True))
-    }
-    notes = [
-        f'{cells[k].experiment}: row "{cells[k].row}" is left out, it lacks {number} of '
-        f"{len(places[str(cells[k].place)])} draws."
-        for k, number in lacking.items()
-        if number
-    ]
-    return [cell for k, cell in enumerate(cells) if not lacking[k]], notes
+    for cell in cells:
+        places.setdefault(str(cell.place), set()).update(d.key for d in cell.draws)
+    whole, notes = [], []
+    for cell in cells:
+        needed = sorted(places[str(cell.place)])[: number or None]
+        lacking = set(needed) - {draw.key for draw in cell.draws}
+        if lacking:
+            notes.append(
+                f'{cell.experiment}: row "{cell.row}" is left out, it lacks '
+                f"{len(lacking)} of {len(needed)} draws."
+            )
+        else:
+            whole.append(cell)
+    return whole, notes
 
 
 def read_labels(path: Path) -> dict[str, str]:

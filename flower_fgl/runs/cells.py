@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +19,7 @@ from flower_fgl.core.errors import RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.core.settings import main_score_of, owners_name
+from flower_fgl.runs.check_cell import check_cell
 from flower_fgl.runs.files import flatten_config, read_text
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -122,6 +123,11 @@ class Draw:
         default_factory=dict
     )
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What identifies the draw: seed of partition and split, seed of the run."""
+        return self.partition_seed, self.seed
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -218,12 +224,19 @@ class Cell:
             return [float(getattr(draw, metric)) for draw in self.draws]
         if metric == "bytes":
             return [float(draw.bytes_up + draw.bytes_down) for draw in self.draws]
-        found = [
-            draw.scores.get(model, {}).get(column, {}).get(metric)
-            for draw in self.draws
-        ]
-        known = [float(value) for value in found if value is not None]
-        return known if len(known) == len(found) else []
+        known = self._known(model, column, metric)
+        return known if len(known) == len(self.draws) else []
+
+    def num_lacking(self, model: str, column: str, metric: str) -> int:
+        """Return how many draws lack a score that others have, see :meth:`values`."""
+        known = self._known(model, column, metric)
+        return len(self.draws) - len(known) if known else 0
+
+    def _known(self, model: str, column: str, metric: str) -> list[float]:
+        """Return the scores of the draws that have one."""
+        found = [draw.scores.get(model, {}).get(column, {}) for draw in self.draws]
+        values = [scores.get(metric) for scores in found]
+        return [float(value) for value in values if value is not None]
 
     def pooled(self, model: str, column: str) -> tuple[float, int] | None:
         """Pool the nodes of all draws; a draw without such nodes counts with none.
@@ -263,21 +276,26 @@ class Cell:
         Raises
         ------
         RunError
-            If the text is damaged or of a newer format.
+            If the text is damaged or of a newer format, or holds values that no cell
+            has, e.g. a score above 1.
         """
         try:
             table = json.loads(text)
-            if table.pop("format") != FORMAT:
-                raise RunError(
-                    f"{where} has a format that this version cannot read. Update "
-                    "flower-fgl, or write the cell again with flower-fgl table --cells."
-                )
-            return cls(**{**table, "draws": [Draw(**draw) for draw in table["draws"]]})
+            is_readable = table.pop("format") == FORMAT
+            if is_readable:
+                draws = [Draw(**draw) for draw in table["draws"]]
+                cell = cls(**{**table, "draws": draws})
+                check_cell(cell)
+                return replace(cell, draws=sorted(draws, key=lambda draw: draw.key))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunError(
                 f"{where} is not a cell of a results table, or is damaged: {error}. Pass "
                 "files that flower-fgl table --cells wrote."
             ) from error
+        raise RunError(
+            f"{where} has a format that this version cannot read. Update flower-fgl, or "
+            "write the cell again with flower-fgl table --cells."
+        )
 
     def to_json(self) -> str:
         """Return the cell as JSON with one line per draw."""
@@ -536,9 +554,10 @@ def write_cells(cells: Sequence[Cell], folder: Path) -> list[Path]:
     Raises
     ------
     RunError
-        If a file cannot be written.
+        If a file cannot be written, or two cells have the same file; then none is
+        written.
     """
-    paths = []
+    paths: dict[Path, Cell] = {}
     for cell in cells:
         rivals = [
             c for c in cells if (c.experiment, c.row) == (cell.experiment, cell.row)
@@ -549,11 +568,17 @@ def write_cells(cells: Sequence[Cell], folder: Path) -> list[Path]:
                 parts.append(f"{key.rpartition('.')[2]}{value}")
         name = "-".join(in_folder_name(part) for part in parts)
         path = folder / in_folder_name(cell.experiment) / f"{name}.json"
+        before = paths.setdefault(path, cell)
+        if before is not cell:
+            raise RunError(
+                f'Rows "{before.row}" and "{cell.row}" of {cell.experiment} have the same '
+                f"file, {path}. Write them into two folders, or rename a row."
+            )
+    for path, cell in paths.items():
         with writing(path, "choose a file in"):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, cell.to_json().encode())
-        paths.append(path)
-    return paths
+    return list(paths)
 
 
 def read_cells(path: Path) -> list[Cell]:

@@ -180,6 +180,7 @@ class ResultsTable:
         for group in self._places.values():
             _check_rows(group)
             _check_draws(group)
+            self._check_labels(group)
         known = {c for cell in self.cells for d in cell.draws for c in _columns(d)}
         if self.column not in known:
             raise ConfigError(
@@ -231,12 +232,24 @@ class ResultsTable:
                 replace(block, best=self._best(lines), control=self._control(lines))
             )
         if self.against and all(block.control is None for block in out):
-            rows = dict.fromkeys(cell.row for cell in self.cells)
-            raise ConfigError(
-                f'No row or method "{self.against}" to compare with. '
-                f"{nearest(self.against, rows)}"
-            )
+            raise ConfigError(self._no_control(out))
         return out
+
+    def _no_control(self, blocks: Sequence[Block]) -> str:
+        """Say why no block has the line to compare with."""
+        name = self.against
+        if self.is_cost:
+            return f"Costs are not compared: use --against or --metric {self.metric}."
+        lines = [line for block in blocks for line in block.lines]
+        rows = dict.fromkeys(line.cell.row for line in lines)
+        same = dict.fromkeys(x.cell.row for x in lines if x.cell.method == name)
+        if len(same) > 1:
+            return f'Several rows are of method "{name}": {"; ".join(same)}. Name one.'
+        if name in rows:
+            return f'Row "{name}" has no {self.metric} of "{self.column}" in all draws.'
+        if any(line.name == name for line in lines):
+            return f'"{name}" is one of several models of a row. Name the row.'
+        return f'No row or method "{name}" to compare with. {nearest(name, rows)}'
 
     def _best(self, lines: Sequence[Line]) -> Line | None:
         """Return the line with the highest mean, if there are several."""
@@ -368,6 +381,18 @@ class ResultsTable:
             self.labels.get(part, part) for part in name.split(", ")
         )
 
+    def _check_labels(self, cells: Sequence[Cell]) -> None:
+        """Reject two rows of the same data that would be shown under one name."""
+        rows: dict[str, str] = {}
+        for cell in cells:
+            label = self.label(cell.row)
+            before = rows.setdefault(label, cell.row)
+            if before != cell.row:
+                raise ConfigError(
+                    f'Rows "{before}" and "{cell.row}" have the same label, "{label}". '
+                    "Give them different ones."
+                )
+
     def warnings(self) -> list[str]:
         """Name what is not equal in rows that stand in one comparison.
 
@@ -438,10 +463,8 @@ class ResultsTable:
         """Describe draws, tuning and versions of the table, one sentence each."""
         numbers = sorted({len(cell.draws) for cell in self.cells})
         listed = " or ".join(map(str, numbers))
-        seeds = {
-            (draw.seed, draw.partition_seed) for c in self.cells for draw in c.draws
-        }
-        is_draw = len({seed for _, seed in seeds}) > 1
+        seeds = {draw.partition_seed for c in self.cells for draw in c.draws}
+        is_draw = len(seeds) > 1
         what = "partition, split and initial model" if is_draw else "the initial model"
         out = [
             "Scores are of one draw, so they have no ± and no difference is tested."
@@ -457,6 +480,14 @@ class ResultsTable:
             out.append(f"Scores are those of the round best by validation {title}.")
         elif selections == {"last"} and not self.is_cost:
             out.append("Scores are those of the last round.")
+        for block in self.blocks:
+            for line in block.lines:
+                args = line.model, self.column, self.metric
+                if not self.is_cost and (number := line.cell.num_lacking(*args)):
+                    out.append(
+                        f"{self.label(line.name)} on {block.name} has no {self.metric} in "
+                        f"{number} of {len(line.cell.draws)} draws: it has no mean."
+                    )
         planned = {c.planned_draws for c in self.cells if c.planned_draws}
         if planned and max(planned) > max(numbers):
             out.append(f"The experiment plans {max(planned)} draws.")
@@ -512,8 +543,7 @@ def _check_rows(cells: Sequence[Cell]) -> None:
 def _check_draws(cells: Sequence[Cell]) -> None:
     """Reject rows on the same data with other draws, or other partitions of a draw."""
     draws = {
-        cell.row: {(d.partition_seed, d.seed): d.partition for d in cell.draws}
-        for cell in cells
+        cell.row: {draw.key: draw.partition for draw in cell.draws} for cell in cells
     }
     everything = set().union(*draws.values())
     lacking = {row: sorted(everything - found.keys()) for row, found in draws.items()}

@@ -17,6 +17,8 @@ MARGIN = 0.01
 """Two methods are tied if their difference is less than one point."""
 MIN_PAIRS = 5
 """A t-test of fewer pairs says little about spread, and is not made."""
+EQUAL = 1e-6
+"""Differences whose standard deviation is below this are equal: cells hold six digits."""
 POWER = 0.8
 """Probability with which the detectable difference is found."""
 
@@ -89,8 +91,7 @@ def paired_test(
         why = f"{n} {'pair' if n == 1 else 'pairs'}, {MIN_PAIRS} are needed"
         return PairedTest(n, mean, why_not=why)
     spread = stdev(differences)
-    # equal differences may differ in the last bits
-    if spread <= 1e-12 * max(map(abs, differences), default=0.0):
+    if spread < EQUAL:
         return PairedTest(n, mean, why_not="all differences are equal")
     # slow to import, and selecting runs does not need them
     import numpy as np

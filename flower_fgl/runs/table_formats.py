@@ -197,10 +197,14 @@ def _not_testable(table: ResultsTable) -> list[str]:
                     names = found.setdefault(versus.test.why_not, [])
                     if name not in names:
                         names.append(name)
-    return [
-        f"{why} (all comparisons)" if len(names) > 3 else f"{why} ({'; '.join(names)})"
-        for why, names in found.items()
-    ]
+    everything = "all comparisons" if not table.num_tests and len(found) == 1 else ""
+    return [f"{why} ({everything or _some(names)})" for why, names in found.items()]
+
+
+def _some(names: Sequence[str]) -> str:
+    """List up to three names, and the number of the others."""
+    more = [f"{len(names) - 3} more"] if len(names) > 3 else []
+    return "; ".join([*names[:3], *more])
 
 
 def _score(values: Sequence[float]) -> str:
@@ -316,8 +320,12 @@ def _summary(table: ResultsTable) -> Sheet:
     sheet = []
     for name in names:
         found = rows[name]
-        top = sum(
-            line is block.best or _ties(table.versus(line, block.best))
+        top = sum(  # any model of the row
+            any(
+                other is block.best or _ties(table.versus(other, block.best))
+                for other in block.lines
+                if other.cell is line.cell
+            )
             for block, line in found
         )
         cells = ["–", f"{top} of {len(found)}"]

@@ -117,6 +117,11 @@ def test_a_row_whose_draws_are_missing_is_refused(
     done = invoke("table", folder, "--skip-incomplete")
     assert 'two: row "local" is left out, it lacks 1 of 5 draws.' in done.stderr
     assert "| local |" not in done.stdout
+    # rows and draws are chosen first: of what is left, nothing is incomplete
+    for words in (["--row", "local"], ["--draws", "3"]):
+        done = invoke("table", folder, "--skip-incomplete", *words)
+        assert "left out" not in done.stderr
+        assert "| local |" in done.stdout
 
 
 def test_run_writes_the_experiment_that_options_make(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +95,7 @@ def test_a_cell_survives_its_file_and_holds_no_path(tmp_path: Path) -> None:
         experiment="x",
         row="a, reset",
         published={"accuracy": 80.5},
-        tuning={"budget": 12, "settings": ["lr"]},
+        tuning={"budget": 12, "settings": ["lr"], "metric": "x", "study": "y"},
     )
     (path,) = write_cells([cell], tmp_path / "cells")
     assert path == tmp_path / "cells" / "x" / "a_reset.json"
@@ -127,6 +130,78 @@ def test_a_file_that_is_no_cell_is_refused(
         read_cells(tmp_path)
     with pytest.raises(RunError, match="holds no cells"):
         read_cells(tmp_path / "nowhere")
+
+
+def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the JSON of a cell."""
+    table = json.loads(path.read_text())
+    change(table)
+    path.write_text(json.dumps(table))
+
+
+def scores_of(table: dict[str, Any]) -> dict[str, Any]:
+    return table["draws"][0]["scores"]["own"]["test"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: scores_of(t).update(accuracy=math.nan),
+            "accuracy of own, test, must",
+        ),
+        (
+            lambda t: scores_of(t).update(accuracy=81.65),
+            "number between 0 and 1, got 81",
+        ),
+        (lambda t: scores_of(t).update(accuracy="0.8"), "between 0 and 1, got '0.8'"),
+        (lambda t: scores_of(t).update(accuracy=True), "between 0 and 1, got True"),
+        (
+            lambda t: t["draws"][0].update(scores=None),
+            '"scores" of a draw cannot be None',
+        ),
+        (lambda t: t["draws"][0].update(seed="0"), "\"seed\" of a draw cannot be '0'"),
+        (lambda t: t.update(settings=[]), '"settings" of the cell cannot be'),
+        (lambda t: t.update(order="1"), '"order" of the cell cannot be'),
+        (lambda t: t.update(published={"accuracy": "81"}), "a published value must be"),
+        (lambda t: t.update(tuning={"budget": 1}), '"tuning" lacks metric, study'),
+        (lambda t: t.update(place={}), '"place" names no dataset'),
+        (lambda t: t.update(draws=[]), "it has no draw"),
+        (lambda t: t.update(draws=[t["draws"][0]] * 2), "a draw is there twice"),
+    ],
+)
+def test_an_edited_cell_with_a_value_that_none_has_is_refused(
+    change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    (path,) = write_cells([make_row("a", [0.8, 0.7])], tmp_path)
+    edited(path, change)
+    with pytest.raises(RunError, match=f"a.json is not a cell .*{re.escape(message)}"):
+        read_cells(path)
+
+
+def test_the_order_of_the_draws_in_a_file_means_nothing(tmp_path: Path) -> None:
+    (path,) = write_cells([make_row("a", [0.8, 0.7, 0.6])], tmp_path)
+    (before,) = read_cells(path)
+    edited(path, lambda table: table["draws"].reverse())
+    assert read_cells(path) == [before]
+
+
+def test_a_newer_format_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"format": 2}')
+    with pytest.raises(RunError) as caught:
+        read_cells(tmp_path)
+    assert "is not a cell" not in str(caught.value)
+
+
+def test_two_cells_with_one_file_are_refused_and_nothing_is_written(
+    tmp_path: Path,
+) -> None:
+    cells = [make_row("a", [0.5]), make_row("mu 1", [0.5]), make_row("mu=1", [0.6])]
+    with pytest.raises(
+        RunError, match='Rows "mu 1" and "mu=1" of x-cora have the same'
+    ):
+        write_cells(cells, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_runs_of_two_code_versions_are_named_and_not_mixed(tmp_path: Path) -> None:

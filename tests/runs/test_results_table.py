@@ -92,14 +92,56 @@ def test_fewer_than_five_draws_are_not_testable() -> None:
     assert table.num_tests == 0
     overview = format_table(table, layout="overview")
     assert "≈" not in lines_of(overview)["local"][0]
-    assert (
-        "Not testable: 4 pairs, 5 are needed (local on cora; good on cora)" in overview
-    )
+    assert "Not testable: 4 pairs, 5 are needed (all comparisons)." in overview
 
 
-def test_rows_without_spread_are_not_testable() -> None:
-    table = ResultsTable(rows(local=[0.5] * 6, good=[0.6] * 6))
+def test_what_is_not_testable_is_named_or_counted() -> None:
+    same = {f"r{k}": LOCAL for k in range(4)}
+    text = format_table(ResultsTable(rows(local=LOCAL, good=GOOD, **same)))
+    listed = "r0 on cora; r1 on cora; r2 on cora; 1 more"
+    assert f"Not testable: all differences are equal ({listed})." in text
+    few = {name: scores[:3] for name, scores in same.items()}
+    text = format_table(ResultsTable(rows(local=LOCAL[:3], good=GOOD[:3], **few)))
+    assert "Not testable: 3 pairs, 5 are needed (all comparisons)." in text
+
+
+@pytest.mark.parametrize("gain", [0.1, round(1 / 1126, 6)])
+def test_rows_without_spread_are_not_testable(gain: float) -> None:
+    # a cell rounds to six digits, so that equal gains differ in the last one
+    scores = [round(k / 1126, 6) for k in (800, 811, 790, 805, 809, 799)]
+    better = [round(k / 1126, 6) for k in (801, 812, 791, 806, 810, 800)]
+    if gain == 0.1:
+        scores, better = [0.5] * 6, [0.6] * 6
+    table = ResultsTable(rows(local=scores, good=better))
     assert "not testable: all differences are equal" in format_table(table)
+
+
+def test_a_row_that_lacks_a_score_in_some_draws_says_so() -> None:
+    cells = rows(local=LOCAL, good=GOOD)
+    bare = replace(cells[1].draws[2], scores={"own": {"test": {"macro_f1": 0.5}}})
+    draws = [*cells[1].draws[:2], bare, *cells[1].draws[3:]]
+    text = format_table(ResultsTable([cells[0], replace(cells[1], draws=draws)]))
+    assert "good on cora has no accuracy in 1 of 6 draws: it has no mean." in text
+    assert lines_of(text)["good"][0] == "–"
+
+
+def test_two_rows_with_one_label_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match='Rows "local" and "good" have the same label'
+    ):
+        ResultsTable(rows(local=LOCAL, good=GOOD), labels={"good": "x", "local": "x"})
+
+
+def test_a_row_is_best_by_its_global_model_too() -> None:
+    low = [v - 0.3 for v in GOOD]
+    row = make_row("fedavg", low, has_global=True, order=1)
+    draws = [
+        replace(draw, scores={**draw.scores, "global": {"test": {"accuracy": high}}})
+        for draw, high in zip(row.draws, GOOD, strict=True)
+    ]
+    cells = [make_row("local", LOCAL), replace(row, draws=draws)]
+    found = lines_of(format_table(ResultsTable(cells), layout="summary"))
+    assert (found["fedavg"][1], found["local"][1]) == ("1 of 1", "0 of 1")
 
 
 def test_own_and_global_model_are_lines_of_one_table() -> None:
@@ -341,13 +383,18 @@ def test_two_cells_of_one_row_are_refused() -> None:
         ({"column": "tset"}, 'No cell has scores of "tset"'),
         ({"metric": "acuracy"}, 'No cell has "acuracy" of "test"'),
         ({"against": "loacl"}, 'No row or method "loacl" to compare with'),
+        ({"against": "local", "metric": "bytes"}, "Costs are not compared"),
+        ({"against": "fedavg"}, "Several rows.* fedavg, a; fedavg, b. Name one"),
+        ({"against": "fedavg, a, global model"}, "is one of several models of a row"),
     ],
 )
 def test_a_score_or_row_that_no_cell_has_is_refused(
     options: dict[str, str], message: str
 ) -> None:
+    cells = rows(**{"local": LOCAL, "good": GOOD, "fedavg, b": NEAR})
+    cells.append(make_row("fedavg, a", NEAR, has_global=True))
     with pytest.raises(ConfigError, match=message):
-        ResultsTable(rows(local=LOCAL, good=GOOD), **options)
+        ResultsTable(cells, **options)
 
 
 def test_unknown_formats_and_layouts_are_refused() -> None:
