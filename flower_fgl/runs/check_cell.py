@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from flower_fgl.runs.cells import Cell, Draw
+from typing import Any
 
 __all__ = ["check_cell"]
 
 
-def check_cell(cell: Cell) -> None:
+def check_cell(cell: Any) -> None:
     """Check the types and ranges of all values.
 
     Parameters
     ----------
     cell : Cell
-        A cell with the fields that it must have.
+        A :class:`~flower_fgl.runs.cells.Cell` with the fields that it must have.
 
     Raises
     ------
@@ -49,7 +46,7 @@ def check_cell(cell: Cell) -> None:
                     _check_number(value, most, f"{metric} of {model}, {column},")
 
 
-def _check_types(part: Cell | Draw, name: str) -> None:
+def _check_types(part: Any, name: str) -> None:
     """Check that texts, whole numbers and tables are such."""
     for entry in fields(part):
         value, kind = getattr(part, entry.name), str(entry.type).partition("[")[0]
