@@ -268,6 +268,19 @@ def test_the_command_tests_what_the_tables_of_the_setting_mark(tmp_path: Path) -
         assert f"test {metric}, %" in " ".join(done.output.split())
 
 
+def test_a_test_over_several_datasets_says_so(tmp_path: Path) -> None:
+    sides = [tmp_path / "a", tmp_path / "b"]
+    for side, scores in zip(sides, ([0.8, 0.7, 0.8], [0.5, 0.6, 0.7]), strict=True):
+        *_, last = write_runs(side, "local", scores)
+        text = (last.path / "summary.json").read_text()
+        (last.path / "summary.json").write_text(text.replace('"cora"', '"citeseer"'))
+    done = CliRunner().invoke(app, ["compare", *map(str, sides)])
+    words = " ".join(done.output.split())
+    assert "n = 3 pairs" in words
+    pairs = "citeseer, 3 clients; cora, 3 clients"
+    assert f"Warning: pairs of {pairs} are tested together." in words
+
+
 def test_runs_of_several_settings_are_no_side_of_a_comparison(tmp_path: Path) -> None:
     other = write_runs(tmp_path, "local", [0.5, 0.6])
     few = write_runs(tmp_path / "3", "fedavg", [0.7, 0.8], shots=3, partition="a")
