@@ -69,10 +69,11 @@ def report_how_to_resume() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        from flower_fgl.runs.checkpoints import newest_checkpoint
-
         message = "Interrupted."
         for folder in stop.args:
+            # loads torch: an interrupt may come while it is being loaded
+            from flower_fgl.runs.checkpoints import newest_checkpoint
+
             kept = newest_checkpoint(Path(folder))
             message += (
                 f" Run folder: {folder}"

@@ -148,6 +148,12 @@ def compare(
         table.add_row(name, describe_scores(scores), ", ".join(pending))
     console.print(table)
     show(str(result))
+    for name, number in zip(result.names, result.unpaired, strict=True):
+        if number:
+            show(
+                f"Warning: {number} of the completed runs of {name} are left out: no run "
+                "of the other side has the same dataset, partition, clients and seed."
+            )
     places = {f"{r.summary['dataset']}, {r.summary['clients']} clients" for r in every}
     if len(places) > 1:
         show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")

@@ -68,7 +68,7 @@ def tune(
     known = [row.name for row in rows]
     if wrong := [name for name in case or [] if name not in known]:
         raise ConfigError(
-            f'{experiment} has no row "{wrong[0]}". Its rows: {", ".join(known)}.'
+            f'{experiment} has no row "{wrong[0]}". Its rows: {"; ".join(known)}.'
         )
     reject_unused_settings(
         pairs, [parse_config(with_clients(r.settings)) for r in rows]
@@ -76,6 +76,14 @@ def tune(
     output = Path(os.path.expanduser(str(plan.config.get("output-dir", "runs"))))
     folder = output / plan.name / "tune"
     target = out or experiment.with_name(f"{experiment.stem}-tuned.toml")
+    if target.resolve() == experiment.resolve():
+        raise ConfigError(f"--out {out} is the experiment itself. Choose another file.")
+    place = target.resolve().parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise ConfigError(
+            f"Cannot write {target}: {place} is no folder to write to. Choose another "
+            "file with --out."
+        )
 
     def on_trial(study: tuning.RowStudy, trial: tuning.Trial) -> None:
         number = f"{study.row.name}: trial {trial.index + 1} of {budget}"

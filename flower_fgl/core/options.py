@@ -105,7 +105,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = begins[-1:] or swapped or longer
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f'Did you mean "{close[0]}"? ' if close else ""
-    return f"{hint}Known: {', '.join(names)}."
+    between = "; " if any("," in name for name in names) else ", "
+    return f"{hint}Known: {between.join(names)}."
 
 
 def load_toml(text: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ NO_RESULT = {
 """Settings that a cell leaves out: the seeds, which each draw has, and paths."""
 METRICS: tuple[str, ...] = ("accuracy", "macro_f1", "auroc", "auprc", "mrr", "hits")
 METRICS += ("micro_f1", "mean_accuracy", "mean_auroc", "mean_auprc", "num_nodes")
-DIGITS = 6
+DIGITS = 8
 
 Scores = Mapping[str, Mapping[str, float | int]]
 """Scores by node set and name; ``worst_accuracy`` is that of the worst client."""

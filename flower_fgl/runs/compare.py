@@ -60,12 +60,15 @@ class Comparison:
         Tests of the differences A minus B.
     names : tuple of str
         Names of A and B, see :func:`side_names`.
+    unpaired : tuple of int
+        Completed runs of A and B that have no partner.
     """
 
     one: tuple[float, ...]
     other: tuple[float, ...]
     test: PairedTest
     names: tuple[str, str] = ("A", "B")
+    unpaired: tuple[int, int] = (0, 0)
 
     @property
     def difference(self) -> float:
@@ -320,7 +323,8 @@ def compare_runs(
         )
     scores = tuple(zip(*pairs, strict=True))
     test = paired_test(scores[0], scores[1])
-    return Comparison(scores[0], scores[1], test, side_names(one, other))
+    unpaired = (len(done[0]) - len(pairs), len(done[1]) - len(pairs))
+    return Comparison(scores[0], scores[1], test, side_names(one, other), unpaired)
 
 
 def side_names(one: Sequence[Run], other: Sequence[Run]) -> tuple[str, str]:

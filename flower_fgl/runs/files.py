@@ -131,11 +131,19 @@ def parse_row(text: str, where: str, key: str) -> dict[str, Any]:
     return row
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read JSON lines, none if there is no file; skip an incomplete last line."""
+def read_lines(path: Path, *, is_finished: bool = False) -> list[dict[str, Any]]:
+    """Read JSON lines, none if there is no file.
+
+    An incomplete last line is skipped, or an error if the run is finished.
+    """
     if not path.exists():
         return []
-    *whole, _ = read_text(path).split("\n")
+    *whole, rest = read_text(path).split("\n")
+    if rest and is_finished:
+        raise RunError(
+            f"{path} is damaged: its last line is cut off, but the run is complete. Copy "
+            "the folder again, or remove it and run the experiment again."
+        )
     return [
         parse_row(line, f"{path}, line {number}", "round")
         for number, line in enumerate(whole, start=1)

@@ -169,6 +169,11 @@ class ResultsTable:
             self.cells,
             key=lambda cell: (experiments.index(cell.experiment), cell.order),
         )
+        most = max(len(cell.draws) for cell in cells)
+        if self.draws > most:
+            raise ConfigError(
+                f"--draws {self.draws} is too many: the rows have {most}."
+            )
         if self.draws:
             cells = [replace(cell, draws=cell.draws[: self.draws]) for cell in cells]
         object.__setattr__(self, "cells", cells)
@@ -433,6 +438,9 @@ class ResultsTable:
         codes = self._by(cells, _code_of)
         if len(codes) > 1:
             out.append(f"code versions: rows were measured with {_listed(codes)}")
+        versions = self._by(cells, _versions_of)
+        if len(versions) > 1:
+            out.append(f"versions: rows were measured with {_listed(versions)}")
         devices = self._by(
             cells, lambda c: f"{c.device or 'unknown'}, {c.host.get('cpu')}"
         )
@@ -502,7 +510,7 @@ class ResultsTable:
         if not studies:
             out.append("Settings are those of the experiment file, not tuned.")
         versions = dict.fromkeys(
-            ", ".join([f"{k} {v}" for k, v in cell.versions.items()] + [_code_of(cell)])
+            f"{_versions_of(cell)}, {_code_of(cell)}".removeprefix(", ")
             for cell in self.cells
         )
         out.append(f"Measured with {'; '.join(versions)}.")
@@ -580,6 +588,11 @@ def _draw_name(key: tuple[int, int]) -> str:
     if partition_seed == seed:
         return f"draw {seed}"
     return f"seed {seed} of partition {partition_seed}"
+
+
+def _versions_of(cell: Cell) -> str:
+    """Return the versions of Python and of the packages."""
+    return ", ".join(f"{name} {version}" for name, version in cell.versions.items())
 
 
 def _code_of(cell: Cell) -> str:

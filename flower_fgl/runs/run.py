@@ -69,7 +69,7 @@ class Run:
         ------
         RunError
             If the folder or one of its files is missing or damaged. An incomplete last
-            line is skipped.
+            line is skipped in a run that is not complete.
         """
         folder = Path(os.path.expanduser(path))
         if not (folder / CONFIG_FILE).is_file():
@@ -85,8 +85,16 @@ class Run:
         summary = parse_row(
             read_text(folder / SUMMARY), str(folder / SUMMARY), "status"
         )
-        rounds = read_lines(folder / ROUNDS)
-        clients = read_lines(folder / CLIENTS_FILE)
+        is_finished = summary["status"] == "completed"
+        rounds = read_lines(folder / ROUNDS, is_finished=is_finished)
+        clients = read_lines(folder / CLIENTS_FILE, is_finished=is_finished)
+        last = max((int(row["round"]) for row in rounds), default=0)
+        if is_finished and last < summary.get("rounds", 0):
+            raise RunError(
+                f"{folder / ROUNDS} is damaged: it ends with round {last}, the run has "
+                f"{summary['rounds']}. Copy the folder again, or remove it and run the "
+                "experiment again."
+            )
         if summary["status"] == "running":  # active or killed: the rows are newer
             header = {key: summary.get(key) for key in HEADER}
             keys = ("dataset", "owners", "setting", "positive-class")

@@ -18,7 +18,7 @@ MARGIN = 0.01
 MIN_PAIRS = 5
 """A t-test of fewer pairs says little about spread, and is not made."""
 EQUAL = 1e-6
-"""Differences whose standard deviation is below this are equal: cells hold six digits."""
+"""Differences with a standard deviation below it are equal: cells hold rounded scores."""
 POWER = 0.8
 """Probability with which the detectable difference is found."""
 

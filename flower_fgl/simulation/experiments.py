@@ -411,17 +411,27 @@ def read_experiment(path: Path) -> Experiment:
     for key in sorted(known - {"title", "output-dir", "draws", "tune-draws", "case"}):
         if not isinstance(table.get(key, {}), Mapping):
             raise ConfigError(f"{path}: [{key}] must be a table, got {table[key]!r}.")
+    for key in ("title", "output-dir"):
+        if not isinstance(table.get(key, ""), str):
+            raise ConfigError(f"{path}: {key} must be a text, got {table[key]!r}.")
+    config = dict(flatten_config(table.get("config", {})))
+    if "output-dir" in table and "output-dir" in config:
+        raise ConfigError(f"{path}: output-dir is there twice. Remove one of them.")
+    config |= {k: table[k] for k in ("output-dir",) if k in table}
     grid = dict(flatten_config(table.get("grid", {})))
-    output = {k: str(table[k]) for k in ("output-dir",) if k in table}
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise ConfigError(f"{path}: grid.{key} must be a list, got {values!r}.")
     cases = _read_cases(path, table.get("case", []))
+    _reject_lists(path, config, cases, grid)
+    lacking = {"budget", "draws", "metric", "study"} - table.get("tuning", {}).keys()
+    if table.get("tuning") and lacking:
+        raise ConfigError(
+            f"{path}: [tuning] lacks {', '.join(sorted(lacking))}. flower-fgl tune writes "
+            "this table; the search space is called [tune]."
+        )
     draws = _read_draws(path, table, cases, grid)
     experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
-        config=dict(flatten_config(table.get("config", {}))) | output,
+        config=config,
         cases=cases,
         grid=grid,
         draws=draws,
@@ -458,6 +468,38 @@ def read_experiment(path: Path) -> Experiment:
             for column, values in experiment.published_columns.items()
         },
     )
+
+
+def _reject_lists(
+    path: Path,
+    config: Mapping[str, Any],
+    cases: Sequence[Mapping[str, Any]],
+    grid: Mapping[str, Any],
+) -> None:
+    """Reject lists outside of ``[grid]``, others in it, and values that it replaces."""
+    places = {"[config]": config} | {f'case "{case["name"]}"': case for case in cases}
+    for where, settings in places.items():
+        for key, value in settings.items():
+            if isinstance(value, list):
+                raise ConfigError(
+                    f"{path}: {key} of {where} must be one value, got {value!r}. Lists "
+                    "of values belong into [grid]."
+                )
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(
+                f"{path}: grid.{key} must be a list of values, got {values!r}."
+            )
+        if nested := [value for value in values if isinstance(value, list | Mapping)]:
+            raise ConfigError(
+                f"{path}: each value of grid.{key} must be a single one, got {nested[0]!r}."
+            )
+        for case in cases:
+            if key in case:
+                raise ConfigError(
+                    f'{path}: case "{case["name"]}" sets {key}, which [grid] varies. '
+                    "Remove one of them."
+                )
 
 
 def _read_draws(

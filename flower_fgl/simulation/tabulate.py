@@ -138,6 +138,11 @@ def tabulate_runs(
             found, missing = _planned_cells(experiment, file, members)
         else:
             found, missing = _unplanned_cells(folder.name, members)
+            missing += [
+                f"{other} is not used: a folder's experiment file is called "
+                f"{folder.name}.toml."
+                for other in sorted(folder.glob("*.toml"))
+            ]
         cells += found
         notes += missing
     if unused := sorted(given.keys() - used):

@@ -18,6 +18,7 @@ from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.cells import DEFAULT_SUFFIX
+from flower_fgl.runs.writer import writing
 from flower_fgl.simulation.experiments import (
     REPLICATES,
     Experiment,
@@ -135,7 +136,7 @@ def _csv_line(row: str, trial: Trial, keys: Sequence[str]) -> list[Any]:
         row,
         trial.index,
         trial.score,
-        "/".join(str(o.server_round) for o in outcomes),
+        "/".join(str(o.server_round or "") for o in outcomes),
         sum(o.num_bytes for o in outcomes),
         f"{sum(o.seconds for o in outcomes):.1f}",
         trial.error,
@@ -216,7 +217,8 @@ def write_tuned_experiment(
     head = f"# Written by flower-fgl tune: {describe_tuning(table['tuning'])}.\n"
     if any(case["name"].endswith(DEFAULT_SUFFIX) for case in table["case"]):
         head += '# Rows named "…, default" have the settings before tuning.\n'
-    write_file(path, f"{head}\n{tomli_w.dumps(table)}".encode())
+    with writing(path, "choose a file in"):
+        write_file(path, f"{head}\n{tomli_w.dumps(table)}".encode())
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from flower_fgl.core.options import Scalar
 from flower_fgl.core.version import VERSION
 from flower_fgl.runs.environment import find_commit
 from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.writer import writing
 from flower_fgl.simulation.experiments import (
     REPLICATES,
     Experiment,
@@ -221,7 +222,8 @@ def tune(
             f"--jobs at least 1, got {budget} and {jobs}."
         )
     draws = list(experiment.tune_draws)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with hold(folder), TrialProcesses(jobs, on_note) as processes:
         shutil.rmtree(folder / RUNNING, ignore_errors=True)  # runs of a killed study
         storage = _open_storage(folder / JOURNAL)
@@ -335,7 +337,8 @@ class RowStudy:
         if not scored:
             raise RunError(
                 f'All {len(self.trials)} trials of row "{self.row.name}" failed. The '
-                f"first one: {self.trials[0].error}"
+                f"first one: {self.trials[0].error} Trials are kept: once the reason is "
+                "removed, rename the row to tune it anew."
             )
         return max(scored, key=lambda entry: entry[:2])[2]
 

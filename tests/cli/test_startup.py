@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 #: Forks a process for each command: importing the command line takes most of the time.
 PROGRAM = """
@@ -166,3 +167,14 @@ def test_argument_errors_load_no_tensor_library(
     assert errors.startswith("Error: ")
     assert USER_ERRORS[arguments] in errors
     assert not {"torch", "torch_geometric"} & {*loaded}
+
+
+def test_an_interrupt_while_torch_is_loaded_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flower_fgl.cli.main import report_how_to_resume
+
+    monkeypatch.setitem(sys.modules, "flower_fgl.runs.checkpoints", None)
+    with pytest.raises(typer.Exit) as stop, report_how_to_resume():
+        raise KeyboardInterrupt
+    assert stop.value.exit_code == 130

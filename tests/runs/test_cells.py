@@ -186,6 +186,12 @@ def test_the_order_of_the_draws_in_a_file_means_nothing(tmp_path: Path) -> None:
     assert read_cells(path) == [before]
 
 
+def test_a_cell_has_more_digits_than_a_table(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [0.8133498])
+    cell = make_cell([run], experiment="x", row="a")
+    assert cell.values("own", "test", "accuracy") == [0.8133498]  # not 81.34 %
+
+
 def test_a_newer_format_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"format": 2}')
     with pytest.raises(RunError) as caught:

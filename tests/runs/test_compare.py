@@ -226,6 +226,22 @@ def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:
     assert not {"A", "B"} & set(words.split())
 
 
+def test_runs_without_a_partner_are_counted(tmp_path: Path) -> None:
+    one = write_runs(tmp_path, "fedper", [0.80, 0.81, 0.79, 0.80, 0.80])
+    other = write_runs(tmp_path, "local", [0.70, 0.72, 0.69])
+    write_run(tmp_path / "x", 0.7, method="local", seed=3, partition="other")
+    other = select_runs(f"{tmp_path}:local")
+    assert compare_runs(one, other).unpaired == (2, 1)
+    done = CliRunner().invoke(
+        app, ["compare", f"{tmp_path}:fedper", f"{tmp_path}:local"]
+    )
+    words = " ".join(done.output.split())
+    assert (
+        "2 of the completed runs of fedper are left out: no run of the other" in words
+    )
+    assert "1 of the completed runs of local are left out" in words
+
+
 def test_the_sides_of_a_comparison_have_the_names_of_what_differs(
     tmp_path: Path,
 ) -> None:

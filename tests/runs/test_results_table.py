@@ -343,6 +343,9 @@ def test_unequal_code_and_devices_are_named() -> None:
     assert code.startswith("code versions: rows were measured with source bbbbbbbbbbbb")
     assert "source cccccccccccc" in code
     assert device.startswith("devices: seconds were measured on cpu")
+    cells[1] = replace(rows(good=GOOD)[0], versions={"torch": "2.15.0"})
+    (versions,) = ResultsTable(cells).warnings()
+    assert versions.endswith("torch 2.13.0 (local); torch 2.15.0 (good)")
 
 
 def test_draws_that_share_their_partition_are_named() -> None:
@@ -362,6 +365,8 @@ def test_unequal_draws_and_partitions_are_refused() -> None:
     ):
         ResultsTable(cells)
     assert ResultsTable(cells, draws=4).blocks
+    with pytest.raises(ConfigError, match="--draws 7 is too many: the rows have 6"):
+        ResultsTable(cells, draws=7)
     cells = rows(local=LOCAL, good=GOOD)
     draws = [*cells[1].draws[:-1], make_draw(5, 0.8, partition="another")]
     cells[1] = replace(cells[1], draws=draws)

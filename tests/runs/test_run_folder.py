@@ -75,6 +75,34 @@ def summary_of(rows: list[dict[str, Any]], status: str) -> dict[str, Any]:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "keep", "message"),
+    [
+        ("rounds.jsonl", -9, "rounds.jsonl is damaged: its last line is cut off"),
+        ("clients.jsonl", -9, "clients.jsonl is damaged: its last line is cut off"),
+        (
+            "rounds.jsonl",
+            0,
+            "rounds.jsonl is damaged: it ends with round 0, the run has 2",
+        ),
+    ],
+)
+def test_logs_that_are_cut_off_damage_a_complete_run(
+    name: str, keep: int, message: str, tmp_path: Path
+) -> None:
+    for status in ("completed", "interrupted"):
+        writer = make(tmp_path / status)
+        for entry in (rows := [row(1, 0.4), row(2, 0.6)]):
+            writer.append_round(entry)
+            writer.append_clients([{"round": entry["round"], "partition_id": 0}])
+        writer.write_summary(summary_of(rows, status))
+        file = writer.path / name
+        file.write_text(file.read_text()[:keep])
+    assert Run.load(writer.path).status == "interrupted"
+    with pytest.raises(RunError, match=message):
+        Run.load(tmp_path / "completed" / "runs" / "one")
+
+
 def test_a_finished_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
     writer = make(tmp_path)
     rows = [row(1, 0.4), row(2, 0.6), row(3, 0.5)]

@@ -211,6 +211,21 @@ def test_a_published_value_of_no_row_is_refused(tmp_path: Path) -> None:
             "[config]\n[published]\nlr.a = 80",
             r"A row with a dot in its name needs quotes",
         ),
+        ("[config]\nlr = [0.1]", r"lr of \[config\] must be one value, got \[0.1\]"),
+        (
+            '[[case]]\nname="a"\nmethod=["local"]',
+            r'method of case "a" must be one value',
+        ),
+        ("[grid]\nlr = [[0.1]]", r"value of grid.lr must be a single one, got \[0.1\]"),
+        ("[grid]\nlr = []", r"grid.lr must be a list of values, got \[\]"),
+        (
+            '[grid]\nrounds = [1]\n[[case]]\nname = "a"\nrounds = 3',
+            r'case "a" sets rounds, which \[grid\] varies. Remove one',
+        ),
+        ("title = 3\n[config]", "title must be a text, got 3"),
+        ("output-dir = 4\n[config]", "output-dir must be a text, got 4"),
+        ('output-dir = "a"\n[config]\noutput-dir = "b"', "output-dir is there twice"),
+        ("[tuning]\nlr = [0.1]", r"lacks budget, .*search space is called \[tune\]"),
     ],
 )
 def test_a_part_of_another_type_is_named(

@@ -56,6 +56,15 @@ def write_runs(folder: Path, file: str = FILE, **others: object) -> None:
             write_run(place, [0.8, 0.6], draw=draw, **{"method": method, **others})
 
 
+def test_the_experiment_file_of_a_renamed_folder_is_named(tmp_path: Path) -> None:
+    write_runs(tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "second")
+    _, notes = tabulate_runs(select_runs(str(tmp_path / "second")))
+    (note,) = notes
+    assert note.endswith("first.toml is not used: a folder's experiment file is called "
+                         "second.toml.")  # fmt: skip
+
+
 def test_rows_published_values_and_draws_come_from_the_experiment_file(
     tmp_path: Path,
 ) -> None:

@@ -196,7 +196,11 @@ def test_own_values_are_those_of_the_method_and_the_case() -> None:
             "draws = 3\ntune-draws = [2, 3]",
             r"\[2\] are draws of the table",
         ),
-        ("[published]", "[tuning]\nexperiment = 'x'\n[published]", r"tuned already"),
+        (
+            "[published]",
+            "[tuning]\nbudget = 2\ndraws = [3]\nmetric = 'x'\nstudy = 'y'\n[published]",
+            r"tuned already",
+        ),
     ],
 )
 def test_a_wrong_space_is_reported_before_a_trial_runs(
@@ -632,11 +636,19 @@ def test_the_command_writes_the_study_and_the_tuned_file(tmp_path: Path) -> None
     assert {run.row for run in without.runs()} == {"plain", "near"}
     assert without.tuning == tuned.tuning
     assert '"…, default"' not in (tmp_path / "two-tuned.toml").read_text()
+    done = (folder / "study.log").read_bytes()
     for words, message in (
-        (["--budget", "3", "--case", "x"], 'has no row "x". Its rows: plain, near'),
+        (["--budget", "3", "--case", "x"], 'has no row "x". Its rows: plain; near'),
+        (["--budget", "3", "--out", str(path)], "two.toml is the experiment itself"),
+        (
+            ["--budget", "3", "--out", str(tmp_path / "x" / "y.toml")],
+            r"Cannot write .*y.toml: .*x is no folder to write to",
+        ),
         (["--budget", "1"], "--budget must be at least 2"),
         (["--budget", "3", "--set", "lr=0.1"], "fixes a setting that"),
         (["--budget", "3", "--set", "shots=2"], "shots has no effect"),
     ):
         with pytest.raises(ConfigError, match=message):
             command(*words)
+    assert (folder / "study.log").read_bytes() == done  # no trial ran
+    assert path.read_text() == text
