@@ -96,9 +96,9 @@ def test_logs_that_are_cut_off_damage_a_complete_run(
             writer.append_round(entry)
             writer.append_clients([{"round": entry["round"], "partition_id": 0}])
         writer.write_summary(summary_of(rows, status))
-        file = writer.path / name
+        file = writer.folder / name
         file.write_text(file.read_text()[:keep])
-    assert Run.load(writer.path).status == "interrupted"
+    assert Run.load(writer.folder).status == "interrupted"
     with pytest.raises(RunError, match=message):
         Run.load(tmp_path / "completed" / "runs" / "one")
 
