@@ -281,21 +281,22 @@ class Cell:
         """
         try:
             table = json.loads(text)
-            is_readable = table.pop("format") == FORMAT
-            if is_readable:
-                draws = [Draw(**draw) for draw in table["draws"]]
-                cell = cls(**{**table, "draws": draws})
-                check_cell(cell)
-                return replace(cell, draws=sorted(draws, key=lambda draw: draw.key))
+            if table.pop("format") != FORMAT:
+                raise RunError(
+                    f"{where} has a format that this version cannot read. Update "
+                    "flower-fgl, or write the cell again with flower-fgl table --cells."
+                )
+            draws = [Draw(**draw) for draw in table["draws"]]
+            cell = cls(**{**table, "draws": draws})
+            check_cell(cell)
+        except RunError:  # a ValueError, too
+            raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RunError(
                 f"{where} is not a cell of a results table, or is damaged: {error}. Pass "
                 "files that flower-fgl table --cells wrote."
             ) from error
-        raise RunError(
-            f"{where} has a format that this version cannot read. Update flower-fgl, or "
-            "write the cell again with flower-fgl table --cells."
-        )
+        return replace(cell, draws=sorted(draws, key=lambda draw: draw.key))
 
     def to_json(self) -> str:
         """Return the cell as JSON with one line per draw."""

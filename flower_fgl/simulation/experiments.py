@@ -415,9 +415,10 @@ def read_experiment(path: Path) -> Experiment:
         if not isinstance(table.get(key, ""), str):
             raise ConfigError(f"{path}: {key} must be a text, got {table[key]!r}.")
     config = dict(flatten_config(table.get("config", {})))
-    if "output-dir" in table and "output-dir" in config:
-        raise ConfigError(f"{path}: output-dir is there twice. Remove one of them.")
-    config |= {k: table[k] for k in ("output-dir",) if k in table}
+    if "output-dir" in table:
+        if "output-dir" in config:
+            raise ConfigError(f"{path}: output-dir is there twice. Remove one of them.")
+        config["output-dir"] = table["output-dir"]
     grid = dict(flatten_config(table.get("grid", {})))
     cases = _read_cases(path, table.get("case", []))
     _reject_lists(path, config, cases, grid)

@@ -13,12 +13,11 @@ from typing import Any
 
 import tomli_w
 
-from flower_fgl.core.atomic import write_file
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.score_names import EXTRA_SCORES
 from flower_fgl.core.settings import main_score_of
 from flower_fgl.runs.cells import DEFAULT_SUFFIX
-from flower_fgl.runs.writer import writing
+from flower_fgl.runs.writer import replace_file
 from flower_fgl.simulation.experiments import (
     REPLICATES,
     Experiment,
@@ -61,7 +60,7 @@ def write_study(
         "rows": rows,
     }
     text = json.dumps(table, indent=1, allow_nan=False)
-    write_file(folder / "study.json", f"{text}\n".encode())
+    replace_file(folder / "study.json", f"{text}\n".encode())
     out = io.StringIO()
     keys = sorted({key for study in studies for key in study.row.space})
     writer = csv.writer(out)
@@ -70,7 +69,7 @@ def write_study(
     for study in studies:
         for trial in study.trials:
             writer.writerow(_csv_line(study.row.name, trial, keys))
-    write_file(folder / "trials.csv", out.getvalue().encode())
+    replace_file(folder / "trials.csv", out.getvalue().encode())
     return study_hash(studies)
 
 
@@ -217,8 +216,7 @@ def write_tuned_experiment(
     head = f"# Written by flower-fgl tune: {describe_tuning(table['tuning'])}.\n"
     if any(case["name"].endswith(DEFAULT_SUFFIX) for case in table["case"]):
         head += '# Rows named "…, default" have the settings before tuning.\n'
-    with writing(path, "choose a file in"):
-        write_file(path, f"{head}\n{tomli_w.dumps(table)}".encode())
+    replace_file(path, f"{head}\n{tomli_w.dumps(table)}".encode())
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
