@@ -15,6 +15,9 @@ from flower_fgl.runs.compare import select_runs
 
 __all__ = ["load_cells", "read_labels", "table"]
 
+ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "html"}
+"""Format of a table by the ending of its file."""
+
 
 def table(
     runs: Annotated[
@@ -26,8 +29,13 @@ def table(
         ),
     ],
     format: Annotated[
-        str, typer.Option(help="markdown, latex, csv or html.")
-    ] = "markdown",
+        str,
+        typer.Option(
+            help="markdown, latex, csv or html. By default that of the file's ending "
+            "(.md, .tex, .csv, .html) with --out, else markdown.",
+            show_default=False,
+        ),
+    ] = "",
     layout: Annotated[
         str,
         typer.Option(
@@ -135,7 +143,14 @@ def table(
         draws=draws,
         labels=read_labels(labels) if labels is not None else {},
     )
+    format = format or ENDINGS.get(out.suffix if out else "", "markdown")
     text = format_table(made, layout=layout, format=format, notes=notes)
+    ranked = made.ranks()[0] if ranks is not None else None
+    if ranks is not None and ranked is None:
+        raise ConfigError(
+            "--ranks needs scores of several rows on several datasets, got "
+            f"{len(made.blocks)} dataset."
+        )
     if cells is not None:
         paths = write_cells(found, cells)
         show(f"Cells: {len(paths)} files in {cells}")
@@ -148,13 +163,7 @@ def table(
         missing = [*missing, *(f"Warning: {text}." for text in made.warnings())]
     for note in missing:
         typer.echo(encodable(note), err=True)
-    if ranks is not None:
-        ranked, _ = made.ranks()
-        if ranked is None:
-            raise ConfigError(
-                "--ranks needs scores of several rows on several datasets, got "
-                f"{len(made.blocks)} dataset."
-            )
+    if ranks is not None and ranked is not None:
         draw_ranks(ranked, ranks)
         show(f"Picture: {ranks}")
 

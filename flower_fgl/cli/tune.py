@@ -65,11 +65,9 @@ def tune(
     from flower_fgl.simulation import tuned_file, tuning
 
     rows = tuning.rows_to_tune(plan)
-    known = [row.name for row in rows]
-    if wrong := [name for name in case or [] if name not in known]:
-        raise ConfigError(
-            f'{experiment} has no row "{wrong[0]}". Its rows: {"; ".join(known)}.'
-        )
+    if wrong := [c for c in case or [] if not any(row.is_named([c]) for row in rows)]:
+        known = "; ".join(row.name for row in rows)
+        raise ConfigError(f'{experiment} has no row "{wrong[0]}". Its rows: {known}.')
     reject_unused_settings(
         pairs, [parse_config(with_clients(r.settings)) for r in rows]
     )
@@ -94,7 +92,7 @@ def tune(
 
     studies = tuning.tune(
         plan,
-        [row for row in rows if not case or row.name in case],
+        [row for row in rows if not case or row.is_named(case)],
         folder.resolve(),
         budget=budget,
         jobs=jobs,

@@ -28,6 +28,7 @@ from flower_fgl.runs.summary import is_scored, select_round, summarise
 __all__ = ["Run"]
 
 AUROC = "test AUROC"
+IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,9 +83,8 @@ class Run:
             config = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise RunError(f"{folder / CONFIG_FILE} is damaged: {error}.") from error
-        summary = parse_row(
-            read_text(folder / SUMMARY), str(folder / SUMMARY), "status"
-        )
+        where = folder / SUMMARY
+        summary = parse_row(read_text(where), str(where), "status")
         is_finished = summary["status"] == "completed"
         rounds = read_lines(folder / ROUNDS, is_finished=is_finished)
         clients = read_lines(folder / CLIENTS_FILE, is_finished=is_finished)
@@ -100,6 +100,11 @@ class Run:
             keys = ("dataset", "owners", "setting", "positive-class")
             metric = main_score_of(*(str(config.get(key, "")) for key in keys))
             summary |= summarise(rounds, status="running", metric=metric, **header)
+        elif lacking := [key for key in IN_SUMMARY if key not in summary]:
+            raise RunError(
+                f'{where} is damaged: it has no "{lacking[0]}". Copy the folder again, or '
+                "remove it and run the experiment again."
+            )
         return cls(folder, config, read_sources(text), summary, rounds, clients)
 
     @property

@@ -29,6 +29,7 @@ from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.version import VERSION
 from flower_fgl.runs.environment import find_commit
+from flower_fgl.runs.files import parse_row
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.writer import writing
 from flower_fgl.simulation.experiments import (
@@ -106,12 +107,19 @@ class RowToTune:
         Search space.
     default : mapping of str to bool, int, float or str
         The row's own point in the space.
+    line : str
+        Line of the results table, which rows on other data share.
     """
 
     name: str
     settings: Mapping[str, Scalar]
     space: Mapping[str, Dimension]
     default: Mapping[str, Scalar]
+    line: str = ""
+
+    def is_named(self, names: Sequence[str]) -> bool:
+        """Return whether the row or its line of the table is among some names."""
+        return self.name in names or self.line in names
 
 
 def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
@@ -154,7 +162,7 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
                 space, default = row_space(experiment.tune, settings, run.case)
             except ConfigError as error:
                 raise ConfigError(f'{name}, row "{run.row}": {error}') from error
-            seen[run.row] = RowToTune(run.row, settings, space, default)
+            seen[run.row] = RowToTune(run.row, settings, space, default, run.line)
     methods = {str(row.settings.get("method", "fedavg")) for row in seen.values()}
     tables = tuple(
         f"{t}." for t in methods | {str(c["name"]) for c in experiment.cases}
@@ -529,6 +537,13 @@ def _open_storage(path: Path) -> Any:
         def release(self) -> None:
             pass
 
-    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
-        path.write_bytes(data[: data.rfind(b"\n") + 1])
+    if path.exists():
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        for number, line in enumerate(whole.splitlines(), start=1):
+            parse_row(
+                line.decode(errors="replace"), f"{path}, line {number}", "op_code"
+            )
+        if whole != data:
+            path.write_bytes(whole)
     return JournalStorage(JournalFileBackend(str(path), HeldLock(str(path))))

@@ -157,7 +157,19 @@ def test_wrong_rows_and_label_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not valid TOML"):
         invoke("table", path, "--labels", labels)
     with pytest.raises(ConfigError, match="--ranks needs scores of several rows"):
-        invoke("table", path, "--ranks", tmp_path / "x.svg")
+        invoke("table", path, "--ranks", tmp_path / "x.svg", "--out", tmp_path / "x.md")
+    assert not (tmp_path / "x.md").exists()
+
+
+def test_the_ending_of_the_file_chooses_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(make_row("local", [0.5, 0.6]).to_json())
+    for name, begin in (("x.html", "<"), ("x.csv", "experiment,"), ("x.txt", "|")):
+        assert invoke("table", path, "--out", tmp_path / name).exit_code == 0
+        assert (tmp_path / name).read_text().startswith(begin)
+    words = ["--format", "markdown", "--out", tmp_path / "y.html"]
+    assert invoke("table", path, *words).exit_code == 0
+    assert (tmp_path / "y.html").read_text() == (tmp_path / "x.txt").read_text()
 
 
 def test_the_diagram_of_the_ranks_is_drawn(tmp_path: Path) -> None:

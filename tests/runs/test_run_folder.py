@@ -406,6 +406,7 @@ def test_a_summary_that_cannot_be_replaced_stays_as_it_was(
         ("summary.json", '{"status": '),
         ("summary.json", "[1, 2]\n"),
         ("summary.json", "{}"),
+        ("summary.json", '{"status": "completed"}\n'),
         ("rounds.jsonl", '{"round": 1}\n{"rou\n{"round": 3}\n'),
         ("clients.jsonl", "7\n"),
     ],

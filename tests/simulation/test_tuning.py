@@ -555,6 +555,8 @@ def test_the_tuned_file_keeps_draws_rows_and_published_values(
     )
     rows = rows_to_tune(experiment)
     assert [row.name for row in rows] == ["plain/1", "plain/2", "near/1", "near/2"]
+    chosen = ["plain/2", "near, local-epochs=1"]  # a row, and a line of the table
+    assert [row.is_named(chosen) for row in rows] == [False, True, True, False]
     studies = tune(experiment, rows, tmp_path / "tune", budget=5)
     path = tmp_path / "two-tuned.toml"
     write_tuned_experiment(experiment, studies, path, budget=5, study="abc")
@@ -651,4 +653,9 @@ def test_the_command_writes_the_study_and_the_tuned_file(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=message):
             command(*words)
     assert (folder / "study.log").read_bytes() == done  # no trial ran
+    for wrong in (b"?\n", b"[]\n", b"{}\n"):
+        (folder / "study.log").write_bytes(done + wrong)
+        with pytest.raises(RunError, match=r"study\.log, line \d+ is damaged"):
+            command("--budget", "3")
+    (folder / "study.log").write_bytes(done)
     assert path.read_text() == text
