@@ -154,6 +154,14 @@ def table(
     if cells is not None:
         paths = write_cells(found, cells)
         show(f"Cells: {len(paths)} files in {cells}")
+        others = {p for path in paths for p in path.parent.glob("*.json")} - set(paths)
+        if others:
+            missing = [
+                *missing,
+                f"Warning: {cells} also holds files that were not written now: "
+                f"{'; '.join(sorted(p.name for p in others))}. Remove those that are not "
+                "rows of the experiment any more.",
+            ]
     if out is None:
         typer.echo(encodable(text), nl=False)
     else:

@@ -73,6 +73,12 @@ def test_an_experiment_becomes_a_table_and_cells(
         assert len(cell.source_sha256) == 64
     again = invoke("table", tmp_path / "cells").stdout
     assert again.split("- Bold")[1] == done.stdout.split("- Bold")[1]
+    assert "also holds files" not in done.stderr
+    (tmp_path / "cells" / "two" / "local.json").rename(
+        tmp_path / "cells" / "two" / "renamed.json"
+    )
+    done = invoke("table", folder, "--cells", tmp_path / "cells")
+    assert "files that were not written now: renamed.json." in done.stderr
 
 
 def test_the_table_goes_to_a_file_and_warnings_of_csv_to_stderr(
