@@ -145,23 +145,24 @@ def table(
     )
     format = format or ENDINGS.get(out.suffix if out else "", "markdown")
     text = format_table(made, layout=layout, format=format, notes=notes)
-    ranked = made.ranks()[0] if ranks is not None else None
-    if ranks is not None and ranked is None:
-        raise ConfigError(
-            "--ranks needs scores of several rows on several datasets, got "
-            f"{len(made.blocks)} dataset."
-        )
+    if ranks is not None:
+        ranked, _ = made.ranks()
+        if ranked is None:
+            raise ConfigError(
+                "--ranks needs scores of several rows on several datasets, got "
+                f"{len(made.blocks)} dataset."
+            )
+        draw_ranks(ranked, ranks)  # before anything else is written
     if cells is not None:
         paths = write_cells(found, cells)
         show(f"Cells: {len(paths)} files in {cells}")
         others = {p for path in paths for p in path.parent.glob("*.json")} - set(paths)
         if others:
-            missing = [
-                *missing,
+            missing.append(
                 f"Warning: {cells} also holds files that were not written now: "
                 f"{'; '.join(sorted(p.name for p in others))}. Remove those that are not "
-                "rows of the experiment any more.",
-            ]
+                "rows of the experiment any more."
+            )
     if out is None:
         typer.echo(encodable(text), nl=False)
     else:
@@ -171,8 +172,7 @@ def table(
         missing = [*missing, *(f"Warning: {text}." for text in made.warnings())]
     for note in missing:
         typer.echo(encodable(note), err=True)
-    if ranks is not None and ranked is not None:
-        draw_ranks(ranked, ranks)
+    if ranks is not None:
         show(f"Picture: {ranks}")
 
 

@@ -131,8 +131,10 @@ def parse_row(text: str, where: str, key: str) -> dict[str, Any]:
     return row
 
 
-def read_lines(path: Path, *, is_finished: bool = False) -> list[dict[str, Any]]:
-    """Read JSON lines, none if there is no file.
+def read_lines(
+    path: Path, *, key: str = "round", is_finished: bool = False
+) -> list[dict[str, Any]]:
+    """Read JSON lines, objects that contain ``key``; none if there is no file.
 
     An incomplete last line is skipped, or an error if the run is finished.
     """
@@ -145,6 +147,6 @@ def read_lines(path: Path, *, is_finished: bool = False) -> list[dict[str, Any]]
             "the folder again, or remove it and run the experiment again."
         )
     return [
-        parse_row(line, f"{path}, line {number}", "round")
+        parse_row(line, f"{path}, line {number}", key)
         for number, line in enumerate(whole, start=1)
     ]

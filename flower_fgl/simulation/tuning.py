@@ -29,7 +29,7 @@ from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.version import VERSION
 from flower_fgl.runs.environment import find_commit
-from flower_fgl.runs.files import parse_row
+from flower_fgl.runs.files import read_lines
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.writer import writing
 from flower_fgl.simulation.experiments import (
@@ -115,7 +115,7 @@ class RowToTune:
     settings: Mapping[str, Scalar]
     space: Mapping[str, Dimension]
     default: Mapping[str, Scalar]
-    line: str = ""
+    line: str
 
     def is_named(self, names: Sequence[str]) -> bool:
         """Return whether the row or its line of the table is among some names."""
@@ -537,13 +537,7 @@ def _open_storage(path: Path) -> Any:
         def release(self) -> None:
             pass
 
-    if path.exists():
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        for number, line in enumerate(whole.splitlines(), start=1):
-            parse_row(
-                line.decode(errors="replace"), f"{path}, line {number}", "op_code"
-            )
-        if whole != data:
-            path.write_bytes(whole)
+    read_lines(path, key="op_code")  # names a damaged line, which Optuna does not
+    if path.exists() and not (data := path.read_bytes()).endswith(b"\n"):
+        path.write_bytes(data[: data.rfind(b"\n") + 1])
     return JournalStorage(JournalFileBackend(str(path), HeldLock(str(path))))

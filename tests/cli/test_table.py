@@ -165,6 +165,15 @@ def test_wrong_rows_and_label_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--ranks needs scores of several rows"):
         invoke("table", path, "--ranks", tmp_path / "x.svg", "--out", tmp_path / "x.md")
     assert not (tmp_path / "x.md").exists()
+    (tmp_path / "b.json").write_text(make_row("fedavg", [0.6, 0.7]).to_json())
+    for row in ("local", "fedavg"):
+        cell = make_row(row, [0.5, 0.6], dataset="other")
+        (tmp_path / f"other-{row}.json").write_text(cell.to_json())
+    with pytest.raises(ConfigError, match="diagram needs tested ranks"):
+        invoke(
+            "table", tmp_path, "--ranks", tmp_path / "x.svg", "--out", tmp_path / "x.md"
+        )
+    assert not (tmp_path / "x.md").exists()
 
 
 def test_the_ending_of_the_file_chooses_the_format(tmp_path: Path) -> None:

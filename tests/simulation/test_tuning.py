@@ -659,3 +659,8 @@ def test_the_command_writes_the_study_and_the_tuned_file(tmp_path: Path) -> None
             command("--budget", "3")
     (folder / "study.log").write_bytes(done)
     assert path.read_text() == text
+    grid = "[grid]\nlocal-epochs = [1, 2]\n[published]"
+    text = text.replace(f"{tmp_path}/runs", f"{tmp_path}/lines")
+    path.write_text(text.replace("[published]\nnear = 80.5", grid))
+    words = ["--budget", "2", "--case", "near, local-epochs=1"]  # a line of the table
+    assert "Rows tuned: 1 of 4" in command(*words)
