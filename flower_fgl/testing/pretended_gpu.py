@@ -140,6 +140,11 @@ def _without_device(name: str, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
     return args, kwargs, target
 
 
+def gpu() -> contextlib.AbstractContextManager[None]:
+    """Return a context with a GPU: the machine's, or a pretended one if it has none."""
+    return contextlib.nullcontext() if torch.cuda.is_available() else pretended_gpu()
+
+
 @contextlib.contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Let torch find one GPU inside the context."""

@@ -25,7 +25,7 @@ from flower_fgl.testing.case import (
     timeless,
 )
 from flower_fgl.testing.exchanges import has_rounds
-from flower_fgl.testing.pretended_gpu import pretended_gpu
+from flower_fgl.testing.pretended_gpu import gpu
 from flower_fgl.testing.tiny_graphs import write_tiny
 
 __all__ = ["RunContract", "trained_weights"]
@@ -180,8 +180,8 @@ class RunContract(Contract):
     def test_tensors_stay_on_the_device(
         self, case: MethodCase, short: dict[str, Any]
     ) -> None:
-        # a pretended GPU refuses operations that mix devices
-        with pretended_gpu():
+        # the machine's GPU or a pretended one, which refuses operations that mix devices too
+        with gpu():
             run = simulate(**short, device="cuda")
         assert run.status == "completed"
         assert not run.summary["failures"]

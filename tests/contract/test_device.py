@@ -1,4 +1,4 @@
-"""Every method on a pretended GPU, which refuses operations that mix devices."""
+"""Every method on a GPU: the machine's, or a pretended one, which refuses mixed devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from flower_fgl import METHODS, simulate
 from flower_fgl.nn.models import MODELS
-from flower_fgl.testing.pretended_gpu import is_on_gpu, pretended_gpu
+from flower_fgl.testing.pretended_gpu import gpu, is_on_gpu, pretended_gpu
 from tests.support.methods import collected
 
 SMALL: dict[str, Any] = {
@@ -47,9 +47,9 @@ def test_the_pretended_gpu_refuses_what_a_gpu_refuses() -> None:
 
 
 def small_run(method: str, tmp_path: Path, **values: Any) -> None:
-    """Run a method on the pretended GPU, without a failed reply."""
+    """Run a method on the GPU, without a failed reply."""
     settings = {**values_of(method), "device": "cuda", "output_dir": str(tmp_path)}
-    with pretended_gpu():
+    with gpu():
         run = simulate(method, **{**settings, **values})
     assert run.status == "completed"
     assert not run.summary["failures"]
