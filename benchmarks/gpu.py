@@ -151,6 +151,11 @@ def main() -> None:
                 if done.returncode:
                     sys.exit(done.stderr)
                 found[form] = json.loads(done.stdout.strip().splitlines()[-1])
+                seconds = found[form]["seconds"]
+                print(
+                    f"{method}, {clients:,} clients, {form}: {seconds:.4f} s",
+                    file=sys.stderr,
+                )
             add_row(table, method, clients, found)
     Console(width=150).print(table)
 

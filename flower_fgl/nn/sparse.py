@@ -159,15 +159,18 @@ def transpose_csr(
 
 @cache
 def _pass_beta_warning() -> None:
-    """Build a first CSR tensor, without the warning that torch gives once per process.
+    """Build a first CSR tensor, without the warnings that torch gives once per process.
 
-    The warning says that CSR is in beta; users cannot act on that. A filter around each
-    tensor would take ten times as long as the tensor.
+    They say that CSR is in beta and, with torch 2.11, that its checks are off; users
+    cannot act on that. A filter around each tensor would take ten times as long as the
+    tensor.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="Sparse CSR tensor support is in beta"
-        )
+        for start in (
+            "Sparse CSR tensor support is in beta",
+            "Sparse invariant checks are implicitly disabled",
+        ):
+            warnings.filterwarnings("ignore", message=start)
         torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)
 
 

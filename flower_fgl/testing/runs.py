@@ -180,7 +180,7 @@ class RunContract(Contract):
     def test_tensors_stay_on_the_device(
         self, case: MethodCase, short: dict[str, Any]
     ) -> None:
-        # the machine's GPU or a pretended one, which refuses operations that mix devices too
+        # a GPU, real or pretended, refuses operations that mix devices
         with gpu():
             run = simulate(**short, device="cuda")
         assert run.status == "completed"
