@@ -23,8 +23,14 @@ def losses(run: Run) -> list[float]:
     return [row["loss"] for row in run.rounds if row.get("loss") is not None]
 
 
-@pytest.mark.parametrize("stacked", ["auto", "false"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+STACKED = [case for case in CASES if vars(case.row.load_client_app()).get("stacked")]
+
+
+@pytest.mark.parametrize(
+    ("case", "stacked"),
+    [(case, "false") for case in CASES] + [(case, "true") for case in STACKED],
+    ids=lambda value: getattr(value, "name", f"stacked-{value}"),
+)
 def test_a_run_on_the_gpu_has_the_losses_of_the_cpu(
     case: MethodCase,
     stacked: str,
