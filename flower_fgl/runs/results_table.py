@@ -13,16 +13,10 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
 from flower_fgl.runs.cells import DEFAULT_SUFFIX, MODELS, PLACE, Cell, Draw
 from flower_fgl.runs.ranks import Ranks, rank_rows
-from flower_fgl.runs.statistics import (
-    LEVEL,
-    PairedTest,
-    adjust_holm,
-    detectable_at,
-    paired_test,
-)
+from flower_fgl.runs.statistics import PairedTest, Versus, compare_all, paired_test
 from flower_fgl.runs.unequal import unequal_settings
 
-__all__ = ["COSTS", "Block", "Line", "ResultsTable", "Versus"]
+__all__ = ["COSTS", "Block", "Line", "ResultsTable"]
 
 COSTS = ("bytes", "bytes_up", "bytes_down", "seconds")
 """Values of a draw that are no scores: less is better, and they are not tested."""
@@ -54,51 +48,6 @@ class Line:
     def is_main(self) -> bool:
         """Whether the line stands for its row: its first model."""
         return self.model == self.cell.models[0]
-
-
-@dataclass(frozen=True)
-class Versus:
-    """Comparison of two lines over their common draws, adjusted within the table.
-
-    Parameters
-    ----------
-    test : PairedTest
-        Test of the differences line minus other.
-    p, p_equivalent : float
-        Holm-adjusted p-values of a difference, and of a difference of one point or more;
-        NaN if not testable.
-    """
-
-    test: PairedTest
-    p: float
-    p_equivalent: float
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the difference is significant after adjustment."""
-        return self.p < LEVEL
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether a difference of one point can be excluded after adjustment."""
-        return self.p_equivalent < LEVEL
-
-    def __str__(self) -> str:
-        """State the verdict and its numbers."""
-        test = self.test
-        difference = f"{100 * test.difference:+.2f}".replace("-", "−")
-        if test.why_not:
-            return f"{difference}, not testable: {test.why_not}"
-        if self.is_significant:
-            word = "better" if test.difference > 0 else "worse"
-            tied = ", by less than one point" if self.is_tied else ""
-            return f"{difference}, {word}{tied} (p = {self.p:.3g})"
-        if self.is_tied:
-            return f"{difference}, tied (p = {self.p_equivalent:.3g})"
-        return (
-            f"{difference}, undecided (p = {self.p:.3g}; "
-            f"{100 * test.detectable:.1f} would be found)"
-        )
 
 
 @dataclass(frozen=True)
@@ -304,18 +253,11 @@ class ResultsTable:
                         continue
                     if values := self.values(line):
                         pairs[key] = paired_test(values, self.values(other))
-        tests = list(pairs.values())
-        number = sum(not math.isnan(test.p) for test in tests)
-        tests = [  # at the level of Holm's first step, the strictest
-            replace(test, detectable=detectable_at(test, LEVEL / max(number, 1)))
-            for test in tests
-        ]
-        differ = adjust_holm([test.p for test in tests])
-        equal = adjust_holm([test.p_equivalent for test in tests])
         out = {}
-        for key, test, p, p_equivalent in zip(pairs, tests, differ, equal, strict=True):
-            out[key] = Versus(test, p, p_equivalent)
-            out[key[::-1]] = Versus(_reversed(test), p, p_equivalent)
+        compared = compare_all(list(pairs.values()))
+        for key, found in zip(pairs, compared, strict=True):
+            out[key] = found
+            out[key[::-1]] = replace(found, test=_reversed(found.test))
         return out
 
     def versus(self, line: Line, other: Line | None) -> Versus | None:

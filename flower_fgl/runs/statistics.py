@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
 
 __all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "PairedTest", "adjust_holm", "paired_test"]
-__all__ += ["detectable_at", "proportion_interval"]
+__all__ += ["Versus", "compare_all", "detectable_at", "proportion_interval"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
@@ -171,6 +171,75 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
         least = max(least, (len(places) - rank) * p_values[place])
         out[place] = min(least, 1.0)
     return out
+
+
+@dataclass(frozen=True)
+class Versus:
+    """Comparison of two rows over their common draws, adjusted within their table.
+
+    Parameters
+    ----------
+    test : PairedTest
+        Test of the differences row minus other.
+    p, p_equivalent : float
+        Holm-adjusted p-values of a difference, and of a difference of one point or more;
+        NaN if not testable.
+    """
+
+    test: PairedTest
+    p: float
+    p_equivalent: float
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the difference is significant after adjustment."""
+        return self.p < LEVEL
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether a difference of one point can be excluded after adjustment."""
+        return self.p_equivalent < LEVEL
+
+    def __str__(self) -> str:
+        """State the verdict and its numbers."""
+        test = self.test
+        difference = f"{100 * test.difference:+.2f}".replace("-", "−")
+        if test.why_not:
+            return f"{difference}, not testable: {test.why_not}"
+        if self.is_significant:
+            word = "better" if test.difference > 0 else "worse"
+            tied = ", by less than one point" if self.is_tied else ""
+            return f"{difference}, {word}{tied} (p = {self.p:.3g})"
+        if self.is_tied:
+            return f"{difference}, tied (p = {self.p_equivalent:.3g})"
+        return (
+            f"{difference}, undecided (p = {self.p:.3g}; "
+            f"{100 * test.detectable:.1f} would be found)"
+        )
+
+
+def compare_all(tests: Sequence[PairedTest]) -> list[Versus]:
+    """Adjust all comparisons of one table for their number.
+
+    Parameters
+    ----------
+    tests : sequence of PairedTest
+        The comparisons.
+
+    Returns
+    -------
+    list of Versus
+        In the order of ``tests``. The detectable differences are those of Holm's first
+        step, the strictest.
+    """
+    number = sum(not math.isnan(test.p) for test in tests)
+    level = LEVEL / max(number, 1)
+    differ = adjust_holm([test.p for test in tests])
+    equal = adjust_holm([test.p_equivalent for test in tests])
+    return [
+        Versus(replace(test, detectable=detectable_at(test, level)), p, p_equivalent)
+        for test, p, p_equivalent in zip(tests, differ, equal, strict=True)
+    ]
 
 
 def proportion_interval(share: float, number: int) -> tuple[float, float]:

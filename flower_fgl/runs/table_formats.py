@@ -13,8 +13,8 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.cells import PLACE
-from flower_fgl.runs.results_table import Block, Line, ResultsTable, Versus
-from flower_fgl.runs.statistics import LEVEL, MARGIN, proportion_interval
+from flower_fgl.runs.results_table import Block, Line, ResultsTable
+from flower_fgl.runs.statistics import LEVEL, MARGIN, Versus, proportion_interval
 from flower_fgl.runs.units import show_bytes, show_seconds
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]

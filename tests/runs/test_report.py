@@ -532,7 +532,15 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
     assert re.search(r"fedprox on cora 3 0, 1, 2, 3, 4 \S+ ± \S+ \S+ ± \S+ ●", words)
     assert words.count("●") == 2  # the second one is in the legend
     assert "significantly above that of fedavg" in words
-    assert "●" not in Page(write_report(runs, None)).words()
+    assert re.search(r"● .* \+25\.12, better \(p = \S+\)", words)
+    assert re.search(r"\+9\.62, undecided \(p = \S+; \d+\.\d would be found\)", words)
+    assert (
+        "not testable: 2 pairs"
+        in Page(write_report([*runs[:2], *runs[5:7]], None, against="fedavg")).words()
+    )
+    plain = Page(write_report(runs, None)).words()
+    assert "●" not in plain
+    assert "would be found" not in plain
     others = [make(tmp_path / f"x{k}", seed=k, settings={"lr": 1.0}) for k in (7, 8)]
     with pytest.raises(RunError, match=r'"fedavg" must have .* got 2 groups'):
         write_report([*runs, *others], None, against="fedavg")

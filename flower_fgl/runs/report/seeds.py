@@ -17,7 +17,7 @@ from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.report.numbers import about, pooled_test_score
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.statistics import LEVEL, PairedTest, adjust_holm
+from flower_fgl.runs.statistics import LEVEL, PairedTest, adjust_holm, compare_all
 
 __all__ = ["Group", "average_groups", "mark_best", "mark_better", "over_seeds"]
 __all__ += ["scored_runs"]
@@ -91,6 +91,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "runs": group.runs,
             "is_compared": kind == _compared_kind(group.runs),
             "is_better": False,
+            "versus": "",
             "rank": "",
             "score": main_metric(group.runs[0]),
             "clients": group.runs[0].summary["clients"],
@@ -169,7 +170,7 @@ def _paired(best: Sequence[Run], other: Sequence[Run]) -> PairedTest | None:
 
 
 def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
-    """Set ``is_better`` in rows that are significantly better than a method.
+    """Set ``is_better`` and ``versus``, the comparison with a method in words.
 
     The p-values of all rows are adjusted together, by Holm's method.
 
@@ -202,9 +203,10 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
         and base is not group
         and (test := compare_accuracy(group["runs"], base["runs"])) is not None
     ]
-    p_values = adjust_holm([test.p for _, test in tests])
-    for (group, test), p in zip(tests, p_values, strict=True):
-        group["is_better"] = test.difference > 0 and p < LEVEL
+    compared = compare_all([test for _, test in tests])
+    for (group, test), found in zip(tests, compared, strict=True):
+        group["is_better"] = found.is_significant and test.difference > 0
+        group["versus"] = str(found)
 
 
 def _seeds(runs: Sequence[Run]) -> str:
