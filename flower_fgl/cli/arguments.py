@@ -32,8 +32,8 @@ SettingPairs = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set any run-config key, e.g. --set fedprox.mu=0.1. Repeatable. In `run` "
-        "also a list or a range.",
+        help="Set any run-config key, e.g. --set fedprox.mu=0.1. Repeatable. `run` "
+        "also takes a list or a range.",
     ),
 ]
 

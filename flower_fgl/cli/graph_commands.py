@@ -127,8 +127,8 @@ def check_graph(
     """Check a data owner's graph file.
 
     Lists all problems of the file, and everything that the server would learn about it
-    before round 1. With --node-config, also unknown keys and wrong values there, and
-    floors below which a run with these settings is.
+    before round 1. With --node-config, also unknown keys and wrong values there, and the
+    floors that a run with these settings does not reach.
     """
     pairs = parse_pairs(settings or [])
     config = parse_config(pairs)

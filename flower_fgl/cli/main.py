@@ -211,6 +211,11 @@ def methods() -> None:
     for name, method in sorted(METHODS.items()):
         table.add_row(name, method.paper, method.payload)
     console.print(table)
+    console.print(
+        "up and down: bytes that a client sends and receives; P: parameters of the model, "
+        "p: width of an embedding, d: features, C: classes; the other letters: "
+        "docs/costs.md."
+    )
     console.print("Run flower-fgl settings METHOD to see the settings of a method.")
 
 

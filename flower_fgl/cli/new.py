@@ -31,7 +31,9 @@ def new(
     name: Annotated[str, typer.Argument(help="Name of the method, e.g. my-method.")],
     folder: Annotated[
         Path | None,
-        typer.Option(help="Folder to write; by default one called as the method."),
+        typer.Option(
+            help="Folder to write; by default one with the name of the method."
+        ),
     ] = None,
 ) -> None:
     """Write a Python package with a new method that runs, to be changed into yours.

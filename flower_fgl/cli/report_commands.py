@@ -113,8 +113,8 @@ def compare(
         str,
         typer.Option(
             help="accuracy, macro_f1, auroc, …; by default the score that selects the "
-            "round, accuracy or auroc, and mean_accuracy for few-shot runs; with "
-            "--per-owner accuracy, unless auroc selects and every owner has it.",
+            "round (accuracy or auroc), and mean_accuracy for few-shot runs. With "
+            "--per-owner it is auroc only if every owner has one.",
             show_default=False,
         ),
     ] = "",

@@ -291,10 +291,14 @@ def _check_all(planned: list[PlannedRun], options: Mapping[str, Given]) -> None:
     configs = []
     for run in planned:
         try:
-            config = parse_config(run.settings)
-            if config.clients < 1 and not config.owners:
-                raise ConfigError(f"clients must be at least 1, got {config.clients}.")
-            configs.append(config)
+            number = run.settings.get("clients", 0)
+            if (
+                isinstance(number, int)
+                and number < 1
+                and not run.settings.get("owners")
+            ):
+                raise ConfigError(f"clients must be at least 1, got {number}.")
+            configs.append(parse_config(run.settings))
         except ConfigError as error:
             if len(planned) == 1:
                 raise

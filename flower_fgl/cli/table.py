@@ -15,7 +15,13 @@ from flower_fgl.runs.compare import select_runs
 
 __all__ = ["load_cells", "read_labels", "table"]
 
-ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".html": "html"}
+ENDINGS = {
+    ".md": "markdown",
+    ".txt": "markdown",
+    ".tex": "latex",
+    ".csv": "csv",
+    ".html": "html",
+}
 """Format of a table by the ending of its file."""
 
 
@@ -32,7 +38,7 @@ def table(
         str,
         typer.Option(
             help="markdown, latex, csv or html. By default that of the file's ending "
-            "(.md, .tex, .csv, .html) with --out, else markdown.",
+            "(.md, .txt, .tex, .csv, .html) with --out, else markdown.",
             show_default=False,
         ),
     ] = "",
@@ -61,7 +67,10 @@ def table(
         ),
     ] = "",
     draws: Annotated[
-        int, typer.Option(min=0, help="Use only the first N draws of all rows.")
+        int,
+        typer.Option(
+            min=0, help="Use only the first N draws of all rows; 0: all of them."
+        ),
     ] = 0,
     row: Annotated[
         list[str] | None, typer.Option(help="Show only this row. Repeatable.")
@@ -88,8 +97,8 @@ def table(
         list[Path] | None,
         typer.Option(
             "--experiment",
-            help="Experiment file of run folders that lie in a folder of its name but "
-            "have no copy of it. Repeatable.",
+            help="Experiment file of run folders without a copy of it: my.toml is used "
+            "for those in a folder my. Repeatable.",
         ),
     ] = None,
     labels: Annotated[
@@ -143,7 +152,7 @@ def table(
         draws=draws,
         labels=read_labels(labels) if labels is not None else {},
     )
-    format = format or ENDINGS.get(out.suffix if out else "", "markdown")
+    format = format or (format_of(out) if out else "markdown")
     text = format_table(made, layout=layout, format=format, notes=notes)
     if ranks is not None:
         ranked, _ = made.ranks()
@@ -174,6 +183,22 @@ def table(
         typer.echo(encodable(note), err=True)
     if ranks is not None:
         show(f"Picture: {ranks}")
+
+
+def format_of(out: Path) -> str:
+    """Return the format of a table by the ending of its file.
+
+    Raises
+    ------
+    ConfigError
+        If the ending stands for no format.
+    """
+    if out.suffix not in ENDINGS:
+        raise ConfigError(
+            f"{out} has none of the endings {', '.join(ENDINGS)}. Use one of them, or name "
+            "the format: --format markdown."
+        )
+    return ENDINGS[out.suffix]
 
 
 def load_cells(
@@ -223,7 +248,8 @@ def _is_cells_folder(path: Path) -> bool:
     """Return whether a folder holds cells and no run folders."""
     if not path.is_dir() or (path / "config.toml").exists():
         return False
-    return not any(path.glob("*/config.toml")) and any(path.rglob("*.json"))
+    names = {file.name for file in path.rglob("*.json")}
+    return bool(names) and not names & {"summary.json", "study.json"}
 
 
 def select_rows(cells: list[Cell], rows: list[str], *, defaults: bool) -> list[Cell]:

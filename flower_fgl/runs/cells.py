@@ -200,6 +200,11 @@ class Cell:
         return [m for m in MODELS if all(m in draw.scores for draw in self.draws)]
 
     @property
+    def is_finetuned(self) -> bool:
+        """Whether the clients' own models are scored after fine-tuning."""
+        return any("before" in draw.scores for draw in self.draws)
+
+    @property
     def main_metric(self) -> str:
         """Score that papers on the cell's setting report."""
         setting = str(self.place.get("setting", ""))
@@ -279,8 +284,14 @@ class Cell:
             If the text is damaged or of a newer format, or holds values that no cell
             has, e.g. a score above 1.
         """
+        no_cell = (
+            f"{where} is no row of a results table in JSON. Pass files that flower-fgl "
+            "table --cells wrote."
+        )
         try:
             table = json.loads(text)
+            if not isinstance(table, dict) or "format" not in table:
+                raise RunError(no_cell)
             if table.pop("format") != FORMAT:
                 raise RunError(
                     f"{where} has a format that this version cannot read. Update "
@@ -292,9 +303,10 @@ class Cell:
         except RunError:  # a ValueError, too
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
+            what = f"{error} is missing" if isinstance(error, KeyError) else error
             raise RunError(
-                f"{where} is not a cell of a results table, or is damaged: {error}. Pass "
-                "files that flower-fgl table --cells wrote."
+                f"{where} is damaged or was edited: {what}. Write it again with flower-fgl "
+                "table --cells."
             ) from error
         return replace(cell, draws=sorted(draws, key=lambda draw: draw.key))
 

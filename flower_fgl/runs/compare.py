@@ -128,16 +128,40 @@ def select_runs(text: str) -> list[Run]:
                     f"{', '.join(sorted(known))}."
                 )
         if not found:
-            raise RunError(
-                f"{place} holds no run folder. Pass run folders that `flower-fgl run` "
-                "wrote, a folder of run folders, or a quoted pattern."
-            )
+            raise RunError(_no_runs(place))
         runs |= found
     if not runs:
         raise RunError(
             "Each side of a comparison needs at least one run folder, got none."
         )
     return list(runs.values())
+
+
+def _no_runs(place: str) -> str:
+    """Explain why a place of the command line holds no runs."""
+    if "*" not in place and not os.path.exists(place):
+        return f"{place} does not exist. Pass run folders, or folders of run folders."
+    if inside := sorted(
+        {str(f.parents[1]) for f in Path(place).glob("*/*/config.toml")}
+    ):
+        return (
+            f"{place} holds no run folder, but folders of run folders. Pass those: "
+            f"{' '.join(inside)}."
+        )
+    if os.path.isfile(place) and place.endswith(".toml"):
+        return (
+            f"{place} is a file. Pass the folder of its runs, which flower-fgl run wrote: "
+            f"runs/{Path(place).stem}."
+        )
+    if (Path(place) / "tune").is_dir():
+        return (
+            f"{place} holds a study, but no run folder. Run the tuned experiment file that "
+            "flower-fgl tune wrote, and pass the folder of its runs."
+        )
+    return (
+        f"{place} holds no run folder. Pass run folders that `flower-fgl run` "
+        "wrote, a folder of run folders, or a quoted pattern."
+    )
 
 
 def _places(text: str) -> list[tuple[str, str]]:

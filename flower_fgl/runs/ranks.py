@@ -92,7 +92,8 @@ def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     number, size = len(blocks), len(names)
     if number < MIN_BLOCKS or size < MIN_ROWS:
         why = (
-            f"{size} rows and {number} datasets, {MIN_ROWS} and {MIN_BLOCKS} are needed"
+            f"{size} rows on {number} datasets, at least {MIN_ROWS} rows on {MIN_BLOCKS} "
+            "datasets are needed"
         )
         return Ranks(average, number, why_not=why)
     if all(len(set(block)) == 1 for block in blocks):

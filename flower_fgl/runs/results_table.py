@@ -138,12 +138,12 @@ class ResultsTable:
         known = {c for cell in self.cells for d in cell.draws for c in _columns(d)}
         if self.column not in known:
             raise ConfigError(
-                f'No cell has scores of "{self.column}". '
+                f'No row has scores of "{self.column}". '
                 f"{nearest(self.column, sorted(known))}"
             )
         if not any(self.values(line) for block in self.blocks for line in block.lines):
             raise ConfigError(
-                f'No cell has "{self.metric}" of "{self.column}". '
+                f'No row has "{self.metric}" of "{self.column}". '
                 f"{nearest(self.metric, sorted(self._metrics()))}"
             )
 
@@ -421,6 +421,13 @@ class ResultsTable:
             if numbers == [1]
             else f"± is the standard deviation over {listed} draws of {what}."
         ]
+        rows = [c.row for c in self.cells if c.method == CONTROL]
+        is_compared = self.against or any(block.control for block in self.blocks)
+        if len(set(rows)) > 1 and not is_compared and not self.is_cost:
+            out.append(
+                f"No row is compared with {CONTROL}, because several rows are of this "
+                f"method: {'; '.join(dict.fromkeys(rows))}. Name one with --against."
+            )
         selections = {cell.selection for cell in self.cells}
         if selections == {"validation"} and not self.is_cost:
             out.append("Scores are those of the round best on validation nodes.")
@@ -430,6 +437,9 @@ class ResultsTable:
             out.append(f"Scores are those of the round best by validation {title}.")
         elif selections == {"last"} and not self.is_cost:
             out.append("Scores are those of the last round.")
+        tuned = {self.label(c.row): None for c in self.cells if c.is_finetuned}
+        if tuned and not self.is_cost:
+            out.append(f"Those of {', '.join(tuned)} are taken after fine-tuning.")
         for block in self.blocks:
             for line in block.lines:
                 args = line.model, self.column, self.metric
@@ -484,9 +494,12 @@ def _check_rows(cells: Sequence[Cell]) -> None:
     for cell in cells:
         before = seen.setdefault(cell.row, cell)
         if before is not cell:
+            names = f"{before.experiment} and {cell.experiment}"
+            if before.experiment == cell.experiment:
+                names = f"two copies of experiment {cell.experiment}"
             raise RunError(
-                f'Row "{cell.row}" on {cell.place["dataset"]} is in the table twice: in '
-                f"{before.experiment} and in {cell.experiment}. Make one table of each."
+                f'Row "{cell.row}" on {cell.place["dataset"]} comes twice, from {names}. '
+                "Pass one of them, or make a table of each."
             )
 
 

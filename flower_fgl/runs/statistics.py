@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
 
-__all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "PairedTest", "adjust_holm", "paired_test"]
-__all__ += ["Versus", "compare_all", "detectable_at", "proportion_interval"]
+__all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "POWER", "PairedTest", "adjust_holm"]
+__all__ += ["Versus", "compare_all", "detectable_at", "paired_test"]
+__all__ += ["proportion_interval"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
@@ -199,6 +200,11 @@ class Versus:
     def is_tied(self) -> bool:
         """Whether a difference of one point can be excluded after adjustment."""
         return self.p_equivalent < LEVEL
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the test shows neither a difference nor a tie."""
+        return not (self.test.why_not or self.is_significant or self.is_tied)
 
     def __str__(self) -> str:
         """State the verdict and its numbers."""

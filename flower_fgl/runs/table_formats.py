@@ -14,7 +14,7 @@ from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.cells import PLACE
 from flower_fgl.runs.results_table import Block, Line, ResultsTable
-from flower_fgl.runs.statistics import LEVEL, MARGIN, Versus, proportion_interval
+from flower_fgl.runs.statistics import LEVEL, MARGIN, POWER, Versus, proportion_interval
 from flower_fgl.runs.units import show_bytes, show_seconds
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
@@ -148,6 +148,11 @@ def _marks(table: ResultsTable, layout: str) -> list[str]:
                 f"{100 * (1 - LEVEL):.0f} %, Holm-adjusted for the {number} {kind} of "
                 "this table."
             )
+        if layout == "full" and _has_undecided(table):
+            marks += (
+                " Undecided: neither a difference nor a tie is shown; a difference of the "
+                f"size named would be found in {100 * POWER:.0f} % of cases."
+            )
         notes.append(marks)
         if whys := _not_testable(table):
             notes.append(f"Not testable: {'; '.join(whys)}.")
@@ -157,6 +162,17 @@ def _marks(table: ResultsTable, layout: str) -> list[str]:
         if missing:
             notes.append(f"Not ranked, as a column lacks them: {', '.join(missing)}.")
     return notes
+
+
+def _has_undecided(table: ResultsTable) -> bool:
+    """Return whether a comparison shows neither a difference nor a tie."""
+    found = [
+        table.versus(line, other)
+        for block in table.blocks
+        for line in block.lines
+        for other in (block.control, block.best)
+    ]
+    return any(v is not None and v.is_undecided for v in found)
 
 
 def _facts(table: ResultsTable, layout: str) -> list[str]:

@@ -249,7 +249,7 @@ class Experiment:
         """
         if not 1 <= number <= self.draws:
             raise ConfigError(
-                f"Expected 1 to {self.draws} draws, as {self.name} has, got {number}."
+                f"{self.name} has {self.draws} draws, but {number} were asked for."
                 if self.draws
                 else f"{self.name} has no draws: leave the number of draws out."
             )
@@ -372,8 +372,8 @@ def read_experiment(path: Path) -> Experiment:
     """
     if path.is_dir():
         raise ConfigError(
-            f"{path} is a folder. Pass an experiment file, or {path / 'config.toml'} to "
-            "repeat a run; --resume continues one."
+            f"{path} is a folder. Pass an experiment file; or, to repeat a run, the "
+            "config.toml of its run folder; --resume continues one."
         )
     try:
         table = load_toml(path.read_text("utf-8"))

@@ -139,16 +139,18 @@ def tabulate_runs(
         else:
             found, missing = _unplanned_cells(folder.name, members)
             missing += [
-                f"{other} is not used: a folder's experiment file is called "
-                f"{folder.name}.toml."
+                f"{other} is not used, because the experiment file of the runs in "
+                f"{folder.name} is {folder.name}.toml. Give the folder or the file its old "
+                "name."
                 for other in sorted(folder.glob("*.toml"))
             ]
         cells += found
         notes += missing
     if unused := sorted(given.keys() - used):
         raise RunError(
-            f'No run folder lies in a folder "{unused[0]}" without an experiment file of '
-            f"its own. Folders: {', '.join(folder.name for folder in folders)}."
+            f"{given[unused[0]]} is not used: it is for run folders in a folder "
+            f'"{unused[0]}" that holds no {unused[0]}.toml. Folders given: '
+            f"{', '.join(str(folder) for folder in folders)}."
         )
     if not cells:
         raise RunError(f"No run is complete. {' '.join(notes)}")
@@ -295,8 +297,8 @@ def _with_study(experiment: Experiment, folder: Path) -> Experiment:
     if found != name or digest != wanted:
         raise RunError(
             f"The runs in {folder} have settings of study {wanted[:12]} of {name}, but "
-            f"{file} is study {digest[:12]} of {found}. Run the tuned file of that study "
-            "into another output-dir, or move the study."
+            f"{file} is now study {digest[:12]} of {found}. Run the tuned file that "
+            f"belongs to study {digest[:12]} with another output-dir, or move {file} away."
         )
     # files of earlier versions do not name the tuned settings
     return replace(experiment, tuning={"settings": settings, **experiment.tuning})

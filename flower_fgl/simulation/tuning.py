@@ -140,8 +140,8 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
         )
     if not experiment.draws:
         raise ConfigError(
-            f"{name} has no draws. Put draws = 10 in place of seeds in [config] or [grid]: "
-            "tuning runs use another draw than the table."
+            f"{name} has no draws. Add draws = 10 at its top (in place of seeds in "
+            "[config] or [grid], if any): tuning runs use another draw than the table."
         )
     if experiment.tuning:
         raise ConfigError(
@@ -467,9 +467,9 @@ class RowStudy:
         elif changed := [key for key in now if before.get(key) != now[key]]:
             key = changed[0]
             raise RunError(
-                f"The output folder holds a study of another experiment for row "
-                f'"{self.row.name}": {_difference(key, before.get(key), now[key])}. Move '
-                "the folder tune, or set output-dir."
+                f'The output folder holds a study of row "{self.row.name}" that was made '
+                f"otherwise: {_difference(key, before.get(key), now[key])}. Move the "
+                "folder tune away, or set another output-dir."
             )
         commits = self.commits
         commit = find_commit(Path(__file__).resolve().parents[2])
@@ -483,7 +483,8 @@ def _difference(key: str, before: Any, now: Any) -> str:
         names = sorted(
             k for k in before.keys() | now.keys() if before.get(k) != now.get(k)
         )
-        return f"its {key} differ in {', '.join(names)}"
+        verb = "differs" if key == "space" else "differ"
+        return f"its {key} {verb} in {', '.join(names)}"
     return f"its {key} {'are' if key == 'draws' else 'is'} {before}, now {now}"
 
 

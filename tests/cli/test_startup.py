@@ -85,6 +85,7 @@ USER_ERRORS = {
     "run --set model=nosuch": 'Unknown model "nosuch"',
     "run --rounds 0": "rounds must be >= 1",
     "run --clients 0": "clients must be at least 1, got 0",
+    "run --clients -3": "clients must be at least 1, got -3",
     "run --engine nosuch": "--engine",
     "run --track nosuch": 'Unknown tracker "nosuch"',
     "run --case first": "--case",

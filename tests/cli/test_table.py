@@ -146,8 +146,13 @@ def test_folders_that_hold_no_run_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x" / "y").mkdir(parents=True)
     with pytest.raises(RunError, match=r"holds no run folder\. Pass run folders"):
         invoke("table", tmp_path / "x")
+    (tmp_path / "x" / "tune").mkdir()
+    (tmp_path / "x" / "tune" / "study.json").write_text("{}")
+    with pytest.raises(RunError, match="holds a study, but no run folder"):
+        invoke("table", tmp_path / "x")
+    (tmp_path / "x" / "tune" / "study.json").unlink()
     (tmp_path / "x" / "a.json").write_text("{}")
-    with pytest.raises(RunError, match="is not a cell of a results table"):
+    with pytest.raises(RunError, match="is no row of a results table"):
         invoke("table", tmp_path / "x")
 
 
@@ -182,6 +187,9 @@ def test_the_ending_of_the_file_chooses_the_format(tmp_path: Path) -> None:
     for name, begin in (("x.html", "<"), ("x.csv", "experiment,"), ("x.txt", "|")):
         assert invoke("table", path, "--out", tmp_path / name).exit_code == 0
         assert (tmp_path / name).read_text().startswith(begin)
+    with pytest.raises(ConfigError, match=r"x.pdf has none of the endings \.md, "):
+        invoke("table", path, "--out", tmp_path / "x.pdf")
+    assert not (tmp_path / "x.pdf").exists()
     words = ["--format", "markdown", "--out", tmp_path / "y.html"]
     assert invoke("table", path, *words).exit_code == 0
     assert (tmp_path / "y.html").read_text() == (tmp_path / "x.txt").read_text()

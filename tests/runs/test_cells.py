@@ -115,11 +115,11 @@ def test_rows_on_several_data_have_files_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not a cell of a results table, or is damaged"),
-        ("[]", "is not a cell"),
-        ('{"status": "completed"}', "is not a cell"),
+        ("{", "x.json is damaged or was edited: Expecting property name.* Write it"),
+        ("[]", "is no row of a results table in JSON. Pass files"),
+        ('{"status": "completed"}', "is no row of a results table"),
         ('{"format": 2}', "format that this version cannot read. Update"),
-        ('{"format": 1, "row": "a"}', "is not a cell"),
+        ('{"format": 1, "row": "a"}', "edited: 'draws' is missing. Write it again"),
     ],
 )
 def test_a_file_that_is_no_cell_is_refused(
@@ -175,7 +175,7 @@ def test_an_edited_cell_with_a_value_that_none_has_is_refused(
 ) -> None:
     (path,) = write_cells([make_row("a", [0.8, 0.7])], tmp_path)
     edited(path, change)
-    with pytest.raises(RunError, match=f"a.json is not a cell .*{re.escape(message)}"):
+    with pytest.raises(RunError, match=f"a.json is damaged .*{re.escape(message)}"):
         read_cells(path)
 
 
@@ -196,7 +196,7 @@ def test_a_newer_format_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"format": 2}')
     with pytest.raises(RunError) as caught:
         read_cells(tmp_path)
-    assert "is not a cell" not in str(caught.value)
+    assert "is damaged" not in str(caught.value)
 
 
 def test_two_cells_with_one_file_are_refused_and_nothing_is_written(

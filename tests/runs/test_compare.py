@@ -199,12 +199,25 @@ def test_a_side_without_runs_is_refused(tmp_path: Path) -> None:
     write_runs(tmp_path, "local", [0.4])
     for text, message in {
         f"{tmp_path}:fedavg": 'no run of "fedavg", only of local, local-0',
-        f"{tmp_path}/nothing": "holds no run folder",
+        f"{tmp_path}/nothing": "nothing does not exist",
         f"{tmp_path}/nothing-*": "holds no run folder",
         " , ": "at least one run folder",
     }.items():
         with pytest.raises(RunError, match=message):
             select_runs(text)
+
+
+def test_a_folder_without_runs_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+    write_runs(tmp_path / "all" / "one", "local", [0.4])
+    (tmp_path / "tuned" / "tune").mkdir(parents=True)
+    (tmp_path / "my.toml").write_text("")
+    for name, message in {
+        "all": f"but folders of run folders. Pass those: {tmp_path}/all/one",
+        "tuned": "holds a study, but no run folder. Run the tuned experiment file",
+        "my.toml": "is a file. Pass the folder of its runs, .*: runs/my",
+    }.items():
+        with pytest.raises(RunError, match=message):
+            select_runs(str(tmp_path / name))
 
 
 def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:

@@ -43,12 +43,14 @@ def test_p_values_are_those_of_scikit_posthocs() -> None:
 def test_too_few_datasets_are_not_testable(tmp_path: Path) -> None:
     few = {name: values[:4] for name, values in SCORES.items()}
     found = rank_rows(few)
-    assert found.why_not == "3 rows and 4 datasets, 3 and 5 are needed"
+    assert found.why_not == (
+        "3 rows on 4 datasets, at least 3 rows on 5 datasets are needed"
+    )
     assert "Not testable" in str(found)
-    with pytest.raises(ConfigError, match="needs tested ranks: 3 rows and 4 datasets"):
+    with pytest.raises(ConfigError, match="needs tested ranks: 3 rows on 4 datasets"):
         draw_ranks(found, tmp_path / "x.svg")
     two = {name: SCORES[name] for name in "ab"}
-    assert rank_rows(two).why_not.startswith("2 rows and 5 datasets")
+    assert rank_rows(two).why_not.startswith("2 rows on 5 datasets")
 
 
 def test_the_diagram_names_all_rows_and_is_the_same_each_time(tmp_path: Path) -> None:

@@ -985,8 +985,11 @@ def test_the_pictures_of_a_report_can_be_had_as_files(tmp_path: Path) -> None:
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
     taken = tmp_path / "file"
     taken.write_text("")
-    with pytest.raises(RunError, match="Cannot write pictures to"):
+    page = tmp_path / "comparison.html"
+    page.write_text("before")
+    with pytest.raises(RunError, match=r"Cannot write .*file: File exists\. .*choose"):
         write_report(runs, tmp_path, pictures=taken)
+    assert page.read_text() == "before"
 
 
 def test_scores_by_value_have_a_point_for_each_and_leave_out_what_is_missing() -> None:

@@ -297,7 +297,7 @@ def test_two_partitions_of_a_dataset_are_one_replicate_of_the_ranks() -> None:
     assert len(table.blocks) == 6
     assert ranks is not None
     assert ranks.num_blocks == 3
-    assert "3 datasets, 3 and 5 are needed" in ranks.why_not
+    assert "3 datasets, at least 3 rows on 5 datasets are needed" in ranks.why_not
 
 
 @pytest.mark.parametrize(
@@ -377,16 +377,55 @@ def test_unequal_draws_and_partitions_are_refused() -> None:
 def test_two_cells_of_one_row_are_refused() -> None:
     cells = [make_row("local", LOCAL), make_row("local", LOCAL, experiment="y")]
     with pytest.raises(
-        RunError, match='Row "local" on cora is in the table twice: in '
+        RunError, match=r'Row "local" on cora comes twice, from x-cora and y\. Pass one'
     ):
         ResultsTable(cells)
+    with pytest.raises(RunError, match="from two copies of experiment x-cora"):
+        ResultsTable([cells[0], make_row("local", LOCAL)])
+
+
+def test_the_notes_name_rows_that_are_scored_after_fine_tuning() -> None:
+    cells = [make_row("local", LOCAL), make_row("fedavg", LOCAL)]
+    assert not any("fine-tuning" in text for text in ResultsTable(cells).facts())
+    draws = [
+        replace(draw, scores={**draw.scores, "before": draw.scores["own"]})
+        for draw in cells[1].draws
+    ]
+    table = ResultsTable([cells[0], replace(cells[1], draws=draws)])
+    facts = table.facts()
+    place = facts.index("Those of fedavg are taken after fine-tuning.")
+    assert facts[place - 1] == "Scores are those of the round best on validation nodes."
+
+
+def test_rows_without_one_row_of_local_are_told_why_they_are_not_compared() -> None:
+    rows = ["local, lr=1.0", "local, lr=2.0", "fedavg"]
+    cells = [make_row(row, LOCAL) for row in rows]
+    said = "several rows are of this method: local, lr=1.0; local, lr=2.0. Name one"
+    assert any(said in text for text in ResultsTable(cells).facts())
+    for table in (
+        ResultsTable(cells, against="fedavg"),
+        ResultsTable([make_row("local", LOCAL), *cells]),
+    ):
+        assert not any(said in text for text in table.facts())
+
+
+def test_the_notes_explain_undecided_comparisons() -> None:
+    noisy = [value + (-1) ** k * 0.1 for k, value in enumerate(LOCAL)]
+    said = (
+        "Undecided: neither a difference nor a tie is shown; a difference of the size"
+    )
+    for rows, is_said in (((LOCAL, noisy), True), ((LOCAL, LOCAL), False)):
+        cells = [make_row(f"{k}", row) for k, row in enumerate(rows)]
+        table = ResultsTable(cells, against="0")
+        assert (said in format_table(table, layout="full")) is is_said
+        assert said not in format_table(table, layout="overview")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"column": "tset"}, 'No cell has scores of "tset"'),
-        ({"metric": "acuracy"}, 'No cell has "acuracy" of "test"'),
+        ({"column": "tset"}, 'No row has scores of "tset"'),
+        ({"metric": "acuracy"}, 'No row has "acuracy" of "test"'),
         ({"against": "loacl"}, 'No row or method "loacl" to compare with'),
         ({"against": "local", "metric": "bytes"}, "Costs are not compared"),
         ({"against": "fedavg"}, "Several rows.* fedavg, a; fedavg, b. Name one"),

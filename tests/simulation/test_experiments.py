@@ -343,7 +343,7 @@ def test_the_first_draws_alone_and_the_others_later(tmp_path: Path) -> None:
 
 def test_more_draws_than_a_file_has_are_refused(tmp_path: Path) -> None:
     (path := tmp_path / "x.toml").write_text(DRAWS)
-    with pytest.raises(ConfigError, match="Expected 1 to 3 draws, as x has, got 4"):
+    with pytest.raises(ConfigError, match="x has 3 draws, but 4 were asked for"):
         run_experiment(path, draws=4)
     path.write_text(DRAWS.replace("draws = 3", ""))
     with pytest.raises(ConfigError, match="x has no draws"):

@@ -61,8 +61,10 @@ def test_the_experiment_file_of_a_renamed_folder_is_named(tmp_path: Path) -> Non
     (tmp_path / "first").rename(tmp_path / "second")
     _, notes = tabulate_runs(select_runs(str(tmp_path / "second")))
     (note,) = notes
-    assert note.endswith("first.toml is not used: a folder's experiment file is called "
-                         "second.toml.")  # fmt: skip
+    assert note.endswith(
+        "first.toml is not used, because the experiment file of the runs in second is "
+        "second.toml. Give the folder or the file its old name."
+    )
 
 
 def test_rows_published_values_and_draws_come_from_the_experiment_file(
@@ -138,7 +140,7 @@ def test_a_folder_without_the_file_is_grouped_by_settings(tmp_path: Path) -> Non
     elsewhere.write_text(FILE)
     cells, _ = tabulate_runs(runs, [elsewhere])
     assert [cell.row for cell in cells] == ["a, reset", "b"]
-    with pytest.raises(RunError, match=r'in a folder "y" without .*Folders: x\.'):
+    with pytest.raises(RunError, match=r'in a folder "y" that holds no y\.toml\. Folders given: .*x\.'):
         tabulate_runs(runs, [elsewhere.rename(elsewhere.with_name("y.toml"))])
 
 
@@ -186,7 +188,7 @@ def test_tuned_settings_of_another_study_are_refused(tmp_path: Path) -> None:
     assert cells[1].tuning == {}
     write_study(tmp_path / "first" / "tune", 0.6)
     with pytest.raises(
-        RunError, match=rf"of study {digest[:12]} of first, but .* is study"
+        RunError, match=rf"of study {digest[:12]} of first, but .* is now study"
     ):
         tabulate_runs(select_runs(str(tmp_path / "x")))
     (tmp_path / "first" / "tune" / "study.json").write_text("{}")

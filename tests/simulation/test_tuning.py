@@ -339,11 +339,11 @@ def test_rows_with_more_trials_than_the_budget_are_refused(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[0.003, 0.01, 0.03]", "[0.003, 0.01]", "its space differ in lr"),
+        ("[0.003, 0.01, 0.03]", "[0.003, 0.01]", "its space differs in lr"),
         (
             "synthetic.nodes = 200",
             "synthetic.nodes = 300",
-            "settings differ in synthetic",
+            "its settings differ in synthetic",
         ),
         ("draws = 3", "draws = 4", r"its draws are \[3\], now \[4\]"),
     ],
@@ -359,7 +359,9 @@ def test_a_study_of_another_experiment_is_refused(
     experiment = written()
     tune(experiment, rows_to_tune(experiment), tmp_path / "tune", budget=2)
     other = written((old, new))
-    with pytest.raises(RunError, match=f"another experiment for row .plain.*{message}"):
+    with pytest.raises(
+        RunError, match=f"a study of row .plain. that was made otherwise: {message}"
+    ):
         tune(other, rows_to_tune(other), tmp_path / "tune", budget=2)
 
 

@@ -44,7 +44,7 @@ from flower_fgl.runs.report.seeds import mark_better, over_seeds
 from flower_fgl.runs.report.sweeps import Sweep, find_sweeps
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.units import show_bytes, show_seconds
-from flower_fgl.runs.writer import replace_file
+from flower_fgl.runs.writer import replace_file, writing
 
 __all__ = ["comparison_figures", "write_report"]
 
@@ -147,9 +147,11 @@ def write_report(
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
         **context,
     )
-    replace_file(path, page.encode(errors="replace"))
-    if pictures is not None:
+    if (
+        pictures is not None
+    ):  # first: if they cannot be written, the page stays as it was
         _keep_pictures(context["pictures"], pictures)
+    replace_file(path, page.encode(errors="replace"))
     return path
 
 
@@ -161,10 +163,8 @@ def draw_narrow(runs: Sequence[Run]) -> dict[str, Figure]:
 
 def _keep_pictures(images: Mapping[str, str], folder: Path) -> None:
     """Write the figures of a page, which are data URIs, to SVG files."""
-    try:
+    with writing(folder, "choose"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"Cannot write pictures to {folder}: {error}.") from error
     for name, image in images.items():
         content = base64.b64decode(image.partition(",")[2])
         replace_file(folder / f"{name}.svg", content)
