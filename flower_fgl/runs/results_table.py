@@ -439,7 +439,10 @@ class ResultsTable:
             out.append("Scores are those of the last round.")
         tuned = {self.label(c.row): None for c in self.cells if c.is_finetuned}
         if tuned and not self.is_cost:
-            out.append(f"Those of {', '.join(tuned)} are taken after fine-tuning.")
+            out.append(
+                f"Those of {'; '.join(tuned)} are taken after the fine-tuning or second "
+                "step that follows the last round."
+            )
         for block in self.blocks:
             for line in block.lines:
                 args = line.model, self.column, self.metric

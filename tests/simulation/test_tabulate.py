@@ -140,7 +140,8 @@ def test_a_folder_without_the_file_is_grouped_by_settings(tmp_path: Path) -> Non
     elsewhere.write_text(FILE)
     cells, _ = tabulate_runs(runs, [elsewhere])
     assert [cell.row for cell in cells] == ["a, reset", "b"]
-    with pytest.raises(RunError, match=r'in a folder "y" that holds no y\.toml\. Folders given: .*x\.'):
+    said = r'in a folder "y" that holds no y\.toml\. Folders given: .*x\.'
+    with pytest.raises(RunError, match=said):
         tabulate_runs(runs, [elsewhere.rename(elsewhere.with_name("y.toml"))])
 
 
