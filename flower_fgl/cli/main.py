@@ -30,6 +30,7 @@ from flower_fgl.cli.value_lists import read_options
 from flower_fgl.core.config import DATASET_DEFAULTS, SETTING_DEFAULTS
 from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.options import kebab
+from flower_fgl.core.version import VERSION
 from flower_fgl.methods import METHODS
 
 __all__ = ["app", "main"]
@@ -46,6 +47,28 @@ app = App(
     suggest_commands=False,  # click suggests them already
 )
 errors = Console(stderr=True)
+
+
+def _show_version(is_wanted: bool) -> None:
+    """Print the version of the package and end."""
+    if is_wanted:
+        show(f"flower-fgl {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version and exit.",
+            callback=_show_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Take the options that come before a command."""
 
 
 def main() -> None:

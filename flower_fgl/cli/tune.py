@@ -103,10 +103,11 @@ def tune(
     for study in studies:
         best, first = study.best, study.trials[0].score
         values = ", ".join(f"{k} = {v}" for k, v in best.settings.items())
+        values = f" ({values})" if values else ""
         before = "failed" if first is None else f"{100 * first:.2f}"
         show(
             f"{study.row.name}: {100 * (best.score or 0.0):.2f} in trial {best.index + 1}"
-            f" of {len(study.trials)}, default {before} ({values})"
+            f" of {len(study.trials)}, default {before}{values}"
         )
     if len(studies) < len(rows):
         show(

@@ -20,6 +20,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -219,7 +220,7 @@ def tune(
     Raises
     ------
     ConfigError
-        If ``budget`` or ``jobs`` is too small.
+        If ``budget`` or ``jobs`` is too small, or Optuna is not installed.
     RunError
         If the folder holds a study of other settings, a row has more trials than
         ``budget`` already, or another process uses the folder.
@@ -228,6 +229,10 @@ def tune(
         raise ConfigError(
             "--budget must be at least 2 (the first trial is the row as it stands) and "
             f"--jobs at least 1, got {budget} and {jobs}."
+        )
+    if find_spec("optuna") is None:
+        raise ConfigError(
+            "tune needs Optuna. Install it: pip install 'flower-fgl[tune]'."
         )
     draws = list(experiment.tune_draws)
     with writing(folder):
@@ -521,13 +526,8 @@ def _quiet() -> Iterator[None]:
 
 def _open_storage(path: Path) -> Any:
     """Open the journal of all studies; drop a line that a kill left incomplete."""
-    try:
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-    except ImportError as error:
-        raise ConfigError(
-            "tune needs Optuna. Install it: pip install 'flower-fgl[tune]'."
-        ) from error
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
     class HeldLock(JournalFileOpenLock):
         """The caller holds the folder; Optuna's own lock would outlive a kill."""

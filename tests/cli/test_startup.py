@@ -64,7 +64,15 @@ COMMANDS = (
     "certificates",
     "rehearse",
 )
-LISTS = ("--help", "methods", "settings", "settings fedpg", "settings lr", "datasets")
+LISTS = (
+    "--help",
+    "--version",
+    "methods",
+    "settings",
+    "settings fedpg",
+    "settings lr",
+    "datasets",
+)
 HELP = (*LISTS, *(f"{command} --help" for command in COMMANDS))
 USAGE_ERRORS = (
     "nosuch",

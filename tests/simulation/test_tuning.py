@@ -142,6 +142,16 @@ def test_own_values_are_those_of_the_method_and_the_case() -> None:
     assert space == {"lr": Choices((0.1, 1.0))}  # typed as the setting, without repeats
 
 
+def test_without_optuna_nothing_is_written(
+    written: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flower_fgl.simulation.tuning.find_spec", lambda _: None)
+    experiment = written()
+    with pytest.raises(ConfigError, match=r"needs Optuna\. Install it: pip install"):
+        tune(experiment, rows_to_tune(experiment), tmp_path / "tune", budget=2)
+    assert not (tmp_path / "tune").exists()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
