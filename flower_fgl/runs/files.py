@@ -54,6 +54,7 @@ ROUNDS, CLIENTS_FILE, RELEASES = "rounds.jsonl", "clients.jsonl", "releases.json
 IN_RUN_FOLDER = {CONFIG_FILE, SUMMARY, MODEL, ROUNDS, CLIENTS_FILE, RELEASES}
 ORIGIN = ("started", "environment")
 """Entries of the summary that stay when it is replaced."""
+MEND = "Restore the file, or remove its folder and run the command again."
 HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
@@ -115,7 +116,7 @@ def read_text(path: Path) -> str:
             f"Cannot read {path}: {error.strerror}. Is this a run folder?"
         ) from error
     except UnicodeDecodeError as error:
-        raise RunError(f"{path} is damaged: {error}.") from error
+        raise RunError(f"{path} is damaged: {error}. {MEND}") from error
 
 
 def parse_row(text: str, where: str, key: str) -> dict[str, Any]:
@@ -123,10 +124,11 @@ def parse_row(text: str, where: str, key: str) -> dict[str, Any]:
     try:
         row = json.loads(text)
     except json.JSONDecodeError as error:
-        raise RunError(f"{where} is damaged: {error}.") from error
+        raise RunError(f"{where} is damaged: {error}. {MEND}") from error
     if not isinstance(row, dict) or key not in row:
         raise RunError(
-            f'{where} is damaged: expected an object with "{key}", got {text[:40]!r}.'
+            f'{where} is damaged: expected an object with "{key}", got {text[:40]!r}. '
+            f"{MEND}"
         )
     return row
 
