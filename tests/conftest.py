@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,11 @@ torch.set_num_threads(
 
 # each search for cyclic garbage visits all modules and tests, and finds next to nothing
 gc.set_threshold(20_000, 50, 100)
+
+
+# a shell starts jobs in the background without Ctrl-C, and their children inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
