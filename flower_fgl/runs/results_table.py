@@ -440,7 +440,7 @@ class ResultsTable:
         tuned = {self.label(c.row): None for c in self.cells if c.is_finetuned}
         if tuned and not self.is_cost:
             out.append(
-                f"Those of {'; '.join(tuned)} are taken after the fine-tuning or second "
+                f"Scores of {'; '.join(tuned)} are taken after the fine-tuning or second "
                 "step that follows the last round."
             )
         for block in self.blocks:

@@ -9,7 +9,7 @@ from functools import cache
 from statistics import fmean, stdev
 
 __all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "POWER", "PairedTest", "adjust_holm"]
-__all__ += ["Versus", "compare_all", "detectable_at", "paired_test"]
+__all__ += ["Versus", "compare_all", "paired_test"]
 __all__ += ["proportion_interval"]
 
 LEVEL = 0.05
@@ -128,7 +128,7 @@ def _detectable_effect(n: int, level: float = LEVEL) -> float:
     )
 
 
-def detectable_at(test: PairedTest, level: float) -> float:
+def _detectable_at(test: PairedTest, level: float) -> float:
     """Return the difference that a test at another level finds.
 
     Parameters
@@ -243,7 +243,7 @@ def compare_all(tests: Sequence[PairedTest]) -> list[Versus]:
     differ = adjust_holm([test.p for test in tests])
     equal = adjust_holm([test.p_equivalent for test in tests])
     return [
-        Versus(replace(test, detectable=detectable_at(test, level)), p, p_equivalent)
+        Versus(replace(test, detectable=_detectable_at(test, level)), p, p_equivalent)
         for test, p, p_equivalent in zip(tests, differ, equal, strict=True)
     ]
 

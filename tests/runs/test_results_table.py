@@ -393,7 +393,9 @@ def test_the_notes_name_rows_that_are_scored_after_fine_tuning() -> None:
     ]
     table = ResultsTable([cells[0], replace(cells[1], draws=draws)])
     facts = table.facts()
-    said = "Those of fedavg are taken after the fine-tuning or second step that follows"
+    said = (
+        "Scores of fedavg are taken after the fine-tuning or second step that follows"
+    )
     place = next(k for k, text in enumerate(facts) if text.startswith(said))
     assert facts[place - 1] == "Scores are those of the round best on validation nodes."
 

@@ -147,9 +147,8 @@ def write_report(
         has_few_shot=any(run.config.get("setting") == "few-shot" for run in runs),
         **context,
     )
-    if (
-        pictures is not None
-    ):  # first: if they cannot be written, the page stays as it was
+    # the pictures come first: if they cannot be written, the page stays as it was
+    if pictures is not None:
         _keep_pictures(context["pictures"], pictures)
     replace_file(path, page.encode(errors="replace"))
     return path
