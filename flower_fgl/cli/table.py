@@ -248,6 +248,8 @@ def _is_cells_folder(path: Path) -> bool:
     """Return whether a folder holds cells and no run folders."""
     if not path.is_dir() or (path / "config.toml").exists():
         return False
+    if any(path.glob("*/config.toml")):  # without a walk through all run folders
+        return False
     names = {file.name for file in path.rglob("*.json")}
     return bool(names) and not names & {"summary.json", "study.json"}
 

@@ -284,14 +284,13 @@ class Cell:
             If the text is damaged or of a newer format, or holds values that no cell
             has, e.g. a score above 1.
         """
-        no_cell = (
-            f"{where} is no row of a results table in JSON. Pass files that flower-fgl "
-            "table --cells wrote."
-        )
         try:
             table = json.loads(text)
             if not isinstance(table, dict) or "format" not in table:
-                raise RunError(no_cell)
+                raise RunError(
+                    f"{where} is no row of a results table in JSON. Pass files that "
+                    "flower-fgl table --cells wrote."
+                )
             if table.pop("format") != FORMAT:
                 raise RunError(
                     f"{where} has a format that this version cannot read. Update "

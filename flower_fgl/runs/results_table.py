@@ -13,7 +13,7 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
 from flower_fgl.runs.cells import DEFAULT_SUFFIX, MODELS, PLACE, Cell, Draw
 from flower_fgl.runs.ranks import Ranks, rank_rows
-from flower_fgl.runs.statistics import PairedTest, Versus, compare_all, paired_test
+from flower_fgl.runs.statistics import PairedTest, compare_all, paired_test
 from flower_fgl.runs.unequal import unequal_settings
 
 __all__ = ["COSTS", "Block", "Line", "ResultsTable"]
@@ -241,7 +241,7 @@ class ResultsTable:
         }
 
     @cached_property
-    def _tests(self) -> dict[tuple[int, int], Versus]:
+    def _tests(self) -> dict[tuple[int, int], PairedTest]:
         """All comparisons of the table, by the identity of both lines."""
         pairs: dict[tuple[int, int], PairedTest] = {}
         for block in self.blocks:
@@ -257,10 +257,10 @@ class ResultsTable:
         compared = compare_all(list(pairs.values()))
         for key, found in zip(pairs, compared, strict=True):
             out[key] = found
-            out[key[::-1]] = replace(found, test=_reversed(found.test))
+            out[key[::-1]] = _reversed(found)
         return out
 
-    def versus(self, line: Line, other: Line | None) -> Versus | None:
+    def versus(self, line: Line, other: Line | None) -> PairedTest | None:
         """Return the comparison of a line with the best one or the control.
 
         Parameters
@@ -270,7 +270,7 @@ class ResultsTable:
 
         Returns
         -------
-        Versus or None
+        PairedTest or None
             ``None`` if the lines are the same, or one has no scores.
         """
         return self._tests.get((id(line), id(other)))

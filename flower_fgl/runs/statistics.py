@@ -9,8 +9,7 @@ from functools import cache
 from statistics import fmean, stdev
 
 __all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "POWER", "PairedTest", "adjust_holm"]
-__all__ += ["Versus", "compare_all", "paired_test"]
-__all__ += ["proportion_interval"]
+__all__ += ["compare_all", "paired_test", "proportion_interval"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
@@ -67,6 +66,27 @@ class PairedTest:
     def is_tied(self) -> bool:
         """Whether a difference of :data:`MARGIN` or more can be excluded."""
         return self.p_equivalent < LEVEL
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the test shows neither a difference nor a tie."""
+        return not (self.why_not or self.is_significant or self.is_tied)
+
+    def __str__(self) -> str:
+        """State the verdict and its numbers."""
+        difference = f"{100 * self.difference:+.2f}".replace("-", "−")
+        if self.why_not:
+            return f"{difference}, not testable: {self.why_not}"
+        if self.is_significant:
+            word = "better" if self.difference > 0 else "worse"
+            tied = ", by less than one point" if self.is_tied else ""
+            return f"{difference}, {word}{tied} (p = {self.p:.3g})"
+        if self.is_tied:
+            return f"{difference}, tied (p = {self.p_equivalent:.3g})"
+        return (
+            f"{difference}, undecided (p = {self.p:.3g}; "
+            f"{100 * self.detectable:.1f} would be found)"
+        )
 
 
 def paired_test(
@@ -174,57 +194,7 @@ def adjust_holm(p_values: Sequence[float]) -> list[float]:
     return out
 
 
-@dataclass(frozen=True)
-class Versus:
-    """Comparison of two rows over their common draws, adjusted within their table.
-
-    Parameters
-    ----------
-    test : PairedTest
-        Test of the differences row minus other.
-    p, p_equivalent : float
-        Holm-adjusted p-values of a difference, and of a difference of one point or more;
-        NaN if not testable.
-    """
-
-    test: PairedTest
-    p: float
-    p_equivalent: float
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the difference is significant after adjustment."""
-        return self.p < LEVEL
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether a difference of one point can be excluded after adjustment."""
-        return self.p_equivalent < LEVEL
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether the test shows neither a difference nor a tie."""
-        return not (self.test.why_not or self.is_significant or self.is_tied)
-
-    def __str__(self) -> str:
-        """State the verdict and its numbers."""
-        test = self.test
-        difference = f"{100 * test.difference:+.2f}".replace("-", "−")
-        if test.why_not:
-            return f"{difference}, not testable: {test.why_not}"
-        if self.is_significant:
-            word = "better" if test.difference > 0 else "worse"
-            tied = ", by less than one point" if self.is_tied else ""
-            return f"{difference}, {word}{tied} (p = {self.p:.3g})"
-        if self.is_tied:
-            return f"{difference}, tied (p = {self.p_equivalent:.3g})"
-        return (
-            f"{difference}, undecided (p = {self.p:.3g}; "
-            f"{100 * test.detectable:.1f} would be found)"
-        )
-
-
-def compare_all(tests: Sequence[PairedTest]) -> list[Versus]:
+def compare_all(tests: Sequence[PairedTest]) -> list[PairedTest]:
     """Adjust all comparisons of one table for their number.
 
     Parameters
@@ -234,16 +204,21 @@ def compare_all(tests: Sequence[PairedTest]) -> list[Versus]:
 
     Returns
     -------
-    list of Versus
-        In the order of ``tests``. The detectable differences are those of Holm's first
-        step, the strictest.
+    list of PairedTest
+        The same with Holm-adjusted p-values, both kinds apart. The detectable differences
+        are those of Holm's first step, the strictest.
     """
     number = sum(not math.isnan(test.p) for test in tests)
     level = LEVEL / max(number, 1)
     differ = adjust_holm([test.p for test in tests])
     equal = adjust_holm([test.p_equivalent for test in tests])
     return [
-        Versus(replace(test, detectable=_detectable_at(test, level)), p, p_equivalent)
+        replace(
+            test,
+            p=p,
+            p_equivalent=p_equivalent,
+            detectable=_detectable_at(test, level),
+        )
         for test, p, p_equivalent in zip(tests, differ, equal, strict=True)
     ]
 

@@ -14,7 +14,13 @@ from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
 from flower_fgl.runs.cells import PLACE
 from flower_fgl.runs.results_table import Block, Line, ResultsTable
-from flower_fgl.runs.statistics import LEVEL, MARGIN, POWER, Versus, proportion_interval
+from flower_fgl.runs.statistics import (
+    LEVEL,
+    MARGIN,
+    POWER,
+    PairedTest,
+    proportion_interval,
+)
 from flower_fgl.runs.units import show_bytes, show_seconds
 
 __all__ = ["FORMATS", "LAYOUTS", "NOTES", "format_table"]
@@ -208,9 +214,9 @@ def _not_testable(table: ResultsTable) -> list[str]:
         for line in block.lines:
             for other in (block.control, block.best):
                 versus = table.versus(line, other)
-                if versus is not None and versus.test.why_not:
+                if versus is not None and versus.why_not:
                     name = f"{table.label(line.name)} on {block.name}"
-                    names = found.setdefault(versus.test.why_not, [])
+                    names = found.setdefault(versus.why_not, [])
                     if name not in names:
                         names.append(name)
     everything = "all comparisons" if not table.num_tests and len(found) == 1 else ""
@@ -259,7 +265,7 @@ def _main_entry(table: ResultsTable, block: Block, line: Line) -> Entry:
         text += f" {TIED}"
     to_control = table.versus(line, block.control)
     if to_control is not None and to_control.is_significant:
-        text += f" {ABOVE if to_control.test.difference > 0 else BELOW}"
+        text += f" {ABOVE if to_control.difference > 0 else BELOW}"
     return Entry(text, is_best=line is block.best)
 
 
@@ -443,21 +449,21 @@ def _gain(values: Sequence[float]) -> str:
     return f"{text} ± {100 * stdev(values):.2f}" if len(values) > 1 else text
 
 
-def _ties(versus: Versus | None) -> bool:
+def _ties(versus: PairedTest | None) -> bool:
     """Return whether a difference of one point is excluded, as ≈ marks it."""
     return versus is not None and versus.is_tied
 
 
-def _is(versus: Versus | None, kind: str) -> bool:
+def _is(versus: PairedTest | None, kind: str) -> bool:
     """Return whether a comparison has a verdict; a significant one is not ``tied``."""
-    if versus is None or versus.test.why_not:
+    if versus is None or versus.why_not:
         return False
     if kind == "tied":
         return versus.is_tied and not versus.is_significant
     if kind == "undecided":
-        return not versus.is_tied and not versus.is_significant
+        return versus.is_undecided
     sign = 1 if kind == "above" else -1
-    return versus.is_significant and versus.test.difference * sign > 0
+    return versus.is_significant and versus.difference * sign > 0
 
 
 def _full(table: ResultsTable, block: Block) -> Sheet:
@@ -644,7 +650,7 @@ def _csv(table: ResultsTable) -> str:
             for name, other in (("control", block.control), ("best", block.best)):
                 versus = table.versus(line, other)
                 row[name] = other.name if other is not None else ""
-                row[f"minus_{name}"] = "" if versus is None else versus.test.difference
+                row[f"minus_{name}"] = "" if versus is None else versus.difference
                 row[f"p_{name}"] = "" if versus is None else versus.p
                 equivalent = "" if versus is None else versus.p_equivalent
                 row[f"p_tied_{name}"] = equivalent

@@ -65,12 +65,12 @@ def test_tests_are_those_of_compare_adjusted_within_the_table() -> None:
     for (one, other), test, p, p_equal in zip(pairs, tests, differ, equal, strict=True):
         found = table.versus(lines[one], lines[other])
         assert found is not None
-        assert found.test.difference == pytest.approx(test.difference)
+        assert found.difference == pytest.approx(test.difference)
         assert (found.p, found.p_equivalent) == pytest.approx((p, p_equal))
     back = table.versus(lines["local"], lines["good"])
     assert back is not None
-    assert back.test.difference == pytest.approx(-tests[0].difference)
-    assert back.test.interval[0] == pytest.approx(-tests[0].interval[1])
+    assert back.difference == pytest.approx(-tests[0].difference)
+    assert back.interval[0] == pytest.approx(-tests[0].interval[1])
 
 
 def test_every_verdict_stands_beside_its_numbers() -> None:
@@ -499,7 +499,7 @@ def test_the_detectable_difference_is_that_of_the_adjusted_tests() -> None:
         local, good, *_ = table.blocks[0].lines
         versus = table.versus(local, good)
         assert versus is not None
-        found.append(versus.test.detectable)
+        found.append(versus.detectable)
         count = table.num_tests
     assert found[0] < found[1]
     spread = float(np.std(np.subtract(LOCAL, GOOD), ddof=1))

@@ -17,7 +17,7 @@ from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import tell_apart
 from flower_fgl.runs.report.numbers import about, pooled_test_score
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.statistics import LEVEL, PairedTest, adjust_holm, compare_all
+from flower_fgl.runs.statistics import PairedTest, compare_all
 
 __all__ = ["Group", "average_groups", "mark_best", "mark_better", "over_seeds"]
 __all__ += ["scored_runs"]
@@ -139,9 +139,9 @@ def mark_best(groups: Sequence[dict[str, Any]]) -> None:
             if group is not best
             and (test := _paired(best["runs"], group["runs"])) is not None
         ]
-    p_values = adjust_holm([test.p_equivalent for _, test in tests])
-    for (group, _), p in zip(tests, p_values, strict=True):
-        if p < LEVEL:
+    compared = compare_all([test for _, test in tests])
+    for (group, _), found in zip(tests, compared, strict=True):
+        if found.is_tied:
             group["rank"] = "tied"
 
 
@@ -204,8 +204,8 @@ def mark_better(groups: Sequence[dict[str, Any]], against: str) -> None:
         and (test := compare_accuracy(group["runs"], base["runs"])) is not None
     ]
     compared = compare_all([test for _, test in tests])
-    for (group, test), found in zip(tests, compared, strict=True):
-        group["is_better"] = found.is_significant and test.difference > 0
+    for (group, _), found in zip(tests, compared, strict=True):
+        group["is_better"] = found.is_significant and found.difference > 0
         group["versus"] = str(found)
 
 
