@@ -154,6 +154,13 @@ def compare(
                 f"Warning: {number} of the completed runs of {name} are left out: no run "
                 "of the other side has the same dataset, partition, clients and seed."
             )
+    if tuned := [
+        n for n, rs in rows.items() if any("finetuned" in r.summary for r in rs)
+    ]:
+        show(
+            f"Scores of {'; '.join(tuned)} are taken after the fine-tuning or second step "
+            "that follows the last round."
+        )
     places = {f"{r.summary['dataset']}, {r.summary['clients']} clients" for r in every}
     if len(places) > 1:
         show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,18 @@ def test_the_command_prints_both_sides_and_the_test(tmp_path: Path) -> None:
         "t = 49.000, p = 0.0000: fedper is significantly better at 95 %" in words
     )
     assert not {"A", "B"} & set(words.split())
+
+
+def test_the_command_says_which_scores_are_taken_after_fine_tuning(
+    tmp_path: Path,
+) -> None:
+    for run in write_runs(tmp_path, "fedavg", [0.6, 0.61]):
+        run.summary["finetuned"] = {"round": 2, "test": {"accuracy": 0.8}}
+        (run.path / "summary.json").write_text(json.dumps(run.summary))
+    write_runs(tmp_path, "local", [0.7, 0.7])
+    args = ["compare", f"{tmp_path}:fedavg", f"{tmp_path}:local"]
+    words = " ".join(CliRunner().invoke(app, args).output.split())
+    assert "Scores of fedavg are taken after the fine-tuning" in words
 
 
 def test_runs_without_a_partner_are_counted(tmp_path: Path) -> None:
