@@ -137,7 +137,8 @@ def run_all(
         copy = partial(
             copy_experiment, whole, experiment_file, folder, is_changed=is_changed
         )
-        return _run_grid(experiment, planned, how, console, copy)
+        every = [_with_run_dir(whole, run) for run in whole.runs()]
+        return _run_grid(experiment, planned, every, how, console, copy)
     if run_options.jobs != 1:
         raise ConfigError(
             f"--jobs {run_options.jobs} runs the runs of a grid side by side, but there is "
@@ -191,13 +192,15 @@ def _ad_hoc(options: Mapping[str, Given]) -> Experiment:
 def _run_grid(
     experiment: Experiment,
     planned: Sequence[PlannedRun],
+    every: Sequence[PlannedRun],
     run_options: RunOptions,
     console: Console,
     copy: Callable[[], object],
 ) -> list[Run]:
     """Run the missing runs of a grid; print the table and write the report.
 
-    ``copy`` stores the experiment beside the runs, once none of them is refused.
+    ``every`` holds the runs of the whole experiment, for the report. ``copy`` stores the
+    experiment beside the runs, once none of them is refused.
     """
     # loads torch: the settings of all runs are checked first
     from flower_fgl.simulation.jobs import Job, run_jobs
@@ -237,7 +240,7 @@ def _run_grid(
             done[run.name] = Run.load(str(run.settings["run-dir"]))
     complete = [(run, done[run.name]) for run in planned if run.name in done]
     if complete:
-        _print_results(experiment, complete, console)
+        _print_results(experiment, complete, every, console)
     if errors:
         raise RunError(
             f"{len(errors)} of {len(planned)} runs failed. The same command runs only "
@@ -410,9 +413,15 @@ def _can_resume(run: Run, config: RunConfig) -> bool:
 
 
 def _print_results(
-    experiment: Experiment, done: list[tuple[PlannedRun, Run]], console: Console
+    experiment: Experiment,
+    done: list[tuple[PlannedRun, Run]],
+    every: Sequence[PlannedRun],
+    console: Console,
 ) -> None:
-    """Print the table and the partitions of a grid; write its report."""
+    """Print the table and the partitions of a grid; write its report.
+
+    The report shows all complete runs of the experiment, earlier ones as well.
+    """
     # loads matplotlib, which a run does not need
     from flower_fgl.cli.tables import rows_table
     from flower_fgl.runs.report.page import write_report
@@ -434,9 +443,20 @@ def _print_results(
             f"tuning: {tuning}", markup=False, highlight=False, soft_wrap=True
         )
     folder = done[0][1].path.parent
-    report = write_report([run for _, run in done])
+    made = {run.name: run_made for run, run_made in done}
+    shown = [made.get(run.name) or _complete_run(run) for run in every]
+    report = write_report([run for run in shown if run is not None])
     for text in (f"Run folders: {folder}", f"Report: {report}"):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _complete_run(planned: PlannedRun) -> Run | None:
+    """Return a run of an earlier command; ``None`` if it is not there or not complete."""
+    try:
+        run = Run.load(str(planned.settings["run-dir"]))
+    except RunError:
+        return None
+    return run if run.status == "completed" else None
 
 
 @contextmanager

@@ -407,6 +407,25 @@ def test_no_jobs_is_refused() -> None:
         run_jobs([], Died(), side_by_side=0)
 
 
+def test_the_page_of_an_experiment_keeps_its_earlier_runs(tmp_path: Path) -> None:
+    file, out = tmp_path / "two.toml", tmp_path / "runs"
+    config = "\n".join(f"{key} = {value}" for key, value in TINY.items())
+    cases = "".join(
+        f'[[case]]\nname = "{name}"\nmethod = "{method}"\n'
+        for name, method in (("alone", "local"), ("together", "fedavg"))
+    )
+    file.write_text(f'[config]\ndataset = "synthetic"\n{config}\n{cases}')
+    words = ["run", str(file), "--quiet", "--jobs", "1", "--set", f"output-dir={out}"]
+    for case in ("together", "alone"):
+        result = CliRunner().invoke(app, [*words, "--case", case])
+        assert result.exit_code == 0, result.output
+    page = (out / "two" / "comparison.html").read_text()
+    assert page.index("local") < page.index("fedavg")  # the order of the file
+    assert f"Report: {out / 'two' / 'comparison.html'}" in result.output
+    (out / "two" / "together" / "summary.json").write_text("{")
+    assert CliRunner().invoke(app, [*words, "--case", "alone"]).exit_code == 0
+
+
 def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> None:
     file, out = tmp_path / "two.toml", tmp_path / "runs"
     config = "\n".join(f"{key} = {value}" for key, value in TINY.items())
