@@ -21,6 +21,8 @@ HIDDEN, OUT = 128, 64
 """Widths of the random networks of Eq. (12), those of the encoder."""
 LAYERS = 2
 """Their layers that read neighbours."""
+AROUND = (0.0, 1.0)
+"""Coefficients of one step of propagation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,69 +194,178 @@ class RandomNets:
         targets = labels[:, None].expand(-1, self.number)
         return F.cross_entropy(logits, targets, reduction="sum") / len(labels)
 
-    def true_loss(self, task: PromptTask) -> Tensor:
-        """Return Σ_n ℓ_true of the training nodes in their graph, FedLoG Eq. (12)."""
+    def first(self, task: PromptTask) -> Tensor:
+        """Apply the first layer to the training nodes' surroundings, before its ReLU.
+
+        Returns
+        -------
+        Tensor of shape (task.num_rows, N·128)
+        """
         graph = task.graph
         h = graph.filtered_linear(
-            None, self.around, self.bias, kind="mean", coefficients=(0.0, 1.0)
+            None, self.around, self.bias, kind="mean", coefficients=AROUND
         )
-        h = (h + graph.linear(None, self.own)).relu()
-        h = h.view(-1, self.number, HIDDEN)
-        around = torch.einsum("vnh,nho->vno", h, self.around_2).flatten(1)
-        around = graph.level(1).propagate(around, "mean")
-        around = around.view(-1, self.number, OUT)
-        return self.second(h[task.index], around[task.index], task.labels)
+        return h + graph.linear(None, self.own)
 
-    def pair_loss(
-        self, x: Tensor, prompts: Tensor, labels: Tensor, plus: Tensor, minus: Tensor
-    ) -> Tensor:
-        """Return Σ_n ℓ_syn of nodes whose only neighbour is their prompt, Eq. (12).
+    def true_loss(self, task: PromptTask, first: Tensor) -> Tensor:
+        """Return Σ_n ℓ_true of the training nodes in their graph, FedLoG Eq. (12).
 
         Parameters
         ----------
-        x, prompts : Tensor of shape (m, d), float32
-            Features of nodes and prompts.
-        labels : Tensor of shape (m,), int64
-            Classes of the nodes.
-        plus, minus : Tensor of shape (N·128, d), float32
-            ``own`` ± ``around``. The sum and the difference of two products then give
-            the first layer of node and prompt, instead of four products.
+        task : PromptTask
+            Training nodes.
+        first : Tensor of shape (task.num_rows, N·128)
+            Result of :meth:`first`.
 
         Returns
         -------
         Tensor of shape ()
         """
-        a, b = F.linear(x + prompts, plus), F.linear(x - prompts, minus)
+        h = first.relu().view(-1, self.number, HIDDEN)
+        around = torch.einsum("vnh,nho->vno", h, self.around_2).flatten(1)
+        around = task.graph.level(1).propagate(around, "mean")
+        around = around.view(-1, self.number, OUT)
+        return self.second(h[task.index], around[task.index], task.labels)
+
+    def pair_loss(self, a: Tensor, b: Tensor, labels: Tensor) -> Tensor:
+        """Return Σ_n ℓ_syn of nodes whose only neighbour is their prompt, Eq. (12).
+
+        Parameters
+        ----------
+        a, b : Tensor of shape (m, N·128), float32
+            ``(x + p)(W + W')ᵀ`` and ``(x − p)(W − W')ᵀ`` for nodes x, prompts p, and the
+            first layer's ``own`` W and ``around`` W'. Their sum and difference give the
+            first layer of node and prompt by two products instead of four.
+        labels : Tensor of shape (m,), int64
+            Classes of the nodes.
+
+        Returns
+        -------
+        Tensor of shape ()
+        """
         node, prompt = (a + b) / 2 + self.bias, (a - b) / 2 + self.bias
         node, prompt = (h.relu().view(-1, self.number, HIDDEN) for h in (node, prompt))
         around = torch.einsum("vnh,nho->vno", prompt, self.around_2)
         return self.second(node, around, labels)
 
     def mismatch(
-        self, task: PromptTask, x: Tensor, prompts: Tensor, labels: Tensor
+        self,
+        task: PromptTask,
+        x: Tensor,
+        prompts: Tensor,
+        labels: Tensor,
+        *,
+        is_whole: bool = True,
     ) -> Tensor:
         """Return ``Σ_n Σ_W MSE(∇_W ℓ_syn, ∇_W ℓ_true)``, FedLoG Eq. (12).
 
         Networks share no weights, so the gradient of the summed loss is that of each.
         MSE is the mean over the entries of a matrix.
 
+        Parameters
+        ----------
+        task : PromptTask
+            Training nodes of ℓ_true.
+        x, prompts : Tensor of shape (m, d), float32
+            Features of the nodes and prompts of ℓ_syn.
+        labels : Tensor of shape (m,), int64
+            Their classes.
+        is_whole : bool
+            Whether the value is needed. Otherwise a summand that does not depend on the
+            prompts may be missing.
+
+        Returns
+        -------
+        Tensor of shape ()
+            Differentiable in ``prompts``.
+
         Notes
         -----
-        The first layer's two matrices W and W' are compared as W + W' and W − W', whose
-        gradients are half the sum and half the difference of theirs:
-        ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
+        1. The first layer's two matrices W and W' are compared as W + W' and W − W', whose
+           gradients are half the sum and half the difference of theirs:
+           ``‖a‖² + ‖b‖² = 2‖(a + b)/2‖² + 2‖(a − b)/2‖²``.
+        2. Such a gradient is a product ``AᵀB`` of slopes A and features B. If there are
+           fewer nodes than features, neither it nor its derivative is computed:
+           ``⟨AᵀB, CᵀD⟩ = ⟨ACᵀ, BDᵀ⟩`` needs products over nodes only.
         """
-        own, around, *true = torch.autograd.grad(self.true_loss(task), self.encoder)
-        # row-major, as the gradients that they are compared with
-        own, around = own.contiguous(), around.contiguous()
-        plus = (self.own + self.around).detach().requires_grad_()
-        minus = (self.own - self.around).detach().requires_grad_()
-        sums, differences, *made = torch.autograd.grad(
-            self.pair_loss(x, prompts, labels, plus, minus),
-            (plus, minus, *self.encoder[2:]),
+        first = self.first(task)
+        slopes, *true = torch.autograd.grad(
+            self.true_loss(task, first), (first, *self.encoder[2:]), retain_graph=True
+        )
+        by_nodes = has_few_nodes(len(slopes), len(x), x.shape[1])
+        plus = (self.own + self.around).detach().requires_grad_(not by_nodes)
+        minus = (self.own - self.around).detach().requires_grad_(not by_nodes)
+        both, apart = x + prompts, x - prompts
+        a, b = F.linear(both, plus), F.linear(apart, minus)
+        one, other, *made = torch.autograd.grad(
+            self.pair_loss(a, b, labels),
+            (*((a, b) if by_nodes else (plus, minus)), *self.encoder[2:]),
             create_graph=True,
         )
         parts = [F.mse_loss(a, b) for a, b in zip(made, true, strict=True)]
-        parts.append(2 * F.mse_loss(sums, (own + around) / 2))
-        parts.append(2 * F.mse_loss(differences, (own - around) / 2))
+        if by_nodes:
+            distance = _distance(task.graph, slopes, (one, other), (both, apart))
+            parts.append(distance / self.own.numel())
+        if by_nodes and not is_whole:
+            return self.number * torch.stack(parts).sum()
+        own, around = torch.autograd.grad(first, (self.own, self.around), slopes)
+        if by_nodes:
+            parts.append(own.square().mean() + around.square().mean())
+        else:
+            # row-major, as the gradients that they are compared with
+            own, around = own.contiguous(), around.contiguous()
+            parts.append(2 * F.mse_loss(one, (own + around) / 2))
+            parts.append(2 * F.mse_loss(other, (own - around) / 2))
         return self.number * torch.stack(parts).sum()
+
+
+def has_few_nodes(num_rows: int, num_pairs: int, num_features: int) -> bool:
+    """Return whether products over nodes need fewer operations than over features.
+
+    Parameters
+    ----------
+    num_rows, num_pairs : int
+        Nodes of the graph whose hidden representations ℓ_true computes, and nodes m of
+        ℓ_syn.
+    num_features : int
+        d.
+    """
+    return 2 * (num_rows + num_pairs) < 3 * num_features
+
+
+def _distance(
+    graph: GraphInput,
+    slopes: Tensor,
+    made: tuple[Tensor, Tensor],
+    features: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Return the squared distance of the first layer's gradients, less that of the true.
+
+    Parameters
+    ----------
+    graph : GraphInput
+        The training nodes' graph.
+    slopes : Tensor of shape (n, q)
+        Slopes of ℓ_true in the first layer's outputs.
+    made : two tensors of shape (m, q)
+        Slopes of ℓ_syn in the products with W + W' and W − W'.
+    features : two tensors of shape (m, d)
+        Their other factors, x + p and x − p.
+
+    Returns
+    -------
+    Tensor of shape ()
+        ``‖∇ℓ_syn‖² − 2⟨∇ℓ_syn, ∇ℓ_true⟩`` over both matrices.
+    """
+    total = torch.zeros((), device=slopes.device)
+    for slope, rows, sign in zip(made, features, (1, -1), strict=True):
+        around = graph.filtered_linear(None, rows, kind="mean", coefficients=AROUND)
+        true = graph.linear(None, rows) + sign * around
+        total = total + 2 * _inner(slope, slope, rows @ rows.T)
+        total = total - 2 * _inner(slopes, slope, true)
+    return total
+
+
+def _inner(a: Tensor, c: Tensor, features: Tensor) -> Tensor:
+    """Return ``⟨AᵀB, CᵀD⟩`` from A (n, q), C (m, q) and ``B Dᵀ`` (n, m)."""
+    return ((a @ c.T) * features).sum()

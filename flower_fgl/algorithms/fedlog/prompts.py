@@ -161,7 +161,7 @@ def train_prompt_generator(
     optimizer = torch.optim.Adam(generator.parameters(), lr=lr, fused=True)
     loss = torch.zeros(())
     generator.train()
-    for _ in range(epochs if len(x) else 0):
+    for epoch in range(epochs if len(x) else 0):
         some, inputs, targets, classes = task, x, around, labels
         if is_sampled:
             drawn = torch.randperm(len(x))[:batch_size].to(places.device)
@@ -178,7 +178,10 @@ def train_prompt_generator(
         for start in range(0, networks, at_once):
             number = min(at_once, networks - start)
             nets = RandomNets.draw(number, width, task.num_classes, x.device)
-            part = nets.mismatch(some, inputs, leaf, classes) / networks
+            part = nets.mismatch(
+                some, inputs, leaf, classes, is_whole=epoch == epochs - 1
+            )
+            part = part / networks
             slope = slope + torch.autograd.grad(part, leaf)[0]
             loss = loss + part
         prompts.backward(slope)

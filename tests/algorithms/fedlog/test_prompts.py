@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 
+from flower_fgl.algorithms.fedlog import matching
 from flower_fgl.algorithms.fedlog.matching import HIDDEN, OUT, PromptTask, RandomNets
 from flower_fgl.algorithms.fedlog.prompts import (
     apply_generators,
@@ -55,7 +56,11 @@ def slow_loss(
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])
-def test_batched_networks_equal_single_networks(is_sparse: bool) -> None:
+@pytest.mark.parametrize("by_nodes", [False, True])
+def test_batched_networks_equal_single_networks(
+    is_sparse: bool, by_nodes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "has_few_nodes", lambda *_: by_nodes)
     torch.manual_seed(0)
     task, dense = random_task(is_sparse=is_sparse), random_task()
     nets = RandomNets.draw(3, D, C)
@@ -69,9 +74,11 @@ def test_batched_networks_equal_single_networks(is_sparse: bool) -> None:
         losses += torch.stack([true, made]).detach()
         parts = zip(found, target, strict=True)
         total = total + sum(F.mse_loss(a, b.detach()) for a, b in parts)
-    assert nets.true_loss(task).item() == pytest.approx(losses[0].item(), rel=1e-5)
-    plus, minus = nets.own + nets.around, nets.own - nets.around
-    pair_loss = nets.pair_loss(x, prompts, labels, plus, minus)
+    true_loss = nets.true_loss(task, nets.first(task))
+    assert true_loss.item() == pytest.approx(losses[0].item(), rel=1e-5)
+    a = F.linear(x + prompts, nets.own + nets.around)
+    b = F.linear(x - prompts, nets.own - nets.around)
+    pair_loss = nets.pair_loss(a, b, labels)
     assert pair_loss.item() == pytest.approx(losses[1].item(), rel=1e-5)
     mismatch = nets.mismatch(task, x, prompts, labels)
     assert mismatch.item() == pytest.approx(total.item(), rel=1e-4)
@@ -80,6 +87,14 @@ def test_batched_networks_equal_single_networks(is_sparse: bool) -> None:
     )
     assert slow_slope.norm() > 0
     torch.testing.assert_close(slope, slow_slope, rtol=1e-3, atol=1e-7)
+    part = nets.mismatch(task, x, prompts, labels, is_whole=False)
+    assert (part.item() < 0.99 * mismatch.item()) == by_nodes
+    torch.testing.assert_close(torch.autograd.grad(part, prompts)[0], slope)
+
+
+def test_products_over_nodes_are_chosen_where_they_are_fewer() -> None:
+    assert matching.has_few_nodes(903, 270, 1433)  # Cora, 3 clients
+    assert not matching.has_few_nodes(6572, 2600, 500)  # PubMed, 3 clients
 
 
 def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
@@ -169,7 +184,7 @@ def test_the_task_of_a_batch_reads_only_its_surroundings(is_sparse: bool) -> Non
         slow_loss(nets, n, dense, torch.tensor([14, 4]), labels[[7, 2]])
         for n in range(2)
     ]
-    found = nets.true_loss(batch)
+    found = nets.true_loss(batch, nets.first(batch))
     assert found.item() == pytest.approx(sum(w[0].item() for w in wanted), rel=1e-5)
     slopes = torch.autograd.grad(found, nets.encoder)
     slow = torch.cat([gradients[0] for _, gradients in wanted])
