@@ -24,7 +24,7 @@ from flower_fgl.runs.cost_to_accuracy import cost_until, selecting_metric
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.per_owner import gains_per_owner, owner_metric
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.unequal import unequal_settings
+from flower_fgl.runs.unequal import finetuned_note, unequal_settings
 from flower_fgl.runs.units import show_bytes, show_seconds
 
 __all__ = ["compare", "embeddings", "reach", "report"]
@@ -157,10 +157,7 @@ def compare(
     if tuned := [
         n for n, rs in rows.items() if any("finetuned" in r.summary for r in rs)
     ]:
-        show(
-            f"Scores of {'; '.join(tuned)} are taken after the fine-tuning or second step "
-            "that follows the last round."
-        )
+        show(finetuned_note(tuned))
     places = {f"{r.summary['dataset']}, {r.summary['clients']} clients" for r in every}
     if len(places) > 1:
         show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")

@@ -14,7 +14,7 @@ from flower_fgl.core.options import nearest
 from flower_fgl.runs.cells import DEFAULT_SUFFIX, MODELS, PLACE, Cell, Draw
 from flower_fgl.runs.ranks import Ranks, rank_rows
 from flower_fgl.runs.statistics import PairedTest, compare_all, paired_test
-from flower_fgl.runs.unequal import unequal_settings
+from flower_fgl.runs.unequal import finetuned_note, unequal_settings
 
 __all__ = ["COSTS", "Block", "Line", "ResultsTable"]
 
@@ -439,10 +439,7 @@ class ResultsTable:
             out.append("Scores are those of the last round.")
         tuned = {self.label(c.row): None for c in self.cells if c.is_finetuned}
         if tuned and not self.is_cost:
-            out.append(
-                f"Scores of {'; '.join(tuned)} are taken after the fine-tuning or second "
-                "step that follows the last round."
-            )
+            out.append(finetuned_note(tuned))
         for block in self.blocks:
             for line in block.lines:
                 args = line.model, self.column, self.metric

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from flower_fgl.core.options import Scalar
 
-__all__ = ["COMPARED", "unequal_settings"]
+__all__ = ["COMPARED", "finetuned_note", "unequal_settings"]
 
 COMPARED = {
     "backbone": ("model", "hidden-channels", "num-layers", "dropout"),
@@ -61,6 +61,20 @@ def unequal_settings(
                 )
                 out.append(f"{subject}: {key} is {listed}")
     return out
+
+
+def finetuned_note(names: Iterable[str]) -> str:
+    """Say whose scores are taken after the last round.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Rows or sides of a comparison whose runs were fine-tuned, at least one.
+    """
+    return (
+        f"Scores of {'; '.join(names)} are taken after the fine-tuning or second step "
+        "that follows the last round."
+    )
 
 
 def _shown(value: Scalar) -> str:

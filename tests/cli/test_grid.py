@@ -407,14 +407,20 @@ def test_no_jobs_is_refused() -> None:
         run_jobs([], Died(), side_by_side=0)
 
 
+def two_toml(folder: Path, cases: dict[str, str], head: str = "") -> Path:
+    """Write an experiment file with a method for each case."""
+    lines = [head, "[config]", 'dataset = "synthetic"']
+    lines += [f"{key} = {value}" for key, value in TINY.items()]
+    for name, method in cases.items():
+        lines += ["[[case]]", f'name = "{name}"', f'method = "{method}"']
+    file = folder / "two.toml"
+    file.write_text("\n".join(lines))
+    return file
+
+
 def test_the_page_of_an_experiment_keeps_its_earlier_runs(tmp_path: Path) -> None:
-    file, out = tmp_path / "two.toml", tmp_path / "runs"
-    config = "\n".join(f"{key} = {value}" for key, value in TINY.items())
-    cases = "".join(
-        f'[[case]]\nname = "{name}"\nmethod = "{method}"\n'
-        for name, method in (("alone", "local"), ("together", "fedavg"))
-    )
-    file.write_text(f'[config]\ndataset = "synthetic"\n{config}\n{cases}')
+    file = two_toml(tmp_path, {"alone": "local", "together": "fedavg"})
+    out = tmp_path / "runs"
     words = ["run", str(file), "--quiet", "--jobs", "1", "--set", f"output-dir={out}"]
     for case in ("together", "alone"):
         result = CliRunner().invoke(app, [*words, "--case", case])
@@ -427,12 +433,8 @@ def test_the_page_of_an_experiment_keeps_its_earlier_runs(tmp_path: Path) -> Non
 
 
 def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> None:
-    file, out = tmp_path / "two.toml", tmp_path / "runs"
-    config = "\n".join(f"{key} = {value}" for key, value in TINY.items())
-    cases = '[[case]]\nname = "a"\nmethod = "local"\n'
-    file.write_text(
-        f'title = "t"\ndraws = 2\n[config]\ndataset = "synthetic"\n{config}\n{cases}'
-    )
+    file = two_toml(tmp_path, {"a": "local"}, head='title = "t"\ndraws = 2')
+    out = tmp_path / "runs"
     words = ["run", str(file), "--quiet", "--jobs", "1"]
     words += ["--set", f"output-dir={out}"]
     assert CliRunner().invoke(app, words).exit_code == 0
