@@ -608,7 +608,7 @@ def describe_tuning(tuning: Mapping[str, Any]) -> str:
 def results_table(
     experiment: Experiment, runs: Sequence[tuple[PlannedRun, Run]]
 ) -> list[dict[str, str]]:
-    """Average the finished runs of a grid over seeds.
+    """Average the finished runs of a grid over its seeds or draws.
 
     Parameters
     ----------
@@ -620,18 +620,19 @@ def results_table(
     Returns
     -------
     list of dict
-        One table row per dict: validation and test accuracy and macro-F1 in percent, mean
-        ± standard deviation over seeds, and the published value unless the runs used only
-        part of the dataset. If some runs lack a score, e.g. of an empty node set, the
-        cell states how many have it.
+        One table row per dict: number of runs, validation and test accuracy and macro-F1
+        in percent, mean ± standard deviation, and the published value unless the runs
+        used only part of the dataset. If some runs lack a score, e.g. of an empty node
+        set, the cell states how many have it.
     """
+    replicate = "draws" if experiment.draws else "seeds"
     groups: dict[str, list[Run]] = {}
     labels = {planned.row: planned.label or planned.row for planned, _ in runs}
     for planned, run in runs:
         groups.setdefault(planned.row, []).append(run)
     rows = []
     for name, members in groups.items():
-        row = {"run": labels[name], "seeds": str(len(members))}
+        row = {"run": labels[name], replicate: str(len(members))}
         for title, path in (
             ("val acc.", ("best", "val", "accuracy")),
             ("test acc.", ("best", "test", "accuracy")),

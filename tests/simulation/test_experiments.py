@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -363,6 +364,7 @@ def test_draws_are_one_row_of_the_table_and_pairs_of_a_comparison(
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
     assert "a, dropout=0.5" in words
+    assert re.search(r"run\W+draws\W+val", done.output)
     hashes = {
         Run.load(folder).summary["partition_sha256"]
         for folder in (tmp_path / "runs" / "x").glob("b-*")
