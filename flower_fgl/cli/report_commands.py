@@ -26,6 +26,7 @@ from flower_fgl.runs.per_owner import gains_per_owner, owner_metric
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.unequal import finetuned_note, unequal_settings
 from flower_fgl.runs.units import show_bytes, show_seconds
+from flower_fgl.simulation.tabulate import order_runs
 
 __all__ = ["compare", "embeddings", "reach", "report"]
 
@@ -75,7 +76,12 @@ def report(
         from flower_fgl.cli.embeddings import embedding_figure
 
         nodes = embedding_figure(found[0], client)
-    path = write_report(found, out, against=against, pictures=pictures, nodes=nodes)
+    title = ""
+    if len(found) > 1:
+        found, title = order_runs(found)
+    path = write_report(
+        found, out, against=against, pictures=pictures, nodes=nodes, title=title
+    )
     show(f"Report: {path}")
 
 

@@ -445,7 +445,9 @@ def _print_results(
     folder = done[0][1].path.parent
     made = {run.name: run_made for run, run_made in done}
     shown = [made.get(run.name) or _complete_run(run) for run in every]
-    report = write_report([run for run in shown if run is not None])
+    found = [run for run in shown if run is not None]
+    title = experiment.title if len(found) > 1 else ""
+    report = write_report(found, title=title)
     for text in (f"Run folders: {folder}", f"Report: {report}"):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 

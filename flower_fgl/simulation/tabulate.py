@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from flower_fgl.core.atomic import write_file
-from flower_fgl.core.errors import RunError
+from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import AUTO, Scalar
 from flower_fgl.core.settings import owners_name
 from flower_fgl.methods import drop_removed
@@ -29,7 +30,7 @@ from flower_fgl.simulation.experiments import (
 )
 from flower_fgl.simulation.tuned_file import hash_of_study, nested, published_tables
 
-__all__ = ["copy_experiment", "tabulate_runs"]
+__all__ = ["copy_experiment", "order_runs", "tabulate_runs"]
 
 ANYWHERE = (PER_RUN - {"seed", "partition-seed"}) | {"device"}
 """Settings that may differ from those of the experiment file."""
@@ -90,6 +91,41 @@ def _to_table(experiment: Experiment) -> dict[str, Any]:
         **{key: dict(values) for key, values in published_tables(experiment).items()},
     }
     return {key: value for key, value in table.items() if value or key == "config"}
+
+
+def order_runs(runs: Sequence[Run]) -> tuple[list[Run], str]:
+    """Order runs as the experiment files beside their folders list them.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Runs, finished or not, of one or several experiments.
+
+    Returns
+    -------
+    list of Run
+        The runs, folder by folder. Those that a file does not list, or whose file is
+        absent or damaged, follow in the order given.
+    str
+        Title of the experiment, if all runs are of one and it has a title.
+    """
+    folders: dict[Path, list[Run]] = {}
+    for run in runs:
+        folders.setdefault(run.path.resolve().parent, []).append(run)
+    ordered, titles = [], set()
+    for folder, members in folders.items():
+        places: dict[str, int] = {}
+        title = ""
+        with suppress(ConfigError):
+            experiment = read_experiment(folder / f"{folder.name}.toml")
+            places = {run.name: place for place, run in enumerate(experiment.runs())}
+            title = experiment.title
+        names = {run.path.name for run in members}
+        titles.add(title if names <= places.keys() else "")
+        ordered += sorted(
+            members, key=lambda run: places.get(run.path.name, len(places))
+        )
+    return ordered, titles.pop() if len(titles) == 1 else ""
 
 
 def tabulate_runs(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import threading
 import time
@@ -442,3 +444,44 @@ def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> Non
     with pytest.raises(RunError, match=r"holds a run with other settings \(lr\)"):
         CliRunner().invoke(app, [*words, "--set", "lr=0.2"], catch_exceptions=False)
     assert (out / "two" / "two.toml").read_text() == copy
+
+
+TWO_ROWS = """
+title = "Two rows"
+[config]
+clients = 2
+rounds = 1
+synthetic.nodes = 80
+synthetic.blocks = 4
+[[case]]
+name = "without"
+method = "local"
+[[case]]
+name = "federated"
+method = "fedavg"
+"""
+
+
+def test_the_page_of_an_experiment_has_its_title_and_the_order_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.toml").write_text(TWO_ROWS)
+    folder = Path("runs/two")
+
+    def page(*words: str) -> tuple[str, list[str]]:
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, f"{result.output}{result.exception}"
+        text = (folder / "comparison.html").read_text("utf-8")
+        (title,) = re.findall("<h1>(.*)</h1>", text)
+        return title, re.findall('<td class="key">(.*?)</td>', text)[:2]
+
+    written = page("run", "two.toml", "--engine", "local", "--quiet")
+    assert written == ("Two rows", ["local", "fedavg"])
+    assert page("report", str(folder)) == written
+    # a folder that its file does not list, or a file that cannot be read
+    shutil.copytree(folder / "without", folder / "another")
+    assert page("report", str(folder))[0] == "3 runs compared"
+    shutil.rmtree(folder / "another")
+    (folder / "two.toml").write_text("[")
+    assert page("report", str(folder)) == ("2 runs compared", ["fedavg", "local"])

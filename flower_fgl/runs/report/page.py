@@ -64,6 +64,7 @@ def write_report(
     against: str = "",
     pictures: Path | None = None,
     nodes: Figure | None = None,
+    title: str = "",
 ) -> Path:
     """Write the report of one run, or a comparison of several runs.
 
@@ -81,6 +82,8 @@ def write_report(
         Folder to which all figures are written as SVG files as well.
     nodes : matplotlib.figure.Figure, optional
         Embeddings of some clients' nodes to add to the page.
+    title : str
+        Title of the page; by default the run, or the number of runs.
 
     Returns
     -------
@@ -130,6 +133,7 @@ def write_report(
     narrow = draw_narrow(runs)
     context["narrow"] = {key: to_data_uri(value) for key, value in narrow.items()}
     context["against"] = against
+    context["title"] = title or context["title"]
     if against:
         mark_better(context["groups"], against)
     page = template.render(
