@@ -33,6 +33,7 @@ __all__ = [
     "PLACE",
     "Cell",
     "Draw",
+    "describe_trials",
     "make_cell",
     "read_cells",
     "write_cells",
@@ -612,3 +613,19 @@ def read_cells(path: Path) -> list[Cell]:
             f"{path} holds no cells. Write them with flower-fgl table RUNS --cells."
         )
     return [Cell.from_json(read_text(file), str(file)) for file in files]
+
+
+def describe_trials(tuning: Mapping[str, Any]) -> str:
+    """Say how a row was tuned: number of trials, score and draws, without the study.
+
+    Parameters
+    ----------
+    tuning : mapping
+        ``budget``, ``metric`` and ``draws``, as in :attr:`Cell.tuning`.
+    """
+    draws = ", ".join(str(draw) for draw in tuning["draws"])
+    kind = "draw" if len(tuning["draws"]) == 1 else "draws"
+    return (
+        f"best of {tuning['budget']} trials per row by {tuning['metric']} on {kind} "
+        f"{draws}"
+    )

@@ -11,7 +11,14 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
-from flower_fgl.runs.cells import DEFAULT_SUFFIX, MODELS, PLACE, Cell, Draw
+from flower_fgl.runs.cells import (
+    DEFAULT_SUFFIX,
+    MODELS,
+    PLACE,
+    Cell,
+    Draw,
+    describe_trials,
+)
 from flower_fgl.runs.ranks import Ranks, rank_rows
 from flower_fgl.runs.statistics import PairedTest, compare_all, paired_test
 from flower_fgl.runs.unequal import finetuned_note, unequal_settings
@@ -453,7 +460,7 @@ class ResultsTable:
             out.append(f"The experiment plans {max(planned)} draws.")
         studies: dict[str, list[str]] = {}
         for tuning in (cell.tuning for cell in self.cells if cell.tuning):
-            names = studies.setdefault(_tuning_text(tuning), [])
+            names = studies.setdefault(describe_trials(tuning), [])
             name = str(tuning["study"])[:12]
             names += [name] if name not in names else []
         for text, names in studies.items():
@@ -562,12 +569,3 @@ def _code_of(cell: Cell) -> str:
 def _listed(groups: Mapping[str, Sequence[str]]) -> str:
     """List values with the names of their rows."""
     return "; ".join(f"{value} ({'; '.join(names)})" for value, names in groups.items())
-
-
-def _tuning_text(tuning: Mapping[str, Any]) -> str:
-    """Describe how a row was tuned, without the study."""
-    draws = ", ".join(str(draw) for draw in tuning.get("draws", []))
-    return (
-        f"best of {tuning['budget']} trials per row by {tuning['metric']} on draw "
-        f"{draws}"
-    )

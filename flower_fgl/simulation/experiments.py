@@ -47,7 +47,7 @@ from flower_fgl.core.unused_settings import (
     unused_settings,
 )
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.runs.cells import DEFAULT_SUFFIX, PLACE
+from flower_fgl.runs.cells import DEFAULT_SUFFIX, PLACE, describe_trials
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
@@ -592,12 +592,7 @@ def describe_tuning(tuning: Mapping[str, Any]) -> str:
     """
     if not tuning:
         return ""
-    draws = ", ".join(str(draw) for draw in tuning["draws"])
-    kind = "draw" if len(tuning["draws"]) == 1 else "draws"
-    text = (
-        f"best of {tuning['budget']} trials per row by {tuning['metric']} on {kind} "
-        f"{draws}; study {str(tuning['study'])[:12]}"
-    )
+    text = f"{describe_trials(tuning)}; study {str(tuning['study'])[:12]}"
     fewer = {k: n for k, n in tuning.get("trials", {}).items() if n < tuning["budget"]}
     if fewer:
         rows = ", ".join(f"{name} {n}" for name, n in fewer.items())
