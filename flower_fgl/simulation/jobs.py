@@ -6,13 +6,14 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import ModuleType
@@ -430,11 +431,20 @@ def _work(parent: Connection, extensions: Registered | None) -> None:
     # Ctrl-C reaches all processes of a terminal; only the parent process answers it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     if extensions:
         adopt(extensions)
     with suppress(KeyboardInterrupt, EOFError):
         _serve(parent)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends now
+
+
+def _end_with_parent() -> None:
+    """Interrupt this process when its parent is killed, also in the middle of a round."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _serve(parent: Connection) -> None:

@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +33,8 @@ from flower_fgl.simulation import jobs as jobs_module
 from flower_fgl.simulation.experiments import Experiment
 from flower_fgl.simulation.jobs import Job, run_jobs
 from flower_fgl.simulation.local import run_local
+from tests.engines.test_run import environment, marked
+from tests.support.flower_deployment import wait_until
 from tests.support.short_runs import comparable
 
 TINY = {
@@ -444,6 +448,35 @@ def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> Non
     with pytest.raises(RunError, match=r"holds a run with other settings \(lr\)"):
         CliRunner().invoke(app, [*words, "--set", "lr=0.2"], catch_exceptions=False)
     assert (out / "two" / "two.toml").read_text() == copy
+
+
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_runs_side_by_side_end_in_mid_round_with_a_killed_command(
+    by: signal.Signals, tmp_path: Path
+) -> None:
+    mark = f"FGL_TEST_{os.getpid()}_{by.name}"
+    words = ["--method", "local,fedavg", "--jobs", "2", "--quiet"]
+    for key, value in {**TINY, "rounds": 1, "local-epochs": 1_000_000}.items():
+        words += ["--set", f"{key}={value}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flower_fgl", "run", *words,
+         "--set", f"output-dir={tmp_path}"],
+        env=environment(FGL_MARK=mark),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: len([*tmp_path.glob("*/*/summary.json")]) == 2, 60)
+        time.sleep(1)
+        process.send_signal(by)
+        wait_until(lambda: marked(mark) == [], 20)
+        runs = [Run.load(file.parent) for file in tmp_path.glob("*/*/summary.json")]
+        assert [run.status for run in runs] == ["interrupted"] * 2
+    finally:
+        process.kill()
+        process.wait()
+        for found in marked(mark):
+            found.kill()
 
 
 TWO_ROWS = """
