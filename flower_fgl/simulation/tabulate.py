@@ -107,7 +107,7 @@ def order_runs(runs: Sequence[Run]) -> tuple[list[Run], str]:
         The runs, folder by folder. Those that a file does not list, or whose file is
         absent or damaged, follow in the order given.
     str
-        Title of the experiment, if all runs are of one and it has a title.
+        Title of the experiment, if all runs are of experiments with the same one.
     """
     folders: dict[Path, list[Run]] = {}
     for run in runs:
