@@ -76,9 +76,7 @@ def report(
         from flower_fgl.cli.embeddings import embedding_figure
 
         nodes = embedding_figure(found[0], client)
-    title = ""
-    if len(found) > 1:
-        found, title = order_runs(found)
+    found, title = order_runs(found)
     path = write_report(
         found, out, against=against, pictures=pictures, nodes=nodes, title=title
     )

@@ -446,8 +446,7 @@ def _print_results(
     made = {run.name: run_made for run, run_made in done}
     shown = [made.get(run.name) or _complete_run(run) for run in every]
     found = [run for run in shown if run is not None]
-    title = experiment.title if len(found) > 1 else ""
-    report = write_report(found, title=title)
+    report = write_report(found, title=experiment.title)
     for text in (f"Run folders: {folder}", f"Report: {report}"):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 

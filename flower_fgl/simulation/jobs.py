@@ -23,7 +23,15 @@ from flower_fgl.core.errors import ConfigError, FglError
 from flower_fgl.core.extensions import Registered, adopt, registered
 from flower_fgl.core.options import Scalar
 
-__all__ = ["Job", "MemoryRoom", "Watcher", "check_jobs", "needed_memory", "run_jobs"]
+__all__ = [
+    "Job",
+    "MemoryRoom",
+    "Watcher",
+    "check_jobs",
+    "follow_parent",
+    "needed_memory",
+    "run_jobs",
+]
 
 STOP_SECONDS = 20.0
 """Seconds in which an interrupted run writes its status before its process is killed."""
@@ -431,7 +439,8 @@ def _work(parent: Connection, extensions: Registered | None) -> None:
     # Ctrl-C reaches all processes of a terminal; only the parent process answers it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # also in the middle of a round, in which nothing is sent
+    follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     if extensions:
         adopt(extensions)
     with suppress(KeyboardInterrupt, EOFError):
@@ -439,12 +448,22 @@ def _work(parent: Connection, extensions: Registered | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends now
 
 
-def _end_with_parent() -> None:
-    """Interrupt this process when its parent is killed, also in the middle of a round."""
+def follow_parent(end: Callable[[], None]) -> None:
+    """Call a function in a thread of this child process when its parent has ended.
+
+    Parameters
+    ----------
+    end : callable
+        Ends this process.
+    """
     parent = parent_process()
     assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+
+    def follow() -> None:
+        parent.join()
+        end()
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 def _serve(parent: Connection) -> None:

@@ -109,11 +109,8 @@ def order_runs(runs: Sequence[Run]) -> tuple[list[Run], str]:
     str
         Title of the experiment, if all runs are of experiments with the same one.
     """
-    folders: dict[Path, list[Run]] = {}
-    for run in runs:
-        folders.setdefault(run.path.resolve().parent, []).append(run)
     ordered, titles = [], set()
-    for folder, members in folders.items():
+    for folder, members in _by_folder(runs).items():
         places: dict[str, int] = {}
         title = ""
         with suppress(ConfigError):
@@ -156,9 +153,7 @@ def tabulate_runs(
     ConfigError
         If an experiment file is damaged.
     """
-    folders: dict[Path, list[Run]] = {}
-    for run in runs:
-        folders.setdefault(run.path.resolve().parent, []).append(run)
+    folders = _by_folder(runs)
     given = {file.stem: file for file in files}
     cells: list[Cell] = []
     notes: list[str] = []
@@ -191,6 +186,14 @@ def tabulate_runs(
     if not cells:
         raise RunError(f"No run is complete. {' '.join(notes)}")
     return cells, notes
+
+
+def _by_folder(runs: Sequence[Run]) -> dict[Path, list[Run]]:
+    """Group runs by the folder of their run folders."""
+    folders: dict[Path, list[Run]] = {}
+    for run in runs:
+        folders.setdefault(run.path.resolve().parent, []).append(run)
+    return folders
 
 
 def _planned_cells(

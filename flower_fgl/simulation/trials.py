@@ -6,7 +6,6 @@ import math
 import multiprocessing
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any, Self
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import lost_finetuning
-from flower_fgl.simulation.jobs import MemoryRoom, needed_memory
+from flower_fgl.simulation.jobs import MemoryRoom, follow_parent, needed_memory
 
 __all__ = ["Outcome", "TrialProcesses", "run_trial"]
 
@@ -293,14 +292,7 @@ class _Process:
 
 def _serve(connection: Connection) -> None:
     """Run trials, each when the parent has memory for it, until the parent ends."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(1)  # a trial of a killed study must not go on
-
-    threading.Thread(target=follow, daemon=True).start()
+    follow_parent(lambda: os._exit(1))  # a trial of a killed study must not continue
     _answer(connection)
 
 

@@ -479,27 +479,12 @@ def test_runs_side_by_side_end_in_mid_round_with_a_killed_command(
             found.kill()
 
 
-TWO_ROWS = """
-title = "Two rows"
-[config]
-clients = 2
-rounds = 1
-synthetic.nodes = 80
-synthetic.blocks = 4
-[[case]]
-name = "without"
-method = "local"
-[[case]]
-name = "federated"
-method = "fedavg"
-"""
-
-
 def test_the_page_of_an_experiment_has_its_title_and_the_order_of_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("two.toml").write_text(TWO_ROWS)
+    cases = {"without": "local", "federated": "fedavg"}
+    file = two_toml(tmp_path, cases, head='title = "Two rows"')
     folder = Path("runs/two")
 
     def page(*words: str) -> tuple[str, list[str]]:
@@ -509,7 +494,7 @@ def test_the_page_of_an_experiment_has_its_title_and_the_order_of_its_file(
         (title,) = re.findall("<h1>(.*)</h1>", text)
         return title, re.findall('<td class="key">(.*?)</td>', text)[:2]
 
-    written = page("run", "two.toml", "--engine", "local", "--quiet")
+    written = page("run", str(file), "--engine", "local", "--quiet")
     assert written == ("Two rows", ["local", "fedavg"])
     assert page("report", str(folder)) == written
     # a folder that its file does not list, or a file that cannot be read

@@ -83,7 +83,7 @@ def write_report(
     nodes : matplotlib.figure.Figure, optional
         Embeddings of some clients' nodes to add to the page.
     title : str
-        Title of the page; by default the run, or the number of runs.
+        Title of a comparison; by default the number of runs.
 
     Returns
     -------
@@ -133,7 +133,8 @@ def write_report(
     narrow = draw_narrow(runs)
     context["narrow"] = {key: to_data_uri(value) for key, value in narrow.items()}
     context["against"] = against
-    context["title"] = title or context["title"]
+    if title and len(runs) > 1:
+        context["title"] = title
     if against:
         mark_better(context["groups"], against)
     page = template.render(
