@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from flwr.app import Context, Message
-from torch import Tensor
 
 from flower_fgl import simulate
 from flower_fgl.algorithms.fedsageplus import MendedGraph
@@ -27,7 +25,7 @@ from flower_fgl.client_apps.fedsageplus_graphs import (
 )
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.datasets.client_graph import NodeDataset
-from flower_fgl.protocols.base import LARGEST, read_tensors, write_tensors
+from flower_fgl.protocols.base import LARGEST, read_tensors
 from flower_fgl.protocols.fedsageplus import FeatureGradient, GeneratorState
 from tests.client_apps.runtime.test_client import client_of
 
@@ -103,18 +101,17 @@ def test_an_empty_generator_state_gives_an_empty_gradient(
     assert judge_generator(client, shown_by(lonely)) == {}
 
 
-def huge(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the largest weights that a message may hold; fGen's outputs are ∞ − ∞."""
-    bad = {name: torch.full_like(t, LARGEST) for name, t in tensors.items()}
+def huge(shown: GeneratorState) -> GeneratorState:
+    """Return the largest weights and inputs of a message; fGen's outputs are ∞ − ∞."""
+    bad = {name: torch.full_like(t, LARGEST) for name, t in shown.tensors.items()}
     bad["4.weight"][:, ::2] *= -1
-    return bad
+    return replace(shown, tensors=bad, inputs=torch.full_like(shown.inputs, LARGEST))
 
 
 def test_a_judge_returns_no_gradient_that_is_not_finite(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown = shown_by(client)
-    shown = replace(shown, tensors=huge(shown.tensors))
+    shown = huge(shown_by(client))
     assert not all(
         bool(g.isfinite().all()) for g in judge_generator(client, shown).values()
     )
@@ -139,8 +136,7 @@ def test_with_noise_a_gradient_that_is_not_finite_becomes_zeros(
     toy: NodeDataset,
 ) -> None:
     client = sage_client(toy, upload_clip=1.0, upload_noise=1.0)
-    shown = shown_by(client)
-    shown = replace(shown, tensors=huge(shown.tensors))
+    shown = huge(shown_by(client))
     found = feedback_on(client, shown).tensors
     assert set(found) == set(shown.tensors)
     assert not any(bool(gradient.any()) for gradient in found.values())
@@ -154,8 +150,10 @@ def test_a_generator_without_finite_gradient_names_the_client_that_trains_it(
     def generate(self: Any, message: Message, context: Context) -> Message:
         reply = original(self, message, context)
         if context.node_config["partition-id"] == 1 and "generator" in reply.content:
-            weights = read_tensors(reply.content, "generator")
-            reply.content["generator"] = write_tensors(huge(weights))
+            tensors = read_tensors(reply.content, "generator")
+            nodes = read_tensors(reply.content, "nodes", is_checked=False)
+            shown = GeneratorState(tensors, nodes["inputs"], nodes["counts"])
+            reply.content = huge(shown).to_record()
         return reply
 
     monkeypatch.setattr(FedSagePlusClientApp, "_generate", generate)
