@@ -12,6 +12,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +104,8 @@ def write_report(
     path = out or folder / name
     if path.is_dir():
         path = path / name
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters |= {
-        "column_name": column_name,
-        "percent": percent,
-        "capitalise": plots.first_upper,
-        "points": show_points,
-        "score_title": score_title,
-        "size": show_bytes,
-        "time": show_seconds,
-    }
     try:
-        template = environment.get_template(TEMPLATE)
+        template = _environment().get_template(TEMPLATE)
     except jinja2.TemplateNotFound as error:
         raise RunError(
             "This copy of flower_fgl has no report template, because an app bundle "
@@ -157,6 +142,28 @@ def write_report(
         _keep_pictures(context["pictures"], pictures)
     replace_file(path, page.encode(errors="replace"))
     return path
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    """Return the environment of the page's template, which it compiles only once."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= {
+        "column_name": column_name,
+        "percent": percent,
+        "capitalise": plots.first_upper,
+        "points": show_points,
+        "score_title": score_title,
+        "size": show_bytes,
+        "time": show_seconds,
+    }
+    return environment
 
 
 def draw_narrow(runs: Sequence[Run]) -> dict[str, Figure]:
