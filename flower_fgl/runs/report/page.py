@@ -105,7 +105,7 @@ def write_report(
     if path.is_dir():
         path = path / name
     try:
-        template = _environment().get_template(TEMPLATE)
+        template = _environment(Path(__file__).parent).get_template(TEMPLATE)
     except jinja2.TemplateNotFound as error:
         raise RunError(
             "This copy of flower_fgl has no report template, because an app bundle "
@@ -145,10 +145,10 @@ def write_report(
 
 
 @lru_cache(maxsize=1)
-def _environment() -> jinja2.Environment:
-    """Return the environment of the page's template, which it compiles only once."""
+def _environment(folder: Path) -> jinja2.Environment:
+    """Return the environment of the folder's template, which it compiles only once."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
