@@ -34,6 +34,16 @@ def pytest_runtest_setup() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def no_pictures(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write reports without pictures, whose drawing takes most of their time."""
+    if request.node.get_closest_marker("pictures") is None:
+        monkeypatch.setattr("flower_fgl.runs.plots.to_svg", lambda _: b"<svg/>")
+        monkeypatch.setattr("flower_fgl.runs.report.page.draw_narrow", lambda _: {})
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)

@@ -205,9 +205,11 @@ class RunConfig(GeneralSettings):
         method = methods[chosen]
         general, sources = _fill(general, method.defaults)
         settings = {
-            name: parse_settings(entry.settings, tables.get(name, {}), prefix=name)
-            for name, entry in methods.items()
-            if entry.settings is not None
+            name: parse_settings(
+                methods[name].settings, tables.get(name, {}), prefix=name
+            )
+            for name in (tables.keys() & methods.keys()) | {chosen}
+            if methods[name].settings is not None
         }
         read = parse_settings(GeneralSettings, general)
         check_settings(read, method, methods)

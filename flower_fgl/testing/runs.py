@@ -47,14 +47,14 @@ class RunContract(Contract):
     def reference_run(
         self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     ) -> Reference:
-        """Return the run of a method with small settings and seed 4; each runs once."""
+        """Return the run of a method that others are compared with; each runs once."""
         runs = request.session.stash.setdefault(REFERENCE, {})
 
         def run_once(case: MethodCase) -> Run:
             if case.name not in runs:
                 folder = str(tmp_path_factory.mktemp("reference"))
-                settings = case.settings(output_dir=folder, seed=4)
-                runs[case.name] = simulate(**settings)
+                settings = case.settings(output_dir=folder)
+                runs[case.name] = simulate(**repeated(case, settings))
             return runs[case.name]
 
         return run_once
@@ -76,11 +76,12 @@ class RunContract(Contract):
     ) -> None:
         first = reference_run(case)
         torch.manual_seed(2)
-        second = simulate(**{**short, "seed": 4})
+        settings = repeated(case, short)
+        second = simulate(**settings)
         assert comparable(first) == comparable(second), (
             "the run draws from a generator that the seed does not determine"
         )
-        other = simulate(**{**short, "seed": 5})
+        other = simulate(**{**settings, "seed": 5})
         assert comparable(other) != comparable(first)
 
     @has_rounds
@@ -88,7 +89,7 @@ class RunContract(Contract):
         self, case: MethodCase, short: dict[str, Any], tmp_path: Path
     ) -> None:
         # a client that is not sampled keeps its state of earlier rounds
-        settings = {**short, "rounds": 5, "checkpoint_every": 2, "participation": 0.6}
+        settings = {**short, "rounds": 4, "checkpoint_every": 2, "participation": 0.6}
         whole = simulate(**settings)
         torch.manual_seed(3)
 
@@ -103,7 +104,7 @@ class RunContract(Contract):
         rounds: list[int] = []
         resumed = resume(folder, on_round=lambda row: rounds.append(row["round"]))
         # a phase after the last round has a number of its own
-        assert [number for number in rounds if number <= 5] == [3, 4, 5]
+        assert [number for number in rounds if number <= 4] == [3, 4]
         assert comparable(resumed) == comparable(whole)
         assert timeless(resumed.summary) == timeless(whole.summary)
         models = [sorted(run.path.glob("model.*")) for run in (resumed, whole)]
@@ -112,11 +113,13 @@ class RunContract(Contract):
         assert not (folder / "checkpoint").exists()
 
     def test_no_message_of_a_run_is_answered_twice(
-        self, case: MethodCase, short: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+        self,
+        case: MethodCase,
+        short: dict[str, Any],
+        reference_run: Reference,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        share = 1.0 if case.row.is_one_shot else 0.6
-        settings = {**short, "participation": share}
-        plain = simulate(**settings)
+        plain = reference_run(case)
         original = Dispatcher.__call__
         replayed: set[str] = set()
 
@@ -131,7 +134,7 @@ class RunContract(Contract):
             return reply
 
         monkeypatch.setattr(Dispatcher, "__call__", call)
-        attacked = simulate(**settings)
+        attacked = simulate(**repeated(case, short))
         assert "train" in replayed
         assert sum(attacked.summary["failures"].values()) == 0
         # the refused copies change nothing
@@ -214,6 +217,12 @@ class RunContract(Contract):
         )
         # rounding alone leaves less than 1e-6 of weights near 1
         assert most > 1e-5, f"{weight} does not change what the clients train"
+
+
+def repeated(case: MethodCase, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run that is repeated: some clients rest in each round."""
+    share = 1.0 if case.row.is_one_shot else 0.6
+    return {**settings, "seed": 4, "participation": share}
 
 
 def _of_graphs(settings: dict[str, Any], folder: Path) -> dict[str, Any]:

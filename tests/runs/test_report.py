@@ -173,13 +173,6 @@ def svg(link: str) -> str:
     return data.decode()
 
 
-@pytest.fixture
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the rendering, which takes most of the time, in tests of the text."""
-    monkeypatch.setattr(plots, "to_svg", lambda _: b"<svg/>")
-    monkeypatch.setattr(report, "draw_narrow", lambda _: {})
-
-
 def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
     run = make(tmp_path / "one")
     path = write_report([run], None)
@@ -200,6 +193,7 @@ def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
     assert "Failures" not in words
 
 
+@pytest.mark.pictures
 def test_the_report_is_one_file_without_scripts_or_network(tmp_path: Path) -> None:
     page = Page(write_report([make(tmp_path / "one")], None))
     assert not {"script", "link", "iframe", "object", "a", "form"} & set(page.tags)
@@ -234,11 +228,13 @@ def test_a_number_by_round_is_drawn_from_zero_for_each_run() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
 
 
+@pytest.mark.pictures
 def test_names_of_many_runs_leave_room_for_the_curves() -> None:
     curves = [(f"run {k}", [1, 2], [0.4, 0.6]) for k in range(60)]
     plots.to_svg(plots.by_round(curves, ylabel="distance"))  # fails on a warning
 
 
+@pytest.mark.pictures
 def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
     evil = '<img src=x onerror="alert(1)">'
     run = make(
@@ -263,7 +259,6 @@ def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in heat_map
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     ("status", "says"),
     [
@@ -284,6 +279,7 @@ def test_an_unfinished_run_is_shown_with_its_status_on_top(
     assert "best validation round 2 49.6" in words
 
 
+@pytest.mark.pictures
 def test_a_killed_run_shows_its_class_names_if_the_clients_told_them(
     tmp_path: Path,
 ) -> None:
@@ -303,7 +299,6 @@ def test_a_run_killed_before_its_first_round_is_shown(tmp_path: Path) -> None:
     assert page.links == []
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_failed_round_and_its_lost_replies_are_listed(tmp_path: Path) -> None:
     drop = [{"partition_id": pid, "reason": "timeout"} for pid in (2, 0)]
     folder = make(tmp_path / "one", drop=drop).path
@@ -314,7 +309,6 @@ def test_a_failed_round_and_its_lost_replies_are_listed(tmp_path: Path) -> None:
     assert "timeout 2 0, 2 2" in words
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_run_without_validation_nodes_says_how_it_was_selected(
     tmp_path: Path,
 ) -> None:
@@ -324,7 +318,6 @@ def test_a_run_without_validation_nodes_says_how_it_was_selected(
     assert not re.search(r"\bnan\b", words, flags=re.IGNORECASE)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_run_over_graphs_speaks_of_graphs_and_shows_auroc(tmp_path: Path) -> None:
     run = make(tmp_path / "one", settings={"setting": "graph"}, auroc=0.875)
     words = Page(write_report([run], None)).words()
@@ -391,6 +384,7 @@ def test_own_columns_stand_in_the_tables_of_several_runs(tmp_path: Path) -> None
     assert "own classes" not in make(tmp_path / "c").table()
 
 
+@pytest.mark.pictures
 def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / "a", val=(0.5, 0.8)),
@@ -412,7 +406,6 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     assert "Training losses are not drawn" in words
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_runs_that_differ_in_their_seeds_only_are_averaged(tmp_path: Path) -> None:
     elsewhere = {"data-dir": "/data", "threads": 2, "checkpoint-every": 5}
     runs = [
@@ -483,7 +476,6 @@ def test_runs_of_several_seeds_are_one_line_with_a_band(
     assert {"fedavg on cora", "fedavg on citeseer"} < set(names)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_seeds_of_partitions_are_named_where_they_differ(tmp_path: Path) -> None:
     for seeds, expected in (
         ((0, 0), "3 partitions 4, 5 "),
@@ -504,7 +496,6 @@ def test_the_seeds_of_partitions_are_named_where_they_differ(tmp_path: Path) -> 
         assert head.count('detail">') == rows.count('detail">') == 2
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_an_aggregated_and_a_fine_tuned_model_have_rows_of_their_own(
     tmp_path: Path,
 ) -> None:
@@ -518,7 +509,6 @@ def test_an_aggregated_and_a_fine_tuned_model_have_rows_of_their_own(
     assert "fedavg on cora, after fine-tuning 3 0, 1 – 30.0 ± 7.1 – –" in words
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) -> None:
     values = {"fedavg": (0.4, 0.42, 0.41, 0.4, 0.4)}
     values["fedprox"] = (0.8, 0.81, 0.82, 0.81, 0.8)
@@ -552,7 +542,6 @@ def test_what_is_significantly_better_than_a_method_is_marked(tmp_path: Path) ->
             write_report(wrong, None, against="fedavg")
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_fine_tuned_rows_are_compared_after_fine_tuning(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / f"{method}-{seed}", method=method, seed=seed, val=(accuracy,))
@@ -569,7 +558,6 @@ def test_fine_tuned_rows_are_compared_after_fine_tuning(tmp_path: Path) -> None:
     assert "Compared are the rows after fine-tuning" in words
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_ties_are_adjusted_for_the_rows_of_the_page(tmp_path: Path) -> None:
     noise = (0.0, 0.018, -0.012, 0.014, -0.017, 0.009)  # one row alone is tied
     runs = [
@@ -586,7 +574,6 @@ def test_ties_are_adjusted_for_the_rows_of_the_page(tmp_path: Path) -> None:
     assert not any(group["rank"] == "tied" for group in over_seeds(runs))
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_methods_are_compared_on_the_same_clients_only(tmp_path: Path) -> None:
     values = {
         ("fedavg", "metis"): (0.4, 0.42, 0.41, 0.4, 0.4),
@@ -616,7 +603,6 @@ def test_methods_are_compared_on_the_same_clients_only(tmp_path: Path) -> None:
     assert words.count("●") == 2
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     runs = [make(tmp_path / "a"), make(tmp_path / "b")]
     words = Page(write_report(runs, tmp_path)).words()
@@ -631,7 +617,6 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert "fedavg (fedavg_reset-seed0) cora" in words
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_place_of_the_report_can_be_chosen(tmp_path: Path) -> None:
     run = make(tmp_path / "one")
     assert write_report([run], tmp_path / "x.html") == tmp_path / "x.html"
@@ -653,7 +638,6 @@ def test_a_copy_of_the_package_without_template_says_what_to_do(
         write_report([run], None)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_reproducing_command_is_safe_to_paste(tmp_path: Path) -> None:
     run = make(tmp_path / "my run; rm x")
     words = Page(write_report([run], None)).words()
@@ -791,6 +775,7 @@ def test_many_clients_and_classes_do_not_crowd_the_axes() -> None:
     ]
 
 
+@pytest.mark.pictures
 def test_names_that_no_font_has_are_drawn_without_a_warning() -> None:
     figure = plots.label_heat_map(np.array(COUNTS), ["日本", "\ue000", "ok"])
     with warnings.catch_warnings():
@@ -798,6 +783,7 @@ def test_names_that_no_font_has_are_drawn_without_a_warning() -> None:
         assert plots.to_svg(figure).startswith(b"<?xml")
 
 
+@pytest.mark.pictures
 def test_the_same_figure_is_the_same_file() -> None:
     first, second = (plots.to_svg(plots.convergence([curve("a")])) for _ in range(2))
     assert first == second
@@ -851,6 +837,7 @@ def test_one_run_has_validation_and_test_in_one_panel() -> None:
     assert accuracy.get_xlabel() == loss.get_xlabel() == "round"
 
 
+@pytest.mark.pictures
 def test_several_runs_have_a_panel_for_each_quantity() -> None:
     figure = plots.convergence([curve("a"), curve("$\\frac{$")])
     firsts = [[line.get_ydata()[0] for line in panel.lines] for panel in figure.axes]
@@ -873,6 +860,7 @@ def test_without_validation_nodes_no_empty_axis_is_drawn() -> None:
     assert not plots.convergence([few, curve("b")]).axes[0].texts
 
 
+@pytest.mark.pictures
 @pytest.mark.parametrize("missing", ["val", "test", "loss"])
 def test_a_line_with_markers_but_without_numbers_is_drawn(missing: str) -> None:
     look = plots.variant_look(0, 1)
@@ -927,6 +915,7 @@ def test_the_spread_of_clients_has_a_row_of_dots_per_run() -> None:
     assert texts(figure)[-2:] == ["a", "b"]
 
 
+@pytest.mark.pictures
 def test_drawing_leaves_matplotlib_as_it_was() -> None:
     import matplotlib as mpl
 
@@ -946,7 +935,6 @@ def test_units_of_bytes_fit_the_largest(
 
 
 # ------------------------------------------------------------- settings at several values
-@pytest.mark.usefixtures("no_pictures")
 def test_a_setting_tried_at_several_values_has_a_table(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / f"{lr}-{seed}", seed=seed, val=(score,), settings={"lr": lr})
@@ -1136,7 +1124,6 @@ def test_losses_are_drawn_where_runs_have_one_objective(
     assert ("Training loss" in titles) is expected
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_best_method_and_those_tied_with_it_are_highlighted(
     tmp_path: Path,
 ) -> None:
@@ -1201,7 +1188,6 @@ def test_only_rows_of_the_same_data_with_all_their_scores_are_compared(
     assert [group["rank"] for group in groups] == ["", "best", "best", ""]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_a_page_of_many_runs_folds_what_is_about_single_runs(tmp_path: Path) -> None:
     runs = [
         make(tmp_path / f"{method}-{lr}-{seed}", method=method, seed=seed, settings=lrs)
@@ -1226,6 +1212,7 @@ def test_a_page_of_many_runs_folds_what_is_about_single_runs(tmp_path: Path) -> 
     assert "local.own true" in words  # among the settings that are shared
 
 
+@pytest.mark.pictures
 def test_a_picture_has_the_colours_of_a_dark_page(tmp_path: Path) -> None:
     page = Page(write_report([make(tmp_path / "one")], None))
     style = "@media (prefers-color-scheme: dark)"
@@ -1278,7 +1265,6 @@ def test_figures_of_several_runs_show_the_score_that_selects(tmp_path: Path) -> 
     assert titles_of(mixed)[:2] == ["Validation accuracy", "Test accuracy"]
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_the_page_names_and_highlights_the_score_that_selects(tmp_path: Path) -> None:
     words = Page(write_report([make(tmp_path / "one", **RANKED)], None)).words()
     assert "87.5 % test AUROC, round 3" in words
@@ -1300,6 +1286,7 @@ def test_the_page_names_and_highlights_the_score_that_selects(tmp_path: Path) ->
 
 
 # ------------------------------------------------------------------------------- phones
+@pytest.mark.pictures
 def test_each_figure_has_a_narrow_version_for_phones(tmp_path: Path) -> None:
     settings = {"setting": "open-set"}
     run = make(tmp_path / "one", columns=("unseen",), settings=settings)
