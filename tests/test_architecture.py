@@ -37,19 +37,39 @@ CLIENT_MODULES = {row.client_app.partition(":")[0] for row in METHODS.values()}
 SERVER_MODULES = {row.strategy.partition(":")[0] for row in METHODS.values()}
 
 
-def loaded_by(*modules: str) -> set[str]:
-    """Return the names of all modules that a fresh process loads with some of ours."""
-    code = (
-        f"import json, sys, {', '.join(modules)}; print(json.dumps(list(sys.modules)))"
+FRESH = """
+import json, os, sys
+import flwr, torch, torch_geometric.nn
+
+for group in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        for name in group:
+            __import__(name)
+        print(json.dumps(list(sys.modules)), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded_by_halves() -> tuple[set[str], set[str]]:
+    """Return the names of all modules that a server and a client load."""
+    client = ["flower_fgl.client_app", "flower_fgl.client_apps.dispatch"]
+    halves = (
+        ["flower_fgl.server_app", *sorted(SERVER_MODULES)],
+        [*client, *sorted(CLIENT_MODULES)],
     )
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", FRESH, json.dumps(halves)],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    server, client = map(json.loads, done.stdout.splitlines())
+    return set(server), set(client)
 
 
 def below(names: set[str], *packages: str) -> list[str]:
@@ -62,15 +82,20 @@ def test_the_package_root_holds_the_fifteen_entries_of_the_layout() -> None:
     assert found == ENTRIES
 
 
-def test_a_server_loads_no_client_code_and_no_dataset() -> None:
-    names = loaded_by("flower_fgl.server_app", *sorted(SERVER_MODULES))
+@pytest.mark.xdist_group("halves")
+def test_a_server_loads_no_client_code_and_no_dataset(
+    loaded_by_halves: tuple[set[str], set[str]],
+) -> None:
+    names, _ = loaded_by_halves
     assert not below(names, "flower_fgl.client_apps", "flower_fgl.datasets")
     assert below(names, "flower_fgl.strategies")
 
 
-def test_a_client_loads_no_strategy() -> None:
-    modules = ["flower_fgl.client_app", "flower_fgl.client_apps.dispatch"]
-    names = loaded_by(*modules, *sorted(CLIENT_MODULES))
+@pytest.mark.xdist_group("halves")
+def test_a_client_loads_no_strategy(
+    loaded_by_halves: tuple[set[str], set[str]],
+) -> None:
+    _, names = loaded_by_halves
     assert not below(names, "flower_fgl.strategies", "flower_fgl.server_app")
     assert below(names, "flower_fgl.client_apps")
 

@@ -450,7 +450,9 @@ def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> Non
     assert (out / "two" / "two.toml").read_text() == copy
 
 
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "by", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+)
 def test_runs_side_by_side_end_in_mid_round_with_a_killed_command(
     by: signal.Signals, tmp_path: Path
 ) -> None:

@@ -299,6 +299,9 @@ def other_records(draw: random.Random, content: RecordDict) -> Mutant:
 
 
 # ---------------------------------------------------------------- metrics
+MANY_TERMS = {f"terms/{i}": 1.0 for i in range(20_000)}
+
+
 def metrics_that_cannot_be(draw: random.Random, content: RecordDict) -> Mutant:
     """Change the metrics of a reply in a way that no client does."""
     metrics = content.metric_records.get("metrics")
@@ -318,7 +321,7 @@ def metrics_that_cannot_be(draw: random.Random, content: RecordDict) -> Mutant:
         {"terms/\x1b[31m": 1.0},
         {"terms/": 1.0},
         {"terms/a/b/c": 1.0},
-        {f"terms/{i}": 1.0 for i in range(20_000)},
+        MANY_TERMS,
         {f"seconds/{i}": 1.0 for i in range(300)},
         {"odd": 1.0},
         {LONG: 1.0},

@@ -11,7 +11,7 @@ import pytest
 from tests.fuzz.mutations import mutants
 from tests.fuzz.replay import Recording, variants
 
-MUTANTS = 3
+MUTANTS = 2
 """Mutants of each exchange of each run; ``benchmarks/fuzz.py`` runs more."""
 
 

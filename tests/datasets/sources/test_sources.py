@@ -176,7 +176,14 @@ def test_synthetic_needs_no_files(cache_dir):
 # real data
 
 
-@pytest.mark.parametrize("name", REAL_NODE_SETS)
+@pytest.mark.parametrize(
+    "name",
+    # physics is of the source of cs, and large
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n == "physics"))
+        for n in REAL_NODE_SETS
+    ],
+)
 def test_a_real_graph_has_its_published_size(name, real_data, cache_dir):
     nodes, edges, features, classes = REAL_NODE_SETS[name]
     dataset = load(name, data_dir=real_data, cache_dir=cache_dir, allow_download=False)
