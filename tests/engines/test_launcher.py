@@ -236,6 +236,7 @@ def test_flower_calls_a_server_app_that_left_by_sys_exit_completed(two_at_once):
     assert two_at_once[0]["leaves"].flower_status == "finished:completed"
 
 
+@pytest.mark.engines
 def test_an_exception_in_mid_run_leaves_no_process_behind(waiting_app, home, tmp_path):
     namesake = tmp_path / "flower-superlink"
     namesake.write_text("import time; time.sleep(600)")
@@ -265,6 +266,7 @@ def test_an_exception_while_starting_leaves_no_process_behind(waiting_app, home)
     assert processes_of(home) == []
 
 
+@pytest.mark.engines
 @pytest.mark.parametrize(
     "signals",
     [[signal.SIGTERM], [signal.SIGKILL], [signal.SIGINT, signal.SIGINT]],
@@ -309,6 +311,7 @@ def test_a_program_killed_in_mid_run_is_a_failed_run(
     assert processes_of(home) == []
 
 
+@pytest.mark.engines
 @pytest.mark.timeout(60)  # half of what a run may stay pending
 def test_a_run_that_nobody_takes_up_gets_a_second_super_link(waiting_app, home):
     """Kill the first SuperExec: Flower never restarts it, the run stays pending."""
@@ -326,6 +329,7 @@ def test_a_run_that_nobody_takes_up_gets_a_second_super_link(waiting_app, home):
     assert processes_of(home) == []
 
 
+@pytest.mark.engines
 def test_a_run_that_stays_pending_twice_is_an_error(waiting_app, home):
     def suspend() -> None:
         for process in named(home, "flower-superexec"):
@@ -338,6 +342,7 @@ def test_a_run_that_stays_pending_twice_is_an_error(waiting_app, home):
     assert processes_of(home) == []
 
 
+@pytest.mark.engines
 def test_a_key_that_the_app_does_not_know_is_refused_with_flowers_reason(
     waiting_app, home
 ):
@@ -439,6 +444,7 @@ def test_rays_files_lie_below_the_users_choice(tmp_path, monkeypatch):
     assert FlowerHome(tmp_path, {}).ray_folder.parent == tmp_path
 
 
+@pytest.mark.engines
 def test_a_foreign_super_link_on_the_port_is_not_ours(tmp_path):
     """Flower asks whatever answers on the port; we look whose port it is."""
     with FlowerHome(tmp_path, {}) as first, FlowerHome(tmp_path, {}) as second:
