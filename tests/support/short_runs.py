@@ -20,6 +20,8 @@ __all__ = [
 
 SHORT: dict[str, dict[str, Any]] = {
     **collected("SHORT"),
+    "adpfedgnn": {"local_epochs": 1},
+    "f2l": {"local_epochs": 1, "f2l": {"inner_steps": 2}},
     "fedpano": {"participants": 0},
     "fedlog": {
         "fedlog": {
