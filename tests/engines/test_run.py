@@ -106,7 +106,7 @@ def run_folder(output: str) -> Path:
                 "opfgl.server-steps=20",
                 "min-class-count=2",
             ],
-            marks=pytest.mark.engines,
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -149,7 +149,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_links_and_edges_have_the_same_numbers_in_all_engines(tmp_path: Path) -> None:
     words = [word for word in QUICK if "=" in word]

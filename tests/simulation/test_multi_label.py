@@ -199,7 +199,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.engines
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("processes")
 def test_all_engines_compute_the_same(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -230,8 +230,8 @@ def run_apart(values: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize(
     "methods",
     [
-        pytest.param(("fedavg", "fedpg", "opfgl"), marks=pytest.mark.engines),
-        pytest.param(("fedsage+", "fedlog"), marks=pytest.mark.slow),
+        pytest.param(("fedavg", "fedpg"), marks=pytest.mark.engines),
+        pytest.param(("opfgl", "fedsage+", "fedlog"), marks=pytest.mark.slow),
     ],
 )
 def test_workers_give_the_numbers_of_one_process(
