@@ -52,15 +52,6 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
             pairs = {**values, "setting": setting, "run-dir": str(tmp_path / setting)}
             pairs |= {"weight-decay": 0.0}
             assert stage.run(pairs) == "finished:completed", stage.logs()
-        wrong = stage.submit({**values, "lr": -1.0, "run-dir": str(tmp_path / "no")})
-        assert stage.wait_for_end(wrong) == "finished:failed"
-        refusal = stage.log(wrong)
-        # the server has no data, so only the clients can find that a file is missing
-        own = {k: v for k, v in values.items() if not k.startswith("synthetic.")}
-        own |= {"dataset": str(tmp_path / "absent.npz"), "run-dir": str(tmp_path / "2")}
-        absent = stage.submit(own)
-        assert stage.wait_for_end(absent) == "finished:failed"
-        unread = stage.log(absent)
     wait_until(lambda: not [one for pid in supernodes for one in workers_of(pid)], 10)
     assert "handled without a worker" not in stage.logs()
     run = Run.load(folder)
@@ -76,10 +67,29 @@ def test_two_supernodes_give_the_numbers_of_the_local_engine(
     # the log has a line per round, the table of the results and the run folder
     for line in ("Round 1 of 2: loss", *run.table().splitlines()):
         assert line in log
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("idle", [0, 600])
+def test_errors_of_a_deployment_are_one_message(tmp_path: Path, idle: int) -> None:
+    folder = tmp_path / "deployment"
+    node = f"num-partitions=2 worker-idle={idle}"
+    nodes = [f"partition-id={i} {node}" for i in range(2)]
+    values: dict[str, Any] = {"method": "fedprox", "clients": 2, "rounds": 2}
+    with deployment(folder, nodes) as stage:
+        wrong = stage.submit({**values, "lr": -1.0, "run-dir": str(tmp_path / "no")})
+        assert stage.wait_for_end(wrong) == "finished:failed"
+        refusal = stage.log(wrong)
+        # the server has no data, so only the clients can find that a file is missing
+        own = {"dataset": str(tmp_path / "absent.npz"), "run-dir": str(tmp_path / "2")}
+        absent = stage.submit({**values, **own})
+        assert stage.wait_for_end(absent) == "finished:failed"
+        unread = stage.log(absent)
     assert "lr must be > 0, got -1.0" in refusal
     assert "Traceback" not in refusal
-    # an error in a client is one message, in the log of its SuperNode and of the run
-    nodes_logs = list((tmp_path / "deployment").glob("flower-supernode-*.log"))
+    # an error in a client is in the log of its SuperNode and of the run
+    nodes_logs = list(folder.glob("flower-supernode-*.log"))
     assert len(nodes_logs) == 2
     for text in [unread, *(log.read_text() for log in nodes_logs)]:
         assert "absent.npz" in text

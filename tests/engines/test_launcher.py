@@ -30,7 +30,7 @@ from flower_fgl.simulation.flower_simulation import (
 from flower_fgl.simulation.superlink import FlowerHome, flower_environment, tail
 from tests.support.flower_apps import TinyApp, write_tiny_app
 
-pytestmark = pytest.mark.xdist_group("launcher")
+pytestmark = pytest.mark.xdist_group("supernodes")
 
 PROCESSES = Path(launcher.__file__).with_name("supervisor.py")
 
