@@ -11,7 +11,7 @@ import pytest
 from tests.fuzz.mutations import mutants
 from tests.fuzz.replay import Recording, variants
 
-MUTANTS = 2
+MUTANTS = 3
 """Mutants of each exchange of each run; ``benchmarks/fuzz.py`` runs more."""
 
 

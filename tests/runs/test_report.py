@@ -723,6 +723,7 @@ def test_the_mixtures_have_a_row_and_a_column_per_client() -> None:
     assert not many.axes[0].texts
 
 
+@pytest.mark.pictures
 def test_the_page_shows_the_last_mixtures(tmp_path: Path) -> None:
     run = make(tmp_path / "one")
     assert "mixture" not in draw_run(run)
@@ -964,6 +965,7 @@ def test_lines_of_a_sweep_are_named_by_what_tells_them_apart(tmp_path: Path) -> 
     assert find_sweeps(runs[:2]) == []  # one value per setting
 
 
+@pytest.mark.pictures
 def test_the_pictures_of_a_report_can_be_had_as_files(tmp_path: Path) -> None:
     runs = [make(tmp_path / f"{lr}", settings={"lr": lr}) for lr in (1.0, 0.5)]
     folder = tmp_path / "new" / "pictures"
