@@ -98,15 +98,17 @@ def sorted_distinct(values: Ints) -> Ints:
 def quiet_csr() -> Iterator[None]:
     """Suppress torch's warnings about CSR tensors on which users cannot act.
 
-    One says that CSR is in beta. The other one is given since torch 2.15 whenever
-    ``torch.load`` checks a CSR tensor: the files that torch-geometric's and OGB's loaders
-    write and read hold the features as one.
+    One says that CSR is in beta, one, with torch 2.11, that checks are off. The last is
+    given since torch 2.15 whenever ``torch.load`` checks a CSR tensor: the files that
+    torch-geometric's and OGB's loaders write and read hold the features as one.
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-        warnings.filterwarnings(
-            "ignore", message="Validating sparse tensor invariants because weights_only"
-        )
+        for start in (
+            "Sparse CSR tensor support",
+            "Sparse invariant checks are implicitly disabled",
+            "Validating sparse tensor invariants because weights_only",
+        ):
+            warnings.filterwarnings("ignore", message=start)
         yield
 
 
