@@ -31,6 +31,8 @@ __all__ = [
     "follow_parent",
     "needed_memory",
     "run_jobs",
+    "sent_extensions",
+    "start_child",
 ]
 
 STOP_SECONDS = 20.0
@@ -242,13 +244,7 @@ class _Worker:
     """A process that takes one run after another."""
 
     def __init__(self, extensions: _Extensions | None) -> None:
-        self.connection, inner = get_context("spawn").Pipe()
-        self.process: BaseProcess = get_context("spawn").Process(
-            target=_work, args=(inner, extensions), daemon=True
-        )
-        with _one_thread(), _without_main():
-            self.process.start()
-        inner.close()
+        self.connection, self.process = start_child(_work, extensions)
         self.name = ""
 
     def take(self, job: Job) -> None:
@@ -274,6 +270,32 @@ class _Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
+
+
+def start_child(
+    target: Callable[[Connection, Any], None], extensions: object
+) -> tuple[Connection, BaseProcess]:
+    """Start a process of one thread that does not import the caller's script.
+
+    Parameters
+    ----------
+    target : callable
+        Runs in the process, with its end of a pipe and the extensions.
+    extensions : object
+        Of :func:`sent_extensions`.
+
+    Returns
+    -------
+    tuple of Connection and BaseProcess
+        This process's end of the pipe, and the started process, which ends with this one.
+    """
+    context = get_context("spawn")  # torch does not survive a fork
+    outer, inner = context.Pipe()
+    process = context.Process(target=target, args=(inner, extensions), daemon=True)
+    with _one_thread(), _without_main():
+        process.start()
+    inner.close()
+    return outer, process
 
 
 @contextmanager
@@ -320,8 +342,14 @@ class _Extensions:
         return cloudpickle.loads, (self._content,)
 
 
-def _extensions() -> _Extensions | None:
-    """Return what is registered here; None without."""
+def sent_extensions() -> _Extensions | None:
+    """Return what is registered here, for :func:`start_child`; None without.
+
+    Raises
+    ------
+    ConfigError
+        If something registered cannot be sent.
+    """
     rows = registered()
     if not rows:
         return None
@@ -354,7 +382,7 @@ class _Pool:
         self._room = MemoryRoom()
         self._held: list[_Worker] = []
         self._has_noted = False
-        self._extensions = _extensions()
+        self._extensions = sent_extensions()
         self._errors: dict[str, str] = {}
 
     def run(self, number: int) -> dict[str, str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,16 +15,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flower_fgl.core.extensions import Registered, adopt
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import lost_finetuning
-from flower_fgl.simulation.jobs import MemoryRoom, follow_parent, needed_memory
+from flower_fgl.simulation.jobs import (
+    MemoryRoom,
+    follow_parent,
+    needed_memory,
+    sent_extensions,
+    start_child,
+)
 
 __all__ = ["Outcome", "TrialProcesses", "run_trial"]
 
 KILLED = "The process that ran the trial was killed, perhaps because memory ran out."
-THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Environment of the processes: one core each."""
+ENDED = "The process that ran the trial ended with exit status {}."
+END_SECONDS = 5.0
+"""Seconds in which the exit status of a process that closed its pipe is known."""
 
 
 @dataclass(frozen=True)
@@ -224,22 +232,9 @@ class _Process:
     """One process and the trial that it runs."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-        self.connection, other = context.Pipe()
+        self.connection, self._process = start_child(_serve, sent_extensions())
         self.key: Any = None
         self._folder = Path()
-        self._process = context.Process(target=_serve, args=(other,), daemon=True)
-        before = {name: os.environ.get(name) for name in THREADS}
-        os.environ.update(THREADS)  # read when the child imports numpy and torch
-        try:
-            self._process.start()
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
-        other.close()
 
     @property
     def is_alive(self) -> bool:
@@ -271,14 +266,19 @@ class _Process:
     def receive(self) -> Outcome | tuple[int, int]:
         """Return needed and free memory of a trial that may not start yet, or its outcome.
 
-        A process that was killed gives a failed outcome.
+        A process that ended gives a failed outcome.
         """
         try:
             answer: Outcome | tuple[int, int] = self.connection.recv()
         except (EOFError, ConnectionError):
+            self._process.join(END_SECONDS)
+            status = self._process.exitcode
             self.stop()
             shutil.rmtree(self._folder, ignore_errors=True)
-            answer = Outcome(None, error=KILLED)
+            answer = Outcome(
+                None,
+                error=KILLED if status == -signal.SIGKILL else ENDED.format(status),
+            )
         if isinstance(answer, Outcome):
             self.key = None
         return answer
@@ -290,9 +290,11 @@ class _Process:
         self._process.join()
 
 
-def _serve(connection: Connection) -> None:
+def _serve(connection: Connection, extensions: Registered | None) -> None:
     """Run trials, each when the parent has memory for it, until the parent ends."""
     follow_parent(lambda: os._exit(1))  # a trial of a killed study must not continue
+    if extensions:
+        adopt(extensions)
     _answer(connection)
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from flower_fgl import simulate
+from flower_fgl import register, simulate
 from flower_fgl.cli.main import app
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
+from flower_fgl.core import extensions
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import parse_config
@@ -427,9 +431,25 @@ def test_a_trial_with_fine_tuning_is_scored_after_it(
 
 
 # ----------------------------------------------------------------------------- processes
-def test_a_process_runs_a_trial_while_another_is_killed(tmp_path: Path) -> None:
+def test_a_process_runs_a_trial_while_another_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty: dict[str, Any] = {"methods": {}, "backbones": {}, "datasets": {}}
+    monkeypatch.setattr(extensions, "_registered", empty)
+
+    class OwnNetwork(torch.nn.Module):
+        def __init__(self, in_channels, hidden_channels, num_layers, dropout):
+            super().__init__()
+
+    register(backbone=OwnNetwork, name="own-network")
+    script, mark = tmp_path / "script.py", tmp_path / "imported"
+    script.write_text(f"open({str(mark)!r}, 'w').close()")
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__file__", str(script), raising=False)
+    monkeypatch.setattr(main, "__spec__", None, raising=False)
     with TrialProcesses(2) as processes:
-        processes.submit("one", {"dataset": "/no.npz", "clients": 2}, tmp_path / "one")
+        own = {"dataset": "/no.npz", "clients": 2, "model": "own-network"}
+        processes.submit("one", own, tmp_path / "one")
         processes.submit("two", {"rounds": 500, "clients": 2}, tmp_path / "two")
         assert not processes.has_room
         os.kill(processes.pids[1], signal.SIGKILL)
@@ -440,6 +460,18 @@ def test_a_process_runs_a_trial_while_another_is_killed(tmp_path: Path) -> None:
         assert len(processes.pids) == 1
     assert found["two"] == Outcome(None, error=KILLED)
     assert "no.npz" in found["one"].error
+    assert not mark.exists()
+
+
+def test_a_process_that_ended_by_itself_is_no_lack_of_memory(tmp_path: Path) -> None:
+    process = object.__new__(trials._Process)
+    process.connection, other = Pipe()
+    process._folder = tmp_path / "trial"
+    process._process = SimpleNamespace(  # type: ignore[assignment]
+        exitcode=3, join=lambda *_: None, kill=lambda: None
+    )
+    other.close()
+    assert process.receive() == Outcome(None, error=trials.ENDED.format(3))
 
 
 class ThreadProcess(trials._Process):
