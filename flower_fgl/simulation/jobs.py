@@ -31,7 +31,6 @@ __all__ = [
     "follow_parent",
     "needed_memory",
     "run_jobs",
-    "sent_extensions",
     "start_child",
 ]
 
@@ -243,8 +242,8 @@ class MemoryRoom:
 class _Worker:
     """A process that takes one run after another."""
 
-    def __init__(self, extensions: _Extensions | None) -> None:
-        self.connection, self.process = start_child(_work, extensions)
+    def __init__(self) -> None:
+        self.connection, self.process = start_child(_work)
         self.name = ""
 
     def take(self, job: Job) -> None:
@@ -273,29 +272,47 @@ class _Worker:
 
 
 def start_child(
-    target: Callable[[Connection, Any], None], extensions: object
+    target: Callable[[Connection], None],
 ) -> tuple[Connection, BaseProcess]:
-    """Start a process of one thread that does not import the caller's script.
+    """Start a process of one thread that knows what is registered here.
+
+    It does not import the caller's script, and ends with this process.
 
     Parameters
     ----------
     target : callable
-        Runs in the process, with its end of a pipe and the extensions.
-    extensions : object
-        Of :func:`sent_extensions`.
+        Runs in the process, with its end of a pipe.
 
     Returns
     -------
     tuple of Connection and BaseProcess
-        This process's end of the pipe, and the started process, which ends with this one.
+        This process's end of the pipe, and the process.
+
+    Raises
+    ------
+    ConfigError
+        If something registered cannot be sent.
     """
     context = get_context("spawn")  # torch does not survive a fork
     outer, inner = context.Pipe()
-    process = context.Process(target=target, args=(inner, extensions), daemon=True)
+    process = context.Process(
+        target=_enter, args=(target, inner, _extensions()), daemon=True
+    )
     with _one_thread(), _without_main():
         process.start()
     inner.close()
     return outer, process
+
+
+def _enter(
+    target: Callable[[Connection], None],
+    parent: Connection,
+    extensions: Registered | None,
+) -> None:
+    """Run the function in a child process, with the extensions of its parent."""
+    if extensions:
+        adopt(extensions)
+    target(parent)
 
 
 @contextmanager
@@ -342,14 +359,8 @@ class _Extensions:
         return cloudpickle.loads, (self._content,)
 
 
-def sent_extensions() -> _Extensions | None:
-    """Return what is registered here, for :func:`start_child`; None without.
-
-    Raises
-    ------
-    ConfigError
-        If something registered cannot be sent.
-    """
+def _extensions() -> _Extensions | None:
+    """Return what is registered here; None without."""
     rows = registered()
     if not rows:
         return None
@@ -382,7 +393,6 @@ class _Pool:
         self._room = MemoryRoom()
         self._held: list[_Worker] = []
         self._has_noted = False
-        self._extensions = sent_extensions()
         self._errors: dict[str, str] = {}
 
     def run(self, number: int) -> dict[str, str]:
@@ -406,7 +416,7 @@ class _Pool:
         if not self._waiting:
             return
         if worker is None:
-            self._workers.append(worker := _Worker(self._extensions))
+            self._workers.append(worker := _Worker())
         job = self._waiting.popleft()
         self._watcher.start(job.name)
         worker.take(job)
@@ -462,15 +472,13 @@ def _why_died(status: int | None) -> str:
     )
 
 
-def _work(parent: Connection, extensions: Registered | None) -> None:
+def _work(parent: Connection) -> None:
     """Run the jobs that the parent process sends, until it closes the connection."""
     # Ctrl-C reaches all processes of a terminal; only the parent process answers it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _interrupt)
     # also in the middle of a round, in which nothing is sent
     follow_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    if extensions:
-        adopt(extensions)
     with suppress(KeyboardInterrupt, EOFError):
         _serve(parent)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends now

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flower_fgl.core.extensions import Registered, adopt
 from flower_fgl.core.options import Scalar
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import lost_finetuning
@@ -23,7 +22,6 @@ from flower_fgl.simulation.jobs import (
     MemoryRoom,
     follow_parent,
     needed_memory,
-    sent_extensions,
     start_child,
 )
 
@@ -232,7 +230,7 @@ class _Process:
     """One process and the trial that it runs."""
 
     def __init__(self) -> None:
-        self.connection, self._process = start_child(_serve, sent_extensions())
+        self.connection, self._process = start_child(_serve)
         self.key: Any = None
         self._folder = Path()
 
@@ -290,11 +288,9 @@ class _Process:
         self._process.join()
 
 
-def _serve(connection: Connection, extensions: Registered | None) -> None:
+def _serve(connection: Connection) -> None:
     """Run trials, each when the parent has memory for it, until the parent ends."""
     follow_parent(lambda: os._exit(1))  # a trial of a killed study must not continue
-    if extensions:
-        adopt(extensions)
     _answer(connection)
 
 

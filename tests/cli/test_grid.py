@@ -236,7 +236,7 @@ def test_a_new_process_does_not_import_the_callers_script() -> None:
 class ThreadWorker(jobs_module._Worker):
     """A worker in a thread of this process."""
 
-    def __init__(self, extensions: object) -> None:
+    def __init__(self) -> None:
         self.connection, inner = Pipe()
         self.thread = threading.Thread(target=self.serve, args=(inner,), daemon=True)
         self.thread.start()
