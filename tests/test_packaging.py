@@ -106,6 +106,14 @@ def test_dependencies_are_capped_where_they_must_be() -> None:
     assert "dependency-groups" not in project
 
 
+@pytest.mark.xdist_group("a-group")
+def test_a_group_of_tests_runs_on_one_worker(request: pytest.FixtureRequest) -> None:
+    # xdist reads the group from the end of the name; with pytest 9.2 it is lost
+    if not request.config.getoption("loadgroup", default=False):
+        pytest.skip("one process")
+    assert request.node.nodeid.endswith("@a-group")
+
+
 def test_every_third_party_import_is_declared() -> None:
     import ast
     import re
