@@ -276,7 +276,8 @@ def start_child(
 ) -> tuple[Connection, BaseProcess]:
     """Start a process of one thread that knows what is registered here.
 
-    It does not import the caller's script, and ends with this process.
+    It does not import the caller's script. To end even when this process is killed,
+    the target calls :func:`follow_parent`.
 
     Parameters
     ----------
