@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -38,6 +39,8 @@ from flower_fgl.simulation.tuned_file import (
     write_tuned_experiment,
 )
 from flower_fgl.simulation.tuning import RowStudy, Trial, rows_to_tune, tune
+from tests.engines.test_run import environment, marked
+from tests.support.flower_deployment import wait_until
 
 TEXT = """
 title = "Two methods"
@@ -461,6 +464,39 @@ def test_a_process_runs_a_trial_while_another_is_killed(
     assert found["two"] == Outcome(None, error=KILLED)
     assert "no.npz" in found["one"].error
     assert not mark.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trial_ends_in_mid_round_with_a_killed_study(
+    by: signal.Signals, tmp_path: Path
+) -> None:
+    mark = f"FGL_TEST_{os.getpid()}_{by.name}"
+    settings = {"rounds": 1, "local-epochs": 1_000_000, "clients": 2}
+    script = (
+        "from pathlib import Path\n"
+        "from flower_fgl.simulation.trials import TrialProcesses\n"
+        "with TrialProcesses(2) as processes:\n"
+        f"    processes.submit('trial', {settings}, Path('trial'))\n"
+        "    list(processes.wait())\n"
+    )
+    study = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=environment(FGL_MARK=mark),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        wait_until(lambda: [*tmp_path.rglob("summary.json")], 60)
+        assert len(marked(mark)) > 1
+        study.send_signal(by)
+        wait_until(lambda: marked(mark) == [], 20)
+    finally:
+        study.kill()
+        study.wait()
+        for found in marked(mark):
+            found.kill()
 
 
 def test_a_process_that_ended_by_itself_is_no_lack_of_memory(tmp_path: Path) -> None:
