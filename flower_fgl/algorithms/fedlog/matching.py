@@ -5,7 +5,7 @@ Kim et al., "Subgraph Federated Learning for Local Generalization", ICLR 2025.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -23,6 +23,9 @@ LAYERS = 2
 """Their layers that read neighbours."""
 AROUND = (0.0, 1.0)
 """Coefficients of one step of propagation."""
+DENSE_FROM = 0.05
+"""Share of non-zero features from which the random networks' wide first layer is faster
+with strided features: 1.1 times at 0.056, 1.4 times at PubMed's 0.09."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,15 @@ class PromptTask:
             self.graph.edge_index[1], minlength=self.graph.num_nodes
         )
         return degree[self.index] > 0
+
+    def with_fast_features(self) -> PromptTask:
+        """Return the task with strided features, if many of them are not zero."""
+        x = self.graph.x
+        if x.layout == torch.strided or x.values().numel() < DENSE_FROM * x.numel():
+            return self
+        graph = self.graph
+        graph = GraphInput(graph.dense_features(), graph.edge_index, graph.edge_weight)
+        return replace(self, graph=graph)
 
     def features(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return inputs and targets of the generator.

@@ -154,6 +154,7 @@ def train_prompt_generator(
        neighbours, not on the size of the graph.
     3. Draws from torch's global generator.
     """
+    task = task.with_fast_features()
     x, around, labels = task.features()
     places = task.has_neighbours.nonzero().squeeze(1)
     width = task.graph.num_features

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
@@ -95,6 +97,20 @@ def test_batched_networks_equal_single_networks(
 def test_products_over_nodes_are_chosen_where_they_are_fewer() -> None:
     assert matching.has_few_nodes(903, 270, 1433)  # Cora, 3 clients
     assert not matching.has_few_nodes(6572, 2600, 500)  # PubMed, 3 clients
+
+
+@pytest.mark.parametrize(("share", "layout"), [(0.03, "sparse_csr"), (0.1, "strided")])
+def test_features_with_many_entries_are_strided(share: float, layout: str) -> None:
+    task = random_task()
+    x = torch.zeros(task.graph.num_nodes, 100)
+    x[:, : round(100 * share)] = 1
+    strided = replace(task, graph=GraphInput(x, task.graph.edge_index))
+    assert strided.with_fast_features() is strided
+    sparse = replace(task, graph=GraphInput(x.to_sparse_csr(), task.graph.edge_index))
+    found = sparse.with_fast_features()
+    assert found.graph.x.layout == getattr(torch, layout)
+    nets = RandomNets.draw(2, 100, task.num_classes)
+    torch.testing.assert_close(nets.first(found), nets.first(strided))
 
 
 def test_prompts_that_are_the_true_neighbours_match_the_gradients() -> None:
