@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -158,10 +158,7 @@ def compare(
                 f"Warning: {number} of the completed runs of {name} are left out: no run "
                 "of the other side has the same dataset, partition, clients and seed."
             )
-    if tuned := [
-        n for n, rs in rows.items() if any("finetuned" in r.summary for r in rs)
-    ]:
-        show(finetuned_note(tuned))
+    _show_finetuned(rows)
     places = {f"{r.summary['dataset']}, {r.summary['clients']} clients" for r in every}
     if len(places) > 1:
         show(f"Warning: pairs of {'; '.join(sorted(places))} are tested together.")
@@ -203,6 +200,16 @@ def _show_owners(
         f"{winners} of {len(gains)} owners gain, {losers} lose ({column} {metric}, "
         f"{names[1]} against {names[0]}). Worst owner: {lowest}."
     )
+    _show_finetuned(dict(zip(names, (one, other), strict=True)))
+
+
+def _show_finetuned(rows: Mapping[str, Sequence[Run]]) -> None:
+    """Say which scores are taken after fine-tuning."""
+    tuned = [
+        n for n, runs in rows.items() if any("finetuned" in r.summary for r in runs)
+    ]
+    if tuned:
+        show(finetuned_note(tuned))
 
 
 def reach(

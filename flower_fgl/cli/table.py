@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from flower_fgl.cli.arguments import encodable, show
 from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.options import nearest
 from flower_fgl.runs.cells import DEFAULT_SUFFIX, Cell, read_cells, write_cells
 from flower_fgl.runs.compare import select_runs
 
@@ -23,6 +25,8 @@ ENDINGS = {
     ".html": "html",
 }
 """Format of a table by the ending of its file."""
+NO_SCORES = {"num_nodes", "threshold", "mean_threshold"}
+"""Values that stand beside the scores of a node set, but are none."""
 
 
 def table(
@@ -120,7 +124,9 @@ def table(
     ranks: Annotated[
         Path | None,
         typer.Option(
-            help="Also draw the critical-difference diagram of the ranks: SVG, PNG, PDF."
+            help="Also draw the critical-difference diagram of the ranks: SVG, PNG or PDF "
+            "by the file's ending; SVG without one.",
+            dir_okay=False,
         ),
     ] = None,
     out: Annotated[
@@ -140,10 +146,12 @@ def table(
         missing = [*missing, *skipped]
     # loads scipy for the tests: the run folders are read first
     from flower_fgl.runs.ranks import draw_ranks
-    from flower_fgl.runs.results_table import ResultsTable
+    from flower_fgl.runs.results_table import COSTS, ResultsTable
     from flower_fgl.runs.table_formats import format_table
     from flower_fgl.runs.writer import replace_file
 
+    every = [s for c in shown for d in c.draws for s in d.scores.values()]
+    reject_no_score("--metric", metric, every, column, COSTS)
     made = ResultsTable(
         shown,
         column=column,
@@ -161,7 +169,7 @@ def table(
                 "--ranks needs scores of several rows on several datasets, got "
                 f"{len(made.blocks)} dataset."
             )
-        draw_ranks(ranked, ranks)  # before anything else is written
+        ranks = draw_ranks(ranked, ranks)  # before anything else is written
     if cells is not None:
         paths = write_cells(found, cells)
         show(f"Cells: {len(paths)} files in {cells}")
@@ -234,6 +242,9 @@ def load_cells(
             f"--select {select} needs run folders: a cell holds one round of each draw."
         )
     if select:
+        rounds = [row for run in selected for row in run.rounds]
+        every = [s for row in rounds for s in row.get("metrics", {}).values()]
+        reject_no_score("--select", select, every, "val")
         selected = [run.selected_by(select) for run in selected]
     if selected:
         # loads the experiments' code, which cells do not need
@@ -242,6 +253,44 @@ def load_cells(
         made, notes = tabulate_runs(selected, experiments)
         cells += made
     return cells, notes
+
+
+def reject_no_score(
+    option: str,
+    metric: str,
+    scored: Iterable[Mapping[str, Any]],
+    column: str,
+    others: Iterable[str] = (),
+) -> None:
+    """Reject a value that is no score, e.g. a number of nodes.
+
+    Parameters
+    ----------
+    option, metric : str
+        Option of the command, and its value.
+    scored : iterable of mapping
+        Scores by node set and name.
+    column : str
+        Node set.
+    others : iterable of str
+        What the option accepts besides the scores of the node set.
+
+    Raises
+    ------
+    ConfigError
+        If the value is one of :data:`NO_SCORES`.
+    """
+    if metric in NO_SCORES:
+        scores = {
+            name
+            for columns in scored
+            for name, value in columns.get(column, {}).items()
+            if value is not None
+        }
+        raise ConfigError(
+            f'{option} "{metric}" is no score. '
+            f"{nearest(metric, (scores | set(others)) - NO_SCORES)}"
+        )
 
 
 def _is_cells_folder(path: Path) -> bool:

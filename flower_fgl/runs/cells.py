@@ -33,6 +33,7 @@ __all__ = [
     "PLACE",
     "Cell",
     "Draw",
+    "describe_published",
     "describe_trials",
     "make_cell",
     "read_cells",
@@ -212,7 +213,8 @@ class Cell:
         if setting == "few-shot":
             return "mean_accuracy"
         dataset, owners = self.place.get("dataset", ""), self.settings.get("owners", "")
-        return main_score_of(str(dataset), str(owners), setting)
+        positive = {**self.settings, **self.place}.get("positive-class", "")
+        return main_score_of(str(dataset), str(owners), setting, str(positive))
 
     def values(self, model: str, column: str, metric: str) -> list[float]:
         """Return one value per draw, none if a draw lacks it.
@@ -613,6 +615,11 @@ def read_cells(path: Path) -> list[Cell]:
             f"{path} holds no cells. Write them with flower-fgl table RUNS --cells."
         )
     return [Cell.from_json(read_text(file), str(file)) for file in files]
+
+
+def describe_published(value: float) -> str:
+    """Format a published value in percent, with the second digit only if it has one."""
+    return f"{value:.1f}" if value == round(value, 1) else f"{value:.2f}"
 
 
 def describe_trials(tuning: Mapping[str, Any]) -> str:

@@ -29,7 +29,8 @@ def check_cell(cell: Any) -> None:
         _check_types(draw, "a draw")
     if "dataset" not in cell.place:
         raise ValueError('"place" names no dataset')
-    if cell.tuning and (lacking := {"budget", "metric", "study"} - cell.tuning.keys()):
+    needed = {"budget", "draws", "metric", "study"}
+    if cell.tuning and (lacking := needed - cell.tuning.keys()):
         raise ValueError(f'"tuning" lacks {", ".join(sorted(lacking))}')
     for value in cell.published.values():
         _check_number(value, 100, "a published value")

@@ -17,7 +17,7 @@ from flower_fgl.runs.cells import NO_RESULT
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name, tell_apart
 from flower_fgl.runs.run import Run
-from flower_fgl.runs.statistics import PairedTest, paired_test
+from flower_fgl.runs.statistics import PairedTest, paired_test, partition_means
 
 __all__ = [
     "PER_RUN",
@@ -80,6 +80,8 @@ class Comparison:
         test = self.test
         text = f"{' minus '.join(self.names)} = {100 * test.difference:+.2f}"
         text += f", n = {test.n} pairs"
+        if test.n < len(self.one):
+            text += f" ({len(self.one)} runs, averaged on each partition)"
         if not test.why_not:
             low, high = (100 * bound for bound in test.interval)
             text += f", 95 % interval {low:+.2f} to {high:+.2f}"
@@ -346,9 +348,28 @@ def compare_runs(
             + (f" Not completed: {', '.join(left_out)}." if left_out else "")
         )
     scores = tuple(zip(*pairs, strict=True))
-    test = paired_test(scores[0], scores[1])
+    test = paired_test(*_replicates(done, pairs))
     unpaired = (len(done[0]) - len(pairs), len(done[1]) - len(pairs))
     return Comparison(scores[0], scores[1], test, side_names(one, other), unpaired)
+
+
+def _replicates(
+    sides: Sequence[Sequence[Run]], pairs: Sequence[tuple[float, float]]
+) -> list[list[float]]:
+    """Return the scores of each side that are independent of each other."""
+    runs = [first for first, _ in paired_runs(*sides)]
+    places = [(run.summary["dataset"], run.summary["clients"]) for run in runs]
+    seeds = [run.config.get("partition-seed") for run in runs]
+    several = {
+        place
+        for place in set(places)
+        if len({s for p, s in zip(places, seeds, strict=True) if p == place}) > 1
+    }
+    keys = [
+        (place, seed) if place in several else number
+        for number, (place, seed) in enumerate(zip(places, seeds, strict=True))
+    ]
+    return [partition_means(scores, keys) for scores in zip(*pairs, strict=True)]
 
 
 def side_names(one: Sequence[Run], other: Sequence[Run]) -> tuple[str, str]:
@@ -438,7 +459,7 @@ def compare_accuracy(one: Sequence[Run], other: Sequence[Run]) -> PairedTest | N
     """
     metric = common_metric([*one, *other])
     pairs = match_scores(one, other, column="test", metric=metric)
-    return paired_test(*zip(*pairs, strict=True)) if pairs else None
+    return paired_test(*_replicates((one, other), pairs)) if pairs else None
 
 
 def main_metric(run: Run) -> str:

@@ -5,6 +5,7 @@ Demšar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from statistics import fmean
 
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.runs.statistics import LEVEL
-from flower_fgl.runs.writer import writing
+from flower_fgl.runs.writer import replace_file
 
 __all__ = ["MIN_BLOCKS", "Ranks", "draw_ranks", "rank_rows"]
 
@@ -22,6 +23,7 @@ MIN_BLOCKS = 5
 FEW_BLOCKS = 10
 """Up to this number of datasets, Friedman's p-value is a rough approximation."""
 MIN_ROWS = 3
+PICTURES = (".svg", ".png", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,18 @@ def rank_rows(scores: Mapping[str, Sequence[float]]) -> Ranks:
     return Ranks(average, number, p, float(wide) / math.sqrt(2) * error, p_values)
 
 
-def draw_ranks(ranks: Ranks, path: Path) -> None:
+def _with_ending(path: Path) -> Path:
+    """Return the file of a picture, an SVG file by default; reject other endings."""
+    if not path.suffix:
+        return path.with_name(f"{path.name}.svg")
+    if path.suffix.lower() not in PICTURES:
+        raise ConfigError(
+            f"{path} has none of the endings {', '.join(PICTURES)}. Use one of them."
+        )
+    return path
+
+
+def draw_ranks(ranks: Ranks, path: Path) -> Path:
     """Draw the critical-difference diagram; bars join rows that are not different.
 
     Parameters
@@ -127,15 +140,22 @@ def draw_ranks(ranks: Ranks, path: Path) -> None:
     ranks : Ranks
         Tested ranks.
     path : Path
-        Picture to write: SVG, PNG or PDF.
+        Picture to write: SVG, PNG or PDF by its ending, SVG without one.
+
+    Returns
+    -------
+    Path
+        The written file.
 
     Raises
     ------
     ConfigError
-        If the ranks are not testable, or scikit-posthocs is not installed.
+        If the ending stands for no kind of picture, the ranks are not testable, or
+        scikit-posthocs is not installed.
     RunError
         If the picture cannot be written.
     """
+    path = _with_ending(path)
     if ranks.p_values is None:
         raise ConfigError(
             f"A critical-difference diagram needs tested ranks: {ranks.why_not}."
@@ -168,6 +188,8 @@ def draw_ranks(ranks: Ranks, path: Path) -> None:
             label_fmt_left="{label} ({rank:.2f})  ",
             label_fmt_right="  ({rank:.2f}) {label}",
         )
-        metadata = {"Date": None} if path.suffix == ".svg" else {}
-        with writing(path, "choose a file in"):
-            figure.savefig(path, bbox_inches="tight", metadata=metadata)
+        kind, data = path.suffix[1:].lower(), io.BytesIO()
+        metadata = {"Date": None} if kind == "svg" else {}
+        figure.savefig(data, format=kind, bbox_inches="tight", metadata=metadata)
+    replace_file(path, data.getvalue())
+    return path

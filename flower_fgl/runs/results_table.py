@@ -20,7 +20,12 @@ from flower_fgl.runs.cells import (
     describe_trials,
 )
 from flower_fgl.runs.ranks import Ranks, rank_rows
-from flower_fgl.runs.statistics import PairedTest, compare_all, paired_test
+from flower_fgl.runs.statistics import (
+    PairedTest,
+    compare_all,
+    paired_test,
+    partition_means,
+)
 from flower_fgl.runs.unequal import finetuned_note, unequal_settings
 
 __all__ = ["COSTS", "Block", "Line", "ResultsTable"]
@@ -237,6 +242,11 @@ class ResultsTable:
             line.model, column or self.column, metric or self.metric
         )
 
+    def _replicates(self, line: Line) -> list[float]:
+        """Return the values of a line that are independent of each other."""
+        seeds = [draw.partition_seed for draw in line.cell.draws]
+        return partition_means(self.values(line), seeds)
+
     def _metrics(self) -> set[str]:
         """Return the names of all scores of the column."""
         return {
@@ -245,6 +255,7 @@ class ResultsTable:
             for draw in cell.draws
             for scores in draw.scores.values()
             for metric in scores.get(self.column, {})
+            if metric != "num_nodes"
         }
 
     @cached_property
@@ -258,8 +269,9 @@ class ResultsTable:
                     is_known = key in pairs or key[::-1] in pairs
                     if other is None or line is other or is_known:
                         continue
-                    if values := self.values(line):
-                        pairs[key] = paired_test(values, self.values(other))
+                    if self.values(line):
+                        replicates = map(self._replicates, (line, other))
+                        pairs[key] = paired_test(*replicates)
         out = {}
         compared = compare_all(list(pairs.values()))
         for key, found in zip(pairs, compared, strict=True):
@@ -316,8 +328,12 @@ class ResultsTable:
                 if line.is_main and (values := self.values(line)):
                     name = self.label(line.cell.row)
                     rows.setdefault(name, {})[block.name] = fmean(values)
+        every = {cell.row for cell in self.cells}
         defaults = {
-            self.label(c.row) for c in self.cells if c.row.endswith(DEFAULT_SUFFIX)
+            self.label(row)
+            for row in every
+            if row.endswith(DEFAULT_SUFFIX)
+            and row.removesuffix(DEFAULT_SUFFIX) in every
         }
         whole = {
             name: [
@@ -384,6 +400,12 @@ class ResultsTable:
         budgets = self._by(cells, lambda c: str(c.tuning.get("trials", 0)))
         if len(budgets) > 1:
             out.append(f"tuning budget: trials are {_listed(budgets)}")
+        lost = [cell for cell in cells if cell.tuning.get("failed")]
+        failed = self._by(
+            lost, lambda c: f"{c.tuning['failed']} of {c.tuning.get('trials')}"
+        )
+        if failed:
+            out.append(f"failed trials: {_listed(failed)}")
         codes = self._by(cells, _code_of)
         if len(codes) > 1:
             out.append(f"code versions: rows were measured with {_listed(codes)}")
@@ -420,13 +442,10 @@ class ResultsTable:
         """Describe draws, tuning and versions of the table, one sentence each."""
         numbers = sorted({len(cell.draws) for cell in self.cells})
         listed = " or ".join(map(str, numbers))
-        seeds = {draw.partition_seed for c in self.cells for draw in c.draws}
-        is_draw = len(seeds) > 1
-        what = "partition, split and initial model" if is_draw else "the initial model"
         out = [
             "Scores are of one draw, so they have no ± and no difference is tested."
             if numbers == [1]
-            else f"± is the standard deviation over {listed} draws of {what}."
+            else f"± is the standard deviation over {listed} {_kind_of(self.cells)}"
         ]
         rows = [c.row for c in self.cells if c.method == CONTROL]
         is_compared = self.against or any(block.control for block in self.blocks)
@@ -474,6 +493,22 @@ class ResultsTable:
         )
         out.append(f"Measured with {'; '.join(versions)}.")
         return out
+
+
+def _kind_of(cells: Sequence[Cell]) -> str:
+    """Say what the draws of cells vary, as the end of a sentence."""
+    seeds = {draw.seed for cell in cells for draw in cell.draws}
+    partitions = {draw.partition_seed for cell in cells for draw in cell.draws}
+    if len(partitions) == 1:
+        return "draws of the initial model."
+    if any(len({d.partition_seed for d in c.draws}) < len(c.draws) for c in cells):
+        return (
+            f"runs with {len(partitions)} partitions and splits, some of which several "
+            "runs share. Tests compare the means of each partition."
+        )
+    if len(seeds) == 1:
+        return "draws of partition and split."
+    return "draws of partition, split and initial model."
 
 
 def _columns(draw: Draw) -> Iterable[str]:

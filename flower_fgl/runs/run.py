@@ -163,7 +163,10 @@ class Run:
     def per_owner(
         self, column: str = "test", metric: str = "accuracy", scope: str = ""
     ) -> dict[str, float]:
-        """Return each client's score in the best round, by the name of its owner.
+        """Return each client's score by the name of its owner.
+
+        The personalized model is scored after fine-tuning, if there was any, else in the
+        best round.
 
         Parameters
         ----------
@@ -182,7 +185,7 @@ class Run:
         scopes = {scope for row in self.rounds for scope in row.get("metrics", {})}
         main = "global" if scopes == {"global"} else "local"
         scope = scope or main
-        best = self.best if scope == main else self.summary.get(scope, {}).get("best")
+        best = self.final if scope == main else self.summary.get(scope, {}).get("best")
         if best is None:
             return {}
         names = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
 
 __all__ = ["LEVEL", "MARGIN", "MIN_PAIRS", "POWER", "PairedTest", "adjust_holm"]
-__all__ += ["compare_all", "paired_test", "proportion_interval"]
+__all__ += ["compare_all", "paired_test", "partition_means", "proportion_interval"]
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this level."""
@@ -131,6 +131,33 @@ def paired_test(
         _detectable_effect(n) * spread,
         float(p_equivalent),
     )
+
+
+def partition_means(
+    scores: Sequence[float], partitions: Sequence[Hashable]
+) -> list[float]:
+    """Average the scores on each partition, if there are several partitions.
+
+    Runs that share a partition are no independent draws: a test that counted each of them
+    would find differences that other partitions do not show.
+
+    Parameters
+    ----------
+    scores : sequence of float
+        Length n, one score per run.
+    partitions : sequence of hashable
+        Length n, the partition of each run.
+
+    Returns
+    -------
+    list of float
+        One mean per partition, in the order in which they first occur; ``scores`` if all
+        runs share one.
+    """
+    found: dict[Hashable, list[float]] = {}
+    for score, partition in zip(scores, partitions, strict=True):
+        found.setdefault(partition, []).append(score)
+    return [fmean(part) for part in found.values()] if len(found) > 1 else [*scores]
 
 
 @cache

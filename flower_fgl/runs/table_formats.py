@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
 from flower_fgl.core.score_names import SETTING_COLUMNS
-from flower_fgl.runs.cells import PLACE
+from flower_fgl.runs.cells import PLACE, describe_published
 from flower_fgl.runs.results_table import Block, Line, ResultsTable
 from flower_fgl.runs.statistics import (
     LEVEL,
@@ -43,6 +43,11 @@ TITLES = {
 """Titles of scores. Macro-F1, AUROC and AUPRC show what accuracy hides in rare classes."""
 NOTHING = "–"
 TIED, ABOVE, BELOW = "≈", "↑", "↓"
+
+Key = tuple[int, int]
+"""What identifies a draw, see :attr:`~flower_fgl.runs.cells.Draw.key`."""
+OwnerScores = Mapping[str, Mapping[Key, float]]
+"""Scores by owner and draw."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def format_table(
     -------
     str
         The text, which ends with a line break. The same cells give the same text. CSV has
-        numbers only, and none of the notes.
+        numbers only, and none of the notes; its scores and published values are fractions.
 
     Raises
     ------
@@ -269,12 +274,15 @@ def _main_entry(table: ResultsTable, block: Block, line: Line) -> Entry:
     return Entry(text, is_best=line is block.best)
 
 
+def _published_value(line: Line, key: str) -> float | None:
+    """Return a published value in percent, ``None`` if there is none for this line."""
+    return line.cell.published.get(key) if line.is_main else None
+
+
 def _published(line: Line, key: str) -> str:
-    """Return a published value in percent, empty if there is none for this line."""
-    value = line.cell.published.get(key) if line.is_main else None
-    if value is None:
-        return ""
-    return f"{value:.1f}" if value == round(value, 1) else f"{value:.2f}"
+    """Format a published value in percent, empty if there is none for this line."""
+    value = _published_value(line, key)
+    return "" if value is None else describe_published(value)
 
 
 def _published_key(table: ResultsTable) -> str:
@@ -378,7 +386,7 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
         If the cells have no such score of natural owners.
     """
     metric = table.metric.removeprefix("mean_")
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, dict[Key, float]]] = {}
     draws: dict[str, list[list[float]]] = {}
     for line in block.lines:
         for draw in line.cell.draws:
@@ -388,7 +396,8 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
                 if metric in scores
             }
             for name, score in scored.items():
-                found.setdefault(line.name, {}).setdefault(name, []).append(score)
+                of_owner = found.setdefault(line.name, {}).setdefault(name, {})
+                of_owner[draw.key] = score
             if scored:
                 draws.setdefault(line.name, []).append(list(scored.values()))
     lines = [line for line in block.lines if line.name in found]
@@ -402,11 +411,12 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
     kind = TITLES.get(metric, metric)
     rows = []
     for line in lines:
-        means = {name: fmean(values) for name, values in found[line.name].items()}
+        values = {name: list(x.values()) for name, x in found[line.name].items()}
+        means = {name: fmean(x) for name, x in values.items()}
         rows.append(
             [
                 Entry(table.label(line.name)),
-                *(Entry(_score(found[line.name].get(name, []))) for name in names),
+                *(Entry(_score(values.get(name, []))) for name in names),
                 Entry(_score([fmean(scores) for scores in draws[line.name]])),
                 Entry(_score([min(scores) for scores in draws[line.name]])),
                 Entry(min(means, key=lambda name: means[name])),
@@ -416,29 +426,43 @@ def _owners(table: ResultsTable, block: Block) -> list[Sheet]:
     sheets = [Sheet(f"{block.name}: test {kind}", titles, rows)]
     if block.control is None or block.control.name not in found:
         return sheets
-    base, rows = found[block.control.name], []
-    for line in lines:
-        gains = {
-            name: [b - a for a, b in zip(base[name], values, strict=True)]
-            for name, values in found[line.name].items()
-            if len(base.get(name, ())) == len(values)
-        }
-        if line is block.control or not gains:
-            continue
-        means = {name: fmean(values) for name, values in gains.items()}
-        is_whole = len({len(values) for values in gains.values()}) == 1
-        of_draws = [fmean(draw) for draw in zip(*gains.values(), strict=is_whole)]
-        rows.append(
-            [
-                Entry(table.label(line.name)),
-                *(Entry(_gain(gains.get(name, []))) for name in names),
-                Entry(_gain(of_draws if is_whole else [fmean(means.values())])),
-                Entry(f"{sum(mean > 0 for mean in means.values())} of {len(means)}"),
-            ]
-        )
-    control = table.label(block.control.name)
-    caption = f"{block.name}: gain over {control}"
-    return [*sheets, Sheet(caption, ["", *names, "mean", "owners that gain"], rows)]
+    base = found[block.control.name]
+    gains = [
+        [Entry(table.label(line.name)), *_owner_gains(base, found[line.name], names)]
+        for line in lines
+        if line is not block.control and _shared_draws(base, found[line.name])
+    ]
+    caption = f"{block.name}: gain over {table.label(block.control.name)}"
+    return [*sheets, Sheet(caption, ["", *names, "mean", "owners that gain"], gains)]
+
+
+def _shared_draws(base: OwnerScores, other: OwnerScores) -> dict[str, list[Key]]:
+    """Return the draws in which both rows score an owner, by owner that has any."""
+    shared = {
+        name: [key for key in scores if key in base.get(name, {})]
+        for name, scores in other.items()
+    }
+    return {name: keys for name, keys in shared.items() if keys}
+
+
+def _owner_gains(
+    base: OwnerScores, other: OwnerScores, names: Sequence[str]
+) -> list[Entry]:
+    """Return the gain of each owner, their mean, and how many owners gain."""
+    gains = {
+        name: {key: other[name][key] - base[name][key] for key in keys}
+        for name, keys in _shared_draws(base, other).items()
+    }
+    means = {name: fmean(values.values()) for name, values in gains.items()}
+    draws = {tuple(values) for values in gains.values()}
+    overall = [fmean(means.values())]
+    if len(draws) == 1:  # each draw has all owners
+        overall = [fmean(g[key] for g in gains.values()) for key in draws.pop()]
+    return [
+        *(Entry(_gain(list(gains.get(name, {}).values()))) for name in names),
+        Entry(_gain(overall)),
+        Entry(f"{sum(mean > 0 for mean in means.values())} of {len(means)}"),
+    ]
 
 
 def _gain(values: Sequence[float]) -> str:
@@ -646,7 +670,8 @@ def _csv(table: ResultsTable) -> str:
             for name, values in shown.items():
                 row[f"{name}_mean"] = fmean(values) if values else ""
                 row[f"{name}_std"] = stdev(values) if len(values) > 1 else ""
-            row["published"] = _published(line, _published_key(table))
+            percent = _published_value(line, _published_key(table))
+            row["published"] = "" if percent is None else round(percent / 100, 6)
             for name, other in (("control", block.control), ("best", block.best)):
                 versus = table.versus(line, other)
                 row[name] = other.name if other is not None else ""

@@ -8,7 +8,7 @@ NBSP = "\u00a0"
 
 
 def scale_bytes(largest: float) -> tuple[float, str]:
-    """Choose a decimal unit for a number of bytes.
+    """Choose a decimal unit for a number of bytes, rounded to three digits.
 
     Parameters
     ----------
@@ -20,8 +20,9 @@ def scale_bytes(largest: float) -> tuple[float, str]:
     tuple of (float, str)
         Bytes per unit, and the unit: B, kB, MB, GB or TB.
     """
+    rounded = float(f"{largest:.3g}")  # 999,600 bytes are shown as 1 MB, not 1e+03 kB
     for factor, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if largest >= factor:
+        if rounded >= factor:
             return factor, name
     return 1.0, "B"
 
@@ -34,9 +35,9 @@ def show_bytes(num_bytes: float) -> str:
 
 
 def show_seconds(value: float | None) -> str:
-    """Format seconds, in milliseconds if below one second."""
+    """Format seconds, in milliseconds if they round to less than one second."""
     if value is None:
         return "–"
-    if value < 1:
+    if float(f"{value:.3g}") < 1:
         return f"{1000 * value:.3g}{NBSP}ms"
     return f"{value:.3g}{NBSP}s" if value < 100 else f"{value:.0f}{NBSP}s"

@@ -47,11 +47,17 @@ from flower_fgl.core.unused_settings import (
     unused_settings,
 )
 from flower_fgl.methods import METHODS, parse_config
-from flower_fgl.runs.cells import DEFAULT_SUFFIX, PLACE, describe_trials
+from flower_fgl.runs.cells import (
+    DEFAULT_SUFFIX,
+    NO_RESULT,
+    PLACE,
+    describe_published,
+    describe_trials,
+)
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
-from flower_fgl.simulation.search_space import Dimension, read_space
+from flower_fgl.simulation.search_space import MACHINE, Dimension, read_space
 
 DEFAULT_CLIENTS = 10
 """Clients of a run whose settings name no number."""
@@ -60,6 +66,12 @@ REPLICATES = ("seed", "partition-seed")
 
 MEASURED = ("method", "owners", *PLACE, "feature-norm")
 """Settings that a published value depends on; if one changes, the value is dropped."""
+
+NOT_TUNED = NO_RESULT | set(MACHINE.split())
+"""Settings that an option may change without making a row another than the tuned one."""
+
+TUNED_ROWS = ("trials", "failed", "settings")
+"""Keys of the table [tuning] that hold one value per row."""
 
 __all__ = [
     "Experiment",
@@ -166,7 +178,8 @@ class Experiment:
            and rows.
         2. Settings that an option replaces, as ``participants`` replaces
            ``participation``, are removed.
-        3. Published values are removed from rows whose method or data an option changes.
+        3. Published values are removed from rows whose method or data an option changes,
+           and rows with other settings are no longer tuned.
 
         Raises
         ------
@@ -214,6 +227,7 @@ class Experiment:
 
         return replace(
             fixed,
+            tuning=_tuning_of_unchanged(self, fixed) if self.tuning else {},
             published=keep(self.published),
             published_f1=keep(self.published_f1),
             published_columns={
@@ -307,6 +321,26 @@ class Experiment:
                 if given == chosen or run not in out.get(run.name, ()):
                     out.setdefault(run.name, []).append(run)
         return [run for runs in out.values() for run in runs]
+
+
+def _tuning_of_unchanged(before: Experiment, after: Experiment) -> dict[str, Any]:
+    """Return the table [tuning] of the rows whose settings did not change."""
+
+    def settings_of(experiment: Experiment) -> dict[str, set[tuple[str, Scalar]]]:
+        found: dict[str, set[tuple[str, Scalar]]] = {}
+        for run in experiment.runs():
+            kept = {i for i in run.settings.items() if i[0] not in NOT_TUNED}
+            found.setdefault(run.row, set()).update(kept)
+        return found
+
+    old, new = settings_of(before), settings_of(after)
+    tuning = {
+        key: {r: v for r, v in value.items() if old.get(r) == new.get(r)}
+        if key in TUNED_ROWS
+        else value
+        for key, value in before.tuning.items()
+    }
+    return tuning if tuning.get("trials") else {}
 
 
 def _quoted(names: Sequence[str]) -> str:
@@ -422,13 +456,9 @@ def read_experiment(path: Path) -> Experiment:
     grid = dict(flatten_config(table.get("grid", {})))
     cases = _read_cases(path, table.get("case", []))
     _reject_lists(path, config, cases, grid)
-    lacking = {"budget", "draws", "metric", "study"} - table.get("tuning", {}).keys()
-    if table.get("tuning") and lacking:
-        raise ConfigError(
-            f"{path}: [tuning] lacks {', '.join(sorted(lacking))}. flower-fgl tune writes "
-            "this table; the search space is called [tune]."
-        )
     draws = _read_draws(path, table, cases, grid)
+    if table.get("tuning"):
+        _check_tuning(path, table["tuning"], draws)
     experiment = Experiment(
         path.stem,
         title=str(table.get("title", "")),
@@ -533,8 +563,8 @@ def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[i
     if (
         not isinstance(found, list)
         or not found
-        or len(set(found)) < len(found)
         or not all(type(draw) is int and draw >= 0 for draw in found)
+        or len(set(found)) < len(found)
     ):
         raise ConfigError(
             f"{path}: tune-draws must be a list of distinct draws such as [{draws}], got "
@@ -546,6 +576,34 @@ def _read_tune_draws(path: Path, table: Mapping[str, Any], draws: int) -> list[i
             f"no draw may choose its own settings. Use {draws} or more."
         )
     return found
+
+
+def _check_tuning(path: Path, tuning: Mapping[str, Any], draws: int) -> None:
+    """Reject a table [tuning] that flower-fgl tune did not write, or other draws."""
+    needed = {"experiment": str, "budget": int, "draws": list, "metric": str}
+    needed |= {"study": str}
+    if lacking := needed.keys() - tuning.keys():
+        raise ConfigError(
+            f"{path}: [tuning] lacks {', '.join(sorted(lacking))}. flower-fgl tune writes "
+            "this table; the search space is called [tune]."
+        )
+    for key, kind in (needed | dict.fromkeys((*TUNED_ROWS, "lines"), dict)).items():
+        if key in tuning and type(tuning[key]) is not kind:
+            raise ConfigError(
+                f"{path}: [tuning] {key} must be as flower-fgl tune wrote it, got "
+                f"{tuning[key]!r}."
+            )
+    numbers = [*tuning["draws"], *tuning.get("trials", {}).values()]
+    if not all(type(number) is int for number in numbers):
+        raise ConfigError(
+            f"{path}: draws and trials in [tuning] must be whole numbers, got {numbers}."
+        )
+    if own := [draw for draw in tuning["draws"] if draw < draws]:
+        raise ConfigError(
+            f"{path}: the rows were tuned on draw {own[0]}, so the table can have draws 0 "
+            f"to {own[0] - 1} only: no draw may choose its own settings. Set draws = "
+            f"{own[0]} or less, or tune again."
+        )
 
 
 def _percentages(path: Path, table: Mapping[str, Any], name: str) -> dict[str, float]:
@@ -658,7 +716,7 @@ def results_table(
         partial = missing_classes(members)
         for title, values_by_row in published.items():
             if name in values_by_row:
-                own = f"{values_by_row[name]:.1f}"
+                own = describe_published(values_by_row[name])
                 row[title] = f"– ({partial})" if partial else own
         rows.append(row)
     return rows

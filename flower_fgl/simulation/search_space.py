@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from flower_fgl.core.options import Scalar, kebab, nearest
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.methods import METHODS, parse_config
 
-__all__ = ["Choices", "Dimension", "Range", "read_space", "row_space", "space_size"]
-__all__ += ["space_points"]
+__all__ = ["Choices", "Dimension", "Range", "nearest_point", "read_space", "row_space"]
+__all__ += ["space_points", "space_size"]
 
 RANGE_KEYS = {"low", "high", "log", "step"}
 TASK = "method dataset target owners clients setting shots expansion-hops"
@@ -133,10 +134,11 @@ def _read_entry(path: Path, key: str, value: Any) -> Dimension:
     log = value.get("log", False)
     is_number = all(type(v) in (int, float) for v in numbers)
     low, high, step = map(float, numbers if is_number else [0, 0, 0])
-    if not isinstance(log, bool) or not low < high or step < 0:
+    is_finite = all(map(math.isfinite, (low, high, step)))
+    if not isinstance(log, bool) or not is_finite or not low < high or step < 0:
         raise ConfigError(
-            f"{path}: tune.{key} needs numbers low < high, step >= 0 and a boolean log, "
-            f"got {dict(value)!r}."
+            f"{path}: tune.{key} needs finite numbers low < high, step >= 0 and a boolean "
+            f"log, got {dict(value)!r}."
         )
     if log and (low <= 0 or step):
         raise ConfigError(
@@ -170,8 +172,8 @@ def row_space(
     Raises
     ------
     ConfigError
-        If a key cannot be tuned, a value is not valid for the row, or the row's own value
-        is outside a range or between two of its steps.
+        If a key is unknown or cannot be tuned, a value is not valid for the row, or the
+        row's own value is outside a range or between two of its steps.
     """
     before = parse_config(settings).flat()
     out: dict[str, Dimension] = {}
@@ -183,6 +185,8 @@ def row_space(
                 f'tune."{case}".{key}: the method of this case is {method}. Remove it.'
             )
     for key, dimension in (_keys_of(space, method) | _keys_of(own, method)).items():
+        if key not in before:
+            _reject_unknown(key, settings)
         if dimension == Choices(()):
             continue
         if key in NOT_TUNABLE:
@@ -211,6 +215,14 @@ def _keys_of(space: Mapping[str, Dimension], method: str) -> dict[str, Dimension
         if dot and table == method:
             out[name if name in general - named else key] = value
     return out
+
+
+def _reject_unknown(key: str, settings: Mapping[str, Scalar]) -> None:
+    """Reject a key that is no setting of the row, with the closest one that is."""
+    try:
+        parse_config({**settings, key: ""})
+    except ConfigError as error:
+        raise ConfigError(f"tune.{key}: {error}") from error
 
 
 def _checked(
@@ -250,7 +262,8 @@ def _checked(
         )
     if dimension.step:
         steps = (default - dimension.low) / dimension.step
-        if not math.isclose(steps, round(steps), abs_tol=1e-6):
+        # the tolerance of Optuna, which stores the trial
+        if abs(steps - round(steps)) >= 1e-8 or default > _last(dimension, is_whole):
             raise ConfigError(
                 f"tune.{key}: the row's own value {default:g} is not reached in steps of "
                 f"{dimension.step:g} from {dimension.low:g}. The first trial of each row "
@@ -283,6 +296,30 @@ def space_points(
     return [dict(zip(space, point, strict=True)) for point in points]
 
 
+def nearest_point(
+    space: Mapping[str, Dimension],
+    default: Mapping[str, Scalar],
+    point: Mapping[str, Scalar],
+) -> dict[str, Scalar]:
+    """Return a point with each value of a stepped range as :func:`space_points` has it.
+
+    Parameters
+    ----------
+    space, default
+        Dimensions and own values of a row, by key.
+    point : mapping of str to bool, int, float or str
+        A point of the space, up to rounding errors.
+    """
+    out = dict(point)
+    for key, dimension in space.items():
+        if isinstance(dimension, Choices):
+            continue
+        if values := _values(dimension, default[key]):
+            errors = [abs(float(value) - float(point[key])) for value in values]
+            out[key] = values[errors.index(min(errors))]
+    return out
+
+
 def _values(dimension: Dimension, default: Scalar) -> list[Scalar] | None:
     """Return all values, ``None`` for a range without steps.
 
@@ -291,11 +328,20 @@ def _values(dimension: Dimension, default: Scalar) -> list[Scalar] | None:
     if isinstance(dimension, Choices):
         return list(dimension.values)
     is_whole = isinstance(default, int)
+    low = dimension.low
     if not (step := dimension.step or float(is_whole)):
         return None
-    number = math.floor((dimension.high - dimension.low) / step + 1e-9) + 1
-    values = [k * step + dimension.low for k in range(number)]
+    last = _last(dimension, is_whole)
+    number = round((last - low) / step) + 1
+    values: list[Scalar] = [min(k * step + low, last) for k in range(number)]
     if is_whole:
-        return [round(value) for value in values]
-    own = float(default)
-    return [default if math.isclose(v, own, abs_tol=1e-9) else v for v in values]
+        return [round(float(value)) for value in values]
+    values[round((float(default) - low) / step)] = default
+    return values
+
+
+def _last(dimension: Range, is_whole: bool) -> float:
+    """Return the last value of a range with steps, in decimals as Optuna computes it."""
+    low, high = Decimal(str(dimension.low)), Decimal(str(dimension.high))
+    step = Decimal(str(dimension.step or float(is_whole)))
+    return float((high - low) // step * step + low)

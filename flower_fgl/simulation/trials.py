@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -122,7 +122,9 @@ class TrialProcesses:
     """A fixed number of processes that run trials; each imports the library once.
 
     A trial whose estimated memory does not fit beside that of the active trials waits
-    until one of them ends.
+    until one of them ends. A trial whose process died, e.g. because somebody killed it or
+    memory ran out, runs once more, when no other trial is active. If its process dies
+    again, it has failed.
 
     Parameters
     ----------
@@ -139,6 +141,7 @@ class TrialProcesses:
         self._done: list[tuple[Any, Outcome]] = []
         self._room = MemoryRoom()
         self._held: list[_Process] = []
+        self._again: list[_Task] = []
         self.num_started = 0
 
     def __enter__(self) -> Self:
@@ -157,6 +160,8 @@ class TrialProcesses:
     @property
     def has_room(self) -> bool:
         """Whether another trial can start now."""
+        if self._again:
+            return False
         busy = sum(process.key is not None for process in self._processes)
         return busy + len(self._done) < self._jobs
 
@@ -180,12 +185,21 @@ class TrialProcesses:
         if self._jobs == 1:
             self._done.append((key, run_trial(settings, folder)))
             return
+        self._start(_Task(key, settings, folder))
+
+    def _start(self, task: _Task) -> None:
+        """Start a trial in an idle process, or in a new one."""
         idle = [process for process in self._processes if process.key is None]
-        if not idle:
-            idle = [_Process()]
-            self._processes += idle
+        for process in idle:
+            if process.is_alive:
+                break
+            process.stop()  # it was killed while it had no trial
+            self._processes.remove(process)
+        else:
+            process = _Process()
+            self._processes.append(process)
             self.num_started += 1
-        idle[0].start_trial(key, settings, folder)
+        process.start_trial(task)
 
     def wait(self) -> list[tuple[Any, Outcome]]:
         """Wait until at least one trial has ended; return the keys and outcomes."""
@@ -193,16 +207,21 @@ class TrialProcesses:
         while not out:
             busy = {p.connection: p for p in self._processes if p.key is not None}
             if not busy:
-                break
+                if not self._again:
+                    break
+                self._start(replace(self._again.pop(0), is_repeat=True))
+                continue
             for ready in wait(list(busy)):
                 process = busy[ready]  # type: ignore[index]
-                key = process.key
-                outcome = process.receive()
-                if isinstance(outcome, Outcome):
-                    out.append((key, outcome))
-                    self._end(process)
-                else:
+                task, outcome = process.task, process.receive()
+                if not isinstance(outcome, Outcome):
                     self._admit(process, *outcome)
+                    continue
+                if process.is_stopped and not task.is_repeat:
+                    self._again.append(task)
+                else:
+                    out.append((task.key, outcome))
+                self._end(process)
         return out
 
     def _admit(self, process: _Process, needed: int, free: int) -> None:
@@ -222,8 +241,18 @@ class TrialProcesses:
         for other in self._held:
             other.answer(may_start=False)
         self._held.clear()
-        if not process.is_alive:
+        if process.is_stopped:
             self._processes.remove(process)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A trial to run, and whether its process died before."""
+
+    key: Any
+    settings: Mapping[str, Scalar]
+    folder: Path
+    is_repeat: bool = False
 
 
 class _Process:
@@ -232,29 +261,33 @@ class _Process:
     def __init__(self) -> None:
         self.connection, self._process = start_child(_serve)
         self.key: Any = None
-        self._folder = Path()
+        self.task = _Task(None, {}, Path())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process died during a trial."""
+        return self.connection.closed
 
     @property
     def is_alive(self) -> bool:
         """Whether the process can run another trial."""
-        return not self.connection.closed
+        return self._process.is_alive()
 
     @property
     def pid(self) -> int:
         """Process ID."""
         return self._process.pid or 0
 
-    def start_trial(
-        self, key: Any, settings: Mapping[str, Scalar], folder: Path
-    ) -> None:
+    def start_trial(self, task: _Task) -> None:
         """Send a trial to the process."""
-        self.key, self._folder = key, folder
-        self.connection.send((dict(settings), folder))
+        self.key, self.task = task.key, task
+        with suppress(OSError):  # a process that died is noticed when it is read
+            self.connection.send((dict(task.settings), task.folder))
 
     @property
     def name(self) -> str:
         """Name of the latest trial."""
-        return self._folder.name
+        return self.task.folder.name
 
     def answer(self, *, may_start: bool) -> None:
         """Start the trial, or let the process report its memory again."""
@@ -268,11 +301,11 @@ class _Process:
         """
         try:
             answer: Outcome | tuple[int, int] = self.connection.recv()
-        except (EOFError, ConnectionError):
+        except (EOFError, OSError):
             self._process.join(END_SECONDS)
             status = self._process.exitcode
             self.stop()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.task.folder, ignore_errors=True)
             answer = Outcome(
                 None,
                 error=KILLED if status == -signal.SIGKILL else ENDED.format(status),

@@ -15,7 +15,7 @@ import tomli_w
 
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.score_names import EXTRA_SCORES
-from flower_fgl.core.settings import main_score_of
+from flower_fgl.methods import parse_config
 from flower_fgl.runs.cells import DEFAULT_SUFFIX
 from flower_fgl.runs.writer import replace_file
 from flower_fgl.simulation.experiments import (
@@ -75,11 +75,7 @@ def write_study(
 
 def _metric(studies: Sequence[RowStudy]) -> str:
     """Return the score by which the trials of all rows are compared, in words."""
-    keys = ("dataset", "owners", "setting")
-    names = {
-        main_score_of(*(str(study.row.settings.get(key, "")) for key in keys))
-        for study in studies
-    }
+    names = {parse_config(study.row.settings).main_score for study in studies}
     return f"validation {' or '.join(EXTRA_SCORES.get(n, n) for n in sorted(names))}"
 
 

@@ -29,6 +29,7 @@ from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.version import VERSION
+from flower_fgl.runs.cells import DEFAULT_SUFFIX
 from flower_fgl.runs.environment import find_commit
 from flower_fgl.runs.files import read_lines
 from flower_fgl.runs.names import in_folder_name
@@ -41,6 +42,7 @@ from flower_fgl.simulation.experiments import (
 from flower_fgl.simulation.search_space import (
     Choices,
     Dimension,
+    nearest_point,
     row_space,
     space_points,
     space_size,
@@ -130,7 +132,8 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
     ------
     ConfigError
         If the experiment has no draws or no search space, if a key of the space belongs
-        to no row or is also in the grid, or in the cases of
+        to no row or is also in the grid, if two rows of the tuned file would share a
+        folder, or in the cases of
         :func:`~flower_fgl.simulation.search_space.row_space`.
     """
     name = experiment.name
@@ -175,7 +178,24 @@ def rows_to_tune(experiment: Experiment) -> list[RowToTune]:
                 f"{name}: tune.{key} belongs to {table}, which is no case, and the rows "
                 f"have the methods {', '.join(sorted(methods))}. Remove it."
             )
+    _check_folders(name, list(seen))
     return list(seen.values())
+
+
+def _check_folders(name: str, rows: Sequence[str]) -> None:
+    """Reject rows of the tuned file that would share a folder."""
+    named = [(row, f'row "{row}"') for row in rows]
+    named += [(f"{row}{DEFAULT_SUFFIX}", f'the default of row "{row}"') for row in rows]
+    found: dict[str, str] = {}
+    for row, words in named:
+        folder = in_folder_name(row)
+        if folder in found:
+            raise ConfigError(
+                f"{name}: {found[folder]} and {words} would have the same folder, "
+                f"{folder}, in runs of the tuned file. Use names of cases, and grid "
+                "values, that differ in letters or digits."
+            )
+        found[folder] = words
 
 
 def tune(
@@ -424,21 +444,22 @@ class RowStudy:
                         )
                     )
             out: list[dict[str, Scalar]] = [] if begin else [dict(self.row.default)]
-            tried = [dict(trial.settings) for trial in before]
+            tried = [self._nearest_point(trial.settings) for trial in before]
             for _ in range(ATTEMPTS):
                 if len(out) == BATCH:
                     break
                 asked = scratch.ask(self._distributions)
-                if asked.params in tried or asked.params in out:
+                point = self._nearest_point(asked.params)
+                if point in tried or point in out:
                     scratch.tell(asked, state=optuna.trial.TrialState.FAIL)
                 else:
-                    out.append(dict(asked.params))
+                    out.append(point)
         while len(out) < BATCH:  # TPE repeats its favourites in a small space
             rest = self._untried([*before, *(Trial(-1, point) for point in out)])
-            point = next(rest, None)
-            if point is None:  # fewer points than a batch has: all of them
+            untried = next(rest, None)
+            if untried is None:  # fewer points than a batch has: all of them
                 break
-            out.append(point)
+            out.append(untried)
         return out
 
     def _untried(self, trials: Sequence[Trial]) -> Iterator[dict[str, Scalar]]:
@@ -446,8 +467,12 @@ class RowStudy:
         points = space_points(self.row.space, self.row.default)
         points.remove(dict(self.row.default))
         random.Random(self._seed(0)).shuffle(points)
-        tried = [dict(trial.settings) for trial in trials]
+        tried = [self._nearest_point(trial.settings) for trial in trials]
         yield from (p for p in [dict(self.row.default), *points] if p not in tried)
+
+    def _nearest_point(self, settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return a point without rounding errors, which would make it another one."""
+        return nearest_point(self.row.space, self.row.default, settings)
 
     def _seed(self, begin: int) -> int:
         """Return the seed of a batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.runs.cells import read_cells
 from flower_fgl.runs.run import Run
-from tests.support.written_cells import make_row
+from tests.support.written_cells import make_row, write_run
 
 FILE = """
 # two rows
@@ -204,3 +205,25 @@ def test_the_diagram_of_the_ranks_is_drawn(tmp_path: Path) -> None:
     done = invoke("table", tmp_path, "--layout", "overview", "--ranks", picture)
     assert "Average ranks over 5 datasets: three 1.00" in done.stdout
     assert picture.read_text().startswith("<?xml")
+    # without an ending the file is printed as it is named
+    done = invoke("table", tmp_path, "--ranks", tmp_path / "r")
+    assert f"Picture: {tmp_path / 'r.svg'}" in " ".join(done.stdout.split())
+    assert not (tmp_path / "r.png").exists()
+    words = ["--ranks", tmp_path / "r.foo", "--out", tmp_path / "x.md"]
+    with pytest.raises(ConfigError, match=r"r\.foo has none of the endings \.svg, "):
+        invoke("table", tmp_path, *words)
+    assert not (tmp_path / "x.md").exists()
+
+
+def test_a_number_of_nodes_is_no_score(tmp_path: Path) -> None:
+    cell = make_row("local", [0.5, 0.6])
+    scores = {"own": {"test": {"accuracy": 0.5, "num_nodes": 30}}}
+    draws = [replace(draw, scores=scores) for draw in cell.draws]
+    (tmp_path / "a.json").write_text(replace(cell, draws=draws).to_json())
+    known = r"Known: accuracy, bytes, bytes_down, bytes_up, seconds\."
+    with pytest.raises(ConfigError, match=f'--metric "num_nodes" is no score. {known}'):
+        invoke("table", tmp_path, "--metric", "num_nodes")
+    write_run(tmp_path / "runs" / "a", [0.5, 0.6])
+    known = "Known: accuracy, macro_f1, macro_recall, mean_accuracy, "
+    with pytest.raises(ConfigError, match=f'--select "num_nodes" is no score. {known}'):
+        invoke("table", tmp_path / "runs", "--select", "num_nodes")

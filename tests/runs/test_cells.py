@@ -77,6 +77,14 @@ def test_after_fine_tuning_the_own_model_is_the_fine_tuned_one(tmp_path: Path) -
     assert cell.values("before", "test", "accuracy") == [0.6]
 
 
+@pytest.mark.parametrize(("positive", "metric"), [("1", "auroc"), ("", "accuracy")])
+def test_the_main_score_is_the_one_that_selects_the_round(
+    positive: str, metric: str
+) -> None:
+    cell = make_row("local", [0.5], settings={"positive-class": positive})
+    assert cell.main_metric == metric
+
+
 def test_a_run_whose_fine_tuning_failed_makes_no_cell(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", [0.8, 0.4])
     run.rounds.append({"round": 2, "phase": "finetune", "status": "failed"})
@@ -95,7 +103,7 @@ def test_a_cell_survives_its_file_and_holds_no_path(tmp_path: Path) -> None:
         experiment="x",
         row="a, reset",
         published={"accuracy": 80.5},
-        tuning={"budget": 12, "settings": ["lr"], "metric": "x", "study": "y"},
+        tuning={"budget": 12, "draws": [0], "metric": "x", "study": "y"},
     )
     (path,) = write_cells([cell], tmp_path / "cells")
     assert path == tmp_path / "cells" / "x" / "a_reset.json"
@@ -164,7 +172,10 @@ def scores_of(table: dict[str, Any]) -> dict[str, Any]:
         (lambda t: t.update(settings=[]), '"settings" of the cell cannot be'),
         (lambda t: t.update(order="1"), '"order" of the cell cannot be'),
         (lambda t: t.update(published={"accuracy": "81"}), "a published value must be"),
-        (lambda t: t.update(tuning={"budget": 1}), '"tuning" lacks metric, study'),
+        (
+            lambda t: t.update(tuning={"budget": 1}),
+            '"tuning" lacks draws, metric, study',
+        ),
         (lambda t: t.update(place={}), '"place" names no dataset'),
         (lambda t: t.update(draws=[]), "it has no draw"),
         (lambda t: t.update(draws=[t["draws"][0]] * 2), "a draw is there twice"),

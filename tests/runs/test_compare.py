@@ -69,6 +69,30 @@ def write_runs(folder: Path, name: str, scores: list[float], **about: Any) -> li
     ]
 
 
+def test_runs_that_share_a_partition_are_one_replicate(tmp_path: Path) -> None:
+    gains = [0.02, 0.015, -0.005]
+    sides = [
+        [
+            write_run(
+                tmp_path / f"{method}-{partition}-{seed}",
+                0.7 + seed / 100 + gain * (method == "fedavg"),
+                method=method,
+                seed=seed,
+                partition=f"p{partition}",
+                **{"partition-seed": partition},
+            )
+            for partition, gain in enumerate(gains)
+            for seed in range(4)
+        ]
+        for method in ("fedavg", "local")
+    ]
+    found = compare_runs(*sides)
+    assert found.test.why_not == "3 pairs, 5 are needed"
+    assert "n = 3 pairs (12 runs, averaged on each partition)" in str(found)
+    one_partition = [runs[:4] for runs in sides]
+    assert compare_runs(*one_partition).test.n == 4
+
+
 def test_fine_tuned_runs_are_compared_after_fine_tuning(tmp_path: Path) -> None:
     tuned = write_runs(tmp_path, "fedavg", [0.6, 0.61, 0.6, 0.62, 0.6])
     plain = write_runs(tmp_path, "local", [0.7, 0.7, 0.7, 0.7, 0.7])
@@ -78,6 +102,16 @@ def test_fine_tuned_runs_are_compared_after_fine_tuning(tmp_path: Path) -> None:
     result = compare_runs(tuned, plain)
     assert result.one == (0.9, 0.8, 0.8, 0.8, 0.8)
     assert result.difference == pytest.approx(0.12)
+
+
+def test_owners_are_compared_after_fine_tuning(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", 0.6)
+    for number, value in ((1, 0.5), (2, 0.9)):
+        metrics = {"local": {"test": {"accuracy": value}}}
+        run.clients.append({"round": number, "partition_id": 0, "metrics": metrics})
+    assert run.per_owner() == {"0": 0.5}
+    run.summary["finetuned"] = {"round": 2, "test": {"accuracy": 0.9}}
+    assert run.per_owner() == {"0": 0.9}
 
 
 def test_runs_are_paired_by_data_partition_clients_and_seed(tmp_path: Path) -> None:

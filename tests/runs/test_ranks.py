@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import scikit_posthocs
+from matplotlib.figure import Figure
 
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.runs.ranks import draw_ranks, rank_rows
 
 SCORES = {
@@ -64,6 +66,33 @@ def test_the_diagram_names_all_rows_and_is_the_same_each_time(tmp_path: Path) ->
         assert f"{name} ({rank})".encode() in one or f"({rank}) {name}".encode() in one
     assert b"critical difference 1.48" in one
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_without_an_ending_is_an_svg_file(tmp_path: Path) -> None:
+    assert draw_ranks(rank_rows(SCORES), tmp_path / "x") == tmp_path / "x.svg"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.svg"]
+    with pytest.raises(ConfigError, match=r"r\.foo has none .* \.svg, \.png, \.pdf\."):
+        draw_ranks(rank_rows(SCORES), tmp_path / "r.foo")
+
+
+def test_a_picture_that_fails_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = draw_ranks(rank_rows(SCORES), tmp_path / "x.svg")
+    before = path.read_bytes()
+
+    def fail(self: Figure, file: Any, **_: Any) -> None:
+        with file if hasattr(file, "write") else file.open("wb") as target:
+            target.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", fail)
+    with pytest.raises(OSError, match="No space left"):
+        draw_ranks(rank_rows(SCORES), path)
+    assert path.read_bytes() == before
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="does not exist: create it first"):
+        draw_ranks(rank_rows(SCORES), tmp_path / "nowhere" / "x.svg")
 
 
 def test_without_the_library_the_error_names_the_extra(

@@ -658,6 +658,8 @@ def test_fractions_are_shown_in_percent(value: float | None, text: str) -> None:
         (0, "0 B"),
         (999, "999 B"),
         (1000, "1 kB"),
+        (999_499, "999 kB"),
+        (999_600, "1 MB"),
         (12_345_678, "12.3 MB"),
         (2e9, "2 GB"),
     ],
@@ -668,7 +670,14 @@ def test_bytes_are_shown_in_decimal_units(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0604, "60.4 ms"), (6.647, "6.65 s"), (1234.4, "1234 s"), (None, "–")],
+    [
+        (0.0604, "60.4 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (6.647, "6.65 s"),
+        (1234.4, "1234 s"),
+        (None, "–"),
+    ],
 )
 def test_seconds_are_shown_in_a_fitting_unit(value: float | None, text: str) -> None:
     assert show_seconds(value).replace("\u00a0", " ") == text
@@ -1188,6 +1197,26 @@ def test_only_rows_of_the_same_data_with_all_their_scores_are_compared(
         group["rank"] = ""
     mark_best(groups)
     assert [group["rank"] for group in groups] == ["", "best", "best", ""]
+
+
+def test_rows_of_other_draws_have_no_best(tmp_path: Path) -> None:
+    # fedavg is better in both shared draws, local has the higher mean over its own draws
+    scores = {"fedavg": [0.8, 0.82, 0.5, 0.5], "local": [0.7, 0.75]}
+    runs = [
+        make(tmp_path / f"{method}-{seed}", method=method, seed=seed, val=(value,))
+        for method, values in scores.items()
+        for seed, value in enumerate(values)
+    ]
+    path = write_report(runs, None)
+    assert '<tr class="best">' not in path.read_text()
+    words = Page(path).words()
+    assert "Bold: the highest mean" not in words
+    assert "No row is marked best among rows on the same data" in words
+    shared = [run for run in runs if run.summary["seed"] < 2]
+    path = write_report(shared, None)
+    marked = re.findall(r'<tr class="best"><td class="text">(\S+) on', path.read_text())
+    assert marked == ["fedavg"]
+    assert "No row is marked best" not in Page(path).words()
 
 
 def test_a_page_of_many_runs_folds_what_is_about_single_runs(tmp_path: Path) -> None:

@@ -282,6 +282,68 @@ def test_ranks_need_five_datasets_and_leave_out_untuned_rows() -> None:
     assert ResultsTable(cells[:4]).ranks() == (None, [])
 
 
+def test_runs_that_share_a_partition_are_one_replicate() -> None:
+    crossed = [(partition, seed) for partition in range(6) for seed in range(2)]
+
+    def row(name: str, means: list[float]) -> Cell:
+        draws = [
+            make_draw(seed, means[p] + 0.05 * seed, partition_seed=p, partition=f"p{p}")
+            for p, seed in crossed
+        ]
+        return replace(make_row(name, LOCAL), draws=draws)
+
+    table = ResultsTable([row("local", LOCAL), row("good", GOOD)])
+    local, good = table.blocks[0].lines
+    found, single = table.versus(good, local), paired_test(GOOD, LOCAL)
+    assert found is not None
+    assert found.n == 6
+    assert (found.difference, found.p) == pytest.approx((single.difference, single.p))
+    text = "± is the standard deviation over 12 runs with 6 partitions and splits"
+    assert table.facts()[0].startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("seed", "partition", "what"),
+    [
+        (0, 1, "partition and split"),
+        (1, 0, "the initial model"),
+        (1, 1, "partition, split and initial model"),
+    ],
+)
+def test_the_notes_say_what_the_draws_vary(
+    seed: int, partition: int, what: str
+) -> None:
+    cell = make_row("local", LOCAL)
+    draws = [
+        replace(d, seed=seed * d.seed, partition_seed=partition * d.seed)
+        for d in cell.draws
+    ]
+    note = ResultsTable([replace(cell, draws=draws)]).facts()[0]
+    assert note == f"± is the standard deviation over 6 draws of {what}."
+
+
+def test_failed_trials_are_named() -> None:
+    tuning = {"budget": 12, "draws": [6], "metric": "validation accuracy"}
+    tuning |= {"experiment": "x", "study": "abc", "trials": 12, "settings": ["lr"]}
+    cells = [
+        make_row("local", LOCAL, tuning={**tuning, "failed": 0}),
+        make_row("good", GOOD, tuning={**tuning, "failed": 11}),
+    ]
+    assert "failed trials: 11 of 12 (good)" in ResultsTable(cells).warnings()
+
+
+def test_a_row_that_is_only_named_default_is_ranked() -> None:
+    cells = [
+        make_row(row, [v - gap for v in GOOD], dataset=name)
+        for name in ("a", "b", "c", "d", "e")
+        for row, gap in (("good", 0.0), ("poor", 0.2), ("plain, default", 0.1))
+    ]
+    ranks, missing = ResultsTable(cells).ranks()
+    assert ranks is not None
+    assert ranks.average == {"good": 1.0, "plain, default": 2.0, "poor": 3.0}
+    assert not missing
+
+
 def test_two_partitions_of_a_dataset_are_one_replicate_of_the_ranks() -> None:
     cells = [
         replace(
@@ -485,6 +547,43 @@ def test_csv_holds_the_numbers_in_full() -> None:
     assert 0 < float(found[0]["p_control"]) < 0.05
     assert found[2]["p_control"] == ""
     assert not math.isnan(float(found[2]["p_best"]))
+
+
+def test_published_values_of_csv_are_fractions() -> None:
+    cell = make_row("local", LOCAL, published={"accuracy": 70.26})
+    text = format_table(ResultsTable([cell]), format="csv")
+    (found,) = csv.DictReader(io.StringIO(text))
+    assert found["published"] == "0.7026"
+
+
+def test_gains_of_owners_are_paired_by_draw() -> None:
+    lacking = {"good": 0, "local": 3}
+    cells = []
+    for row, gain in (("local", 0.0), ("good", 0.1)):
+        cell = make_row(row, LOCAL[:4])
+        draws = [
+            replace(
+                draw,
+                owners={
+                    "own": {
+                        name: {"accuracy": (0.5, 0.2, 0.6, 0.3)[k] + gain}
+                        for name in ("a", "b")
+                        if name == "b" or k != lacking[row]
+                    }
+                },
+            )
+            for k, draw in enumerate(cell.draws)
+        ]
+        cells.append(replace(cell, draws=draws))
+    text = format_table(ResultsTable(cells), layout="owners")
+    # a is scored by both in draws 1 and 2; each gain is 10 points in every draw
+    found = [line for line in text.splitlines() if line.startswith("| good")][-1]
+    assert found == "| good | +10.00 ± 0.00 | +10.00 ± 0.00 | +10.00 | 2 of 2 |"
+    for k, cell in enumerate(cells):  # the same draws of both owners
+        draws = [replace(draw, owners=cell.draws[1].owners) for draw in cell.draws]
+        cells[k] = replace(cell, draws=draws)
+    text = format_table(ResultsTable(cells), layout="owners")
+    assert "| +10.00 ± 0.00 | +10.00 ± 0.00 | +10.00 ± 0.00 | 2 of 2 |" in text
 
 
 def test_the_detectable_difference_is_that_of_the_adjusted_tests() -> None:

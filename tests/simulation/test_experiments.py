@@ -120,7 +120,7 @@ def test_a_settings_own_columns_stand_beside_what_is_published(tmp_path: Path) -
     assert row["mean, own classes"] == percent_with_spread(
         [e["mean_accuracy"] for e in best]
     )
-    assert row["published own classes"] == "61.2"
+    assert row["published own classes"] == "61.25"
     for _, run in done:  # as if the runs had 20 of the dataset's classes
         part = {"dataset": "amazon-clothing", "class_names": ["x"] * 20}
         run.summary.update(part)
@@ -236,6 +236,77 @@ def test_a_part_of_another_type_is_named(
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_experiment(path)
+
+
+TUNED = """
+draws = 6
+[tuning]
+experiment = "e"
+budget = 12
+draws = [6]
+metric = "validation accuracy"
+study = "abc"
+[tuning.trials]
+a = 12
+b = 12
+[tuning.settings]
+a = ["lr"]
+b = ["lr"]
+[config]
+dataset = "synthetic"
+clients = 3
+rounds = 1
+[[case]]
+name = "a"
+method = "local"
+lr = 0.03
+[[case]]
+name = "b"
+method = "fedavg"
+lr = 0.01
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("draws = 6", "draws = 8", r"tuned on draw 6, so the table can .* 0 to 5 only"),
+        ("draws = [6]", "draws = 6", r"\[tuning\] draws must be as .* wrote it, got 6"),
+        ("draws = [6]", 'draws = ["6"]', "must be whole numbers"),
+        ("budget = 12", 'budget = "x"', r"\[tuning\] budget must be as"),
+        ("[tuning.trials]\na = 12\nb = 12", "trials = [1]", "trials must be as"),
+        ('experiment = "e"\n', "", "lacks experiment"),
+    ],
+)
+def test_a_tuned_file_that_somebody_edited_is_named(
+    old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "e-tuned.toml"
+    path.write_text(TUNED.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(path)
+
+
+def test_draws_for_tuning_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text("draws = 6\ntune-draws = [[6]]\n[config]\nrounds = 1")
+    with pytest.raises(ConfigError, match="tune-draws must be a list of distinct"):
+        read_experiment(path)
+
+
+def test_a_row_whose_settings_an_option_changes_is_no_longer_tuned(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "e-tuned.toml"
+    path.write_text(TUNED)
+    whole = read_experiment(path)
+    for options in ({"output-dir": "x"}, {"threads": 2}, {"rounds": 1}):
+        assert whole.with_options(options).tuning == whole.tuning
+    part = whole.with_options({"lr": 0.03})
+    assert part.tuning["trials"] == {"a": 12}
+    assert part.tuning["settings"] == {"a": ["lr"]}
+    for options in ({"lr": 0.5}, {"rounds": 2}, {"dataset": "cora"}):
+        assert whole.with_options(options).tuning == {}
 
 
 def test_some_cases_of_a_file_are_run(tmp_path: Path) -> None:

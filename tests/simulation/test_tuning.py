@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,14 +32,27 @@ from flower_fgl.methods import parse_config
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.simulation import trials
 from flower_fgl.simulation.experiments import Experiment, read_experiment
-from flower_fgl.simulation.search_space import Choices, Range, row_space, space_size
+from flower_fgl.simulation.search_space import (
+    Choices,
+    Range,
+    nearest_point,
+    row_space,
+    space_points,
+    space_size,
+)
 from flower_fgl.simulation.trials import KILLED, Outcome, TrialProcesses, run_trial
 from flower_fgl.simulation.tuned_file import (
     hash_of_study,
     study_hash,
     write_tuned_experiment,
 )
-from flower_fgl.simulation.tuning import RowStudy, Trial, rows_to_tune, tune
+from flower_fgl.simulation.tuning import (
+    RowStudy,
+    Trial,
+    _distribution,
+    rows_to_tune,
+    tune,
+)
 from tests.engines.test_run import environment, marked
 from tests.support.flower_deployment import wait_until
 
@@ -83,7 +97,8 @@ def written(tmp_path: Path) -> Callable[..., Experiment]:
 
 def pretend(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
     """Return a score that is best at lr 0.03, dropout 0.3 and a small mu."""
-    lr, dropout = float(settings["lr"]), float(settings.get("dropout", 0.5))
+    lr = float(settings.get("lr", 0.01))
+    dropout = float(settings.get("dropout", 0.5))
     score = 0.8 - abs(lr - 0.03) - 0.1 * abs(dropout - 0.3)
     score -= 0.01 * float(settings.get("fedprox.mu", 0))
     return Outcome(score + 0.001 * int(settings["seed"]), 1, 100, 0.5)
@@ -170,12 +185,12 @@ def test_without_optuna_nothing_is_written(
         (
             "[0.003, 0.01, 0.03]",
             "{low = 1, high = 1}",
-            r"tune.lr needs numbers low < hi",
+            r"tune.lr needs finite numbers low < hi",
         ),
         (
             "low = 0.0, high = 0.8",
             "low = 0.0",
-            r"tune.dropout needs numbers low < high",
+            r"tune.dropout needs finite numbers low < high",
         ),
         ("high = 0.8}", "high = 0.8, q = 1}", r'tune.dropout has an unknown "q"'),
         (
@@ -183,7 +198,38 @@ def test_without_optuna_nothing_is_written(
             "low = 0.0, high = 0.8, log = true",
             r"needs low > 0",
         ),
-        ("[tune]", "[tune]\nlrr = [1]", r'row "plain": tune.lrr .*Did you mean "lr"'),
+        ("high = 0.8", "high = inf", r"tune.dropout needs finite numbers"),
+        ("high = 0.8", "high = 0.8, step = nan", r"tune.dropout needs finite numbers"),
+        ("high = 0.8", "high = 0.8, step = inf", r"tune.dropout needs finite numbers"),
+        ("[tune]", "[tune]\nlrr = [1]", r'row "plain": tune.lrr: .*Did you mean "lr"'),
+        ("[tune]", "[tune]\nlrr = []", r'row "plain": tune.lrr: .*Did you mean "lr"'),
+        (
+            "[tune]",
+            "[tune]\nlrr = {low = 1e-4, high = 1.0}",
+            r'tune.lrr: Unknown setting "lrr". Did you mean "lr"',
+        ),
+        (
+            "[tune]",
+            "[tune]\nfedprox.muu = {low = 0.1, high = 0.2}",
+            r'tune.fedprox.muu: Unknown .*Did you mean "fedprox.mu"',
+        ),
+        ("[tune]", "[tune]\nfedprox.muu = []", r'Did you mean "fedprox.mu"'),
+        ("[tune]", "[tune]\nnear.lrr = []", r'row "near": .*Did you mean "lr"'),
+        (
+            "high = 0.8",
+            "high = 0.8, step = 0.09999999",  # Optuna would not store 0.5
+            r"own value 0.5 is not reached in steps",
+        ),
+        (
+            'name = "near"',
+            'name = "plain, default"',
+            r'the default of row "plain" would have the same folder, plain_default',
+        ),
+        (
+            'name = "near"',
+            'name = "plain_"',
+            r'two: row "plain" and row "plain_" would have the same folder, plain, in',
+        ),
         ("[tune]", "[tune]\nmodel = ['x']", r"tune.model = 'x'"),
         ("[tune]", "[tune]\nrounds = [5, 10]", r"tune.rounds: all rows share"),
         ("[tune]", "[tune]\nseed = [5, 10]", r"tune.seed: all rows share"),
@@ -215,7 +261,8 @@ def test_without_optuna_nothing_is_written(
         ),
         (
             "[published]",
-            "[tuning]\nbudget = 2\ndraws = [3]\nmetric = 'x'\nstudy = 'y'\n[published]",
+            "[tuning]\nexperiment = 'x'\nbudget = 2\ndraws = [3]\nmetric = 'x'\n"
+            "study = 'y'\n[published]",
             r"tuned already",
         ),
     ],
@@ -318,6 +365,70 @@ def test_a_range_with_steps_is_covered(
     assert len(set(points)) == len(points) == min(budget, len(values))
     if budget >= len(values):
         assert points == pytest.approx(values)
+
+
+@pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize("budget", [6, 7])
+def test_the_last_step_is_not_above_the_bound_by_a_rounding_error(
+    written: Callable[..., Experiment], tmp_path: Path, budget: int
+) -> None:
+    experiment = written(
+        ("[0.003, 0.01, 0.03]", "[]"),
+        ("low = 0.0, high = 0.8", "low = 0.1, high = 0.7, step = 0.1"),
+    )
+    (study,) = tune(experiment, rows_to_tune(experiment)[:1], tmp_path, budget=budget)
+    points = sorted(float(trial.settings["dropout"]) for trial in study.trials)
+    assert len(points) == budget
+    if budget == 7:
+        assert points == pytest.approx([k / 10 for k in range(1, 8)])
+        assert points[-1] == 0.7  # 6 * 0.1 + 0.1 is more
+
+
+@pytest.mark.parametrize("low", [0.0, 0.1, 0.05, 1.1])
+@pytest.mark.parametrize("step", [0.1, 0.3, 0.07, 1e-3])
+@pytest.mark.parametrize("number", [1, 3, 6, 17])
+def test_optuna_accepts_all_points_of_a_range_with_steps(
+    low: float, step: float, number: int
+) -> None:
+    pytest.importorskip("optuna")
+    high = float(f"{low + number * step:.6g}")
+    dimension, default = Range(low, high, step=step), {"x": high}
+    points = space_points({"x": dimension}, default)
+    stored = _distribution(dimension, high)
+    assert len(points) == number + 1
+    assert points[-1] == default
+    assert all(stored._contains(float(point["x"])) for point in points)
+
+
+def test_points_that_differ_by_a_rounding_error_are_one(
+    written: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    optuna = pytest.importorskip("optuna")
+    experiment = written(
+        ("lr = [0.003, 0.01, 0.03]\n", ""),
+        ("low = 0.0, high = 0.8", "low = 0.0, high = 0.9, step = 0.1"),
+        ('method = "fedavg"', 'method = "fedavg"\ndropout = 0.3'),
+    )
+    row = rows_to_tune(experiment)[0]
+    for seed in range(3):  # Optuna's 0.3 is 0.30000000000000004
+        study = RowStudy(optuna.storages.InMemoryStorage(), row, [3], seed)
+        while batch := study.next_batch(9):
+            for trial in batch:
+                trial.outcomes[3] = Outcome(0.5)
+                study.record(trial)
+        values = [float(trial.settings["dropout"]) for trial in study.trials]
+        assert len({round(value, 6) for value in values}) == len(values) == 9
+    assert nearest_point(row.space, row.default, {"dropout": 0.1 * 3}) == row.default
+    # a stored trial of an earlier version counts, and keeps its value
+    storage = optuna.storages.InMemoryStorage()
+    study = RowStudy(storage, row, [3], 0)
+    for index, value in enumerate([0.3, *(k * 0.1 for k in range(8))]):
+        trial = Trial(index, {"dropout": value}, {3: Outcome(0.5)})
+        study.record(trial)
+    study = RowStudy(storage, row, [3], 0)
+    assert study.trials[4].settings == {"dropout": 0.1 * 3}
+    rest = study.next_batch(10)
+    assert {trial.settings["dropout"] for trial in rest} <= {0.8, 0.9}
 
 
 @pytest.mark.usefixtures("pretended")
@@ -434,6 +545,15 @@ def test_a_trial_with_fine_tuning_is_scored_after_it(
 
 
 # ----------------------------------------------------------------------------- processes
+class KilledProcess(trials._Process):
+    """A process that is killed when it gets the trial "two"."""
+
+    def start_trial(self, task: trials._Task) -> None:
+        super().start_trial(task)
+        if task.key == "two":
+            os.kill(self.pid, signal.SIGKILL)
+
+
 def test_a_process_runs_a_trial_while_another_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -450,17 +570,17 @@ def test_a_process_runs_a_trial_while_another_is_killed(
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__file__", str(script), raising=False)
     monkeypatch.setattr(main, "__spec__", None, raising=False)
+    monkeypatch.setattr(trials, "_Process", KilledProcess)
     with TrialProcesses(2) as processes:
         own = {"dataset": "/no.npz", "clients": 2, "model": "own-network"}
         processes.submit("one", own, tmp_path / "one")
         processes.submit("two", {"rounds": 500, "clients": 2}, tmp_path / "two")
         assert not processes.has_room
-        os.kill(processes.pids[1], signal.SIGKILL)
         found: dict[str, Outcome] = {}
         while len(found) < 2:
             found |= dict(processes.wait())
         assert processes.has_room
-        assert len(processes.pids) == 1
+        assert processes.pids == []
     assert found["two"] == Outcome(None, error=KILLED)
     assert "no.npz" in found["one"].error
     assert not mark.exists()
@@ -502,7 +622,7 @@ def test_a_trial_ends_in_mid_round_with_a_killed_study(
 def test_a_process_that_ended_by_itself_is_no_lack_of_memory(tmp_path: Path) -> None:
     process = object.__new__(trials._Process)
     process.connection, other = Pipe()
-    process._folder = tmp_path / "trial"
+    process.task = trials._Task("trial", {}, tmp_path / "trial")
     process._process = SimpleNamespace(  # type: ignore[assignment]
         exitcode=3, join=lambda *_: None, kill=lambda: None
     )
@@ -515,11 +635,15 @@ class ThreadProcess(trials._Process):
 
     def __init__(self) -> None:
         self.connection, inner = Pipe()
-        self.key, self._folder = None, Path()
-        threading.Thread(target=trials._answer, args=(inner,), daemon=True).start()
-
-    def stop(self) -> None:
-        self.connection.close()
+        self.key, self.task = None, trials._Task(None, {}, Path())
+        thread = threading.Thread(target=trials._answer, args=(inner,), daemon=True)
+        thread.start()
+        self._process = SimpleNamespace(  # type: ignore[assignment]
+            exitcode=-signal.SIGKILL,
+            is_alive=thread.is_alive,
+            join=lambda *_: None,
+            kill=lambda: None,
+        )
 
 
 @pytest.mark.parametrize(
@@ -559,6 +683,87 @@ def test_trials_side_by_side_share_the_memory(
     assert most == [at_once]
     assert len(notes) == bool(why)  # one line, whatever the number of trials
     assert all(note.startswith("plain-") and why in note for note in notes)
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_trial_whose_process_died_runs_once_more_alone(
+    kills: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    active: list[str] = []
+    beside: list[int] = []
+
+    def run(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+        name = folder.name
+        if name == "trial-1":
+            beside.append(len(active))
+            if len(beside) <= kills:
+                raise EOFError  # ends the thread, as a kill ends a process
+        active.append(name)
+        time.sleep(0.05)
+        active.remove(name)
+        return Outcome(0.5)
+
+    monkeypatch.setattr(trials, "_Process", ThreadProcess)
+    monkeypatch.setattr(trials, "needed_memory", lambda _: (1, 10))
+    monkeypatch.setattr(trials, "run_trial", run)
+    found: list[tuple[int, Outcome]] = []
+    keys = list(range(7))
+    with TrialProcesses(3) as processes:
+        while len(found) < 7:
+            while keys and processes.has_room:
+                processes.submit(key := keys.pop(0), {}, tmp_path / f"trial-{key}")
+            found += processes.wait()
+        assert processes.wait() == []
+    assert sorted(key for key, _ in found) == list(range(7))
+    failed = Outcome(None, error=KILLED)
+    expected = {key: Outcome(0.5) for key in range(7)}
+    assert dict(found) == (expected if kills == 1 else {**expected, 1: failed})
+    assert len(beside) == 2
+    assert beside[1] == 0
+    assert found[-1][0] != 1  # it does not wait for trials that have not started
+
+
+def test_a_study_is_the_same_when_the_process_of_a_trial_is_killed(
+    written: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[str] = []
+
+    def run(settings: Mapping[str, Scalar], folder: Path) -> Outcome:
+        if len(killed) < 2 and folder.name not in killed:
+            killed.append(folder.name)
+            raise EOFError
+        return pretend(settings, folder)
+
+    monkeypatch.setattr(trials, "needed_memory", lambda _: (1, 10))
+    monkeypatch.setattr(trials, "_Process", ThreadProcess)
+    monkeypatch.setattr(trials, "run_trial", pretend)
+    experiment = written()
+    rows = rows_to_tune(experiment)
+    whole = tune(experiment, rows, tmp_path / "whole", budget=7, jobs=3)
+    monkeypatch.setattr(trials, "run_trial", run)
+    other = tune(experiment, rows, tmp_path / "other", budget=7, jobs=3)
+    assert len(killed) == 2
+    assert study_hash(other) == study_hash(whole)
+
+
+def test_an_idle_process_that_was_killed_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trials, "needed_memory", lambda _: (1, 10))
+    monkeypatch.setattr(trials, "run_trial", lambda *_: Outcome(0.5))
+    monkeypatch.setattr(trials, "_Process", ThreadProcess)
+    with TrialProcesses(2) as processes:
+        processes.submit("one", {}, tmp_path / "one")
+        assert processes.wait() == [("one", Outcome(0.5))]
+        (process,) = processes._processes
+        with socket.socket(fileno=os.dup(process.connection.fileno())) as pipe:
+            pipe.shutdown(socket.SHUT_RDWR)  # ends the thread
+        wait_until(lambda: not process.is_alive, 10)
+        processes.submit("two", {}, tmp_path / "two")
+        assert processes.wait() == [("two", Outcome(0.5))]
+        assert processes.num_started == 2
+        (process,) = processes._processes
+        assert not process.task.is_repeat
 
 
 @pytest.mark.slow
@@ -667,11 +872,15 @@ def test_the_tuned_file_keeps_draws_rows_and_published_values(
 
 
 @pytest.mark.usefixtures("pretended")
+@pytest.mark.parametrize(
+    "dataset",
+    ['dataset = "questions"', 'dataset = "cora"\npositive-class = "Theory"'],
+)
 def test_the_tuned_file_names_the_score_that_selects(
-    written: Callable[..., Experiment], tmp_path: Path
+    written: Callable[..., Experiment], tmp_path: Path, dataset: str
 ) -> None:
     experiment = written(
-        ('dataset = "synthetic"', 'dataset = "questions"'),
+        ('dataset = "synthetic"', dataset),
         ("synthetic.nodes = 200\n", ""),
     )
     studies = tune(experiment, rows_to_tune(experiment), tmp_path / "tune", budget=2)

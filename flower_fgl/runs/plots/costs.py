@@ -61,7 +61,7 @@ def stacked_bars(
         left = left + np.asarray(values, dtype=float)
     for row, total in enumerate(left):
         panel.annotate(
-            f"{total:.3g} {unit}",
+            f"{total:{'.3g' if total < 1000 else '.0f'}} {unit}",
             (total, row),
             xytext=(5, 0),
             textcoords="offset points",

@@ -91,6 +91,7 @@ def over_seeds(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "runs": group.runs,
             "is_compared": kind == _compared_kind(group.runs),
             "is_better": False,
+            "has_other_draws": False,
             "versus": "",
             "rank": "",
             "score": main_metric(group.runs[0]),
@@ -116,12 +117,13 @@ def _compared_kind(runs: Sequence[Run]) -> str:
 
 
 def mark_best(groups: Sequence[dict[str, Any]]) -> None:
-    """Set ``rank`` to ``best`` or ``tied`` among rows of the same data.
+    """Set ``rank`` to ``best`` or ``tied`` among rows of the same data and draws.
 
     The best has the highest mean test score. A tied one differs from it by less than one
     point, by the paired equivalence test of :mod:`flower_fgl.runs.statistics`; too few
     common draws, or a large spread, are no tie. The p-values of all rows are adjusted
-    together, by Holm's method.
+    together, by Holm's method. Where the draws of the rows differ, no row is best: their
+    means are not comparable. Then ``has_other_draws`` is set.
     """
     places: dict[str, list[dict[str, Any]]] = {}
     for group in groups:
@@ -130,6 +132,12 @@ def mark_best(groups: Sequence[dict[str, Any]]) -> None:
     for rivals in places.values():
         scores = [_main_score(group["runs"]) for group in rivals]
         if len(rivals) < 2 or max(scores) == -math.inf:
+            continue
+        scored = zip(rivals, scores, strict=True)
+        draws = {_draws(group["runs"]) for group, x in scored if x > -math.inf}
+        if len(draws) > 1:
+            for group in rivals:
+                group["has_other_draws"] = True
             continue
         best = rivals[scores.index(max(scores))]
         best["rank"] = "best"
@@ -150,6 +158,12 @@ def _place(run: Run) -> str:
     held = [run.summary["dataset"], run.summary["clients"]]
     parts = [run.config.get(key) for key in PLACE if key not in ("dataset", "clients")]
     return json.dumps(held + parts)
+
+
+def _draws(runs: Sequence[Run]) -> tuple[tuple[str, str], ...]:
+    """Return the partitions and seeds of runs, as the paired test matches them."""
+    draws = [(run.summary.get("partition_sha256"), run.summary["seed"]) for run in runs]
+    return tuple(sorted((str(partition), str(seed)) for partition, seed in draws))
 
 
 def _main_score(runs: Sequence[Run]) -> float:
