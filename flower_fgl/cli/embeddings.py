@@ -57,7 +57,7 @@ def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Pa
     partition_ids : sequence of int
         Clients to draw, one panel each.
     out : Path
-        PNG, SVG or PDF file to write.
+        PNG, SVG or PDF file to write, PNG without a suffix.
 
     Returns
     -------
@@ -72,7 +72,7 @@ def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Pa
     """
     figure = embedding_figure(Run.load(folder), partition_ids)
     try:
-        figure.savefig(out, dpi=150)
+        figure.savefig(out, format=out.suffix[1:] or "png", dpi=150)
     except (OSError, ValueError) as error:
         raise RunError(f"Cannot write {out}: {error}.") from error
     return out

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flower_fgl.cli.arguments import console, show
+from flower_fgl.cli.table import reject_no_score
 from flower_fgl.cli.tables import make_table
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.score_names import EXTRA_SCORES
@@ -135,6 +136,7 @@ def compare(
     """
     sides = {"A": select_runs(one), "B": select_runs(other)}
     every = [run for runs in sides.values() for run in runs]
+    reject_no_score("--metric", metric, [run.final or {} for run in every], column)
     default = common_metric(every)
     if per_owner:
         # an owner has no AUROC if its items are of one class, and no mean over clients
@@ -239,6 +241,7 @@ def reach(
     AUROC where runs are selected by it.
     """
     found = [run for text in runs for run in select_runs(text)]
+    reject_no_score("--metric", metric, [run.best or {} for run in found], column)
     names = {metric or selecting_metric(run) for run in found}
     if len(names) > 1:
         raise ConfigError(

@@ -80,6 +80,8 @@ def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     )
     done = CliRunner().invoke(app, ["report", str(run.path), *words[:3]])
     assert "draws the nodes of a single run, got 2 runs" in str(done.exception)
+    bare = draw_embeddings(run.path, [1], tmp_path / "nodes-1")
+    assert bare.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RunError, match="Cannot write"):
         draw_embeddings(run.path, [1], tmp_path / "no" / "x.png")
 

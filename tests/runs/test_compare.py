@@ -242,6 +242,19 @@ def test_a_side_without_runs_is_refused(tmp_path: Path) -> None:
             select_runs(text)
 
 
+@pytest.mark.parametrize(
+    "words", ["compare A B", "compare A B --per-owner", "reach 1 A"]
+)
+def test_a_number_of_nodes_is_no_score(words: str, tmp_path: Path) -> None:
+    write_runs(tmp_path / "A", "local", [0.4, 0.5])
+    write_runs(tmp_path / "B", "fedavg", [0.4, 0.5])
+    parts = [str(tmp_path / w) if w in "AB" else w for w in words.split()]
+    with pytest.raises(ConfigError, match=r'"num_nodes" is no score\. Known: accuracy'):
+        CliRunner().invoke(
+            app, [*parts, "--metric", "num_nodes"], catch_exceptions=False
+        )
+
+
 def test_a_folder_without_runs_is_refused_with_what_it_holds(tmp_path: Path) -> None:
     write_runs(tmp_path / "all" / "one", "local", [0.4])
     (tmp_path / "tuned" / "tune").mkdir(parents=True)
