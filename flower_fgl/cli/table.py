@@ -12,6 +12,7 @@ import typer
 from flower_fgl.cli.arguments import encodable, show
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import nearest
+from flower_fgl.core.score_names import NO_SCORES
 from flower_fgl.runs.cells import DEFAULT_SUFFIX, Cell, read_cells, write_cells
 from flower_fgl.runs.compare import select_runs
 
@@ -25,8 +26,6 @@ ENDINGS = {
     ".html": "html",
 }
 """Format of a table by the ending of its file."""
-NO_SCORES = {"num_nodes", "threshold", "mean_threshold"}
-"""Values that stand beside the scores of a node set, but are none."""
 
 
 def table(
@@ -278,7 +277,7 @@ def reject_no_score(
     Raises
     ------
     ConfigError
-        If the value is one of :data:`NO_SCORES`.
+        If the value is one of :data:`~flower_fgl.core.score_names.NO_SCORES`.
     """
     if metric in NO_SCORES:
         scores = {

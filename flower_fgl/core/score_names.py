@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EXTRA_SCORES", "SCORE_NAMES", "SETTING_COLUMNS"]
+__all__ = ["EXTRA_SCORES", "NO_SCORES", "SCORE_NAMES", "SETTING_COLUMNS"]
 
 SCORE_NAMES = ("accuracy", "macro_f1", "macro_recall")
 """Names of the node scores, in display order."""
@@ -21,6 +21,8 @@ EXTRA_SCORES = {
 """Scores that only some tasks have, by name: AUROC and AUPRC for owners, sets of graphs,
 edges and datasets with rare classes, the first four for link prediction, the next five
 with ``positive-class``, the last one with several labels per item."""
+NO_SCORES = {"num_nodes", "threshold", "mean_threshold"}
+"""Values that stand beside the scores of a node set, but are none."""
 SETTING_COLUMNS = {
     "unseen": "unseen",
     "missing": "missing",

@@ -11,6 +11,7 @@ from typing import Any
 
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.options import nearest
+from flower_fgl.core.score_names import NO_SCORES
 from flower_fgl.runs.cells import (
     DEFAULT_SUFFIX,
     MODELS,
@@ -255,7 +256,7 @@ class ResultsTable:
             for draw in cell.draws
             for scores in draw.scores.values()
             for metric in scores.get(self.column, {})
-            if metric != "num_nodes"
+            if metric not in NO_SCORES
         }
 
     @cached_property

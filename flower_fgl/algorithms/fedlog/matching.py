@@ -25,7 +25,7 @@ AROUND = (0.0, 1.0)
 """Coefficients of one step of propagation."""
 DENSE_FROM = 0.05
 """Share of non-zero features from which the random networks' wide first layer is faster
-with strided features: 1.1 times at 0.056, 1.4 times at PubMed's 0.09."""
+with strided features; ``benchmarks/prompt_generators.py --compare layouts`` times both."""
 
 
 @dataclass(frozen=True, eq=False)
