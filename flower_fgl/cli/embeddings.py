@@ -72,7 +72,7 @@ def draw_embeddings(folder: Path, partition_ids: Sequence[int], out: Path) -> Pa
     """
     figure = embedding_figure(Run.load(folder), partition_ids)
     try:
-        figure.savefig(out, format=out.suffix[1:] or "png", dpi=150)
+        plots.save_figure(figure, out, dpi=150)
     except (OSError, ValueError) as error:
         raise RunError(f"Cannot write {out}: {error}.") from error
     return out

@@ -18,7 +18,7 @@ from flower_fgl.datasets.graph_files.graph_file import save_client_graph
 from flower_fgl.datasets.partition.summary import PartitionSummary
 from flower_fgl.datasets.splits.split import SPLITS
 from flower_fgl.datasets.store import ClientStore, open_store
-from flower_fgl.runs.plots import label_heat_map
+from flower_fgl.runs.plots import label_heat_map, save_figure
 
 __all__ = ["PartitionReport", "describe_clients", "export_clients", "write_heat_map"]
 
@@ -151,9 +151,7 @@ def write_heat_map(report: PartitionReport, path: Path) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(
-            path, format=path.suffix[1:] or "png", dpi=150, bbox_inches="tight"
-        )
+        save_figure(figure, path, dpi=150, bbox_inches="tight")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"Cannot write {path}: {reason}.") from error

@@ -31,6 +31,7 @@ __all__ = ["Choices", "Dimension", "Range", "nearest_point", "read_space", "row_
 __all__ += ["space_points", "space_size"]
 
 RANGE_KEYS = {"low", "high", "log", "step"}
+MOST_STEPS = 1_000_000
 TASK = "method dataset target owners clients setting shots expansion-hops"
 TASK += " feature-sparsity feature-align class-align time-cuts positive-class"
 TASK += (
@@ -144,6 +145,11 @@ def _read_entry(path: Path, key: str, value: Any) -> Dimension:
         raise ConfigError(
             f"{path}: tune.{key} with log = true needs low > 0 and no step, got "
             f"{dict(value)!r}."
+        )
+    if step and (high - low) / step > MOST_STEPS:
+        raise ConfigError(
+            f"{path}: tune.{key} has more than {MOST_STEPS:,} steps of {step:g}. Use a "
+            "larger step, or none for all numbers of the range."
         )
     return Range(low, high, log, step)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ def test_a_cloud_shows_every_node_and_names_its_classes() -> None:
     assert not np.array_equal(test[0][:3], test[1][:3])
 
 
+def full_disk() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     small: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -84,6 +89,12 @@ def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     assert bare.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RunError, match="Cannot write"):
         draw_embeddings(run.path, [1], tmp_path / "no" / "x.png")
+    before = out.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda number: full_disk())
+        with pytest.raises(RunError, match=r"Cannot write .*No space left"):
+            draw_embeddings(run.path, [2], out)
+    assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,11 @@ def test_without_optuna_nothing_is_written(
         ("high = 0.8", "high = inf", r"tune.dropout needs finite numbers"),
         ("high = 0.8", "high = 0.8, step = nan", r"tune.dropout needs finite numbers"),
         ("high = 0.8", "high = 0.8, step = inf", r"tune.dropout needs finite numbers"),
+        (
+            "high = 0.8",
+            "high = 0.8, step = 1e-31",
+            r"more than 1,000,000 steps of 1e-31",
+        ),
         ("[tune]", "[tune]\nlrr = [1]", r'row "plain": tune.lrr: .*Did you mean "lr"'),
         ("[tune]", "[tune]\nlrr = []", r'row "plain": tune.lrr: .*Did you mean "lr"'),
         (

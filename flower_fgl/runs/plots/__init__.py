@@ -20,6 +20,7 @@ from flower_fgl.runs.plots.style import (
     first_upper,
     look_of,
     narrow_figures,
+    save_figure,
     to_svg,
     variant_look,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "mixture_heat_map",
     "narrow_figures",
     "node_clouds",
+    "save_figure",
     "scale_bytes",
     "stacked_bars",
     "to_svg",

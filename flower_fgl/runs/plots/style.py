@@ -11,11 +11,14 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+
+from flower_fgl.core.atomic import write_file
 
 __all__ = [
     "CELL_INK",
@@ -40,6 +43,7 @@ __all__ = [
     "narrow_figures",
     "new_figure",
     "plain",
+    "save_figure",
     "to_svg",
     "variant_look",
 ]
@@ -278,6 +282,30 @@ def quiet_glyphs() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         yield
+
+
+def save_figure(figure: Figure, path: Path, **options: Any) -> None:
+    """Write a figure in the format of the ending, PNG without one.
+
+    Parameters
+    ----------
+    figure : Figure
+        Figure to write.
+    path : Path
+        File to create or replace; an existing file is kept if this fails.
+    **options : Any
+        Options of ``Figure.savefig``.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    ValueError
+        If matplotlib knows no such format.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:] or "png", **options)
+    write_file(path, buffer.getvalue())
 
 
 def to_svg(figure: Figure) -> bytes:
