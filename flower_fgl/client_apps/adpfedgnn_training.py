@@ -7,6 +7,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -76,7 +77,9 @@ class LocalTraining:
         self.client, self.server_round = client, server_round
         self.net, self.networks = net, networks
         self.method_config = client.config.method_config
-        self.optimizer = make_optimizer(net.backbone, client.config)
+        # the decay is a step of its own, see descend_weights
+        undecayed = replace(client.config, weight_decay=0.0)
+        self.optimizer = make_optimizer(net.backbone, undecayed)
         self.learners: torch.optim.Optimizer | None = None
         if len(networks):
             self.learners = torch.optim.Adam(
@@ -252,7 +255,9 @@ class LocalTraining:
         return bound
 
     def descend_weights(self, gradient: Tensor) -> None:
-        """Step on θ by the gradient of the losses and of ``λ_reg ‖θ‖²``.
+        """Step on θ by the gradient of the losses and of ``λ_reg ‖θ‖²``, biases excepted.
+
+        The setting ``weight-decay`` adds to ``2 λ_reg``.
 
         Notes
         -----
@@ -263,7 +268,7 @@ class LocalTraining:
            These are zero from the next round on, so it moves by the decay only.
         """
         parts = vector_to_state(gradient, self.net.shapes)
-        decay = 2 * self.method_config.lambda_reg
+        decay = 2 * self.method_config.lambda_reg + self.client.config.weight_decay
         is_decoupled = self.method_config.reg_step == "decoupled"
         for name, weight in self.net.backbone.named_parameters():
             # fused optimizer steps need the memory layout of the weight

@@ -110,6 +110,7 @@ class FglClientApp(ClientApp, ABC):
     def __init__(self, session: Session | None = None) -> None:
         super().__init__()
         self.session = session or Session()
+        self._open: dict[int, tuple[Client, StateStore, Context]] = {}
         self.query(DESCRIBE)(self._describe)
         self.query(RESUME)(self._resume)
         self.train()(self._train)
@@ -255,7 +256,8 @@ class FglClientApp(ClientApp, ABC):
         """Open a client for a message whose reply carries uploads or scores.
 
         Each round of each exchange is answered once, however often the server sends it.
-        The method stores that with :meth:`keep`, before it returns the reply.
+        The method stores that with :meth:`keep`, before it returns the reply. If it raises
+        an error instead, the dispatcher calls :meth:`keep_failed`.
 
         Parameters
         ----------
@@ -287,11 +289,13 @@ class FglClientApp(ClientApp, ABC):
         number = int(round_settings(message.content)["server-round"])  # type: ignore[arg-type]
         # Flower hands "train" and "train.default" to the same function
         exchange = message.metadata.message_type.removesuffix(".default")
-        most = client.config.rounds + (exchange != MessageType.TRAIN)
-        client.state.claim(exchange, number, last(client) if last else most)
+        is_train = exchange == MessageType.TRAIN
+        most = last(client) if last else client.config.rounds + (not is_train)
+        client.state.claim(exchange, number, most, first=int(is_train))
         ledger = self.session.releases(context)
         if ledger is not None:
             ledger.require()
+        self._open[id(context)] = client, store, context
         return client, store, number
 
     def keep(
@@ -320,11 +324,30 @@ class FglClientApp(ClientApp, ABC):
             ledger.add()
         save = store.save if is_state_new else store.note
         save(context, client.partition_id, client.state)
+        self._open.pop(id(context), None)
 
-    def handle_fit(self, message: Message, context: Context, fit: Any) -> Message:
+    def keep_failed(self, context: Context) -> None:
+        """Count an answer that is an error, and store that the round is answered.
+
+        Whether training fails depends on the data: a server that may ask again and again
+        learns one bit of them each time.
+        """
+        opened = self._open.pop(id(context), None)
+        if opened is not None and opened[2] is context:
+            client, store, _ = opened
+            self.keep(client, store, context, is_state_new=False)
+
+    def handle_fit(
+        self,
+        message: Message,
+        context: Context,
+        fit: Any,
+        *,
+        last: Callable[[Client], int] | None = None,
+    ) -> Message:
         """Unpack, run ``fit``, evaluate the model, store the state, pack the reply."""
         clock = time.perf_counter()
-        client, store, server_round = self.open_once(message, context)
+        client, store, server_round = self.open_once(message, context, last=last)
         seconds = {"load": time.perf_counter() - clock}
         settings = round_settings(message.content)
         download = self.read_download(client, message.content)

@@ -76,10 +76,11 @@ class Dispatcher:
         app = self._app(config.method)
         try:
             return app(message, context)
-        except FglError:
-            raise
         except Exception as error:
-            raise self._wrapped(error, config.method) from error
+            app.keep_failed(context)
+            if isinstance(error, FglError):
+                raise
+            raise self._wrapped(error, config.method, context) from error
 
     def handle_all(self, items: Sequence[tuple[Message, Context]]) -> list[Message]:
         """Handle the messages of one exchange to clients of this process.
@@ -104,6 +105,8 @@ class Dispatcher:
             try:
                 answer = answers[place] if place in answers else self(message, context)
                 if isinstance(answer, Exception):
+                    method = self._session.config(context).method
+                    self._app(method).keep_failed(context)
                     raise answer
                 replies.append(answer)
             except Exception as error:
@@ -154,7 +157,8 @@ class Dispatcher:
         self.has_stacked |= bool(found)
         for number, answer in found.items():
             if isinstance(answer, Exception) and not isinstance(answer, FglError):
-                answer = self._wrapped(answer, config.method)
+                context = together[number][1]
+                answer = self._wrapped(answer, config.method, context)
             answers[fitting[number]] = answer
         return answers
 
@@ -164,12 +168,18 @@ class Dispatcher:
             self._apps[method] = METHODS[method].load_client_app()(self._session)
         return self._apps[method]
 
-    def _wrapped(self, error: Exception, method: str) -> RunError:
-        """Log an unexpected exception once, and return it as an error for the server."""
+    def _wrapped(self, error: Exception, method: str, context: Context) -> RunError:
+        """Log an unexpected exception once, and return it as an error for the server.
+
+        The text may contain numbers or paths of a data owner, so only its log has it.
+        """
         text = f"{type(error).__name__}: {error}"
         if text not in self._logged:
             self._logged.add(text)
             log.error("The client half of %s raised:", method, exc_info=error)
+        if "graph" in context.node_config:
+            kind = type(error).__name__
+            return RunError(f"{kind}. The log of its SuperNode has the whole error.")
         return RunError(text)
 
     def _log_once(self, text: str) -> None:

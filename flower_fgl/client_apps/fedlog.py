@@ -185,7 +185,7 @@ class FedLogClientApp(FglClientApp):
         return network
 
     def _pretrain(self, message: Message, context: Context) -> Message:
-        return self.handle_fit(message, context, self.pretrain)
+        return self.handle_fit(message, context, self.pretrain, last=lambda _: 0)
 
 
 def open_network(client: Client) -> FedLogBranchNet:

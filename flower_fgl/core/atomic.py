@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["make_private_folder", "replacing", "sync_folder", "write_file"]
+__all__ = ["make_private_folder", "replacing", "sync_file", "sync_folder", "write_file"]
 
 PRIVATE_FILE, PRIVATE_FOLDER, SHARED_FILE = 0o600, 0o700, 0o666
 
@@ -99,6 +99,18 @@ def make_private_folder(folder: Path) -> None:
     for missing in reversed([folder, *folder.parents]):
         if not missing.is_dir():
             missing.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def sync_file(path: Path) -> None:
+    """Sync what was appended to a file to disk; a missing file is none to sync."""
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def sync_folder(folder: Path) -> None:

@@ -32,11 +32,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from flower_fgl.core.atomic import sync_folder, write_file
+from flower_fgl.core.atomic import sync_file, sync_folder, write_file
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.unused_settings import unused_settings
 from flower_fgl.core.version import VERSION
+from flower_fgl.runs.files import CLIENTS_FILE, ROUNDS
 from flower_fgl.runs.state_files import StateKeeper
 
 __all__ = ["UNCOMPARED", "Checkpoint", "Checkpoints", "Snapshot", "newest_checkpoint"]
@@ -309,6 +310,8 @@ class Checkpoints:
             scratch.mkdir(parents=True)
             self._write(scratch, server_round, snapshot, clients)
             sync_folder(scratch)
+            for log in (ROUNDS, CLIENTS_FILE):  # a checkpoint never outlives its rows
+                sync_file(self.folder.parent / log)
             if target.exists():  # damaged: the run resumed from the one before it
                 shutil.rmtree(target)
             os.replace(scratch, target)

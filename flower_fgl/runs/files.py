@@ -34,6 +34,7 @@ __all__ = [
     "CLIENTS_FILE",
     "CONFIG_FILE",
     "HEADER",
+    "MEND",
     "MODEL",
     "ORIGIN",
     "RELEASES",
@@ -46,6 +47,7 @@ __all__ = [
     "read_lines",
     "read_sources",
     "read_text",
+    "require_whole",
     "settings_toml",
 ]
 
@@ -59,6 +61,18 @@ HEADER = ["method", "dataset", "clients", "seed", "engine"]
 HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
 TABLE = re.compile(r"^\[(.+)\]$")
+
+TITLE = (
+    "# All settings of this run, down to the last line. Comments name the sources.\n"
+)
+END = "Restore the file, or remove its folder and run the command again."
+HEADER = ["method", "dataset", "clients", "seed", "engine"]
+HEADER += ["partition_sha256", "evaluate"]
+SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
+TABLE = re.compile(r"^\[(.+)\]$")
+
+TITLE = "# All settings of this run, down to the last line; the comments name their sources.\n"
+END = "# end of settings"
 
 Row = Mapping[str, Any]
 """One row of ``rounds.jsonl`` or ``clients.jsonl``."""
@@ -87,13 +101,32 @@ def settings_toml(config: Row, sources: Mapping[str, str], about: str = "") -> s
         line = tomli_w.dumps({name: value}).rstrip("\n")
         comment = f"  # {sources[key]}" if key in sources else ""
         tables[table].append(line + comment)
-    head = "# All settings of this run; the comment names the source of each value.\n"
     return (
-        head
+        TITLE
         + about
         + "\n".join(line for lines in tables.values() for line in lines)
-        + "\n"
+        + f"\n{END}\n"
     )
+
+
+def require_whole(text: str, path: Path) -> None:
+    """Raise an error if the settings of a run lack their last line.
+
+    Parameters
+    ----------
+    text : str
+        Content of any TOML file.
+    path : Path
+        The file, for the message.
+
+    Raises
+    ------
+    RunError
+        If :func:`settings_toml` wrote the file and its end is missing: the settings that
+        were cut off would silently have their defaults.
+    """
+    if text.startswith(TITLE) and not text.endswith(f"\n{END}\n"):
+        raise RunError(f'{path} is damaged: its last line, "{END}", is missing. {MEND}')
 
 
 def read_sources(text: str) -> dict[str, str]:
@@ -130,6 +163,8 @@ def parse_row(text: str, where: str, key: str) -> dict[str, Any]:
             f'{where} is damaged: expected an object with "{key}", got {text[:40]!r}. '
             f"{MEND}"
         )
+    if key == "round" and type(row[key]) is not int:
+        raise RunError(f"{where} is damaged: its round is {row[key]!r}. {MEND}")
     return row
 
 

@@ -9,7 +9,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.runs.checkpoints import Checkpoint, newest_checkpoint
 from flower_fgl.runs.files import CLIENTS_FILE, HEADER, ROUNDS
-from flower_fgl.runs.run import Run
+from flower_fgl.runs.run import Run, require_rounds
 from flower_fgl.runs.writer import RunWriter, replace_file
 
 __all__ = ["LET_GO_SECONDS", "require_checkpoint", "rewind"]
@@ -45,6 +45,7 @@ def rewind(folder: Path, config: RunConfig) -> Checkpoint:
         raise RunError(f"The run in {folder} is complete: there is nothing to resume.")
     checkpoint = require_checkpoint(folder)
     checkpoint.check(config)
+    require_rounds(run.rounds, checkpoint.server_round, folder)
     for name in (ROUNDS, CLIENTS_FILE):
         _drop_later_rows(folder / name, checkpoint.server_round)
     header = {key: run.summary.get(key) for key in HEADER}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +16,7 @@ from flower_fgl.runs.files import (
     CLIENTS_FILE,
     CONFIG_FILE,
     HEADER,
+    MEND,
     ROUNDS,
     SUMMARY,
     Row,
@@ -22,12 +24,14 @@ from flower_fgl.runs.files import (
     read_lines,
     read_sources,
     read_text,
+    require_whole,
 )
 from flower_fgl.runs.summary import is_scored, select_round, summarise
 
-__all__ = ["Run"]
+__all__ = ["Run", "require_rounds"]
 
 AUROC = "test AUROC"
+STATUSES = ("running", "completed", "failed", "interrupted")
 IN_SUMMARY = [*HEADER, "rounds", "selection", "best", "last", "bytes", "seconds"]
 
 
@@ -79,22 +83,19 @@ class Run:
                 "that `flower-fgl run` wrote."
             )
         text = read_text(folder / CONFIG_FILE)
+        require_whole(text, folder / CONFIG_FILE)
         try:
             config = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise RunError(f"{folder / CONFIG_FILE} is damaged: {error}.") from error
         where = folder / SUMMARY
         summary = parse_row(read_text(where), str(where), "status")
+        _require_fitting(config, summary, folder)
         is_finished = summary["status"] == "completed"
         rounds = read_lines(folder / ROUNDS, is_finished=is_finished)
         clients = read_lines(folder / CLIENTS_FILE, is_finished=is_finished)
-        last = max((int(row["round"]) for row in rounds), default=0)
-        if is_finished and last < summary.get("rounds", 0):
-            raise RunError(
-                f"{folder / ROUNDS} is damaged: it ends with round {last}, the run has "
-                f"{summary['rounds']}. Copy the folder again, or remove it and run the "
-                "experiment again."
-            )
+        if is_finished:
+            require_rounds(rounds, summary.get("rounds", 0), folder)
         if summary["status"] == "running":  # active or killed: the rows are newer
             header = {key: summary.get(key) for key in HEADER}
             keys = ("dataset", "owners", "setting", "positive-class")
@@ -322,3 +323,41 @@ def _percent(entry: Row, column: str, metric: str) -> str:
     """Format a score in percent, a dash if there is none."""
     value = entry.get(column, {}).get(metric)
     return "-" if value is None else f"{100 * value:.2f}"
+
+
+def require_rounds(rows: Sequence[Row], count: int, folder: Path) -> None:
+    """Raise an error if ``rounds.jsonl`` lacks one of the rounds 1 to ``count``.
+
+    Raises
+    ------
+    RunError
+        The best round and the bytes would be those of the other rounds.
+    """
+    present = {row["round"] for row in rows}
+    lost = [number for number in range(1, count + 1) if number not in present]
+    if lost:
+        raise RunError(
+            f"{folder / ROUNDS} is damaged: it lacks round {lost[0]} of {count}"
+            f"{f' and {len(lost) - 1} more' if lost[1:] else ''}. {MEND}"
+        )
+
+
+def _require_fitting(config: Row, summary: Row, folder: Path) -> None:
+    """Raise an error if the settings and the summary are not of one run."""
+    for key in {"method", "seed"} & config.keys() & summary.keys():
+        if summary[key] != config[key]:
+            raise RunError(
+                f"{folder} mixes two runs: {key} is {config[key]!r} in {CONFIG_FILE} and "
+                f"{summary[key]!r} in {SUMMARY}. {MEND}"
+            )
+    if summary["status"] not in STATUSES:
+        raise RunError(
+            f"{folder / SUMMARY} is damaged: its status is {summary['status']!r}, none of "
+            f"{', '.join(STATUSES)}. {MEND}"
+        )
+    for key in ("best", "last"):
+        entry = summary.get(key)
+        if entry is not None and not (isinstance(entry, dict) and "round" in entry):
+            raise RunError(
+                f'{folder / SUMMARY} is damaged: "{key}" holds no scores. {MEND}'
+            )

@@ -54,7 +54,7 @@ from flower_fgl.runs.cells import (
     describe_published,
     describe_trials,
 )
-from flower_fgl.runs.files import flatten_config
+from flower_fgl.runs.files import flatten_config, require_whole
 from flower_fgl.runs.names import in_folder_name
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.search_space import MACHINE, Dimension, read_space
@@ -410,7 +410,9 @@ def read_experiment(path: Path) -> Experiment:
             "config.toml of its run folder; --resume continues one."
         )
     try:
-        table = load_toml(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        require_whole(text, path)
+        table = load_toml(text)
     except OSError as error:
         raise ConfigError(
             f"Cannot read experiment {path}: {error.strerror}."

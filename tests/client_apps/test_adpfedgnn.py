@@ -134,10 +134,14 @@ def test_gradients_of_effective_weights_equal_autograd_through_the_masks() -> No
     assert not torch.equal(net.weights(), before)
 
 
-def test_the_decay_of_a_weight_that_no_branch_uses_is_proportional_to_it() -> None:
+@pytest.mark.parametrize("weight_decay", [0.0, 0.002])
+def test_the_decay_of_a_weight_that_no_branch_uses_is_proportional_to_it(
+    weight_decay: float,
+) -> None:
     moved = {}
     for reg_step in ("decoupled", "gradient"):
-        client = make_client(reg_step=reg_step, rl=False)
+        general = {"weight-decay": weight_decay}
+        client = make_client(general=general, reg_step=reg_step, rl=False)
         net, networks = open_networks(client, initial(client))
         net.global_mask = net.local_mask = torch.zeros_like(net.local_mask)
         before = net.weights()
@@ -145,9 +149,9 @@ def test_the_decay_of_a_weight_that_no_branch_uses_is_proportional_to_it() -> No
         shapes = net.shapes
         moved[reg_step] = vector_to_state(net.weights(), shapes)
         start = vector_to_state(before, shapes)
-    steps = client.config.local_epochs  # one batch
+    steps, decay = client.config.local_epochs, 2 * 0.003 + weight_decay  # one batch
     for name, weight in start.items():
-        by = 1.0 if name.endswith("bias") else (1 - 2 * 0.01 * 0.003) ** steps
+        by = 1.0 if name.endswith("bias") else (1 - 0.01 * decay) ** steps
         torch.testing.assert_close(moved["decoupled"][name], by * weight)
     # Adam's step is its learning rate, whatever the size of the gradient
     name = "encoder.0.lin_l.weight"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from flower_fgl.client_apps.runtime.releases import ReleaseLedger
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.protocols.base import CONFIG, INFO
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
+from flower_fgl.simulation.local_grid import carry
 from tests.client_apps.runtime.test_owners import saved
 from tests.support.owners import owner_graphs
 from tests.support.recorded import Node, record
@@ -59,7 +62,7 @@ def test_rounds_only_go_forward(
     victim.ask(second)
     victim.refuses(first, ONCE)
     victim.refuses(second, ONCE)
-    victim.refuses(second, "its rounds are 0 to 2", server_round=3)
+    victim.refuses(second, "its rounds are 1 to 2", server_round=3)
     victim.refuses(second, ONCE, server_round=-1)
     # a describe query resets nothing
     victim.ask(sent["query.describe"][0])
@@ -74,6 +77,99 @@ def test_rounds_only_go_forward(
         victim.lose_memory()
         victim.refuses(second, ONCE)
         victim.refuses(sent["evaluate"][1], ONCE)
+
+
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_later_exchange_gives_no_second_answer_to_an_earlier_one(
+    has_folder: bool,
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuned = {"fedavg": {"finetune_epochs": 1}}
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", **NOISY, **tuned)
+    more = {"state-dir": str(tmp_path / "states")} if has_folder else {}
+    victim = Node({**nodes[0], **more}, values)
+    victim.ask(sent["train.finetune"][0])
+    if not has_folder:
+        victim.ask(sent["train"][0])
+    for _ in range(3):
+        victim.refuses(sent["train"][0], "is refused")
+
+
+def test_an_answer_that_is_an_error_counts_and_is_given_once(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # whether training fails is one bit about the data: the server chooses lr and weights
+    sent, values = record(
+        monkeypatch, nodes, tmp_path / "run", **NOISY, optimizer="sgd", evaluate="both"
+    )
+    home = {**nodes[0], "state-dir": str(tmp_path / "states"), "max-releases": 2}
+    victim = Node(home, {**values, "lr": 1e30})
+    with pytest.raises(FglError, match="non-finite") as caught:
+        victim.ask(sent["train"][0])
+    assert not re.search(r"\d", str(caught.value))
+    victim.refuses(sent["train"][0], ONCE)
+    victim.lose_memory()
+    victim.refuses(sent["train"][0], ONCE)
+    victim.refuses(sent["train"][1], "non-finite")
+    victim.refuses(sent["evaluate"][0], "max-releases = 2")
+
+
+def test_an_unexpected_error_tells_the_server_no_values(
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run")
+    victim = Node(nodes[0], values)
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> None:
+            raise ValueError("age = 47")
+
+        patch.setattr("flower_fgl.client_apps.fedavg.FedAvgClientApp.fit", fail)
+        with pytest.raises(RunError, match=r"^ValueError\. The log of") as caught:
+            victim.ask(sent["train"][0])
+    assert "47" not in str(caught.value)
+    assert "age = 47" in caplog.text
+    victim.refuses(sent["train"][0], ONCE)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "number"),
+    [("fedlog", "train.pretrain", 1), ("fedavg", "train", 0)],
+)
+def test_an_exchange_has_only_its_own_rounds(
+    method: str,
+    kind: str,
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs(method=method))
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", method=method)
+    victim = Node(nodes[0], values)
+    victim.refuses(sent[kind][0], "its rounds are", server_round=number)
+    victim.ask(sent[kind][0])
+    victim.refuses(sent[kind][0], ONCE)
+
+
+def test_only_the_describe_query_needs_no_agreement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = saved(tmp_path / "graphs", owner_graphs(method="fedsage+"))
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", method="fedsage+")
+    victim = Node({**nodes[0], "state-dir": str(tmp_path / "states")}, values)
+    for kind, (message, *_) in sent.items():
+        if kind == "query.describe":
+            victim.ask(message)
+            continue
+        content = carry(message.content)
+        del content[AGREEMENT]
+        with pytest.raises(FglError, match="lacks the agreement"):
+            victim.send(content, kind)
 
 
 def test_another_partition_id_gives_a_data_owner_no_second_state(
@@ -154,3 +250,21 @@ def test_a_damaged_count_is_no_count_of_zero(tmp_path: Path) -> None:
         ledger.add()
     with pytest.raises(RunError, match="max-releases = 5"):
         ledger.add()
+
+
+def test_an_owner_that_shares_no_feature_names_names_none_in_an_error(
+    nodes: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, values = record(monkeypatch, nodes, tmp_path / "run")
+    victim = Node({**nodes[0], "share-feature-names": False}, values)
+    for kind in ("query.describe", "train"):
+        content = carry(sent["train"][0].content)
+        agreed = replace(ClassAgreement.from_record(content), feature_names=("zzz",))
+        content[AGREEMENT] = agreed.to_record()[AGREEMENT]
+        text = ""
+        try:
+            text = str(victim.send(content, kind)[INFO]["unfit"])
+        except FglError as error:
+            text = str(error)
+        assert "the agreement names features, but share-feature-names is false" in text
+        assert "not expected" not in text

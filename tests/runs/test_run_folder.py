@@ -18,11 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from flower_fgl import simulate
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores, pool
+from flower_fgl.methods import parse_config
+from flower_fgl.runs.files import settings_toml
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
 from flower_fgl.runs.writer import RunWriter, default_folder, replace_file
+from flower_fgl.simulation.experiments import read_experiment
+from flower_fgl.simulation.resume import resume
 
 CONFIG = {
     "method": "fedprox",
@@ -83,7 +88,7 @@ def summary_of(rows: list[dict[str, Any]], status: str) -> dict[str, Any]:
         (
             "rounds.jsonl",
             0,
-            "rounds.jsonl is damaged: it ends with round 0, the run has 2",
+            "rounds.jsonl is damaged: it lacks round 1 of 2 and 1 more",
         ),
     ],
 )
@@ -478,3 +483,79 @@ def test_default_folders_name_the_run_and_never_collide(tmp_path: Path) -> None:
         folder.mkdir()
         made.add(folder)
     assert len(made) == 5
+
+
+def test_a_complete_run_without_a_round_of_the_middle_is_refused(
+    tmp_path: Path,
+) -> None:
+    writer = make(tmp_path)
+    rows = [row(1, 0.4), row(2, 0.6), row(3, 0.5)]
+    for entry in (rows[0], rows[2]):
+        writer.append_round(entry)
+    writer.write_summary(summary_of(rows, "completed"))
+    with pytest.raises(
+        RunError, match=r"rounds.jsonl is damaged: it lacks round 2 of 3"
+    ):
+        Run.load(writer.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("summary.json", '"completed"', '"weird"', "its status is 'weird', none of"),
+        (
+            "summary.json",
+            '"seed": 3',
+            '"seed": 4',
+            "mixes two runs: seed is 3 in config",
+        ),
+        ("rounds.jsonl", '"round":2', '"round":"x"', "its round is 'x'"),
+        ("config.toml", "# end of settings\n", "", r'"# end of settings", is missing'),
+    ],
+)
+def test_files_that_were_changed_or_cut_are_named(
+    name: str, old: str, new: str, message: str, tmp_path: Path
+) -> None:
+    writer = make(tmp_path)
+    rows = [row(1, 0.4), row(2, 0.6)]
+    for entry in rows:
+        writer.append_round(entry)
+    writer.write_summary(summary_of(rows, "completed"))
+    file = writer.folder / name
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(RunError, match=message):
+        Run.load(writer.folder)
+
+
+def test_settings_that_were_cut_off_are_not_run_with_defaults(tmp_path: Path) -> None:
+    text = settings_toml(dict(parse_config({}).flat()), {})
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    read_experiment(file)
+    file.write_text("".join(text.splitlines(keepends=True)[:20]))
+    with pytest.raises(RunError, match=r"config.toml is damaged: its last line"):
+        read_experiment(file)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_a_run_that_lost_rounds_before_its_checkpoint_is_not_resumed(
+    keep: int, small: dict[str, Any], tmp_path: Path
+) -> None:
+    # checkpoints were synced to disk, the rows before them were not
+    def stop(entry: Any) -> None:
+        if entry["round"] == 3:
+            raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    settings = {**small, "rounds": 4, "checkpoint_every": 2, "run_dir": str(folder)}
+    with pytest.raises(KeyboardInterrupt):
+        simulate("fedavg", **settings, on_round=stop)
+    file = folder / "rounds.jsonl"
+    whole = file.read_text()
+    file.write_text("".join(whole.splitlines(keepends=True)[:keep]))
+    lost = f"lacks round {keep + 1} of 2"
+    with pytest.raises(RunError, match=rf"rounds\.jsonl is damaged: it {lost}"):
+        resume(folder)
+    file.write_text(whole)
+    assert resume(folder).status == "completed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch import Tensor
 from flower_fgl import Run, simulate
 from flower_fgl.client_apps.base import Fit
 from flower_fgl.client_apps.dispatch import Dispatcher
-from flower_fgl.client_apps.fedgcn import FedGCNClientApp
+from flower_fgl.client_apps.fedgcn import FedGCNClientApp, edges_of, listed_of
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.core.errors import ConfigError, DataError, PayloadError, RunError
 from flower_fgl.datasets.build import load_dataset
@@ -28,7 +29,12 @@ from flower_fgl.datasets.graph_files.write import save_client_graph
 from flower_fgl.methods import parse_config
 from flower_fgl.nn import GraphInput
 from flower_fgl.protocols.fedavg import Weights
-from flower_fgl.protocols.fedgcn import Boundary, CompletedSums, NeighbourSums
+from flower_fgl.protocols.fedgcn import (
+    Boundary,
+    CompletedSums,
+    ListedNodes,
+    NeighbourSums,
+)
 from flower_fgl.runs.files import flatten_config
 from flower_fgl.strategies.fedgcn import check_boundaries, positions
 from tests.support.owners import owner_graphs, run_owners
@@ -74,6 +80,36 @@ def test_the_clients_logits_are_those_of_the_uncut_graph(
         torch.testing.assert_close(graph.x[: len(ids)], sums[ids], atol=1e-6, rtol=0)
         logits = model(graph)[: len(ids)].detach()
         torch.testing.assert_close(logits, expected[ids], atol=1e-5, rtol=0)
+
+
+def test_the_list_of_nodes_is_no_test_for_nodes_that_a_client_did_not_name(
+    small: dict[str, Any], seen: dict[int, Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate("fedgcn", **{**small, "rounds": 1})
+    ids = {pid: edges_of(client).ids for pid, client in seen.items()}
+    named = torch.cat([edges_of(seen[1]).outside, ids[1][listed_of(seen[1])]])
+    hidden, foreign = (pool[~torch.isin(pool, named)][0] for pool in (ids[1], ids[0]))
+    original = Dispatcher.__call__
+    answers = []
+    for more in (hidden, foreign):
+
+        def call(app: Any, message: Message, context: Context, more: Any = more) -> Any:
+            is_victim = context.node_config["partition-id"] == 1
+            is_asked = message.metadata.message_type == "query.sums" and is_victim
+            if is_asked:
+                asked = ListedNodes.from_record(message.content).ids
+                asked = torch.cat([asked, more[None]]).unique()
+                message.content.update(ListedNodes(asked).to_record())
+            reply = original(app, message, context)
+            if is_asked:
+                answers.append(reply.content["sums"])
+            return reply
+
+        monkeypatch.setattr(Dispatcher, "__call__", call)
+        with contextlib.suppress(RunError):  # the answer fits another list
+            simulate("fedgcn", **{**small, "rounds": 1})
+    one, other = (answer["sums"].numpy() for answer in answers)
+    assert np.array_equal(one, other)
 
 
 def test_the_bytes_are_those_of_the_formulas(

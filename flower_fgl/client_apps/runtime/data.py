@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_fgl.client_apps.runtime.training import TrainingSet
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import DataError, RunError
+from flower_fgl.core.errors import DataError, PayloadError, RunError
 from flower_fgl.datasets.client_graph import ClientGraph, Graph
 from flower_fgl.datasets.owned import client_from_file
 from flower_fgl.datasets.store import open_store
@@ -192,6 +192,10 @@ def open_client_data(
             ) from None
         place = node_place(node)
         if agreement is not None:
+            if agreement.feature_names and not config.share_feature_names:
+                raise PayloadError(
+                    "the agreement names features, but share-feature-names is false"
+                )
             graph = graph.renumbered(agreement.partition_id, agreement.class_names)
             graph = order_columns(graph, agreement.feature_names)
             place = agreement.partition_id, agreement.num_partitions

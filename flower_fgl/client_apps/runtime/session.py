@@ -36,6 +36,7 @@ from flower_fgl.core.errors import PayloadError, RunError
 from flower_fgl.core.node_settings import broken_floors, parse_node_config
 from flower_fgl.core.options import Scalar
 from flower_fgl.methods import METHODS, parse_config
+from flower_fgl.protocols.base import DESCRIBE
 from flower_fgl.protocols.describe import AGREEMENT, ClassAgreement
 from flower_fgl.runs.state_files import state_folder
 
@@ -281,8 +282,8 @@ class Session:
             agreement = ClassAgreement.from_record(content)
         if "graph" in node:
             stamps = file_stamps(node)
-            is_query = message.metadata.message_type.startswith(MessageType.QUERY)
-            if agreement is None and not is_query:
+            kind = message.metadata.message_type
+            if agreement is None and kind != f"{MessageType.QUERY}.{DESCRIBE}":
                 raise PayloadError(
                     "the message lacks the agreement with the data owners"
                 )

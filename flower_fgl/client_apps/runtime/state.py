@@ -62,7 +62,7 @@ class ClientState:
         """Whether the client has answered any round of any exchange."""
         return any(key.startswith(ANSWERED) for key in self.values)
 
-    def claim(self, exchange: str, number: int, last: int) -> None:
+    def claim(self, exchange: str, number: int, last: int, *, first: int = 0) -> None:
         """Note that a round of an exchange is answered; each is answered only once.
 
         A second answer to the same round would let the server average the noise away.
@@ -75,6 +75,8 @@ class ClientState:
             Round of the message.
         last : int
             Last round of this exchange.
+        first : int
+            Its first round.
 
         Raises
         ------
@@ -87,10 +89,10 @@ class ClientState:
                 f'round {number} of the exchange "{exchange}" is refused: the client has '
                 f"answered round {int(kept)}, and it answers every round once"
             )
-        if not 0 <= number <= last:
+        if not first <= number <= last:
             raise PayloadError(
                 f'round {number} of the exchange "{exchange}" is refused: its rounds are '
-                f"0 to {last}"
+                f"{first} to {last}"
             )
         self.values[ANSWERED + exchange] = number
         self.claimed = exchange
@@ -327,7 +329,14 @@ class FileStates(StateStore):
         return read_state(path) if path.exists() else ClientState()
 
     def _store(self, context: Context, partition_id: int, state: ClientState) -> None:
-        """Write the file atomically, unless the stored state is of a later round."""
+        """Write the file atomically, unless the stored state is of a later round.
+
+        Raises
+        ------
+        PayloadError
+            If a message claims a round and another process has since answered it or a
+            later one: nothing would remember this answer.
+        """
         # a late worker must not undo what the client has since trained in another process
         path = self._path(context, partition_id)
         try:
@@ -336,6 +345,11 @@ class FileStates(StateStore):
                 kept, new = _round_of(path), int(state.values.get("round", 0))
                 if state.claimed:
                     _refuse_second(path, state)
+                    if kept is not None and kept > new:
+                        raise PayloadError(
+                            f'round {new} of the exchange "{state.claimed}" is refused: '
+                            f"the client has stored its state of round {kept}"
+                        )
                 if kept is None or kept <= new:
                     # an evaluation changes the file, too, of a client that did not train
                     evaluated = int(state.values.get(ANSWERED + "evaluate", 0))

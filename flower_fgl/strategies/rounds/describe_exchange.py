@@ -14,7 +14,12 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.settings_validation import describe_sampling, num_sampled
 from flower_fgl.nn import assign_models
-from flower_fgl.protocols.describe import UNNUMBERED, Description, Rejection
+from flower_fgl.protocols.describe import (
+    MAX_CLASSES,
+    UNNUMBERED,
+    Description,
+    Rejection,
+)
 from flower_fgl.strategies.federation import Federation, node_label
 from flower_fgl.strategies.rounds.discovery import (
     wait_for_clients,
@@ -35,6 +40,8 @@ log = logging.getLogger(__name__)
 MOST_NAMES = 20
 """Class names that an error message lists."""
 MOST_NUMBERS = 10_000
+MOST_OWN_CLASSES = 1000
+"""Largest number of classes that only one data owner names."""
 """Partition-ids of a run that names no number of clients; some methods have a tensor for
 each, and an owner's claim must not fill the server's memory."""
 SHARED: dict[str, Callable[[Description], Hashable]] = {
@@ -240,6 +247,7 @@ def _agree_on_schema(
         )
         _warn_of_unnamed_features(fit)
     fit, rejected = _leave_out(fit, rejected, _claimed_twice(fit, of=len(described)))
+    fit, rejected = _leave_out(fit, rejected, _too_many_classes(fit))
     for one in rejected:
         log.warning("Data owner %s does not take part: %s", one.name, one.reason)
     _require_enough(len(fit), "data owners", rejected, config)
@@ -276,6 +284,28 @@ def _warn_of_unnamed_features(described: Mapping[int, Description]) -> None:
             "is not checked.",
             ", ".join(sorted(unnamed)),
         )
+
+
+def _too_many_classes(described: Mapping[int, Description]) -> dict[int, str]:
+    """Return why owners are left out whose classes would swell or end the run."""
+    holders = Counter(name for d in described.values() for name in set(d.class_names))
+    reasons = {}
+    for node, d in described.items():
+        alone = sum(holders[name] == 1 for name in set(d.class_names))
+        if alone > MOST_OWN_CLASSES and len(described) > 2:  # of two, which one lies?
+            reasons[node] = (
+                f"it names {alone:,} classes that no other client has, at most "
+                f"{MOST_OWN_CLASSES:,} are allowed. Correct the labels of its graph."
+            )
+    # several owners together: those with most classes first
+    kept = [node for node in described if node not in reasons]
+    kept.sort(key=lambda node: (len(described[node].class_names), node))
+    while len({c for node in kept for c in described[node].class_names}) > MAX_CLASSES:
+        reasons[kept.pop()] = (
+            f"the clients name more than {MAX_CLASSES:,} classes together, and it names "
+            "most. Correct the labels of its graph."
+        )
+    return reasons
 
 
 def _claimed_twice(described: Mapping[int, Description], *, of: int) -> dict[int, str]:

@@ -301,7 +301,9 @@ def test_a_diverging_client_fails_alone(tmp_path: Path) -> None:
         assert [f.partition_id for f in exchange.failures] == [failed]
         assert "non-finite" in exchange.failures[0].reason
         assert sorted(exchange.replies) == [k for k in range(CLIENTS) if k != failed]
-        assert failed not in stacked.states()
+        state = stacked.states()[failed]
+        assert not state.tensors
+        assert state.values == {"answered/train": 1}
 
 
 @pytest.mark.parametrize(

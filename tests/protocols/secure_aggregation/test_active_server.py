@@ -263,7 +263,7 @@ def test_control_a_replayed_round_opens_an_upload(
         return original(member)
 
     monkeypatch.setattr(Member, "join", join)
-    monkeypatch.setattr(ClientState, "claim", lambda *_: None)
+    monkeypatch.setattr(ClientState, "claim", lambda *_, **__: None)
     server = ActiveServer(4)
     server.describe()
     assert open_by_replay(server, server.describe) <= OPENED

@@ -165,7 +165,7 @@ def test_the_sum_with_all_noise_cannot_wrap_around(
             )  # fmt: skip
             low = middle
         except PayloadError as error:
-            assert "must lie in" in str(error)  # noqa: PT017
+            assert "holds a number outside" in str(error)  # noqa: PT017
             high = middle
     values = torch.full((3,), low, dtype=torch.float64)
     vector = add_noise_share(
@@ -184,7 +184,7 @@ def test_the_sum_with_all_noise_cannot_wrap_around(
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
     bad = torch.tensor([float("nan"), 1.0])
-    with pytest.raises(PayloadError, match="1 non-finite"):
+    with pytest.raises(PayloadError, match="non-finite"):
         add_noise_share(
             summands(bad),
             share(torch.zeros(2)),

@@ -417,7 +417,7 @@ def test_a_value_that_cannot_be_encoded_sends_nothing_and_spends_no_mask(
     peers = table.server.peers()[0]
     before = copy.deepcopy(table.members[0].memory)
     bad = {**table.plain[0], "n": torch.tensor(float("nan"))}
-    with pytest.raises(PayloadError, match='"n" has 1 non-finite'):
+    with pytest.raises(PayloadError, match='"n" has non-finite'):
         table.members[0].mask(1, peers, bad)
     assert before.keys() == table.members[0].memory.keys()
 

@@ -79,7 +79,7 @@ def test_the_largest_numbers_do_not_wrap_around(summands: int) -> None:
 def test_a_number_out_of_range_is_named_with_the_range() -> None:
     # (2^63 - 1)/4 steps of 2^-24 are 2^37 = 137,438,953,472
     value = torch.tensor([1.0, -2e11], dtype=torch.float64)
-    with pytest.raises(PayloadError, match=r'"big" holds -2e\+11') as caught:
+    with pytest.raises(PayloadError, match='"big" holds a number') as caught:
         encode({"big": value}, fraction_bits=24, summands=4)
     assert "[-1.37438953e+11, 1.37438953e+11]" in str(caught.value)
     assert "24 fractional bits and 4 clients" in str(caught.value)
@@ -87,7 +87,7 @@ def test_a_number_out_of_range_is_named_with_the_range() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
-    with pytest.raises(PayloadError, match='"w" has 1 non-finite'):
+    with pytest.raises(PayloadError, match='"w" has non-finite'):
         encode({"w": torch.tensor([0.0, value])}, fraction_bits=24, summands=3)
 
 

@@ -386,7 +386,7 @@ def test_a_number_that_cannot_be_encoded_is_an_error_that_names_it(
         return {**original(payload, weight), "weight": torch.tensor(1e13)}
 
     monkeypatch.setattr(Weights, "summands", summands)
-    with pytest.raises(RunError, match=r'"weight" holds .*e\+1[23].*must lie in'):
+    with pytest.raises(RunError, match=r'"weight" holds a number outside \['):
         simulate(**{**small, **SECURE})
 
 

@@ -389,6 +389,26 @@ def test_a_resumed_run_names_missing_clients(tmp_path: Path) -> None:
         run_with(tmp_path / "run", nothing, nodes, present=1, resume=True, **settings)
 
 
+@pytest.mark.parametrize("invented", [1001, 10_000])
+def test_invented_classes_cost_their_owner_only(invented: int) -> None:
+    names = tuple(f"x{number}" for number in range(invented))
+    liar = replace(BOB, name="mallory", class_names=names, class_counts=())
+    honest = {1: BOB, 2: replace(BOB, name="carol")}
+    fit, (refused,) = _agree_on_schema({**honest, 3: liar}, (), parse_config({}))
+    assert {d.name for d in fit.values()} == {BOB.name, "carol"}
+    assert refused.name == "mallory"
+    assert f"{invented:,} classes that no other client has" in refused.reason
+    few = replace(liar, class_names=names[:1000])
+    fit, refused_ = _agree_on_schema({**honest, 3: few}, (), parse_config({}))
+    assert len(fit) == 3
+    assert not refused_
+    # two owners that invent the same names
+    twin = replace(liar, name="trent")
+    pair = {3: liar, 4: twin}
+    fit, _ = _agree_on_schema({**honest, **pair}, (), parse_config({}))
+    assert {BOB.name, "carol"} <= {d.name for d in fit.values()}
+
+
 def test_a_claim_of_many_partitions_costs_its_owner_only() -> None:
     liar = replace(BOB, name="mallory", num_partitions=10_001, partition_id=10_000)
     fit, (refused,) = _agree_on_schema(
