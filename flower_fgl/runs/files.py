@@ -62,16 +62,7 @@ HEADER += ["partition_sha256", "evaluate"]
 SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
 TABLE = re.compile(r"^\[(.+)\]$")
 
-TITLE = (
-    "# All settings of this run, down to the last line. Comments name the sources.\n"
-)
-END = "Restore the file, or remove its folder and run the command again."
-HEADER = ["method", "dataset", "clients", "seed", "engine"]
-HEADER += ["partition_sha256", "evaluate"]
-SETTING = re.compile(r'^("[^"]*"|[\w-]+) = .*  # ([a-z ]+)$')
-TABLE = re.compile(r"^\[(.+)\]$")
-
-TITLE = "# All settings of this run, down to the last line; the comments name their sources.\n"
+TITLE = "# All settings of this run, down to the last line.\n"
 END = "# end of settings"
 
 Row = Mapping[str, Any]
