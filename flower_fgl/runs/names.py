@@ -7,15 +7,38 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
 
-__all__ = ["in_folder_name", "tell_apart"]
+__all__ = ["check_folder_name", "in_folder_name", "tell_apart"]
 
 
 def in_folder_name(value: Scalar) -> str:
     """Convert a case name or grid value to text that is safe in a folder name."""
     text = "".join(c if c.isalnum() or c in ".+-" else "_" for c in str(value))
     return re.sub("_+", "_", text).strip("_")
+
+
+def check_folder_name(name: str, what: str) -> None:
+    """Reject a name that is empty in a folder name, or a step within the file system.
+
+    Parameters
+    ----------
+    name : str
+        Name that the user chose.
+    what : str
+        What has the name, with which the message begins.
+
+    Raises
+    ------
+    ConfigError
+        If :func:`in_folder_name` leaves nothing but dots, e.g. ``..``.
+    """
+    if not in_folder_name(name).strip("."):
+        raise ConfigError(
+            f'{what} "{name}" cannot be the name of a run folder. Use a name with letters '
+            "or digits."
+        )
 
 
 def tell_apart(

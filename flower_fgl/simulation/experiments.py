@@ -55,7 +55,7 @@ from flower_fgl.runs.cells import (
     describe_trials,
 )
 from flower_fgl.runs.files import flatten_config, require_whole
-from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.names import check_folder_name, in_folder_name
 from flower_fgl.runs.run import Run
 from flower_fgl.simulation.search_space import MACHINE, Dimension, read_space
 
@@ -421,6 +421,7 @@ def read_experiment(path: Path) -> Experiment:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a TOML file: it holds no text.") from error
+    check_folder_name(path.stem, f"{path}: the experiment")
     known = {"title", "output-dir", "draws", "config", "case", "grid"}
     known |= {"tune", "tune-draws", "tuning"}
     columns = {column: f"published-{kebab(column)}" for column in SETTING_COLUMNS}
@@ -628,6 +629,8 @@ def _read_cases(path: Path, cases: Any) -> list[dict[str, Scalar]]:
     names = [case.get("name") for case in flat]
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise ConfigError(f"{path}: every [[case]] needs a unique name, got {names}.")
+    for case in flat:
+        check_folder_name(str(case["name"]), f"{path}: the case")
     return flat
 
 

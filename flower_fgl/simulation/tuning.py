@@ -32,7 +32,7 @@ from flower_fgl.core.version import VERSION
 from flower_fgl.runs.cells import DEFAULT_SUFFIX
 from flower_fgl.runs.environment import find_commit
 from flower_fgl.runs.files import read_lines
-from flower_fgl.runs.names import in_folder_name
+from flower_fgl.runs.names import check_folder_name, in_folder_name
 from flower_fgl.runs.writer import writing
 from flower_fgl.simulation.experiments import (
     REPLICATES,
@@ -188,6 +188,7 @@ def _check_folders(name: str, rows: Sequence[str]) -> None:
     named += [(f"{row}{DEFAULT_SUFFIX}", f'the default of row "{row}"') for row in rows]
     found: dict[str, str] = {}
     for row, words in named:
+        check_folder_name(row, f"{name}: the row")
         folder = in_folder_name(row)
         if folder in found:
             raise ConfigError(

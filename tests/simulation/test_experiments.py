@@ -238,6 +238,35 @@ def test_a_part_of_another_type_is_named(
         read_experiment(path)
 
 
+@pytest.mark.parametrize(
+    ("file", "case", "message"),
+    [
+        ("odd", ".", r'odd.toml: the case "\." cannot be the name of a run folder'),
+        ("odd", "..", r'the case "\.\." cannot be the name'),
+        ("odd", "/", 'the case "/" cannot be the name'),
+        ("odd", "", 'the case "" cannot be the name'),
+        ("..", "a", r'the experiment "\.\." cannot be the name'),
+    ],
+)
+def test_no_run_folder_lies_outside_that_of_the_experiment(
+    file: str, case: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"{file}.toml"
+    path.write_text(f'[[case]]\nname = "{case}"\nrounds = 1')
+    with pytest.raises(ConfigError, match=message):
+        read_experiment(path)
+
+
+def test_a_row_that_cannot_name_a_folder_is_not_tuned(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(
+        "draws = 2\n[config]\nrounds = 1\n[grid]\npositive-class = ['..']\n"
+        "[tune]\nlr = [0.01, 0.1]"
+    )
+    with pytest.raises(ConfigError, match=r'odd: the row "\.\." cannot be the name'):
+        rows_to_tune(read_experiment(path))
+
+
 TUNED = """
 draws = 6
 [tuning]
