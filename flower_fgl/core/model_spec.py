@@ -18,7 +18,7 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.options import nearest
 
-__all__ = ["BACKBONES", "LAYERED", "SHALLOW", "STEPPED", "ModelName"]
+__all__ = ["BACKBONES", "LAYERED", "SAMPLED", "SHALLOW", "STEPPED", "ModelName"]
 __all__ += ["read_model", "split_models"]
 
 BACKBONES = [
@@ -41,6 +41,8 @@ SHALLOW = ("gcnii", "sgc", "sign", "ssgc")
 """Backbones that work with one layer; the others need two (a test compares)."""
 LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
 """Backbones whose last layer is the classifier unless ``:linear`` (a test compares)."""
+SAMPLED = ("gcn", "gin", "graphsage", "mlp")
+"""Backbones whose layers can read a sample of the neighbors (a test compares)."""
 
 SIZES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 STEPS = re.compile(r"k([1-9]\d*)")

@@ -392,6 +392,7 @@ class GeneralSettings:
         "",
         "most neighbors per node that a batch reads in each layer, those of the last layer "
         "first (10,10), drawn anew in each step; needs batch-size; empty: all neighbors",
+        keeps_commas=True,
     )
     optimizer: str = option(
         "adam", "optimizer of the clients", choices="adam adamw sgd", auto=True

@@ -14,6 +14,7 @@ from flower_fgl.core.extensions import refusal
 from flower_fgl.core.links import EDGE, LINK, read_time_cuts
 from flower_fgl.core.model_spec import (
     BACKBONES,
+    SAMPLED,
     SHALLOW,
     read_model,
     split_models,
@@ -389,7 +390,7 @@ def _check_neighbors(settings: GeneralSettings, method: Any) -> None:
     """Raise an error if ``num-neighbors`` is malformed or would have no effect."""
     text = settings.num_neighbors
     try:
-        read_num_neighbors(text)
+        numbers = read_num_neighbors(text)
     except ValueError:
         raise ConfigError(
             "num-neighbors must be positive numbers, one per layer and separated by "
@@ -408,6 +409,21 @@ def _check_neighbors(settings: GeneralSettings, method: Any) -> None:
         raise ConfigError(
             "num-neighbors limits what a batch reads: set batch-size, or remove it."
         )
+    for name in split_models(settings.model):
+        model = read_model(name)
+        if model.name in SAMPLED:
+            layers = model.num_layers or settings.num_layers
+            if len(numbers) != layers:
+                raise ConfigError(
+                    f'num-neighbors = "{text}" has {len(numbers)} number(s), but model '
+                    f'"{name}" has {layers} layers: give one number for each layer, the '
+                    "last layer first."
+                )
+        elif model.name in BACKBONES:
+            raise ConfigError(
+                f'num-neighbors does not work with model "{name}". Remove it, or use one '
+                f"of {', '.join(SAMPLED)}."
+            )
 
 
 def num_sampled(settings: GeneralSettings, able: int) -> int:

@@ -54,6 +54,8 @@ TINY = {
         ("fedprox.mu", "[0.1, 1.0]", [0.1, 1.0]),
         ("model", "gcn,gin", ["gcn,gin"]),
         ("model", '["gcn,gin", "gcn"]', ["gcn,gin", "gcn"]),
+        ("num-neighbors", "10,5", ["10,5"]),
+        ("num-neighbors", "10", ["10"]),
         ("output-dir", "a,b", ["a,b"]),
         ("track", "mlflow,wandb", ["mlflow,wandb"]),
         ("owners", "tu:MUTAG,tu:NCI1", ["tu:MUTAG,tu:NCI1"]),

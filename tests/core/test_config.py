@@ -150,6 +150,18 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"num-neighbors": "10,x", "batch-size": 3}, ['as in "10,10"', '"10,x"']),
         ({"num-neighbors": "0", "batch-size": 3}, ["positive", '"0"']),
         (
+            {"num-neighbors": "10", "batch-size": 3},
+            ['"10" has 1 number(s)', '"gcn" has 2 layers', "one number for each layer"],
+        ),
+        (
+            {"num-neighbors": "5,5", "model": "gin:3x8", "batch-size": 3},
+            ["has 2 number(s)", '"gin:3x8" has 3 layers'],
+        ),
+        (
+            {"num-neighbors": "5,5", "model": "gat", "batch-size": 3},
+            ['does not work with model "gat"', "gcn, gin, graphsage, mlp"],
+        ),
+        (
             {"method": "fedlog", "num-neighbors": "5,5", "batch-size": 3},
             ["fedlog", "its own training steps", "remove it"],
         ),
@@ -251,7 +263,13 @@ def test_names_of_data_sets_are_those_of_the_sources() -> None:
 
 def test_names_of_models_are_those_of_the_backbones() -> None:
     from flower_fgl import nn
-    from flower_fgl.core.model_spec import BACKBONES, LAYERED, SHALLOW, STEPPED
+    from flower_fgl.core.model_spec import (
+        BACKBONES,
+        LAYERED,
+        SAMPLED,
+        SHALLOW,
+        STEPPED,
+    )
     from flower_fgl.nn.message_passing import LayeredNet
 
     assert set(BACKBONES) == set(nn.MODELS)
@@ -259,6 +277,9 @@ def test_names_of_models_are_those_of_the_backbones() -> None:
     assert set(STEPPED) == {name for name, model in nn.MODELS.items() if model.steps}
     rows = {n for n, model in nn.MODELS.items() if issubclass(model, LayeredNet)}
     assert set(LAYERED) == rows
+    sizes = {"in_channels": 3, "hidden_channels": 4, "num_classes": 2, "num_layers": 2}
+    made = {name: nn.build_model(name, **sizes, dropout=0.0) for name in nn.MODELS}
+    assert set(SAMPLED) == {name for name, model in made.items() if model.reach}
 
 
 def test_names_of_partition_rules_are_those_of_the_rules() -> None:
