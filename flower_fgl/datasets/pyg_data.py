@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 SPLIT = ("train", "val", "test")
 UNUSED = ("edge_attr", "edge_weight")
 EDGE_LABELS = ("edge_label", "edge_y")
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NO_CLASSES = ("",)
 """Class names of nodes without classes, as of a file that is read without labels."""
 
@@ -198,7 +199,12 @@ def _edges(
             "edge_y; edge_label_index, which refers to other edges, is not supported."
         )
     y = _labels(data, name, held[0])
-    attr = data.get("edge_attr")
+    attr, time = data.get("edge_attr"), data.get("edge_time")
+    for key, values in (("edge_attr", attr), ("edge_time", time)):
+        if values is not None and values.is_complex():
+            raise DataError(
+                f"{name}: {key} must hold real numbers, got {values.dtype}."
+            )
     x = torch.zeros(len(y), 0) if attr is None else attr.detach().cpu().float()
     x = x[:, None] if x.dim() == 1 else x
     if columns and len(columns) != x.shape[-1]:
@@ -206,7 +212,6 @@ def _edges(
             f"{name}: edge_attr has {x.shape[-1]} columns, but there are {len(columns)} "
             "edge feature names."
         )
-    time = data.get("edge_time")
     table = EdgeTable(
         data.edge_index.detach().cpu().to(torch.int64),
         y,
@@ -375,6 +380,13 @@ def _inputs(data: Any, name: str) -> tuple[Tensor, Tensor]:
             f"{name}: expected edge_index of shape (2, edges), got "
             f"{tuple(edge_index.shape) if is_edges else type(edge_index).__name__}."
         )
+    is_integer = edge_index.dtype in INTEGERS or not edge_index.numel()
+    if not is_integer:  # an empty tensor is of floats by default
+        raise DataError(
+            f"{name}: edge_index must hold integers, got {edge_index.dtype}."
+        )
+    if x.is_complex():
+        raise DataError(f"{name}: x must hold real numbers, got {x.dtype}.")
     edge_index = edge_index.detach().cpu().to(torch.int64)
     if edge_index.numel():
         low, high = (int(v) for v in edge_index.aminmax())
@@ -404,9 +416,10 @@ def _labels(data: Any, name: str, key: str = "y") -> Tensor:
             f"Several labels per {item} are not supported."
         )
     y = y.detach().cpu().flatten()
-    if y.is_floating_point() and not bool((y == y.round()).all()):
+    if y.is_complex() or (y.is_floating_point() and not bool((y == y.round()).all())):
         raise DataError(
-            f"{name}: {key} must hold class numbers 0, 1, … (-1 if unknown), got floats."
+            f"{name}: {key} must hold class numbers 0, 1, … (-1 if unknown), got "
+            f"{y.dtype}."
         )
     return y.to(torch.int64)
 

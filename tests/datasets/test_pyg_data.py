@@ -89,6 +89,18 @@ def test_a_graph_without_labels_predicts_links(
         ({"y": torch.full((4,), -1)}, "no node has a class"),
         ({"edge_index": torch.ones(2)}, "edge_index"),
         ({"edge_index": torch.tensor([[0], [9]])}, "names nodes 0 to 9"),
+        (
+            {"edge_index": torch.tensor([[0.5, 1.9], [1.0, 2.0]])},
+            r"edge_index must hold integers, got torch\.float32",
+        ),
+        ({"edge_index": torch.ones(2, 3, dtype=torch.bool)}, r"got torch\.bool"),
+        ({"edge_index": torch.ones(2, 3) * 1j}, r"integers, got torch\.complex64"),
+        ({"x": torch.ones(4, 3) * 1j}, r"x must hold real numbers, got torch\.complex"),
+        ({"y": torch.ones(4) * 1j}, r"class numbers .* got torch\.complex64"),
+        (
+            {"edge_label": torch.zeros(5), "edge_attr": torch.ones(5, 1) * 1j},
+            "edge_attr must hold real numbers",
+        ),
         ({"train_mask": torch.ones(4, dtype=torch.bool)}, "no val_mask"),
         (
             {
@@ -105,6 +117,11 @@ def test_a_graph_that_does_not_fit_is_an_error(
     with pytest.raises(DataError, match=message):
         to_npz(toy(**values), tmp_path / "a.npz")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_edge_index_may_be_of_any_type(tmp_path: Path) -> None:
+    path = to_npz(toy(edge_index=torch.empty(2, 0)), tmp_path / "a.npz")
+    assert load_graph_file(path).dataset.edge_index.shape == (2, 0)
 
 
 def test_other_objects_and_names_are_errors(tmp_path: Path) -> None:
