@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from flower_fgl.cli.tables import WIDE
-from flower_fgl.cli.value_lists import parse_value, split_pair
+from flower_fgl.cli.value_lists import parse_value, reject_given_twice, split_pair
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
@@ -84,25 +84,31 @@ def given(**values: str | None) -> dict[str, str]:
 
 
 def data_config(
-    dataset: str,
+    dataset: str | None,
     clients: int | None,
-    rule: str,
+    rule: str | None,
     settings: Sequence[str] | None,
     *,
     command: str,
 ) -> RunConfig:
-    """Return the checked settings of a command that only reads data."""
+    """Return the checked settings of a command that only reads data.
+
+    An option that was not given is ``None``.
+    """
     pairs = parse_pairs(settings or [])
-    number: dict[str, Scalar] = {} if clients is None else {"clients": clients}
-    values = with_clients({"dataset": dataset, "partition": rule, **number, **pairs})
+    options: dict[str, Scalar | None] = {"dataset": dataset, "partition": rule}
+    options["clients"] = clients
+    own = {key: value for key, value in options.items() if value is not None}
+    reject_given_twice(own, pairs)
+    values = with_clients({**own, **pairs})
     config = parse_config(values)
     reject_unread_settings(pairs, DATA_SETTINGS | {"synthetic"}, command)
-    reject_unused_settings(pairs, [config])
+    reject_unused_settings({**own, **pairs}, [config])
     if config.owners:
         # loads torch: the settings are checked first
         from flower_fgl.simulation.local import count_owners
 
         return parse_config(count_owners(values))
     if config.clients < 1:
-        raise ConfigError(f"--clients must be at least 1, got {clients}.")
+        raise ConfigError(f"--clients must be at least 1, got {config.clients}.")
     return config

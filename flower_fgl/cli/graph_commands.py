@@ -30,15 +30,17 @@ __all__ += ["import_partition"]
 
 def partition(
     dataset: Annotated[
-        str, typer.Option(help="Dataset, see flower-fgl datasets.")
-    ] = "synthetic",
+        str | None,
+        typer.Option(help="Dataset (default synthetic), see flower-fgl datasets."),
+    ] = None,
     clients: Annotated[
         int | None,
         typer.Option(help="Number of clients; by default 10, or that of the owners."),
     ] = None,
     rule: Annotated[
-        str, typer.Option(help="Partition rule: metis, louvain, dirichlet, …")
-    ] = "metis",
+        str | None,
+        typer.Option(help="Partition rule (default metis): louvain, dirichlet, …"),
+    ] = None,
     settings: SettingPairs = None,
     out: Annotated[
         Path | None,
@@ -70,15 +72,17 @@ def export(
         Path, typer.Argument(help="Folder for the .npz files.", file_okay=False)
     ],
     dataset: Annotated[
-        str, typer.Option(help="Dataset, see flower-fgl datasets.")
-    ] = "synthetic",
+        str | None,
+        typer.Option(help="Dataset (default synthetic), see flower-fgl datasets."),
+    ] = None,
     clients: Annotated[
         int | None,
         typer.Option(help="Number of clients; by default 10, or that of the owners."),
     ] = None,
     rule: Annotated[
-        str, typer.Option(help="Partition rule: metis, louvain, dirichlet, …")
-    ] = "metis",
+        str | None,
+        typer.Option(help="Partition rule (default metis): louvain, dirichlet, …"),
+    ] = None,
     settings: SettingPairs = None,
 ) -> None:
     """Partition a dataset into one graph file per client.

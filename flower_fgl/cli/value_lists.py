@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, get_type_hints
 
@@ -13,7 +13,8 @@ from flower_fgl.core.options import Scalar, kebab, load_toml
 from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 from flower_fgl.methods import METHODS
 
-__all__ = ["Given", "parse_value", "read_options", "read_values", "split_pair"]
+__all__ = ["Given", "parse_value", "read_options", "read_values", "reject_given_twice"]
+__all__ += ["split_pair"]
 
 Given = Scalar | list[Scalar]
 """One value for all runs, or the values of a grid."""
@@ -65,9 +66,7 @@ def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, 
     for pair in pairs:
         key, text = split_pair(pair)
         if key in options:
-            raise ConfigError(
-                f"--{key} and --set {key}=… set the same key: give only one."
-            )
+            raise _given_twice(key)
         if key in texts:
             raise ConfigError(
                 f"--set {key}=… is given twice: give it once. Several values are a list: "
@@ -76,6 +75,30 @@ def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, 
         texts[key] = text
     values = {key: read_values(key, text) for key, text in texts.items()}
     return {key: v if len(v) > 1 else v[0] for key, v in values.items()}
+
+
+def reject_given_twice(options: Collection[str], pairs: Collection[str]) -> None:
+    """Reject a setting that both an option and ``--set`` give.
+
+    Parameters
+    ----------
+    options, pairs : collection of str
+        Settings that options, and that ``--set`` gives.
+
+    Raises
+    ------
+    ConfigError
+        Naming the setting.
+    """
+    for key in pairs:
+        if key in options:
+            raise _given_twice(key)
+
+
+def _given_twice(key: str) -> ConfigError:
+    """Return the error of a setting that both an option and ``--set`` give."""
+    option = "rule" if key == "partition" else key
+    return ConfigError(f"--{option} and --set {key}=… set the same key: give only one.")
 
 
 def read_values(key: str, text: str) -> list[Scalar]:

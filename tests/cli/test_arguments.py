@@ -1,0 +1,46 @@
+"""Options and ``--set`` of commands that read data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flower_fgl.cli.arguments import data_config
+from flower_fgl.cli.main import app
+from flower_fgl.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("option", "pair", "message"),
+    [
+        (["--dataset", "cora"], "dataset=synthetic", "--dataset and --set dataset=…"),
+        (["--clients", "3"], "clients=4", "--clients and --set clients=…"),
+        (["--rule", "uniform"], "partition=metis", "--rule and --set partition=…"),
+    ],
+)
+@pytest.mark.parametrize("command", ["partition", "export"])
+def test_an_option_and_a_pair_of_the_same_setting_contradict_each_other(
+    command: str, option: list[str], pair: str, message: str, tmp_path: Path
+) -> None:
+    words = [command, *([str(tmp_path / "out")] if command == "export" else [])]
+    with pytest.raises(ConfigError, match=message):
+        CliRunner().invoke(
+            app, [*words, *option, "--set", pair], catch_exceptions=False
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pair_alone_chooses_the_data() -> None:
+    pairs = ["dataset=cora", "partition=uniform", "clients=4"]
+    config = data_config(None, None, None, pairs, command="partition")
+    assert (config.dataset, config.partition, config.clients) == ("cora", "uniform", 4)
+    config = data_config(None, None, None, None, command="partition")
+    default = (config.dataset, config.partition, config.clients)
+    assert default == ("synthetic", "metis", 10)
+
+
+def test_the_number_of_clients_of_a_pair_is_named() -> None:
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        data_config(None, None, None, ["clients=0"], command="partition")
