@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "ConfigError",
@@ -12,6 +14,7 @@ __all__ = [
     "RunError",
     "hide_tracebacks",
     "one_line",
+    "report_lack_of_memory",
 ]
 
 MAX_REASON = 500
@@ -62,6 +65,33 @@ class PayloadError(FglError):
 
 class RunError(FglError):
     """A run cannot start, continue or resume."""
+
+
+LACK_OF_MEMORY = ("can't allocate memory", "out of memory", "not enough memory")
+"""Parts of the messages of torch's allocators; its errors are of the type RuntimeError."""
+
+
+@contextmanager
+def report_lack_of_memory() -> Iterator[None]:
+    """Raise a :class:`RunError` where a tensor does not fit into the memory.
+
+    Raises
+    ------
+    RunError
+        In place of a ``MemoryError``, or of torch's error of a failed allocation.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error)
+        is_lack = any(part in text for part in LACK_OF_MEMORY)
+        if not (isinstance(error, MemoryError) or is_lack):
+            raise
+        raise RunError(
+            f"The memory is too small for this run: {one_line(text) or 'MemoryError'}. Use "
+            "a smaller graph or backbone (hidden-channels, num-layers), or a machine with "
+            "more memory."
+        ) from error
 
 
 class _PlainErrors(logging.Filter):

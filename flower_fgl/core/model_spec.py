@@ -18,7 +18,16 @@ from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.extensions import known_names
 from flower_fgl.core.options import nearest
 
-__all__ = ["BACKBONES", "LAYERED", "SAMPLED", "SHALLOW", "STEPPED", "ModelName"]
+__all__ = [
+    "BACKBONES",
+    "LAYERED",
+    "MOST_CHANNELS",
+    "MOST_LAYERS",
+    "SAMPLED",
+    "SHALLOW",
+    "STEPPED",
+    "ModelName",
+]
 __all__ += ["read_model", "split_models"]
 
 BACKBONES = [
@@ -43,6 +52,9 @@ LAYERED = ("gat", "gcn", "gin", "graphsage", "mlp")
 """Backbones whose last layer is the classifier unless ``:linear`` (a test compares)."""
 SAMPLED = ("gcn", "gin", "graphsage", "mlp")
 """Backbones whose layers can read a sample of the neighbors (a test compares)."""
+
+MOST_LAYERS, MOST_CHANNELS = 1_000, 1_000_000
+"""Largest depth and width; a larger number is a typing error."""
 
 SIZES = re.compile(r"([1-9]\d*)x([1-9]\d*)")
 STEPS = re.compile(r"k([1-9]\d*)")
@@ -101,8 +113,8 @@ def read_model(text: str) -> ModelName:
     Raises
     ------
     ConfigError
-        If the name is unknown, a size is malformed or given twice, the backbone has no
-        separate propagation steps, or its classifier is always linear.
+        If the name is unknown, a size is malformed, too large or given twice, the
+        backbone has no separate propagation steps, or its classifier is always linear.
     """
     name, *parts = text.split(":")
     if name not in BACKBONES and name not in known_names("backbones"):
@@ -113,9 +125,10 @@ def read_model(text: str) -> ModelName:
     for part in parts[:-1] if is_linear else parts:
         sizes, count = SIZES.fullmatch(part), STEPS.fullmatch(part)
         if sizes and layers is None and steps is None:
-            layers, hidden = int(sizes[1]), int(sizes[2])
+            layers = _size(text, sizes[1], "layers", MOST_LAYERS)
+            hidden = _size(text, sizes[2], "hidden channels", MOST_CHANNELS)
         elif count and steps is None:
-            steps = int(count[1])
+            steps = _size(text, count[1], "propagation steps", MOST_LAYERS)
         else:
             raise ConfigError(
                 f'model "{text}" must be written {name}, {name}:LAYERSxWIDTH (e.g. '
@@ -134,3 +147,11 @@ def read_model(text: str) -> ModelName:
             f"only {', '.join(LAYERED)} take it."
         )
     return ModelName(name, layers, hidden, steps, is_linear)
+
+
+def _size(text: str, digits: str, what: str, most: int) -> int:
+    """Return a size of a model's name; raise ConfigError if it is above ``most``."""
+    # Python refuses to convert thousands of digits
+    if len(digits) > len(str(most)) or int(digits) > most:
+        raise ConfigError(f'model "{text}" may have at most {most:,} {what}.')
+    return int(digits)

@@ -127,6 +127,11 @@ def load_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(lower)
 
 
+def _shown(bound: float) -> str:
+    """Return a bound for a message; ``:g`` would write a million as 1e+06."""
+    return f"{bound:g}" if bound < 10**5 else f"{bound:,}"
+
+
 def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Scalar:
     """Return ``value`` converted to ``kind``, or raise ConfigError."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -149,7 +154,7 @@ def _check(key: str, value: Any, kind: type, metadata: Mapping[str, Any]) -> Sca
             f"({type(value).__name__}). {key}: {metadata['text']}."
         )
     bounds = [
-        f"{sign} {metadata[name]:g}"
+        f"{sign} {_shown(metadata[name])}"
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
         if metadata[name] is not None
     ]

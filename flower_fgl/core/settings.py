@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from flower_fgl.core.links import EDGE, LINK
+from flower_fgl.core.model_spec import MOST_CHANNELS, MOST_LAYERS
 from flower_fgl.core.options import option
 
 __all__ = [
@@ -166,9 +167,9 @@ MIN_SECURE_CLIENTS = 3
 class SyntheticSettings:
     """Settings of the ``synthetic`` dataset, see ``datasets/sources/synthetic.py``."""
 
-    nodes: int = option(2000, "number of nodes", ge=2)
-    classes: int = option(5, "number of classes", ge=2)
-    features: int = option(64, "number of features of a node", ge=1)
+    nodes: int = option(2000, "number of nodes", ge=2, le=10**9)
+    classes: int = option(5, "number of classes", ge=2, le=10_000)
+    features: int = option(64, "number of features of a node", ge=1, le=10_000_000)
     degree: float = option(8.0, "expected number of neighbours of a node", ge=0)
     homophily: float = option(
         0.7, "share of edges that join two nodes of the same class", ge=0, le=1
@@ -352,10 +353,14 @@ class GeneralSettings:
         keeps_commas=True,
     )
     hidden_channels: int = option(
-        64, "width of the hidden layers and of the embedding", ge=1, auto=True
+        64,
+        "width of the hidden layers and of the embedding",
+        ge=1,
+        le=MOST_CHANNELS,
+        auto=True,
     )
     num_layers: int = option(
-        2, "number of layers or propagation steps", ge=1, auto=True
+        2, "number of layers or propagation steps", ge=1, le=MOST_LAYERS, auto=True
     )
     dropout: float = option(0.5, "dropout probability", ge=0, lt=1, auto=True)
     rounds: int = option(100, "number of federated rounds", ge=1, auto=True)

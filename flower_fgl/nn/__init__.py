@@ -7,6 +7,7 @@ from flower_fgl.nn.message_passing import GAT, GCN, GCNII, GIN, MLP, GraphSAGE
 from flower_fgl.nn.models import (
     MODELS,
     assign_models,
+    backbone_shapes,
     build_model,
     num_parameters,
     state_shapes,
@@ -34,6 +35,7 @@ __all__ = [
     "SparseOperator",
     "Topology",
     "assign_models",
+    "backbone_shapes",
     "build_model",
     "graph_filter",
     "num_parameters",

@@ -21,6 +21,7 @@ from flower_fgl.nn.module_backbone import backbone_class
 __all__ = [
     "MODELS",
     "assign_models",
+    "backbone_shapes",
     "build_model",
     "local_names",
     "num_parameters",
@@ -142,6 +143,68 @@ def build_model(
     if initialise:
         _reset_parameters(model)
     return model
+
+
+def backbone_shapes(
+    name: str,
+    *,
+    in_channels: int,
+    hidden_channels: int,
+    num_classes: int,
+    num_layers: int,
+    readout: bool = False,
+    link: str = "",
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a backbone's state without its memory.
+
+    Parameters
+    ----------
+    name, in_channels, hidden_channels, num_classes, num_layers, readout, link
+        See :func:`build_model`.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        As :func:`state_shapes` of the backbone.
+
+    Raises
+    ------
+    ConfigError
+        If the name is unknown or a size is out of range.
+
+    Notes
+    -----
+    1. A backbone of another package is constructed with its memory.
+    """
+    model_name = read_model(name)
+    if model_name.name not in MODELS.own:
+        made = build_model(
+            name,
+            in_channels=in_channels,
+            hidden_channels=hidden_channels,
+            num_classes=num_classes,
+            num_layers=num_layers,
+            dropout=0.0,
+            readout=readout,
+            initialise=False,
+            link=link,
+        )
+        return state_shapes(made)
+    width = model_name.hidden_channels or hidden_channels
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        with torch.device("meta"):
+            made = MODELS[model_name.name](
+                in_channels=in_channels,
+                hidden_channels=width,
+                num_classes=width if link else num_classes,
+                num_layers=model_name.num_layers or num_layers,
+                dropout=0.0,
+                steps=model_name.steps,
+                readout=readout,
+                has_linear_head=model_name.has_linear_head,
+                link=link,
+            )
+        return state_shapes(made)
 
 
 def assign_models(names: str, num_clients: int) -> list[str]:

@@ -15,7 +15,7 @@ from flower_fgl.client_apps.dispatch import FEW, Dispatcher
 from flower_fgl.client_apps.runtime.session import Session, choose_device
 from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
-from flower_fgl.core.errors import ConfigError
+from flower_fgl.core.errors import ConfigError, report_lack_of_memory
 from flower_fgl.core.options import Scalar, kebab
 from flower_fgl.core.settings import GeneralSettings
 from flower_fgl.core.unused_settings import reject_unused_settings
@@ -310,6 +310,7 @@ def run_local(
     return _run_parsed(values, None, workers, client_gpus, on_round, trackers)
 
 
+@report_lack_of_memory()
 def _run_parsed(
     values: Mapping[str, Scalar],
     config: RunConfig | None,

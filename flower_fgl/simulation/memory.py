@@ -17,7 +17,7 @@ from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import RunError
 from flower_fgl.datasets.store import ClientStore, GraphSizes, open_store
 from flower_fgl.methods import METHODS
-from flower_fgl.nn import assign_models, build_model, state_shapes
+from flower_fgl.nn import assign_models, backbone_shapes
 
 __all__ = ["MemoryEstimate", "available_memory", "estimate_memory", "require_memory"]
 
@@ -215,18 +215,15 @@ def _shapes(
     config: RunConfig, store: ClientStore, sizes: GraphSizes, name: str
 ) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a backbone's state."""
-    model = build_model(
+    return backbone_shapes(
         name,
         in_channels=sizes.num_features,
         hidden_channels=config.hidden_channels,
         num_classes=len(store.index.class_names),
         num_layers=config.num_layers,
-        dropout=config.dropout,
         readout=config.classifies_graphs,
-        initialise=False,
         link=config.decoder(len(store.index.class_names), sizes.num_edge_features),
     )
-    return state_shapes(model)
 
 
 def _bytes_of_weights(config: RunConfig, store: ClientStore, sizes: GraphSizes) -> int:

@@ -13,7 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flower_fgl.core.config import RunConfig, pyproject_table
-from flower_fgl.core.errors import ConfigError, FglError, RunError
+from flower_fgl.core.errors import (
+    ConfigError,
+    FglError,
+    RunError,
+    report_lack_of_memory,
+)
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
 from flower_fgl.core.settings import is_file
@@ -33,6 +38,7 @@ SUMMARY_SECONDS = 1.0
 """Seconds between two reads of the summary of a run in other processes."""
 
 
+@report_lack_of_memory()
 def run_one(
     values: Mapping[str, Scalar],
     *,
@@ -173,6 +179,11 @@ def _record_failures(folder: Path) -> Iterator[None]:
         if _drop_if_empty(folder):
             raise
         raise RunError(f"{error}\nRun folder: {folder}") from error
+    except Exception as error:  # a fault of this program or of another package
+        with contextlib.suppress(RunError):
+            _correct_status(folder, "failed", error=f"{type(error).__name__}: {error}")
+        _drop_if_empty(folder)
+        raise
 
 
 def _correct_status(

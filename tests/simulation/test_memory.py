@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from flower_fgl import simulate
 from flower_fgl.core.errors import RunError
 from flower_fgl.methods import parse_config
+from flower_fgl.nn import backbone_shapes, build_model, state_shapes
 from flower_fgl.server_app import warn_of_many_clients
-from flower_fgl.simulation import growing_grid, memory
+from flower_fgl.simulation import growing_grid, local, memory
 from flower_fgl.simulation.memory import (
     GIB,
     available_memory,
@@ -123,6 +125,49 @@ def test_a_run_that_does_not_fit_is_refused_before_it_writes_anything(
     monkeypatch.setattr(memory, "available_memory", lambda: 1)
     with pytest.raises(RunError, match="0 GiB are free"):
         simulate(clients=2, rounds=1, output_dir=str(tmp_path / "runs"))
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.parametrize("model", ["gcn", "gin", "gcnii", "appnp", "gat", "sgc"])
+def test_a_network_is_measured_without_its_memory(model: str) -> None:
+    # 999 layers of a million channels would take 4 petabytes
+    large = {"model": model, "num-layers": 999, "hidden-channels": 10**6}
+    assert estimate(**large).parts["client states"] > 8 * 3 * 4 * 5 * 10**6
+    small = {"in_channels": 5, "hidden_channels": 4, "num_classes": 3, "num_layers": 3}
+    made = build_model(model, **small, dropout=0.5)
+    assert backbone_shapes(model, **small) == state_shapes(made)
+
+
+def _too_large(message: str) -> Any:
+    def check(*_: object, **__: object) -> None:
+        raise RuntimeError(message)
+
+    return check
+
+
+@pytest.mark.parametrize("start", ["simulate", "run_one"])
+def test_a_failed_allocation_is_one_line(
+    start: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = "[enforce fail] DefaultCPUAllocator: can't allocate memory: 4 TB"
+    monkeypatch.setattr(local, "run_server", _too_large(text))
+    folder = str(tmp_path / "runs")
+    values = {"clients": 2, "rounds": 1, "synthetic.nodes": 200, "output-dir": folder}
+    call = partial(run_one, values, engine="local")
+    if start == "simulate":
+        call = partial(simulate, **values)
+    with pytest.raises(RunError, match=r"memory is too small for this run: .* 4 TB"):
+        call()
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_any_error_at_the_start_leaves_no_empty_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local, "run_server", _too_large("a fault"))
+    values = {"clients": 2, "rounds": 1, "synthetic.nodes": 200}
+    with pytest.raises(RuntimeError, match=r"^a fault$"):
+        run_one({**values, "output-dir": str(tmp_path / "runs")}, engine="local")
     assert not list(tmp_path.glob("runs/*"))
 
 
