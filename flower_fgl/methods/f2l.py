@@ -60,7 +60,7 @@ METHOD = Method(
     client_app="flower_fgl.client_apps.f2l:F2LClientApp",
     settings=F2LSettings,
     payload="4(P + 3p² + pC + C) up and down",
-    defaults={"eval-policy": "refresh"},
+    defaults={"eval-policy": "refresh-all"},
     additive=True,
     robust=True,
 )

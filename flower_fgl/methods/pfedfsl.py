@@ -35,7 +35,7 @@ METHOD = Method(
     client_app="flower_fgl.client_apps.pfedfsl:PFedFSLClientApp",
     settings=PFedFSLSettings,
     payload="4(P + 1 + m) up, 4P(1 + m) down, m of q candidates",
-    defaults={"eval-policy": "refresh"},
+    defaults={"eval-policy": "refresh-all"},
     has_global_model=False,
     unread=("weight-by",),
 )

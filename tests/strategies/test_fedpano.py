@@ -408,3 +408,9 @@ def test_on_fold_ppi_local_training_is_far_below(
         participants=5,
     )
     assert found["fedpano"] >= found["local"] + 20
+
+
+@pytest.mark.parametrize("method", ["fedpano", "pfedfsl", "f2l"])
+def test_few_shot_methods_refresh_every_client_before_it_is_scored(method: str) -> None:
+    # as in the paper: sampled clients would else be scored after fewer epochs
+    assert parse_config({"method": method}).eval_policy == "refresh-all"
