@@ -319,12 +319,12 @@ class FglClientApp(ClientApp, ABC):
         is_state_new : bool
             Whether to store the whole state; else only the answered round.
         """
+        self._open.pop(id(context), None)  # counted once, even if storing fails
         ledger = self.session.releases(context)
         if ledger is not None:
             ledger.add()
         save = store.save if is_state_new else store.note
         save(context, client.partition_id, client.state)
-        self._open.pop(id(context), None)
 
     def keep_failed(self, context: Context) -> None:
         """Count an answer that is an error, and store that the round is answered.

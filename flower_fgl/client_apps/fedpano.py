@@ -250,11 +250,10 @@ class Trainer:
             return gaussian_copies(nodes, noise)
         around = self.part.around.matmul(h)
         made = synthesise(self.parts.generator, nodes, around, noise)
-        bad = int((~made.isfinite()).sum())
-        if bad and bool(h.isfinite().all()):
+        if not bool(made.isfinite().all()) and bool(h.isfinite().all()):
             raise FglError(
-                f"the node generator returned {bad} non-finite values; the client keeps "
-                "its state from before the round. Try a smaller lr."
+                "the node generator returned non-finite values; the client keeps its "
+                "state from before the round. Try a smaller lr."
             )
         return made
 

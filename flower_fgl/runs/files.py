@@ -116,7 +116,7 @@ def require_whole(text: str, path: Path) -> None:
         If :func:`settings_toml` wrote the file and its end is missing: the settings that
         were cut off would silently have their defaults.
     """
-    if text.startswith(TITLE) and not text.endswith(f"\n{END}\n"):
+    if text.startswith(TITLE) and f"\n{END}" not in text:
         raise RunError(f'{path} is damaged: its last line, "{END}", is missing. {MEND}')
 
 

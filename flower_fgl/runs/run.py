@@ -355,8 +355,11 @@ def _require_fitting(config: Row, summary: Row, folder: Path) -> None:
             f"{folder / SUMMARY} is damaged: its status is {summary['status']!r}, none of "
             f"{', '.join(STATUSES)}. {MEND}"
         )
-    for key in ("best", "last"):
-        entry = summary.get(key)
+    count = summary.get("rounds", 0)
+    if type(count) is not int:
+        raise RunError(f"{folder / SUMMARY} is damaged: rounds is {count!r}. {MEND}")
+    entries = {key: summary.get(key) for key in ("best", "last", "finetuned")}
+    for key, entry in entries.items():
         if entry is not None and not (isinstance(entry, dict) and "round" in entry):
             raise RunError(
                 f'{folder / SUMMARY} is damaged: "{key}" holds no scores. {MEND}'

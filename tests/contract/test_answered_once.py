@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
+from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.releases import ReleaseLedger
 from flower_fgl.core.errors import FglError, RunError
 from flower_fgl.protocols.base import CONFIG, INFO
@@ -114,6 +115,72 @@ def test_an_answer_that_is_an_error_counts_and_is_given_once(
     victim.refuses(sent["train"][0], ONCE)
     victim.refuses(sent["train"][1], "non-finite")
     victim.refuses(sent["evaluate"][0], "max-releases = 2")
+
+
+@pytest.mark.parametrize("trained", [0, 2])
+@pytest.mark.parametrize("scored", [False, True])
+def test_a_resumed_run_repeats_rounds_that_failed_after_the_checkpoint(
+    trained: int,
+    scored: bool,
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = {"rounds": 6, "evaluate": "both", "checkpoint_every": 2}
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", **settings)
+    home = {**nodes[0], "state-dir": str(tmp_path / "states")}
+    first = Node(home, values, run_id=7)
+    for number in range(trained):
+        first.ask(sent["train"][number])
+        first.ask(sent["evaluate"][number])
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flower_fgl.client_apps.fedavg.FedAvgClientApp.fit", fail)
+        for number in (2, 3, 4):
+            first.refuses(sent["train"][number], "RuntimeError")
+            if scored:
+                first.ask(sent["evaluate"][number])
+    point: dict[str, Any] = {"run-id": "7", "server-round": 2, "is-restored": False}
+    agreed = sent["train"][0].content[AGREEMENT]
+    resume = RecordDict({CONFIG: ConfigRecord(point), AGREEMENT: agreed})
+    resumed = Node(home, values, run_id=8)
+    resumed.send(resume, "query.resume")
+    for number in (2, 3, 4, 5):
+        resumed.ask(sent["train"][number])
+        resumed.ask(sent["evaluate"][number])
+        resumed.refuses(sent["train"][number], ONCE)
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+def test_a_process_that_ends_later_keeps_the_answers_of_another(
+    is_error: bool,
+    nodes: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuned = {"fedavg": {"finetune_epochs": 1}}
+    sent, values = record(monkeypatch, nodes, tmp_path / "run", **tuned)
+    home = {**nodes[0], "state-dir": str(tmp_path / "states")}
+    slow, quick = Node(home, values), Node(home, values)
+    original = FedAvgClientApp.finetune
+
+    def finetune(app: Any, *args: Any) -> Any:
+        if is_error:
+            quick.context.run_config["lr"] = 1e30
+            quick.context.run_config["optimizer"] = "sgd"
+            with pytest.raises(FglError, match="non-finite"):
+                quick.ask(sent["train"][0])
+        else:
+            quick.ask(sent["train"][0])
+        return original(app, *args)
+
+    monkeypatch.setattr(FedAvgClientApp, "finetune", finetune)
+    slow.ask(sent["train.finetune"][0], server_round=1)
+    slow.refuses(sent["train"][0], ONCE)
+    quick.refuses(sent["train"][0], ONCE)
 
 
 def test_an_unexpected_error_tells_the_server_no_values(

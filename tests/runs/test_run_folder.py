@@ -509,6 +509,13 @@ def test_a_complete_run_without_a_round_of_the_middle_is_refused(
             '"seed": 4',
             "mixes two runs: seed is 3 in config",
         ),
+        ("summary.json", '"rounds": 2', '"rounds": 2.0', "rounds is 2.0"),
+        (
+            "summary.json",
+            '"seed": 3',
+            '"seed": 3, "finetuned": 5',
+            '"finetuned" holds no',
+        ),
         ("rounds.jsonl", '"round":2', '"round":"x"', "its round is 'x'"),
         ("config.toml", "# end of settings\n", "", r'"# end of settings", is missing'),
     ],

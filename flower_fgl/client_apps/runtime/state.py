@@ -344,7 +344,7 @@ class FileStates(StateStore):
             with FileLock(f"{path}.lock"):
                 kept, new = _round_of(path), int(state.values.get("round", 0))
                 if state.claimed:
-                    _refuse_second(path, state)
+                    _merge_answers(path, state)
                     if kept is not None and kept > new:
                         raise PayloadError(
                             f'round {new} of the exchange "{state.claimed}" is refused: '
@@ -391,10 +391,25 @@ class FileStates(StateStore):
                 link_file(source, path)
             else:
                 path.unlink(missing_ok=True)
+            if path.exists():
+                self._forget_later(path, server_round)
         except OSError as error:
             raise RunError(
                 f"Cannot write client state {path}: {error}. Check state-dir."
             ) from error
+
+    def _forget_later(self, path: Path, server_round: int) -> None:
+        """Let a rewound client answer the rounds after the checkpoint again.
+
+        A round that failed is answered, too, while the state is still of the one before.
+        """
+        state = read_state(path)
+        before = dict(state.values)
+        for key, value in before.items():
+            if key.startswith((f"{ANSWERED}train", f"{ANSWERED}evaluate")):
+                state.values[key] = min(int(value), server_round)
+        if state.values != before:
+            write_state(path, state, is_synced=self.is_synced)
 
 
 def read_state(path: Path) -> ClientState:
@@ -445,11 +460,19 @@ def _kept_at(path: Path, server_round: int) -> Path:
     return path.with_name(f"{path.stem}.at-{server_round:06d}.safetensors")
 
 
-def _refuse_second(path: Path, state: ClientState) -> None:
-    """Raise an error if another process has answered the claimed round meanwhile."""
+def _merge_answers(path: Path, state: ClientState) -> None:
+    """Take over what other processes have answered since ``state`` was loaded.
+
+    Raises
+    ------
+    PayloadError
+        If one of them has answered the round that ``state`` claims, or a later one.
+    """
+    masked = "secure/masked-round"
     try:
         with safe_open(path, "pt") as file:
             stored = _values(file)
+            last = file.get_tensor(masked) if masked in file.keys() else None  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError, ValueError):
         return
     key = ANSWERED + state.claimed
@@ -458,6 +481,12 @@ def _refuse_second(path: Path, state: ClientState) -> None:
             f'the exchange "{state.claimed}" is refused: another process has answered '
             "this round"
         )
+    for name, value in stored.items():
+        if name.startswith(ANSWERED):
+            own = int(state.values.get(name, value))
+            state.values[name] = max(int(value), own)
+    if last is not None:
+        state.tensors[masked] = torch.maximum(last, state.tensors.get(masked, last))
 
 
 def _round_of(path: Path) -> int | None:

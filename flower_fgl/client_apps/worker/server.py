@@ -59,7 +59,7 @@ def _answer(connection: Connection[bytes, bytes], handler: Handler | None) -> Ha
     try:
         frames = pack_reply(handler(message, context), context)
     except Exception as error:
-        frames = pack_error(error)
+        frames = pack_error(error, context)
     for frame in frames:
         connection.send_bytes(frame)
     return handler

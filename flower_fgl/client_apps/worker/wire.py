@@ -8,7 +8,8 @@ sender     frames
 worker     ``taken``, at once: the worker is free for a message
 process    the message, the context
 worker     on success: ``reply``, the reply message, the context's state
-worker     on error: ``error``, JSON with the error's module, class, text and traceback
+worker     on error: ``error``, JSON with the error's module, class, text and traceback,
+           the context's state
 =========  ===========================================================================
 """
 
@@ -104,21 +105,22 @@ def pack_reply(reply: Message, context: Context) -> list[bytes]:
     ]
 
 
-def pack_error(error: Exception) -> list[bytes]:
-    """Return the frames of an error."""
+def pack_error(error: Exception, context: Context) -> list[bytes]:
+    """Return the frames of an error and of the context's current state."""
     fields = {
         "module": type(error).__module__,
         "class": type(error).__qualname__,
         "text": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
-    return [ERROR, json.dumps(fields).encode()]
+    state = recorddict_to_proto(context.state).SerializeToString()
+    return [ERROR, json.dumps(fields).encode(), state]
 
 
 def read_answer(
     connection: Connection[bytes, bytes], context: Context
 ) -> Message | Exception:
-    """Receive a reply or an error; a reply also replaces the context's state.
+    """Receive a reply or an error, and replace the context's state.
 
     Parameters
     ----------
@@ -144,16 +146,18 @@ def read_answer(
         raise UnreadableError(
             f"the worker's answer must begin with reply or error, got {kind[:20]!r}"
         )
-    frames = [connection.recv_bytes() for _ in range(2 if kind == REPLY else 1)]
+    frames = [connection.recv_bytes() for _ in range(2)]
+    answer: Message | Exception
     try:
         if kind == ERROR:
-            return _error_from(json.loads(frames[0]))
-        reply = message_from_proto(ProtoMessage.FromString(frames[0]))
+            answer = _error_from(json.loads(frames[0]))
+        else:
+            answer = message_from_proto(ProtoMessage.FromString(frames[0]))
         state = recorddict_from_proto(ProtoRecordDict.FromString(frames[1]))
     except Exception as error:
         raise UnreadableError(f"the worker's answer is malformed: {error}") from error
     context.state = state
-    return reply
+    return answer
 
 
 def _error_from(fields: dict[str, str]) -> Exception:

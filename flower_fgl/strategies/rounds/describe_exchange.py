@@ -40,10 +40,10 @@ log = logging.getLogger(__name__)
 MOST_NAMES = 20
 """Class names that an error message lists."""
 MOST_NUMBERS = 10_000
-MOST_OWN_CLASSES = 1000
-"""Largest number of classes that only one data owner names."""
 """Partition-ids of a run that names no number of clients; some methods have a tensor for
 each, and an owner's claim must not fill the server's memory."""
+MOST_OWN_CLASSES = 1000
+"""Largest number of classes that only one data owner names."""
 SHARED: dict[str, Callable[[Description], Hashable]] = {
     "number of partitions": lambda d: d.num_partitions,
     "feature width": lambda d: d.num_features,

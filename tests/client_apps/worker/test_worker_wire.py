@@ -118,8 +118,13 @@ def test_an_error_keeps_its_class_and_text(ends: Ends, error: Exception) -> None
     try:
         raise error
     except Exception as caught:
-        send(ends[1], pack_error(caught))
-    answer = read_answer(ends[0], a_context())
+        context = a_context()
+        context.state["settings"] = ConfigRecord({"answered": 3})
+        send(ends[1], pack_error(caught, context))
+    requested = a_context()
+    answer = read_answer(ends[0], requested)
+    # the failed round counts as answered
+    assert requested.state["settings"] == ConfigRecord({"answered": 3})
     assert isinstance(answer, Exception)
     assert str(type(answer)) == str(type(error))  # Flower sends the type to the server
     assert str(answer) == str(error)
@@ -133,8 +138,9 @@ def test_an_error_keeps_its_class_and_text(ends: Ends, error: Exception) -> None
     [
         [b"\x80\x04K\x01."],
         [b"reply", b"garbage", b"garbage"],
-        [b"error", b"{}"],
-        [b"error", b"\xff"],
+        [b"error", b"{}", b""],
+        [b"error", b"\xff", b""],
+        [b"error", b"{}", b"garbage"],
     ],
 )
 def test_a_malformed_answer_leaves_the_context_unchanged(
