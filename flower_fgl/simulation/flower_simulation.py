@@ -9,6 +9,7 @@ the run, and leaves no process behind.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
@@ -32,12 +33,16 @@ from flower_fgl.simulation.superlink import FlowerHome, on_cluster, tail
 
 __all__ = [
     "LaunchResult",
+    "check_client_gpus",
     "fitting_workers",
     "launch",
     "num_cpus",
     "sigterm_as_interrupt",
     "write_app_folder",
 ]
+
+SMALLEST_SHARE = 1e-4
+"""Smallest share of a GPU that Ray distinguishes from 0."""
 
 
 def launch(
@@ -179,6 +184,29 @@ def write_app_folder(
     return folder
 
 
+def check_client_gpus(client_gpus: float) -> None:
+    """Reject a number of GPUs per worker process that Ray cannot give.
+
+    Parameters
+    ----------
+    client_gpus : float
+        GPUs of each worker process.
+
+    Raises
+    ------
+    ConfigError
+        If it is negative, not finite, below Ray's smallest share, or above 1 but not a
+        whole number.
+    """
+    is_share = client_gpus == 0 or SMALLEST_SHARE <= client_gpus <= 1
+    is_number = math.isfinite(client_gpus) and client_gpus > 1
+    if not is_share and not (is_number and client_gpus == int(client_gpus)):
+        raise ConfigError(
+            f"client_gpus must be 0, a fraction from {SMALLEST_SHARE:g} to 1, or a whole "
+            f"number, because Ray can only share a single GPU. Got {client_gpus}."
+        )
+
+
 def _federation_config(
     num_clients: int,
     client_cpus: int,
@@ -195,11 +223,7 @@ def _federation_config(
     ):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}.")
-    if client_gpus < 0 or (client_gpus > 1 and client_gpus != int(client_gpus)):
-        raise ConfigError(
-            "client_gpus must be a fraction up to 1, or a whole number, because Ray can "
-            f"only share a single GPU. Got {client_gpus}."
-        )
+    check_client_gpus(client_gpus)
     sizes = {
         "num-supernodes": str(num_clients),
         "client-resources-num-cpus": str(client_cpus),
