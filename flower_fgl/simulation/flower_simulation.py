@@ -34,6 +34,7 @@ from flower_fgl.simulation.superlink import FlowerHome, on_cluster, tail
 __all__ = [
     "LaunchResult",
     "check_client_gpus",
+    "check_workers",
     "fitting_workers",
     "launch",
     "num_cpus",
@@ -182,6 +183,14 @@ def write_app_folder(
     text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
     return folder
+
+
+def check_workers(workers: int) -> None:
+    """Raise ConfigError if a number of worker processes is no whole number from 1."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ConfigError(
+            f"workers must be a whole number and at least 1, got {workers!r}."
+        )
 
 
 def check_client_gpus(client_gpus: float) -> None:

@@ -29,7 +29,7 @@ from flower_fgl.runs.state_files import StateKeeper
 from flower_fgl.runs.trackers import Tracker, open_trackers
 from flower_fgl.server_app import run_server
 from flower_fgl.simulation.experiments import DEFAULT_CLIENTS
-from flower_fgl.simulation.flower_simulation import num_cpus
+from flower_fgl.simulation.flower_simulation import check_workers, num_cpus
 from flower_fgl.simulation.local_grid import (
     LocalGrid,
     frozen_objects,
@@ -80,6 +80,11 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, Scalar]:
     flat: dict[str, Scalar] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
+            if wrong := [k for k in value if not isinstance(k, str)]:
+                raise ConfigError(
+                    f"{key} must be a mapping of the names of settings to their values, "
+                    f"got the name {wrong[0]!r}."
+                )
             flat |= {f"{kebab(key)}.{kebab(k)}": v for k, v in value.items()}
         else:
             flat[kebab(key)] = value
@@ -201,6 +206,7 @@ def simulate(
     RunError
         If the run fails, e.g. because no client replied.
     """
+    own = _check_keywords(workers, on_round, track)
     if not isinstance(dataset, str):
         dataset, settings = _graphs_as_files(dataset, clients, settings)
     if clients is None:
@@ -208,11 +214,8 @@ def simulate(
     values = run_config_of(
         method=method, dataset=dataset, clients=clients, seed=seed, settings=settings
     )
-    own: Sequence[Tracker] = ()
     if isinstance(track, str):
         values["track"] = track
-    else:
-        own = [track] if isinstance(track, Tracker) else track
     config = parse_config(values)
     if not config.resume:  # the folder of an older version may hold such settings
         reject_unused_settings(flat_settings(settings), [config])
@@ -220,6 +223,25 @@ def simulate(
         return _run_parsed(values, config, workers, 0.0, on_round, own)
     with show_progress(f"{method} on {dataset}", config.rounds, on_round) as shown:
         return _run_parsed(values, config, workers, 0.0, shown, own)
+
+
+def _check_keywords(workers: Any, on_round: Any, track: Any) -> list[Tracker]:
+    """Reject keywords of :func:`simulate` of a wrong type; return the own trackers."""
+    check_workers(workers)
+    if on_round is not None and not callable(on_round):
+        raise ConfigError(
+            f"on_round must be a function of one row, got {type(on_round).__name__}."
+        )
+    if isinstance(track, str):
+        return []
+    own = [track] if isinstance(track, Tracker) else track
+    is_list = isinstance(own, Sequence)
+    if not is_list or not all(isinstance(tracker, Tracker) for tracker in own):
+        raise ConfigError(
+            'track must be names separated by commas, as in "mlflow,wandb", a Tracker or '
+            f"a list of Trackers, got {track!r}."
+        )
+    return list(own)
 
 
 def _graphs_as_files(

@@ -78,14 +78,15 @@ def run_one(
     from flower_fgl.server_app import warn_of_many_clients
     from flower_fgl.simulation.flower_simulation import (
         check_client_gpus,
+        check_workers,
         fitting_workers,
     )
     from flower_fgl.simulation.local import check_run, count_owners, run_local
     from flower_fgl.simulation.memory import require_memory
     from flower_fgl.simulation.superlink import on_cluster
 
-    if workers is not None and workers < 1:
-        raise ConfigError(f"workers must be at least 1, got {workers}.")
+    if workers is not None:
+        check_workers(workers)
     check_client_gpus(client_gpus)
     values = count_owners(values)
     config = check_run(values)

@@ -417,7 +417,7 @@ def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
         (["--set", "rounds=[[1]]"], "expects a value, a list"),
         (["--clients", "0"], "at least 1"),
         (["--engine", "rai"], "ray"),
-        (["--engine", "local", "--workers", "0"], "workers must be at least 1"),
+        (["--engine", "local", "--workers", "0"], "at least 1"),
         (["--engine", "ray", "--set", "device=cuda:0"], "--client-gpus"),
         (["--set", "device=gpu"], 'device must be "auto".*"gpu"'),
         (["--rounds", "3", "--set", "rounds=4"], "--rounds and --set rounds"),

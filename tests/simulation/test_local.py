@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from flower_fgl import simulate
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.config import RunConfig
+from flower_fgl.core.errors import ConfigError
 
 
 def test_the_settings_of_a_run_are_parsed_once(
@@ -25,6 +27,29 @@ def test_the_settings_of_a_run_are_parsed_once(
     monkeypatch.setattr(RunConfig, "parse", classmethod(counting))
     simulate("fedavg", **small)
     assert len(parsed) == 1
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"workers": -1}, "workers must be a whole number and at least 1, got -1"),
+        ({"workers": 0}, "at least 1, got 0"),
+        ({"workers": "2"}, "at least 1, got '2'"),
+        ({"workers": 1.5}, r"at least 1, got 1\.5"),
+        ({"workers": True}, "at least 1, got True"),
+        ({"on_round": 3}, "on_round must be a function of one row, got int"),
+        ({"track": 3}, "track must be names separated by commas, .* got 3"),
+        ({"track": ["mlflow"]}, r"track must be names .* got \['mlflow'\]"),
+        ({"fedprox": {1: 2}}, "fedprox must be a mapping of the names .* name 1"),
+    ],
+)
+def test_a_keyword_of_a_wrong_type_is_named(
+    keywords: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    values = {"rounds": 1, "output_dir": str(tmp_path / "runs"), **keywords}
+    with pytest.raises(ConfigError, match=message):
+        simulate("fedprox", **values)
+    assert not list(tmp_path.iterdir())
 
 
 def found_data() -> set[int]:
