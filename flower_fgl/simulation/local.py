@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from flower_fgl.client_apps.runtime.state import MemoryStates
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError, report_lack_of_memory
 from flower_fgl.core.options import Scalar, kebab
-from flower_fgl.core.settings import GeneralSettings
+from flower_fgl.core.settings import GeneralSettings, is_file
 from flower_fgl.core.unused_settings import reject_unused_settings
 from flower_fgl.datasets.owners import absolute_owners, list_owners
 from flower_fgl.datasets.pyg_data import store_graph, store_graphs
@@ -41,6 +42,7 @@ from flower_fgl.simulation.results import Run
 from flower_fgl.simulation.superlink import on_cluster
 
 __all__ = [
+    "absolute_paths",
     "check_run",
     "count_owners",
     "flat_settings",
@@ -122,6 +124,27 @@ def count_owners(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         )
     paths = absolute_owners(config.owners, config)
     return {**values, "clients": found, "owners": paths}
+
+
+def absolute_paths(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Make the paths of the data absolute, so that a run can resume in any folder.
+
+    Parameters
+    ----------
+    values : mapping of str to bool, int, float or str
+        Flat run config.
+
+    Returns
+    -------
+    dict of str to bool, int, float or str
+        With absolute ``data-dir``, and ``dataset`` if it is a file.
+    """
+    out = dict(values)
+    for key in ("data-dir", "dataset"):
+        path = values.get(key)
+        if isinstance(path, str) and path and (key == "data-dir" or is_file(path)):
+            out[key] = str(Path(os.path.expanduser(path)).resolve())
+    return out
 
 
 def check_run(
@@ -216,6 +239,7 @@ def simulate(
     )
     if isinstance(track, str):
         values["track"] = track
+    values = absolute_paths(values)
     config = parse_config(values)
     if not config.resume:  # the folder of an older version may hold such settings
         reject_unused_settings(flat_settings(settings), [config])

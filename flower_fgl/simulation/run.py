@@ -21,7 +21,6 @@ from flower_fgl.core.errors import (
 )
 from flower_fgl.core.locks import hold
 from flower_fgl.core.options import Scalar
-from flower_fgl.core.settings import is_file
 from flower_fgl.methods import METHODS, drop_removed
 from flower_fgl.runs.files import OnRound
 from flower_fgl.runs.rewind import LET_GO_SECONDS, rewind
@@ -81,7 +80,12 @@ def run_one(
         check_workers,
         fitting_workers,
     )
-    from flower_fgl.simulation.local import check_run, count_owners, run_local
+    from flower_fgl.simulation.local import (
+        absolute_paths,
+        check_run,
+        count_owners,
+        run_local,
+    )
     from flower_fgl.simulation.memory import require_memory
     from flower_fgl.simulation.superlink import on_cluster
 
@@ -120,11 +124,7 @@ def run_one(
     folder = (
         Path(config.run_dir).resolve() if config.resume else _create_run_folder(config)
     )
-    values = {**drop_removed(values), "run-dir": str(folder)}
-    for key in ("data-dir", "dataset"):
-        path = str(values.get(key, ""))
-        if path and (key == "data-dir" or is_file(path)):
-            values[key] = str(Path(path).expanduser().resolve())
+    values = {**drop_removed(absolute_paths(values)), "run-dir": str(folder)}
     with hold(folder):
         if config.resume:
             with hold(folder, is_server=True, timeout=LET_GO_SECONDS):

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch_geometric.data import Data
 
-from flower_fgl import simulate
+from flower_fgl import simulate, to_npz
 from flower_fgl.client_apps.runtime.data import ClientData
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
@@ -50,6 +52,25 @@ def test_a_keyword_of_a_wrong_type_is_named(
     with pytest.raises(ConfigError, match=message):
         simulate("fedprox", **values)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_holds_the_absolute_paths_of_its_data(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = Data(
+        x=torch.eye(40)[:, :4],
+        edge_index=torch.stack([torch.arange(40), torch.arange(40).roll(1)]),
+        y=torch.arange(40) % 2,
+    )
+    for name in ("g", "raw"):
+        (tmp_path / name).mkdir()
+    to_npz(graph, "g/ok.npz")
+    values = {k: v for k, v in small.items() if k not in ("dataset", "synthetic")}
+    values |= {"clients": 2, "rounds": 1, "data_dir": "raw"}
+    run = simulate("fedavg", "g/ok.npz", **values)
+    assert run.config["dataset"] == str(tmp_path / "g" / "ok.npz")
+    assert run.config["data-dir"] == str(tmp_path / "raw")
 
 
 def found_data() -> set[int]:
