@@ -22,6 +22,7 @@ from flower_fgl.datasets.client_graph import (
 )
 from flower_fgl.datasets.graph_files.validate import (
     check_class_names,
+    check_feature_names,
     validate_edges,
     validate_graph_dataset,
     validate_node_dataset,
@@ -153,7 +154,10 @@ def node_dataset(
     x, edge_index = _inputs(data, name)
     edges = _edges(data, name, edge_class_names, edge_feature_names)
     if data.get("y") is None:  # enough for links and edges; other runs report it
-        y, names = torch.full((x.shape[0],), -1), tuple(class_names or NO_CLASSES)
+        y, names = torch.full((x.shape[0],), -1), NO_CLASSES
+        if class_names is not None and len(class_names):
+            check_class_names(class_names, f"{name}: class_names")
+            names = tuple(class_names)
     else:
         y = _labels(data, name)
         names = _class_names(y, class_names, name)
@@ -162,7 +166,8 @@ def node_dataset(
             f"{name}: expected one class for each of the {x.shape[0]} nodes, got "
             f"{y.numel()}."
         )
-    if feature_names and len(feature_names) != x.shape[1]:
+    check_feature_names(feature_names, name)
+    if len(feature_names) not in (0, x.shape[1]):
         raise DataError(
             f"{name}: x has {x.shape[1]} columns, but there are {len(feature_names)} "
             "feature names."
@@ -187,7 +192,7 @@ def _edges(
     """Return the edges with their classes; ``None`` if they have none."""
     held = [key for key in EDGE_LABELS if data.get(key) is not None]
     if not held:
-        if class_names or columns:
+        if class_names is not None or len(columns):
             raise DataError(
                 f"{name}: there are names of classes or features of edges, but the graph "
                 "has no edge_label."
@@ -207,7 +212,8 @@ def _edges(
             )
     x = torch.zeros(len(y), 0) if attr is None else attr.detach().cpu().float()
     x = x[:, None] if x.dim() == 1 else x
-    if columns and len(columns) != x.shape[-1]:
+    check_feature_names(columns, f"{name}, edges")
+    if len(columns) not in (0, x.shape[-1]):
         raise DataError(
             f"{name}: edge_attr has {x.shape[-1]} columns, but there are {len(columns)} "
             "edge feature names."
@@ -438,7 +444,7 @@ def _class_names(
             f"{where}: there is the class {num_classes - 1}, but there are only "
             f"{len(names)} class names."
         )
-    check_class_names(list(names), f"{where}: class_names")
+    check_class_names(names, f"{where}: class_names")
     return tuple(names)
 
 

@@ -135,6 +135,26 @@ def test_other_objects_and_names_are_errors(tmp_path: Path) -> None:
         to_npz(toy(), tmp_path / "a.npz", feature_names=["age"])
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ({"feature_names": ["age", "age", "height"]}, "a name occurs twice"),
+        ({"feature_names": ["age", "", "height"]}, "one line of 1 to 300 .* got ''"),
+        ({"feature_names": [1, 2, 3]}, "feature_names must be a list of texts, got 1"),
+        ({"feature_names": "abc"}, "feature_names must be a list of texts, got 'abc'"),
+        ({"class_names": [1, 2, 3]}, "class_names must be a list of texts, got 1"),
+        ({"class_names": ["a", "a"]}, "names a class twice"),
+    ],
+)
+@pytest.mark.parametrize("y", [None, torch.tensor([0, 1, 1, -1])])
+def test_names_that_the_reader_refuses_are_not_written(
+    y: torch.Tensor | None, names: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        to_npz(toy(y=y), tmp_path / "a.npz", **names)
+    assert not list(tmp_path.iterdir())
+
+
 def test_unused_attributes_are_named(caplog: pytest.LogCaptureFixture) -> None:
     node_dataset(toy(edge_attr=torch.ones(5, 2)), "the graph")
     assert "edge_attr is not used" in caplog.text

@@ -70,7 +70,10 @@ from flower_fgl.datasets.graph_files.npz import (
     try_node_dataset,
 )
 from flower_fgl.datasets.graph_files.problems import ErrorCollector, clip, show_path
-from flower_fgl.datasets.graph_files.validate import check_class_names
+from flower_fgl.datasets.graph_files.validate import (
+    check_class_names,
+    check_feature_names,
+)
 from flower_fgl.datasets.graph_files.write import save_client_graph
 
 __all__ = [
@@ -83,8 +86,6 @@ __all__ = [
 EVALUATION = re.compile(r"evaluation_(0|[1-9][0-9]{0,5})_(\w+)")
 OUTSIDE = ("outside_edges", "outside_ids")
 SCALING = ("feature_scale", "feature_mean", "feature_std")
-MAX_NAME = 300
-"""Largest number of characters of a feature's name that a server accepts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,17 +340,7 @@ def _feature_names(
             f"x, got {names.dtype} of shape {names.shape}."
         )
     found: list[str] = names.tolist()
-    bad = [
-        name
-        for name in found
-        if not name.strip() or not name.isprintable() or len(name) > MAX_NAME
-    ]
-    if bad or len(set(found)) < len(found):
-        what = f"got {bad[0][:50]!r}" if bad else "a name occurs twice"
-        raise DataError(
-            f"{where}: the features need different names, each one line of 1 to "
-            f"{MAX_NAME} characters; {what}."
-        )
+    check_feature_names(found, where)
     return tuple(found)
 
 

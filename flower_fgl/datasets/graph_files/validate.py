@@ -18,6 +18,7 @@ from flower_fgl.datasets.graph_files.problems import (
 
 __all__ = [
     "check_class_names",
+    "check_feature_names",
     "validate_edges",
     "validate_graph_dataset",
     "validate_node_dataset",
@@ -41,9 +42,10 @@ def check_class_names(names: Sequence[str], where: str) -> None:
     Raises
     ------
     DataError
-        If there are more than 10,000 names, a name occurs twice, is longer than 300
-        characters, or contains a line break or another control character.
+        If there are more than 10,000 names, a name is no text, occurs twice, is longer
+        than 300 characters, or contains a line break or another control character.
     """
+    _check_texts(names, where)
     if len(names) > MOST_CLASSES:
         raise DataError(
             f"{where} has {len(names):,} classes, the limit is {MOST_CLASSES:,}. Check "
@@ -57,6 +59,44 @@ def check_class_names(names: Sequence[str], where: str) -> None:
                 f'{where}: class "{clip(name)}" must be one line of at most '
                 f"{LONGEST_NAME} characters. Shorten it, or remove the control characters."
             )
+
+
+def check_feature_names(names: Sequence[str], where: str) -> None:
+    """Check the names of the feature columns of a data owner.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Length d.
+    where : str
+        File for messages.
+
+    Raises
+    ------
+    DataError
+        If a name is no text, is empty, occurs twice, is longer than 300 characters, or
+        contains characters that cannot be printed.
+    """
+    _check_texts(names, f"{where}: feature_names")
+    bad = [
+        name
+        for name in names
+        if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME
+    ]
+    if bad or len(set(names)) < len(names):
+        what = f"got {bad[0][:50]!r}" if bad else "a name occurs twice"
+        raise DataError(
+            f"{where}: the features need different names, each one line of 1 to "
+            f"{LONGEST_NAME} characters; {what}."
+        )
+
+
+def _check_texts(names: Sequence[object], where: str) -> None:
+    """Reject a single text in place of a list, and names that are no texts."""
+    wrong = [name for name in names if not isinstance(name, str)]
+    if isinstance(names, str) or wrong:
+        shown = names if isinstance(names, str) else wrong[0]
+        raise DataError(f"{where} must be a list of texts, got {clip(repr(shown))}.")
 
 
 def validate_node_dataset(
