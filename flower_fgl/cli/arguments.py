@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from flower_fgl.cli.tables import WIDE
-from flower_fgl.cli.value_lists import parse_value, reject_given_twice, split_pair
+from flower_fgl.cli.value_lists import read_value, reject_given_twice, split_pair
 from flower_fgl.core.config import RunConfig
 from flower_fgl.core.errors import ConfigError
 from flower_fgl.core.options import Scalar
@@ -69,7 +69,7 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Scalar]:
     """
     out: dict[str, Scalar] = {}
     for key, text in map(split_pair, pairs):
-        value = parse_value(text)
+        value = read_value(key, text)
         if not isinstance(value, bool | int | float | str):
             raise ConfigError(f"--set {key} expects a single value, got {text}.")
         if key in out:

@@ -13,8 +13,8 @@ from flower_fgl.core.options import Scalar, kebab, load_toml
 from flower_fgl.core.settings import GeneralSettings, SyntheticSettings
 from flower_fgl.methods import METHODS
 
-__all__ = ["Given", "parse_value", "read_options", "read_values", "reject_given_twice"]
-__all__ += ["split_pair"]
+__all__ = ["Given", "parse_value", "read_options", "read_value", "read_values"]
+__all__ += ["reject_given_twice", "split_pair"]
 
 Given = Scalar | list[Scalar]
 """One value for all runs, or the values of a grid."""
@@ -75,6 +75,25 @@ def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, 
         texts[key] = text
     values = {key: read_values(key, text) for key, text in texts.items()}
     return {key: v if len(v) > 1 else v[0] for key, v in values.items()}
+
+
+def read_value(key: str, text: str) -> Any:
+    """Read the single value of a setting: TOML, or the text as typed.
+
+    Parameters
+    ----------
+    key : str
+        Setting.
+    text : str
+        A TOML value or a bare word. For a setting that is a text, e.g. ``output-dir``, a
+        number, boolean, date or time is the text itself.
+
+    Returns
+    -------
+    object
+        A bool, int, float or str if the text is a single value.
+    """
+    return _as_text(parse_value(text), text, _declared(key)[1])
 
 
 def reject_given_twice(options: Collection[str], pairs: Collection[str]) -> None:
@@ -154,8 +173,8 @@ def read_values(key: str, text: str) -> list[Scalar]:
 
 
 def _as_text(value: Any, text: str, kind: type | None) -> Any:
-    """Return the text itself where a setting is a text but TOML reads a number."""
-    return text if kind is str and isinstance(value, int | float) else value
+    """Return the text as typed where a setting is a text but TOML reads another type."""
+    return text if kind is str and not isinstance(value, str | list) else value
 
 
 def _read_piece(key: str, piece: str, kind: type | None) -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flower_fgl.cli.arguments import data_config
+from flower_fgl.cli.arguments import data_config, parse_pairs
 from flower_fgl.cli.main import app
 from flower_fgl.core.errors import ConfigError
 
@@ -44,3 +44,9 @@ def test_a_pair_alone_chooses_the_data() -> None:
 def test_the_number_of_clients_of_a_pair_is_named() -> None:
     with pytest.raises(ConfigError, match="at least 1, got 0"):
         data_config(None, None, None, ["clients=0"], command="partition")
+
+
+def test_a_text_that_toml_reads_as_another_type_stays_a_text() -> None:
+    pairs = ["output-dir=2026-11-27", "run-dir=12:30:00", "target=7", "rounds=3"]
+    values = {"output-dir": "2026-11-27", "run-dir": "12:30:00", "target": "7"}
+    assert parse_pairs(pairs) == {**values, "rounds": 3}
