@@ -274,6 +274,12 @@ def _with_run_dir(experiment: Experiment, run: PlannedRun) -> PlannedRun:
     """Add the default number of clients and, in a grid, the run folder."""
     settings = with_clients(run.settings)
     if experiment.is_grid:
+        if settings.get("run-dir"):
+            raise ConfigError(
+                f"run-dir = {settings['run-dir']} is the folder of one run, but "
+                f"{experiment.name} may have several. Remove it, or set output-dir, in "
+                "which each run has a folder of its own."
+            )
         base = Path(os.path.expanduser(str(settings.get("output-dir", "runs"))))
         settings["run-dir"] = str((base / experiment.name / run.name).resolve())
     return replace(run, settings=settings)

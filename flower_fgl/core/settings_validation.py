@@ -377,6 +377,12 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             f"participants = {settings.participants} and participation = "
             f"{settings.participation:g} both set the number of sampled clients. Give one."
         )
+    is_chosen = settings.participants != method.defaults.get("participants", 0)
+    if is_chosen and settings.clients and settings.participants > settings.clients:
+        raise ConfigError(
+            f"participants must be at most clients = {settings.clients}, got "
+            f"{settings.participants}."
+        )
     sampled = num_sampled(settings, settings.clients)
     if settings.clients and settings.min_replies > sampled:
         raise ConfigError(

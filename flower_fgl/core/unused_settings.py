@@ -44,6 +44,12 @@ def _aggregation(rule: str) -> Rule:
     return f'aggregation = "{rule}"', lambda config: config.aggregation == rule
 
 
+def _has_validation(split: str) -> bool:
+    """Return whether the setting ``split`` gives validation a share."""
+    shares = split.split("/")
+    return len(shares) == 1 or (len(shares) > 2 and shares[1].strip(" 0.") != "")
+
+
 NEEDED: Mapping[str, Rule] = {
     "partition": _PARTITIONED,
     "dataset": _PARTITIONED,
@@ -65,7 +71,10 @@ NEEDED: Mapping[str, Rule] = {
     "link-k": _LINKS,
     "time-cuts": ('setting = "edge"', lambda config: config.classifies_edges),
     "precision-k": ("positive-class", lambda config: config.positive_class),
-    "round-patience": ("rounds above 1", lambda config: config.rounds > 1),
+    "round-patience": (
+        "rounds above 1, and validation nodes in split",
+        lambda config: config.rounds > 1 and _has_validation(config.split),
+    ),
     "patience": ("check-every above 0", lambda config: config.check_every),
     "final-local-epochs": (
         'eval-policy = "refresh" or "refresh-all"',

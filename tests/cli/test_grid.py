@@ -100,6 +100,10 @@ def test_a_malformed_list_is_refused(key: str, text: str, message: str) -> None:
         (["--jobs", "2", "--jobs", "3"], r"--jobs is given 2 times: give it once\.$"),
         (["--set", "lr=0.1", "--set", "lr=0.2"], r"lr=… is given twice.*lr=0\.1,0\.2"),
         (["--seed", "1", "--set", "seed=2"], "set the same key"),
+        (
+            ["--seed", "0,1", "--set", "run-dir=x"],
+            "run-dir = x is the folder of one run",
+        ),
         (["--jobs", "2"], "there is only one run"),
         (["--seed", "0,1", "--jobs", "2", "--workers", "2"], "gives each run one proc"),
     ],

@@ -65,6 +65,14 @@ def test_a_setting_is_refused_where_no_run_uses_it(key: str) -> None:
     reject_unused_settings([key], [idle, busy])
 
 
+@pytest.mark.parametrize("split", ["50/50", "50/0/50", "50/0.0/50"])
+def test_patience_needs_validation_nodes(split: str) -> None:
+    with pytest.raises(ConfigError, match="round-patience has no effect: it needs"):
+        reject_unused_settings(["round-patience"], [parsed(split=split)])
+    for other in ("20/40/40", "50/10/40", "public"):
+        reject_unused_settings(["round-patience"], [parsed(split=other)])
+
+
 def test_a_setting_that_the_method_does_not_read_is_refused() -> None:
     deaf, other = parsed(method="fedkd"), parsed()
     with pytest.raises(
