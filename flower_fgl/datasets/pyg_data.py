@@ -154,7 +154,8 @@ def node_dataset(
     x, edge_index = _inputs(data, name)
     edges = _edges(data, name, edge_class_names, edge_feature_names)
     if data.get("y") is None:  # enough for links and edges; other runs report it
-        y, names = torch.full((x.shape[0],), -1), NO_CLASSES
+        y = torch.full((x.shape[0],), -1)
+        names: tuple[str, ...] = NO_CLASSES
         if class_names is not None and len(class_names):
             check_class_names(class_names, f"{name}: class_names")
             names = tuple(class_names)

@@ -251,7 +251,8 @@ def simulate(
 
 def _check_keywords(workers: Any, on_round: Any, track: Any) -> list[Tracker]:
     """Reject keywords of :func:`simulate` of a wrong type; return the own trackers."""
-    check_workers(workers)
+    if workers is not None:  # None: as many as pay
+        check_workers(workers)
     if on_round is not None and not callable(on_round):
         raise ConfigError(
             f"on_round must be a function of one row, got {type(on_round).__name__}."
