@@ -353,7 +353,7 @@ def read_labels(path: Path) -> dict[str, str]:
         If the file is missing, is no TOML, or holds anything but texts.
     """
     try:
-        found = tomllib.loads(path.read_text("utf-8"))
+        found = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:

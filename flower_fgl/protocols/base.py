@@ -595,6 +595,11 @@ def _read_worker(value: object) -> int:
 
 def _read_number(key: str, value: object) -> float:
     """Read a number that is finite and of a plausible size."""
+    if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+        raise PayloadError(
+            f'"{key}" is {value!r}: numbers may be at most {LARGEST:.0e} in size. Scale '
+            "the features (feature-norm), or use a smaller learning rate."
+        )
     if not isinstance(value, int | float) or not abs(value) <= LARGEST:
         raise PayloadError(f'"{key}" must be a finite number, got {value!r}.')
     return float(value)

@@ -410,7 +410,7 @@ def read_experiment(path: Path) -> Experiment:
             "config.toml of its run folder; --resume continues one."
         )
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         require_whole(text, path)
         table = load_toml(text)
     except OSError as error:

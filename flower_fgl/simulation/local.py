@@ -180,7 +180,7 @@ def simulate(
     *,
     clients: int | None = None,
     seed: int = 0,
-    workers: int = 1,
+    workers: int | None = 1,
     progress: bool = False,
     on_round: OnRound | None = None,
     track: str | Tracker | Sequence[Tracker] = "",
@@ -200,9 +200,9 @@ def simulate(
         Number of clients K, at least 1; by default 10, or the number of ``owners``.
     seed : int
         Seed of the run; the partition has its own seed (``partition_seed``).
-    workers : int
+    workers : int, optional
         Processes that share the clients. 1 runs them in this process, more start as many
-        Ray actors. The numbers are the same, up to rounding where clients train together
+        Ray actors, ``None`` as many as save time. The numbers are the same, up to rounding where clients train together
         (setting ``stacked``).
     progress : bool
         Whether to show a progress bar, or lines of text where no bar can be drawn.

@@ -141,6 +141,12 @@ def test_a_loss_that_cannot_be_is_refused(loss: dict[str, object]) -> None:
         read_loss(MetricRecord(loss))  # type: ignore[arg-type]
 
 
+def test_a_large_loss_names_the_largest_number() -> None:
+    message = r'"loss" is 3\.45e\+37: numbers may be at most 1e\+15 .*feature-norm'
+    with pytest.raises(PayloadError, match=message):
+        read_loss(MetricRecord({"loss": 3.45e37}))
+
+
 def test_bytes_are_counted_per_record() -> None:
     content = RecordDict(
         {"weights": write_tensors({"a": torch.zeros(100)}), "c": ConfigRecord({"x": 1})}

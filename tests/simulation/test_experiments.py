@@ -267,6 +267,12 @@ def test_a_row_that_cannot_name_a_folder_is_not_tuned(tmp_path: Path) -> None:
         rows_to_tune(read_experiment(path))
 
 
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("[config]\nrounds = 7", encoding="utf-8-sig")
+    assert read_experiment(path).config == {"rounds": 7}
+
+
 TUNED = """
 draws = 6
 [tuning]

@@ -181,6 +181,13 @@ def _check_header(
     header: list[str], required: Sequence[str], where: str, *, more: bool
 ) -> None:
     """Check the names of the columns."""
+    odd = [mark for mark in ";\t" if any(mark in column for column in header)]
+    if odd and not set(required) <= set(header):
+        found = "semicolons" if odd[0] == ";" else "tabs"
+        raise DataError(
+            f"{where}: the columns {', '.join(required)} are separated by {found}. "
+            "Separate the columns with commas, and write decimals with a point."
+        )
     is_extra = not more and any(column not in required for column in header)
     if not set(required) <= set(header) or is_extra or len(set(header)) < len(header):
         raise DataError(

@@ -677,3 +677,11 @@ def test_an_invalid_dataset_is_rejected(change, message, toy):
     fields |= {"x": toy.x, "edge_index": toy.edge_index, "y": toy.y}
     with pytest.raises(DataError, match=message):
         validate_node_dataset(NodeDataset(**(fields | change)))
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs")])
+def test_a_table_with_other_separators_is_named(folder, mark, name):
+    (folder / "nodes.csv").write_text(NODES.replace(",", mark))
+    message = f"are separated by {name}. Separate the columns with commas"
+    with pytest.raises(DataError, match=message):
+        load_graph_file(folder)
