@@ -352,6 +352,12 @@ def _check_method(settings: GeneralSettings, method: Any) -> None:
             "weights, and check-every keeps those of an earlier step: check-every must be "
             f"0, got {settings.check_every}."
         )
+    if method.sends_last_steps and settings.check_every:
+        raise ConfigError(
+            f"{settings.method} uploads what the last steps of training predicted, and "
+            "check-every keeps the weights of an earlier step: check-every must be 0, got "
+            f"{settings.check_every}."
+        )
     if method.is_one_shot and settings.batch_size:
         raise ConfigError(
             f"{settings.method} trains on each graph as a whole: batch-size must be 0, got "

@@ -33,4 +33,5 @@ METHOD = Method(
     has_global_model=False,
     mixes_models=True,
     unread=("weight-by",),
+    sends_last_steps=True,
 )

@@ -90,6 +90,9 @@ class Method:
     counts_steps : bool
         Whether it divides by the number of steps that led to a client's weights, so that
         ``check-every``, which keeps those of an earlier step, is refused.
+    sends_last_steps : bool
+        Whether it uploads what the last steps of training computed, which
+        ``check-every`` may discard; it is then refused.
     samples_neighbors : bool
         Whether the steps of a batch are those of ``Client.train`` with the client's
         backbone alone, so that ``num-neighbors`` may limit what they read.
@@ -129,6 +132,7 @@ class Method:
     takes_late_clients: bool = True
     takes_batches: bool = True
     counts_steps: bool = False
+    sends_last_steps: bool = False
     samples_neighbors: bool = False
     models: tuple[str, ...] = ()
     needs_cross_edges: bool = False

@@ -176,6 +176,10 @@ def test_a_resolved_configuration_parses_to_itself(name: str) -> None:
         ({"method": "fedpano", "batch-size": 8}, ["fedpano", "batch-size", "0", "8"]),
         ({"method": "fedpano", "check-every": 2}, ["fedpano", "check-every", "0", "2"]),
         ({"clients": 3, "min-replies": 4}, ["min-replies", "3", "4"]),
+        (
+            {"method": "feddistill", "check-every": 2},
+            ["feddistill uploads what the last steps", "must be 0, got 2"],
+        ),
         ({"clients": 3, "participants": 50}, ["participants", "clients = 3", "got 50"]),
         ({"clients": 3, "min-clients": 4}, ["min-clients", "clients = 3", "got 4"]),
         ({"min-clients": -1}, ["min-clients", ">= 0"]),
