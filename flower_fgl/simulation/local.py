@@ -202,8 +202,8 @@ def simulate(
         Seed of the run; the partition has its own seed (``partition_seed``).
     workers : int, optional
         Processes that share the clients. 1 runs them in this process, more start as many
-        Ray actors, ``None`` as many as save time. The numbers are the same, up to rounding where clients train together
-        (setting ``stacked``).
+        Ray actors, ``None`` as many as save time. The numbers are the same, up to
+        rounding where clients train together (setting ``stacked``).
     progress : bool
         Whether to show a progress bar, or lines of text where no bar can be drawn.
     on_round : callable, optional

@@ -411,7 +411,9 @@ def test_the_server_state_is_complete() -> None:
 
 
 def test_bytes_follow_the_formula(small: dict[str, Any]) -> None:
-    run = simulate("pfedfsl", **{**small, "rounds": 3}, evaluate_every=3)
+    # the downloads of training alone, without those before a client is scored
+    settings = {"evaluate_every": 3, "eval_policy": "refresh"}
+    run = simulate("pfedfsl", **{**small, "rounds": 3}, **settings)
     sizes = [row["bytes"]["down"]["models"] for row in run.rounds]
     # 3 clients, P = 2 · (8 · 8 + 8); from round 2 on each gets 2 candidates
     assert sizes[1] - sizes[0] == 3 * 2 * 4 * 144
