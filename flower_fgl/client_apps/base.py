@@ -350,7 +350,11 @@ class FglClientApp(ClientApp, ABC):
         client, store, server_round = self.open_once(message, context, last=last)
         seconds = {"load": time.perf_counter() - clock}
         settings = round_settings(message.content)
-        download = self.read_download(client, message.content)
+        try:
+            download = self.read_download(client, message.content)
+        except PayloadError:  # known before any data are used: no answer
+            self._open.pop(id(context), None)
+            raise
         clock = time.perf_counter()
         result = fit(client, server_round, download)
         parts = sum(result.seconds.values())

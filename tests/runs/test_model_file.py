@@ -43,7 +43,7 @@ CARD = ModelCard(
 )  # fmt: skip
 
 
-SCORED_LATER = {"adpfedgnn", "fedpano"}
+SCORED_LATER = {"adpfedgnn", "f2l", "fedpano", "pfedfsl"}
 """Methods that evaluate with the next download, so that the last model is saved."""
 ON_MENDED_GRAPHS = {"fedgcn", "fedsage+", "topfgl"}
 """Methods that evaluate on other graphs than those in the owners' files."""

@@ -101,7 +101,7 @@ def _check_own(words: list[str], block: Block) -> None:
     if name in ("run", "partition", "export"):
         keys = ("method", "dataset", "clients", "rounds", "seed")
         texts = {key: str(given[key]) for key in keys if given.get(key) is not None}
-        texts |= {"partition": given["rule"]} if "rule" in given else {}
+        texts |= {"partition": given["rule"]} if given.get("rule") else {}
     try:
         options: dict[str, Any] = read_options(texts, given.get("settings") or [])
     except ConfigError as error:
