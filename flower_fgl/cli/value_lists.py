@@ -65,8 +65,7 @@ def read_options(options: Mapping[str, str], pairs: Sequence[str]) -> dict[str, 
     texts = dict(options)
     for pair in pairs:
         key, text = split_pair(pair)
-        if key in options:
-            raise _given_twice(key)
+        reject_given_twice(options, [key])
         if key in texts:
             raise ConfigError(
                 f"--set {key}=… is given twice: give it once. Several values are a list: "
@@ -111,13 +110,10 @@ def reject_given_twice(options: Collection[str], pairs: Collection[str]) -> None
     """
     for key in pairs:
         if key in options:
-            raise _given_twice(key)
-
-
-def _given_twice(key: str) -> ConfigError:
-    """Return the error of a setting that both an option and ``--set`` give."""
-    option = "rule" if key == "partition" else key
-    return ConfigError(f"--{option} and --set {key}=… set the same key: give only one.")
+            option = "rule" if key == "partition" else key
+            raise ConfigError(
+                f"--{option} and --set {key}=… set the same key: give only one."
+            )
 
 
 def read_values(key: str, text: str) -> list[Scalar]:

@@ -55,7 +55,7 @@ from flower_fgl.protocols.secure_aggregation.messages import (
     UNMASK,
 )
 
-__all__ = ["FglClientApp", "Fit"]
+__all__ = ["FglClientApp", "Fit", "once"]
 
 
 @dataclass(frozen=True)
@@ -332,10 +332,8 @@ class FglClientApp(ClientApp, ABC):
         Whether training fails depends on the data: a server that may ask again and again
         learns one bit of them each time.
         """
-        opened = self._open.pop(id(context), None)
-        if opened is not None and opened[2] is context:
-            client, store, _ = opened
-            self.keep(client, store, context, is_state_new=False)
+        if opened := self._open.get(id(context)):
+            self.keep(*opened, is_state_new=False)
 
     def handle_fit(
         self,
@@ -470,6 +468,11 @@ class FglClientApp(ClientApp, ABC):
         self.keep(client, store, context, is_state_new=False)
         seconds = {"evaluate": time.perf_counter() - clock}
         return reply_with(message, RecordDict({METRICS: pack_metrics(scores, seconds)}))
+
+
+def once(client: Client) -> int:
+    """Return the last number of an exchange that takes place before round 1 only."""
+    return 0
 
 
 def _other_package(client: Client) -> str:

@@ -23,7 +23,7 @@ from flower_fgl.algorithms.fedgcn import (
     partial_sums,
     summed_graph,
 )
-from flower_fgl.client_apps.base import Fit
+from flower_fgl.client_apps.base import Fit, once
 from flower_fgl.client_apps.fedavg import FedAvgClientApp
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.data import ClientData
@@ -92,7 +92,7 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def _boundary(self, message: Message, context: Context) -> Message:
         """Name the nodes with neighbours at other clients, and these neighbours."""
-        client, store, _ = self.open_once(message, context, last=_once)
+        client, store, _ = self.open_once(message, context, last=once)
         edges = edges_of(client)
         own, own_edges = torch.unique(edges.own, return_counts=True)
         is_listed = torch.isin(own, listed_of(client))
@@ -110,7 +110,7 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def _sums(self, message: Message, context: Context) -> Message:
         """Send the own part of the sums of all listed nodes that the client knows."""
-        client, store, _ = self.open_once(message, context, last=_once)
+        client, store, _ = self.open_once(message, context, last=once)
         edges = edges_of(client)
         ids = ListedNodes.from_record(message.content).ids
         own, other = listed_of(client), torch.isin(edges.outside, ids)
@@ -138,7 +138,7 @@ class FedGCNClientApp(FedAvgClientApp):
 
     def _complete(self, message: Message, context: Context) -> Message:
         """Store the sums of the own nodes and of their outside neighbours."""
-        client, store, _ = self.open_once(message, context, last=_once)
+        client, store, _ = self.open_once(message, context, last=once)
         places = client.state.group(KEPT).get(
             "other", torch.zeros(0, dtype=torch.int64)
         )
@@ -154,11 +154,6 @@ class FedGCNClientApp(FedAvgClientApp):
         client.state.values[KEPT] = digest.hexdigest()
         self.keep(client, store, context)
         return Message(Empty().to_record(), reply_to=message)
-
-
-def _once(client: Client) -> int:
-    """Return the number of the only message of an exchange before round 1."""
-    return 0
 
 
 def edges_of(client: Client) -> OwnedEdges:

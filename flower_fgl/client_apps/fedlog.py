@@ -36,7 +36,7 @@ from flower_fgl.algorithms.fedlog.matching import PromptTask
 from flower_fgl.algorithms.fedlog.network import FedLogBranchNet, LinearTop, start_nodes
 from flower_fgl.algorithms.fedlog.prompts import make_generator, train_prompt_generator
 from flower_fgl.algorithms.fedlog.synthetic import class_rates, disguise_rates
-from flower_fgl.client_apps.base import FglClientApp, Fit
+from flower_fgl.client_apps.base import FglClientApp, Fit, once
 from flower_fgl.client_apps.fedlog_training import LocalLearner
 from flower_fgl.client_apps.runtime.client import Client
 from flower_fgl.client_apps.runtime.session import Session
@@ -185,7 +185,7 @@ class FedLogClientApp(FglClientApp):
         return network
 
     def _pretrain(self, message: Message, context: Context) -> Message:
-        return self.handle_fit(message, context, self.pretrain, last=lambda _: 0)
+        return self.handle_fit(message, context, self.pretrain, last=once)
 
 
 def open_network(client: Client) -> FedLogBranchNet:

@@ -178,17 +178,15 @@ def _record_failures(folder: Path) -> Iterator[None]:
         if _drop_if_empty(folder):
             raise
         raise KeyboardInterrupt(str(folder)) from None
-    except FglError as error:
+    except Exception as error:
+        # others are faults of this program or of another package, and keep their type
+        is_named = isinstance(error, FglError)
+        text = str(error) if is_named else f"{type(error).__name__}: {error}"
         with contextlib.suppress(RunError):  # e.g. on a full disk
-            _correct_status(folder, "failed", error=str(error))
-        if _drop_if_empty(folder):
+            _correct_status(folder, "failed", error=text)
+        if _drop_if_empty(folder) or not is_named:
             raise
         raise RunError(f"{error}\nRun folder: {folder}") from error
-    except Exception as error:  # a fault of this program or of another package
-        with contextlib.suppress(RunError):
-            _correct_status(folder, "failed", error=f"{type(error).__name__}: {error}")
-        _drop_if_empty(folder)
-        raise
 
 
 def _correct_status(

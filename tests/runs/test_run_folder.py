@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import math
+import os
 import re
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from flower_fgl import simulate
 from flower_fgl.core.errors import RunError
 from flower_fgl.core.metrics import Scores, pool
 from flower_fgl.methods import parse_config
+from flower_fgl.runs import checkpoints
 from flower_fgl.runs.files import settings_toml
 from flower_fgl.runs.run import Run
 from flower_fgl.runs.summary import summarise
@@ -566,3 +568,26 @@ def test_a_run_that_lost_rounds_before_its_checkpoint_is_not_resumed(
         resume(folder)
     file.write_text(whole)
     assert resume(folder).status == "completed"
+
+
+def test_the_rows_are_on_disk_before_a_checkpoint_that_follows_them(
+    small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    sync, replace = checkpoints.sync_file, os.replace
+
+    def sync_file(path: Path) -> None:
+        assert path.exists()
+        calls.append(path.name)
+        sync(path)
+
+    def replace_folder(source: Path, target: Path) -> None:
+        if "round-" in Path(target).name:
+            calls.append(Path(target).name)
+        replace(source, target)
+
+    monkeypatch.setattr(checkpoints, "sync_file", sync_file)
+    monkeypatch.setattr(os, "replace", replace_folder)
+    simulate("fedavg", **{**small, "rounds": 2, "checkpoint_every": 1})
+    logs = ["rounds.jsonl", "clients.jsonl"]
+    assert calls[:6] == [*logs, "round-000001", *logs, "round-000002"]
