@@ -82,6 +82,7 @@ def test_the_package_root_holds_the_fifteen_entries_of_the_layout() -> None:
     assert found == ENTRIES
 
 
+@pytest.mark.thorough
 @pytest.mark.xdist_group("halves")
 def test_a_server_loads_no_client_code_and_no_dataset(
     loaded_by_halves: tuple[set[str], set[str]],
@@ -91,6 +92,7 @@ def test_a_server_loads_no_client_code_and_no_dataset(
     assert below(names, "flower_fgl.strategies")
 
 
+@pytest.mark.thorough
 @pytest.mark.xdist_group("halves")
 def test_a_client_loads_no_strategy(
     loaded_by_halves: tuple[set[str], set[str]],
@@ -129,6 +131,7 @@ def test_one_file_holds_the_settings_and_the_row_of_a_method(name: str) -> None:
     assert settings is None or settings.__name__ in defined
 
 
+@pytest.mark.thorough
 def test_no_module_compares_the_name_of_a_method() -> None:
     for path in sorted(ROOT.rglob("*.py")):
         if path.parent.name == "methods":

@@ -135,6 +135,7 @@ def small_simulate(
     return simulate(method, dataset, **{**settings, **tiny(method)})
 
 
+@pytest.mark.thorough
 @every_guide
 def test_python_blocks_run(
     guide: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +175,7 @@ def test_files_named_in_the_text_exist(guide: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- commands
+@pytest.mark.thorough
 @every_guide
 def test_commands_of_bash_blocks_exist(
     guide: Path, folder: Path, request: pytest.FixtureRequest

@@ -32,6 +32,7 @@ def modules() -> set[str]:
     return {str(path.relative_to(ROOT)) for path in files}
 
 
+@pytest.mark.thorough
 def test_a_fab_holds_the_package_and_nothing_stray(
     checkout: Path, tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_group_of_tests_runs_on_one_worker(request: pytest.FixtureRequest) -> 
     assert request.node.nodeid.endswith("@a-group")
 
 
+@pytest.mark.thorough
 def test_every_third_party_import_is_declared() -> None:
     import ast
     import re

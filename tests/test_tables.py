@@ -32,6 +32,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.thorough
 def test_no_table_of_the_docs_is_stale(script: ModuleType) -> None:
     assert script.Tables(ROOT / "docs").update(is_check=True) == []
 

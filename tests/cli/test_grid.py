@@ -220,6 +220,7 @@ def side_by_side(
     monkeypatch.undo()
 
 
+@pytest.mark.thorough
 def test_runs_side_by_side_have_the_numbers_of_single_runs(
     side_by_side: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -461,6 +462,7 @@ def test_a_refused_grid_leaves_the_copy_of_its_experiment(tmp_path: Path) -> Non
     assert (out / "two" / "two.toml").read_text() == copy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "by", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
 )

@@ -43,6 +43,7 @@ def test_a_setting_that_needs_another_one_names_it() -> None:
     assert "path; ~ is your home folder" in explain_setting("output-dir")
 
 
+@pytest.mark.thorough
 def test_every_setting_can_be_explained() -> None:
     keys = {*parse_config({}).general_defaults()}
     for name in METHODS:

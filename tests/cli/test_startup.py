@@ -10,6 +10,8 @@ import pytest
 import typer
 
 #: Forks a process for each command: importing the command line takes most of the time.
+pytestmark = pytest.mark.thorough  # they share one run of all commands
+
 PROGRAM = """
 import json, os, sys
 

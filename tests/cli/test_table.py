@@ -54,6 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "runs" / "two", done.output
 
 
+@pytest.mark.thorough
 def test_an_experiment_becomes_a_table_and_cells(
     made: tuple[Path, str], tmp_path: Path
 ) -> None:

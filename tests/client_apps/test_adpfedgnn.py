@@ -269,6 +269,7 @@ def test_evaluation_uses_the_download_and_does_not_change_the_state() -> None:
     assert app.personal_model(make_client(), None) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings",
     [
@@ -354,6 +355,7 @@ def test_the_replay_buffer_stores_pairs_of_the_graph() -> None:
         assert ahead == -1 or (ahead, v) in edges
 
 
+@pytest.mark.thorough
 def test_a_larger_weight_lowers_the_mutual_information() -> None:
     found = []
     for lambda_mi in (0.0, 3.0):

@@ -118,6 +118,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
 def test_every_variant_runs(settings: dict[str, Any], small: dict[str, Any]) -> None:
     run = simulate("fedlog", **small, fedlog={**SHORT, **settings})
@@ -125,6 +126,7 @@ def test_every_variant_runs(settings: dict[str, Any], small: dict[str, Any]) -> 
     assert run.summary["failures"] == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("settings", VARIANTS[1:13], ids=str)
 def test_every_variant_trains_differently(settings: dict[str, Any]) -> None:
     plain = {"gamma_step": 0.5, "gamma_threshold": 0.0}
@@ -163,6 +165,7 @@ def test_every_part_of_the_network_learns() -> None:
         assert not torch.equal(tensor, start[name]), name
 
 
+@pytest.mark.thorough
 def test_local_generalisation_reaches_classes_without_a_training_node() -> None:
     # the client has classes 0 and 1 only
     client = make_client(y=torch.arange(N) % 2, lr=0.01, **{"local-epochs": 60})
@@ -179,6 +182,7 @@ def test_local_generalisation_reaches_classes_without_a_training_node() -> None:
     assert share_of_class_2(fits[1]) > 0.7
 
 
+@pytest.mark.thorough
 def test_gamma_moves_from_the_second_round_on_and_stays_in_its_range() -> None:
     client = make_client(gamma_step=0.3, **{"local-epochs": 30}, lr=0.01)
     run_rounds(client, 1)

@@ -204,6 +204,7 @@ def test_an_unexpected_error_tells_the_server_no_values(
     victim.refuses(sent["train"][0], ONCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("method", "kind", "number"),
     [("fedlog", "train.pretrain", 1), ("fedavg", "train", 0)],
@@ -223,6 +224,7 @@ def test_an_exchange_has_only_its_own_rounds(
     victim.refuses(sent[kind][0], ONCE)
 
 
+@pytest.mark.thorough
 def test_only_the_describe_query_needs_no_agreement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

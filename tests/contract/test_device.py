@@ -72,6 +72,7 @@ STACKABLE = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", STACKABLE)
 def test_stacked_clients_keep_their_tensors_on_the_device(
     method: str, tmp_path: Path

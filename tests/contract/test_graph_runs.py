@@ -32,6 +32,7 @@ def tiny(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [0, 4])
 def test_fedavg_learns_to_separate_rings_from_stars(
     batch_size: int, tiny: dict[str, Any]
@@ -101,6 +102,7 @@ def test_graph_datasets_cannot_be_exported(
     assert not folder.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "local"])
 def test_mutag_accuracy_exceeds_the_majority_class(
     method: str, real_data: Path, tmp_path: Path

@@ -63,6 +63,7 @@ class TestExchanges(ExchangeContract):
     cases = CASES
 
 
+@pytest.mark.thorough
 class TestRuns(RunContract):
     cases = CASES
 

@@ -23,6 +23,7 @@ from tests.client_apps.runtime.test_owners import saved
 from tests.support.owners import owner_graphs, run_owners
 
 
+@pytest.mark.thorough
 def test_nothing_in_the_package_reads_a_pickle() -> None:
     root = Path(flower_fgl.__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -53,6 +53,7 @@ def test_one_module_imports_what_flower_does_not_document() -> None:
     assert found == PRIVATE
 
 
+@pytest.mark.thorough
 def test_all_other_files_import_documented_names_only() -> None:
     folders = ("flower_fgl", "benchmarks", "examples", "scripts")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]

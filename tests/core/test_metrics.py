@@ -343,6 +343,7 @@ def test_bytes_seconds_and_failures_are_added_up() -> None:
     assert summary["failures"] == {"timeout": 2, "NaN": 1}
 
 
+@pytest.mark.thorough
 def test_neither_the_module_nor_node_scores_load_torchmetrics() -> None:
     code = (
         "import sys\n"

@@ -195,6 +195,7 @@ def test_a_set_of_graphs_is_refused_with_a_reason(
         simulate("fedavg", "mutag", **{**of_file(small), "data_dir": str(real_data)})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["local", "fedavg"])
 def test_cora_is_learnt_to_the_level_of_the_literature(
     method: str, real_data: Path, tmp_path: Path

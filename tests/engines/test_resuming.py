@@ -252,6 +252,7 @@ def test_resume_takes_no_settings(stopped: Path, options: list[str]) -> None:
     assert "--resume keeps the settings" in str(result.exception)
 
 
+@pytest.mark.thorough
 def test_an_interrupted_cell_of_an_experiment_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,6 +282,7 @@ def break_app(folder: Path, code: str) -> str:
     return str(folder / "site")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "engine"),
@@ -335,6 +336,7 @@ def test_a_client_that_never_answers_is_left_behind(tmp_path: Path) -> None:
     assert any("no reply within 10 s" in f["reason"] for f in run.rounds[1]["failures"])
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "engine", ["local", pytest.param("ray", marks=pytest.mark.slow)]

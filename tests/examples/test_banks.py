@@ -102,6 +102,7 @@ def test_precision_counts_the_first_alerts(example: Any) -> None:
     assert precision(scores, truth, 4) == 0.5
 
 
+@pytest.mark.thorough
 def test_the_example_runs(
     example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -103,6 +103,7 @@ def only_client_1_is_dropped(run: Run, words: str = "") -> None:
 SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': %s, }\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "change",
     [
@@ -333,6 +334,7 @@ def test_clipped_uploads_pass_the_check_and_scaled_ones_do_not(noise: float) -> 
             check_clipped(far, download, clip=0.5, noise=noise)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedpg", "fedlog", "opfgl", "fedsage+"])
 def test_a_client_that_does_not_clip_is_dropped(
     attack: Any, small: dict[str, Any], method: str

@@ -9,6 +9,7 @@ import pytest
 from tests.fuzz.malformed_graphs import BENIGN, MUST_REFUSE, MUTATIONS, mutants, read
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 )

@@ -22,6 +22,7 @@ def silent() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("label", ["fedavg", "fedper"])
 def test_replies_that_are_read_together_are_dropped_alone(
@@ -41,6 +42,7 @@ def test_replies_that_are_read_together_are_dropped_alone(
     assert verdicts == {"dropped", "accepted"}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("label", sorted(variants()))
 def test_a_mutated_reply_is_dropped_or_benign(label: str) -> None:

@@ -234,6 +234,7 @@ def two_groups() -> tuple[GraphInput, Tensor]:
     return GraphInput(x, edges), y
 
 
+@pytest.mark.thorough
 @names
 @pytest.mark.parametrize("num_layers", [2, 3])
 def test_a_toy_problem_is_learnt_the_same_way_bit_for_bit(

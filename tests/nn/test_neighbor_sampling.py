@@ -67,6 +67,7 @@ def test_a_sampled_operator_equals_a_loop_over_its_entries(kind: OperatorKind) -
             assert entries == pytest.approx(slow_rows(graph, kind, node, kept))
 
 
+@pytest.mark.thorough
 def test_the_mean_of_many_draws_is_the_whole_neighbourhood() -> None:
     graph = make_graph(is_sparse=True)
     sampler = NeighborSampler(graph)

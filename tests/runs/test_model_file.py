@@ -254,6 +254,7 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- keeping
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_owner_keeps_the_model_that_is_best_on_its_validation_nodes(
     method: str, nodes: list[dict[str, Any]], tmp_path: Path

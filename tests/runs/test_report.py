@@ -193,6 +193,7 @@ def test_the_report_of_one_run_shows_its_numbers(tmp_path: Path) -> None:
     assert "Failures" not in words
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_the_report_is_one_file_without_scripts_or_network(tmp_path: Path) -> None:
     page = Page(write_report([make(tmp_path / "one")], None))
@@ -234,6 +235,7 @@ def test_names_of_many_runs_leave_room_for_the_curves() -> None:
     plots.to_svg(plots.by_round(curves, ylabel="distance"))  # fails on a warning
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
     evil = '<img src=x onerror="alert(1)">'
@@ -279,6 +281,7 @@ def test_an_unfinished_run_is_shown_with_its_status_on_top(
     assert "best validation round 2 49.6" in words
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_a_killed_run_shows_its_class_names_if_the_clients_told_them(
     tmp_path: Path,
@@ -384,6 +387,7 @@ def test_own_columns_stand_in_the_tables_of_several_runs(tmp_path: Path) -> None
     assert "own classes" not in make(tmp_path / "c").table()
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     runs = [
@@ -732,6 +736,7 @@ def test_the_mixtures_have_a_row_and_a_column_per_client() -> None:
     assert not many.axes[0].texts
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_the_page_shows_the_last_mixtures(tmp_path: Path) -> None:
     run = make(tmp_path / "one")
@@ -870,6 +875,7 @@ def test_without_validation_nodes_no_empty_axis_is_drawn() -> None:
     assert not plots.convergence([few, curve("b")]).axes[0].texts
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 @pytest.mark.parametrize("missing", ["val", "test", "loss"])
 def test_a_line_with_markers_but_without_numbers_is_drawn(missing: str) -> None:
@@ -974,6 +980,7 @@ def test_lines_of_a_sweep_are_named_by_what_tells_them_apart(tmp_path: Path) -> 
     assert find_sweeps(runs[:2]) == []  # one value per setting
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_the_pictures_of_a_report_can_be_had_as_files(tmp_path: Path) -> None:
     runs = [make(tmp_path / f"{lr}", settings={"lr": lr}) for lr in (1.0, 0.5)]
@@ -1243,6 +1250,7 @@ def test_a_page_of_many_runs_folds_what_is_about_single_runs(tmp_path: Path) -> 
     assert "local.own true" in words  # among the settings that are shared
 
 
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_a_picture_has_the_colours_of_a_dark_page(tmp_path: Path) -> None:
     page = Page(write_report([make(tmp_path / "one")], None))
@@ -1317,6 +1325,7 @@ def test_the_page_names_and_highlights_the_score_that_selects(tmp_path: Path) ->
 
 
 # ------------------------------------------------------------------------------- phones
+@pytest.mark.thorough
 @pytest.mark.pictures
 def test_each_figure_has_a_narrow_version_for_phones(tmp_path: Path) -> None:
     settings = {"setting": "open-set"}

@@ -57,6 +57,7 @@ def test_the_methods_that_predict_links() -> None:
             parse_config({"method": name, "setting": "link"})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ABLE)
 def test_every_method_trains_and_scores(method: str, runs: dict[str, Run]) -> None:
     run = runs[method]

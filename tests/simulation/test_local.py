@@ -92,6 +92,7 @@ def test_a_run_returns_the_garbage_collector_as_it_was(small: dict[str, Any]) ->
     assert set.union(*searched) <= before  # the clients' graphs are left out too
 
 
+@pytest.mark.thorough
 def test_a_run_frees_its_graphs_without_the_garbage_collector(
     small: dict[str, Any],
 ) -> None:

@@ -559,6 +559,7 @@ class KilledProcess(trials._Process):
             os.kill(self.pid, signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_a_process_runs_a_trial_while_another_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

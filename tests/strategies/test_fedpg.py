@@ -271,6 +271,7 @@ def wide_values(reply: Message) -> None:
     record["values"] = Array(np.ones((len(record["values"].numpy()), 9), np.float32))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedpg", "fedproto", "fedtgp"])
 @pytest.mark.parametrize(
     ("how", "reason"),

@@ -209,6 +209,7 @@ def test_a_server_without_the_device_warns_and_uses_its_cpu(
     assert 'device = "cuda:99"' in caplog.text
 
 
+@pytest.mark.thorough
 def test_the_generator_logs_a_line_every_500_steps(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -298,6 +299,7 @@ def wider(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor, tensor[:, :8]], dim=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

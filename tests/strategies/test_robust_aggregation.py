@@ -38,6 +38,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> float:
     return accuracy(tmp_path_factory.mktemp("clean") / "run", "none", "mean")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attack", ["huge", "flip"])
 def test_one_client_of_ten_ruins_the_mean(
     attack: str, clean: float, tmp_path: Path
@@ -45,6 +46,7 @@ def test_one_client_of_ten_ruins_the_mean(
     assert accuracy(tmp_path / "run", attack, "mean") < clean - 0.2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("attack", ["huge", "flip"])
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "mean"])
 def test_a_robust_rule_stays_near_the_run_without_the_attacker(
@@ -59,6 +61,7 @@ def run_of(method: str, **settings: Any) -> Run:
     return simulate(method, clients=5, **settings)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ROBUST)
 def test_every_method_with_the_flag_runs_with_every_rule(
     method: str, tmp_path: Path

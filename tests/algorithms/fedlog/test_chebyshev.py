@@ -130,6 +130,7 @@ def test_a_layer_and_its_gradients_equal_the_direct_form_in_float64(
     assert any(not torch.equal(a, b) for a, b in zip(found, direct, strict=True))
 
 
+@pytest.mark.thorough
 def test_gradcheck_of_a_layer() -> None:
     layer, inputs = loud().double(), rows(0.05)
     assert layer.points(torch.rand(N, P)) is not None

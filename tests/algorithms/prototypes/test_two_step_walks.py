@@ -221,6 +221,7 @@ print(megabytes() - before)
 """
 
 
+@pytest.mark.thorough
 def test_a_star_of_8000_leaves_needs_little_memory() -> None:
     # all 8,000 · 7,999 pairs take 2.3 GB with the matrices from which they are made
     done = subprocess.run(

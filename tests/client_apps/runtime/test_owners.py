@@ -63,6 +63,7 @@ def replace_clients(run: Any) -> Any:
     return replace(run, clients=[row for row in run.clients if row["round"] > 0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_the_class_order_of_data_owners_does_not_change_the_run(
     method: str, tmp_path: Path

@@ -45,6 +45,7 @@ def faults(**environment: str) -> tuple[int, int]:
     return first, second
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_a_process_that_trains_reuses_the_memory_of_freed_tensors() -> None:
     pages = 40 * 12_000_000 // 4096

@@ -102,6 +102,7 @@ def test_a_method_without_uploads_rejects_upload_clip(small: dict[str, Any]) -> 
         simulate("local", **small, upload_clip=1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))
 def test_every_upload_is_noised_and_the_summary_reports_epsilon(
     method: str, small: dict[str, Any]
@@ -142,6 +143,7 @@ def test_fedsageplus_generators_and_gradients_are_clipped(
     assert max(lengths) == pytest.approx(0.01, rel=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"local"}))
 def test_no_upload_exceeds_the_clipping_norm(
     method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -157,6 +157,7 @@ def test_the_list_of_methods_that_can_be_stacked() -> None:
     assert able == sorted([*STACKED, *ONE_SHOT])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", STACKED)
 def test_three_rounds_equal_those_one_by_one(method: str) -> None:
     compare(method, {})
@@ -212,6 +213,7 @@ def test_two_views_of_every_backbone_equal_one_by_one(model: str) -> None:
     compare("fggp", {"model": model}, rounds=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings",
     [

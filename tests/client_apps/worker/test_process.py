@@ -63,6 +63,7 @@ def test_a_killed_worker_is_replaced_despite_its_leftover_socket(home: Home) -> 
     assert worker_pid(home) != first
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ["idle", "term", "supernode"])
 def test_a_worker_removes_its_files_when_it_ends(home: Home, end: str) -> None:
     pid = worker_pid(home, idle=0.5 if end == "idle" else 60.0)

@@ -124,6 +124,7 @@ def answer_of(
     return dict(reply.content.config_records[INFO])
 
 
+@pytest.mark.thorough
 def test_a_worker_gives_the_same_replies_and_errors_as_this_process(home: Home) -> None:
     values = run_config_of(
         method="fedavg", dataset="synthetic", clients=2, seed=0, settings=SMALL

@@ -264,6 +264,7 @@ def test_labels_of_five_thousand_digits_are_refused(tmp_path: Path) -> None:
         (folder / "classes.csv").unlink(missing_ok=True)
 
 
+@pytest.mark.thorough
 def test_twenty_thousand_columns_take_less_than_five_seconds(tmp_path: Path) -> None:
     numbers = np.random.default_rng(0).standard_normal((100, 20_000)).round(4)
     lines = ["id,label," + ",".join(f"f{i}" for i in range(20_000))]

@@ -145,6 +145,7 @@ def assert_is_partition(parts, num_members, num_clients):
     assert np.array_equal(np.sort(everyone), np.arange(num_members))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "rule", "num_clients"),
     [
@@ -176,6 +177,7 @@ def test_a_rule_reproduces_its_reference_statistics(planetoid, name, rule, num_c
     np.testing.assert_allclose(measured[compared], expected[compared], rtol=0.15)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["Cora", "CiteSeer"])
 @pytest.mark.parametrize("num_clients", [5, 10, 20])
 def test_louvain_clients_stay_below_the_limit_without_fallbacks(
@@ -212,6 +214,7 @@ def test_dirichlet_on_cora_skews_labels_more_with_small_alpha(planetoid):
     assert skewed < 0.75 * even
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", NODE_RULES)
 @settings(
     deadline=None,
@@ -268,6 +271,7 @@ def test_no_rule_draws_from_a_global_generator(rule):
     assert states() == before
 
 
+@pytest.mark.thorough
 def test_another_process_with_other_string_hashes_makes_the_same_partitions():
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -290,6 +294,7 @@ def test_another_process_with_other_string_hashes_makes_the_same_partitions():
     assert child.stdout.split() == here
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", NODE_RULES)
 def test_the_seed_matters_and_the_graph_is_not_changed(rule):
     dataset = blocks()

@@ -176,6 +176,7 @@ def test_synthetic_needs_no_files(cache_dir):
 # real data
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     # physics is of the source of cs, and large
@@ -205,6 +206,7 @@ def test_planetoid_keeps_its_public_split(name, train, real_data, cache_dir):
     assert sizes == {"train": train, "val": 500, "test": 1000}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", REAL_GRAPH_SETS)
 def test_a_real_set_of_graphs_has_its_published_size(name, real_data, cache_dir):
     graphs, nodes, entries, features, classes = REAL_GRAPH_SETS[name]

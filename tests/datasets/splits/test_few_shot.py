@@ -225,6 +225,7 @@ def test_an_owners_split_is_kept_and_a_missing_one_is_generated(tmp_path: Path) 
     check_sample(client_from_file(tmp_path / "plain.npz", config(shots=5)), 5)
 
 
+@pytest.mark.thorough
 def test_real_few_shot_data_keep_about_as_many_classes_as_their_sizes_allow(
     real_data: Path,
 ) -> None:

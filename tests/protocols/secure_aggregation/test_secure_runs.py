@@ -102,6 +102,7 @@ def secure_name(reply: Message) -> str:
 
 
 # ------------------------------------------------------------------- equal to plain
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
 @pytest.mark.parametrize("weight_by", ["train-nodes", "nodes", "equal"])
 def test_the_model_and_the_scores_are_those_of_the_plain_average(
@@ -309,6 +310,7 @@ def test_bytes_are_those_of_the_formulas(small: dict[str, Any]) -> None:
 
 
 # ------------------------------------------------------------------ clients that fail
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", EXCHANGES)
 @pytest.mark.parametrize("pids", [{1}, {0, 4}])
 def test_lost_clients_are_named_and_the_round_continues(
@@ -334,6 +336,7 @@ def test_lost_clients_are_named_and_the_round_continues(
         torch.testing.assert_close(model(secure)[name], tensor, atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", EXCHANGES)
 @pytest.mark.parametrize(
     ("how", "reason"),

@@ -67,6 +67,7 @@ def scored(run: Run, number: int) -> list[int]:
     return [row["partition_id"] for row in rows if "metrics" in row]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", sorted(takes_late))
 def test_a_client_that_joins_in_round_2_trains_and_is_scored(
     method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -299,6 +300,7 @@ def test_data_owners_of_the_same_name_are_matched_by_number_and_graph() -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedpg", "fggp", "fedsem"])
 def test_a_resumed_run_with_a_late_client_gives_the_same_numbers(
     method: str, tmp_path: Path

@@ -112,6 +112,7 @@ def comes_back(grid: Nodes, number: int) -> None:
         grid.start(**{"partition-id": 1, "num-partitions": 3})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "method", sorted(n for n, m in METHODS.items() if not m.is_one_shot)
 )
@@ -134,6 +135,7 @@ def forgets(grid: Nodes, number: int) -> None:
         grid.contexts[node_of(grid, 1)].state = RecordDict()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "method", sorted(n for n, m in METHODS.items() if not m.is_one_shot)
 )
