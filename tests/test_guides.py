@@ -199,6 +199,7 @@ def test_the_guides_use_every_program_that_is_checked() -> None:
     assert checked <= programs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "text",
     [

@@ -83,6 +83,7 @@ def test_a_wheel_brings_one_importable_name_and_its_template(
     assert "flower_fgl/cli/templates/method/pyproject.toml.txt" in names
 
 
+@pytest.mark.thorough
 def test_import_datasets_is_not_ours(tmp_path: Path) -> None:
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "__init__.py").write_text("WHOSE = 'Hugging Face'\n")

@@ -63,6 +63,7 @@ def full_disk() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.thorough
 def test_a_run_that_kept_its_checkpoint_can_be_drawn(
     small: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -381,6 +381,7 @@ def test_a_saved_model_gives_the_same_predictions(tmp_path: Path) -> None:
     torch.testing.assert_close(load_model(tmp_path).model(graph), model(graph))
 
 
+@pytest.mark.thorough
 def test_adpfedgnn_learns_a_toy_problem(small: dict[str, Any]) -> None:
     settings = {**small, "rounds": 8}
     settings["synthetic"] = {**settings["synthetic"], "feature_noise": 0.5}

@@ -159,6 +159,7 @@ def test_the_trained_model_is_restored_from_the_state() -> None:
     assert torch.equal(again.eval()(inputs), fit.model.eval()(inputs))
 
 
+@pytest.mark.thorough
 def test_f2l_learns_a_toy_problem() -> None:
     client = random_client("f2l", settings={"local-epochs": 60, "dropout": 0.0})
     fit = F2LClientApp().fit(client, 1, server().download(1, 0))

@@ -128,6 +128,7 @@ def slopes(one: LocalLearner, loss: Tensor) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("part", "pg"), [("fitting", True), ("general", True), ("general", False)]
 )

@@ -117,6 +117,7 @@ def test_an_answer_that_is_an_error_counts_and_is_given_once(
     victim.refuses(sent["evaluate"][0], "max-releases = 2")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("trained", [0, 2])
 @pytest.mark.parametrize("scored", [False, True])
 def test_a_resumed_run_repeats_rounds_that_failed_after_the_checkpoint(

@@ -87,6 +87,7 @@ def test_every_backbone_keeps_its_tensors_on_the_device(
     small_run("fedavg", tmp_path, model=model, stacked="false", rounds=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "values",
     [

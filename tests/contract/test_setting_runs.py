@@ -161,6 +161,7 @@ def test_runs_complete_with_an_untrained_class_and_isolated_nodes(
     assert scores(run)["missing"]["num_nodes"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", UNSEEN_METHODS)
 def test_a_client_with_two_classes_left_trains(
     method: str, settings: dict[str, Any], tmp_path: Path

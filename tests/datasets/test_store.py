@@ -292,6 +292,7 @@ def _open(number: int) -> tuple[int, int]:
     return builds, graph.graph.num_nodes
 
 
+@pytest.mark.thorough
 def test_50_workers_starting_at_once_compute_once() -> None:
     context = multiprocessing.get_context("fork")
     with context.Pool(50) as pool:

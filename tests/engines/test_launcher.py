@@ -512,6 +512,7 @@ def test_a_run_is_killed_before_what_it_needs(tmp_path):
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_a_written_app_is_one_that_flower_builds(tmp_path):
     config = {"rounds": 3, "fedpg": {"alpha": 0.5}, "name": 'a "b"', "flag": True}
     folder = write_app_folder(tmp_path / "flower-fgl", config=config)

@@ -364,6 +364,7 @@ LOSSES = {
 """Methods whose clients may lose their memory, with what makes them quick."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", LOSSES)
 def test_a_client_whose_state_is_of_another_round_is_named_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str

@@ -412,6 +412,7 @@ def marked(mark: str) -> list[psutil.Process]:
     return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.thorough
 def test_bad_settings_end_at_once_with_one_line(tmp_path: Path) -> None:
     arguments: list[tuple[list[str], str]] = [
         (["--set", "roundz=3"], "rounds"),
@@ -585,6 +586,7 @@ def test_a_run_folder_that_is_being_written_is_left_alone(tmp_path: Path) -> Non
         pass
 
 
+@pytest.mark.thorough
 def test_the_data_commands_show_what_there_is(tmp_path: Path) -> None:
     lists: dict[str, list[str]] = {
         "methods": ["fedavg", "McMahan"],

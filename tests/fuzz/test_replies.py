@@ -64,6 +64,7 @@ def test_a_mutated_reply_is_dropped_or_benign(label: str) -> None:
     assert "dropped" in verdicts
 
 
+@pytest.mark.thorough
 def test_every_exchange_is_recorded() -> None:
     labels = ("fedavg, evaluate", "fedavg, finetune", "fedavg, secure", "fedsage+")
     kinds = {key.kind for label in labels for key in Recording(label).replies}

@@ -179,6 +179,7 @@ def test_all_floating_tensors_of_a_payload_are_found_and_replaced() -> None:
 
 
 # ------------------------------------------------------------ privacy loss distributions
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [1.0, 5.0, 50.0])
 @pytest.mark.parametrize("releases", [1, 20, 100])
 @pytest.mark.parametrize("delta", [1e-5, 1e-3])

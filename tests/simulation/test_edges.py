@@ -46,6 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     return {m: simulate(m, output_dir=out, **EDGES) for m in ABLE}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ABLE)
 def test_every_method_trains_and_scores(method: str, runs: dict[str, Run]) -> None:
     run = runs[method]
@@ -151,6 +152,7 @@ def test_banks_learn_which_transfers_are_odd(banks: Run) -> None:
     assert list(scores) == ["b0", "b1", "b2"]
 
 
+@pytest.mark.thorough
 def test_deployed_owners_give_the_numbers_of_the_setting_owners(
     banks: Run, owners: Path, tmp_path: Path
 ) -> None:
@@ -295,6 +297,7 @@ NODES: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", sorted(WEIGHING))
 def test_class_weights_and_a_positive_class_in_node_classification(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,7 @@ def test_every_round_of_fedlogs_tables_is_scored(path: Path) -> None:
         assert parse_config(run.settings).evaluate_every == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "path",
     [path for path in FILES if path.stem.startswith("fedpano-")],
@@ -457,6 +458,7 @@ def test_more_draws_than_a_file_has_are_refused(tmp_path: Path) -> None:
         run_experiment(path, draws=1)
 
 
+@pytest.mark.thorough
 def test_draws_are_one_row_of_the_table_and_pairs_of_a_comparison(
     tmp_path: Path,
 ) -> None:

@@ -344,6 +344,7 @@ def test_an_owner_without_labels_or_with_one_class_is_named(
     assert "ash" not in run.per_owner()
 
 
+@pytest.mark.thorough
 def test_whole_sets_of_graphs_keep_their_own_heads(
     real_data: Path, tmp_path: Path
 ) -> None:

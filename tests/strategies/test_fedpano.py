@@ -170,6 +170,7 @@ def test_an_upload_with_a_non_finite_generator_is_dropped(
         assert "non-finite" in failure["reason"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("aggregates", [True, False], ids=["shared", "nF"])
 def test_a_round_that_ends_in_nan_leaves_the_client_state_unchanged(
     monkeypatch: pytest.MonkeyPatch, few_shot: dict[str, Any], aggregates: bool
@@ -264,6 +265,7 @@ def test_fewer_participants_than_min_replies_are_rejected(
             simulate("fedpano", **{**few_shot, **ask, "min_replies": 3})
 
 
+@pytest.mark.thorough
 def test_secure_aggregation_gives_the_same_scores(few_shot: dict[str, Any]) -> None:
     some = {**few_shot, "participants": 4}
     plain = simulate("fedpano", **some)

@@ -42,6 +42,7 @@ def test_equal_weights_score_as_fedavg_s_global_model(small: dict[str, Any]) -> 
     assert len(rows) == 2 * len(ours.rounds[0]["metrics"]) * small["clients"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "method", sorted(name for name, row in METHODS.items() if row.sends_mixtures)
 )

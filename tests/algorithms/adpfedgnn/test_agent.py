@@ -37,6 +37,7 @@ def agent_of(seed: int = 0, **settings: object) -> NeighbourAgent:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_good", [True, False])
 def test_the_agent_learns_to_keep_a_neighbour_that_lowers_the_loss(
     is_good: bool,

@@ -211,6 +211,7 @@ def test_the_gradient_of_the_features_goes_through_the_adjacency(target):
     assert not torch.allclose(whole, 10 * without, rtol=0.01)
 
 
+@pytest.mark.thorough
 def test_the_generated_graph_is_well_formed_and_fits_its_target(target):
     calls: list[tuple[int, int, float]] = []
     settings = GeneratorSettings(

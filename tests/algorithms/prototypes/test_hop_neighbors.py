@@ -189,6 +189,7 @@ def drawn_sets(
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "num_leaves", [pytest.param(7, id="draws suffice"), pytest.param(40, id="or not")]
 )

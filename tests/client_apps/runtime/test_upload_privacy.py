@@ -45,6 +45,7 @@ def uploads_of(
     return simulate(method, **shortened(method, settings)), seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", OF_CLASSES)
 def test_classes_below_min_class_count_are_withheld(
     method: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -177,6 +177,7 @@ def test_all_nodes_can_be_contrasted() -> None:
     compare("moon", {"moon": {"nodes": "all"}}, rounds=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "moon", "fedala", "fggp"])
 def test_clients_with_few_training_nodes_equal_one_by_one(method: str) -> None:
     settings = {
@@ -208,6 +209,7 @@ def test_every_backbone_equals_one_by_one(model: str) -> None:
     compare("fedavg", {"model": model}, rounds=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", ["gamlp", "gin", "graphsage", "sgc"])
 def test_two_views_of_every_backbone_equal_one_by_one(model: str) -> None:
     compare("fggp", {"model": model}, rounds=2)
@@ -308,6 +310,7 @@ def test_a_diverging_client_fails_alone(tmp_path: Path) -> None:
         assert state.values == {"answered/train": 1}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "settings",
     [

@@ -31,6 +31,7 @@ def test_a_worker_persists_and_is_reused(home: Home) -> None:
     assert socket.parent.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.thorough
 def test_each_node_config_has_its_own_worker(home: Home) -> None:
     worker_pid(home)
     reach_worker({**NODE, "partition-id": 1}, home.parent, 60.0).close()
@@ -55,6 +56,7 @@ def test_concurrent_starts_leave_one_worker(home: Home) -> None:
     assert len(home.workers()) == 1
 
 
+@pytest.mark.thorough
 def test_a_killed_worker_is_replaced_despite_its_leftover_socket(home: Home) -> None:
     first = worker_pid(home)
     os.kill(first, 9)

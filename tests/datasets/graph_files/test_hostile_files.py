@@ -127,6 +127,7 @@ def test_archives_are_refused(
         load_graph_file(path)
 
 
+@pytest.mark.thorough
 def test_a_zip_bomb_is_refused_before_memory_is_allocated(path: Path) -> None:
     path.write_bytes(forge.bomb("real"))  # 300 MiB of zeros in 0.3 MiB
     tracemalloc.start()

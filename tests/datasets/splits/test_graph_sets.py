@@ -231,6 +231,7 @@ def test_proteins_is_assigned_completely(real_data: Path) -> None:
     check_real("proteins", real_data, 3)
 
 
+@pytest.mark.thorough
 def test_imdb_gets_degrees_of_its_training_graphs(real_data: Path) -> None:
     whole = load_set("imdb-binary", real_data)
     clients, _, _ = build_clients(config("imdb-binary", real_data), 10)

@@ -179,6 +179,7 @@ def test_a_reason_of_many_nodes_names_the_first_ones() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_lost_node_is_asked_again_until_it_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
