@@ -204,11 +204,15 @@ def _run(
     except Exception as reason:
         error = str(reason) if isinstance(reason, FglError) else repr(reason)
         raise
-    except (
-        BaseException
-    ) as reason:  # Flower ends a stopped run by exceptions like these
-        status = "interrupted"
-        error = f"{STOPPED} ({type(reason).__name__})"
+    except BaseException as reason:
+        if (
+            isinstance(reason, SystemExit)
+            and Run.load(writer.folder).status == "running"
+        ):
+            error = f"Code of the server half called sys.exit({reason.code!r})."
+        else:  # Flower ends a stopped run by exceptions like these
+            status = "interrupted"
+            error = f"{STOPPED} ({type(reason).__name__})"
         raise
     finally:
         federation = getattr(strategy, "federation", None)

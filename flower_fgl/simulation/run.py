@@ -291,7 +291,8 @@ def _verify_result(
     if run.status == "completed" and flower_status == "finished:completed":
         return run
     reason = run.summary.get("error") or f"End of its log:\n{log_tail}"
-    raise RunError(f"The run {run.status} (Flower reports {flower_status}). {reason}")
+    ended = "was interrupted" if run.status == "interrupted" else run.status
+    raise RunError(f"The run {ended} (Flower reports {flower_status}). {reason}")
 
 
 class _OverdueError(Exception):

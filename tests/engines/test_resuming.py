@@ -73,6 +73,31 @@ def test_an_interrupted_run_is_readable_and_keeps_its_checkpoint(stopped: Path) 
     assert [p.name for p in (stopped / "checkpoint").iterdir()] == ["round-000002"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "status", "error"),
+    [
+        (SystemExit(3), "failed", r"server half called sys\.exit\(3\)"),
+        (GeneratorExit(), "interrupted", r"Flower stopped the .*\(GeneratorExit\)"),
+    ],
+)
+def test_only_exceptions_of_flower_count_as_a_stop(
+    reason: BaseException,
+    status: str,
+    error: str,
+    settings: Settings,
+    tmp_path: Path,
+) -> None:
+    def leave(row: Mapping[str, Any]) -> None:
+        raise reason
+
+    folder = tmp_path / "left"
+    with pytest.raises(type(reason)):
+        simulate(**settings, run_dir=str(folder), on_round=leave)
+    run = Run.load(folder)
+    assert run.status == status
+    assert re.search(error, run.summary["error"])
+
+
 def test_a_run_may_be_interrupted_again_and_again(
     settings: Settings, stopped: Path
 ) -> None:
