@@ -11,13 +11,14 @@ clients and rounds are taken in each run first.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections import defaultdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+
+from flower_fgl import Run
 
 
 def window(text: str) -> range:
@@ -29,13 +30,11 @@ def window(text: str) -> range:
 def means(folder: Path, windows: list[range]) -> dict[tuple[str, int], float]:
     """Return the mean of each term in each window of one run."""
     values = defaultdict(list)
-    with (folder / "clients.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            for term, value in row.get("terms", {}).items():
-                for number, rounds in enumerate(windows):
-                    if row["round"] in rounds:
-                        values[term, number].append(value)
+    for row in Run.load(folder).clients:
+        for term, value in row.get("terms", {}).items():
+            for number, rounds in enumerate(windows):
+                if row["round"] in rounds:
+                    values[term, number].append(value)
     return {key: statistics.fmean(found) for key, found in values.items()}
 
 

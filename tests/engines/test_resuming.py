@@ -28,7 +28,7 @@ from flower_fgl.client_app import DispatchingClientApp
 from flower_fgl.core.errors import ConfigError, RunError
 from flower_fgl.core.locks import hold
 from flower_fgl.runs.model_file import read_card
-from flower_fgl.server_app import run_server
+from flower_fgl.server_app import _record_stop, run_server
 from flower_fgl.simulation.local import run_config_of
 from flower_fgl.simulation.local_grid import LocalGrid, task_identity
 from tests.support.short_runs import SMALL, comparable, timeless
@@ -74,23 +74,28 @@ def test_an_interrupted_run_is_readable_and_keeps_its_checkpoint(stopped: Path) 
 
 
 @pytest.mark.parametrize(
-    ("reason", "status", "error"),
+    ("is_stopped", "reason", "status", "error"),
     [
-        (SystemExit(3), "failed", r"server half called sys\.exit\(3\)"),
-        (GeneratorExit(), "interrupted", r"Flower stopped the .*\(GeneratorExit\)"),
+        (False, SystemExit(3), "failed", r"server half called sys\.exit\(3\)"),
+        (True, SystemExit(0), "interrupted", r"Flower stopped the .*\(SystemExit\)"),
+        (False, GeneratorExit(), "interrupted", r"Flower .*\(GeneratorExit\)"),
     ],
 )
 def test_only_exceptions_of_flower_count_as_a_stop(
+    is_stopped: bool,
     reason: BaseException,
     status: str,
     error: str,
     settings: Settings,
     tmp_path: Path,
 ) -> None:
+    folder = tmp_path / "left"
+
     def leave(row: Mapping[str, Any]) -> None:
+        if is_stopped:  # Flower's exit handlers run before it ends the process
+            _record_stop(folder)
         raise reason
 
-    folder = tmp_path / "left"
     with pytest.raises(type(reason)):
         simulate(**settings, run_dir=str(folder), on_round=leave)
     run = Run.load(folder)
