@@ -349,7 +349,7 @@ def test_head_knowledge_finds_missing_classes_of_cora(
 ) -> None:
     """Means of all evaluated rounds, seeds 0 to 2: HH 44, 42 and 45 %, TT 38, 39 and 33 %.
 
-    Those of single rounds, the selected one too, differ by up to 50 points between seeds
+    Those of single rounds, the selected one too, differ by up to 60 points between seeds
     and, by rounding, between processors.
     """
     means = []
