@@ -91,6 +91,11 @@ def plan_rehearsal(
             "argument."
         )
     settings |= pairs
+    if settings.get("setting") == "graph":
+        raise ConfigError(
+            'setting = "graph" cannot be rehearsed: an owner\'s file holds one graph. Use '
+            "flower-fgl run with a set of graphs, or another setting."
+        )
     found: dict[str, Path] = {}
     for path in graphs:
         owner = path.stem if path.suffix == ".npz" else path.name
@@ -169,10 +174,10 @@ def run_rehearsal(folder: Path, plan: Plan, *, tls: bool, timeout: float) -> Run
 def _partitioned(plan: Plan, folder: Path) -> dict[str, Path]:
     """Write one graph file per owner; links are split by the run itself."""
     config = plan.config
-    if config.setting in (EDGE, "graph"):
+    if config.setting == EDGE:
         raise ConfigError(
-            f'setting = "{config.setting}" is rehearsed with the graphs of owners only: '
-            "give a file or CSV folder of each."
+            f'setting = "{EDGE}" is rehearsed with the graphs of owners only: give a file '
+            "or CSV folder of each."
         )
     if config.setting == LINK:
         config = replace(config, setting="transductive", split="default")

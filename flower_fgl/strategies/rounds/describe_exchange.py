@@ -219,7 +219,7 @@ def _agree_on_schema(
     rejected: tuple[Rejection, ...],
     config: RunConfig,
 ) -> tuple[dict[int, Description], tuple[Rejection, ...]]:
-    """Reject data owners of another feature width; number the others and their classes."""
+    """Reject data owners with other features; number the others and their classes."""
     most = max(MOST_NUMBERS, config.clients)
     too_many = {
         node: f"it states num-partitions = {d.num_partitions}, this run has at most "
@@ -239,6 +239,8 @@ def _agree_on_schema(
         if d.num_features != width
     }
     fit, rejected = _leave_out(described, rejected, other_width)
+    what = "number of edge features"
+    fit, rejected = _keep_majority(fit, rejected, what, SHARED[what])
     agreed_on = agree_features({names[n]: d for n, d in fit.items()})
     if agreed_on is not None:
         differing = {n: differing_features(d, agreed_on) for n, d in fit.items()}

@@ -136,6 +136,11 @@ def _check_owner(federation: Federation, candidate: Description) -> Description 
             f"the graph of {label} has {candidate.num_features} features, the graphs of "
             f"the other clients have {federation.num_features}."
         )
+    if candidate.num_edge_features != federation.num_edge_features:
+        return (
+            f"the edges of {label} have {candidate.num_edge_features} features, those of "
+            f"the other clients have {federation.num_edge_features}."
+        )
     named = [d for d in federation.clients.values() if d.features_sha256]
     reason = differing_features(candidate, named[0]) if named else ""
     if reason:

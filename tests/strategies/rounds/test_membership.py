@@ -244,6 +244,10 @@ def config(**values: Any) -> RunConfig:
     ("changes", "words"),
     [
         ({"num_features": 4}, "4 features, the graphs of the other clients have 3"),
+        (
+            {"num_edge_features": 2},
+            "have 2 features, those of the other clients have 0",
+        ),
         ({"class_names": ("b", "flu")}, r"no client had .* \(flu\)\. .* cannot change"),
         ({"partition_sha256": "5e"}, "clients of this run hold graphs of their own"),
     ],
@@ -409,6 +413,16 @@ def test_invented_classes_cost_their_owner_only(invented: int) -> None:
     pair = {3: liar, 4: twin}
     fit, _ = _agree_on_schema({**honest, **pair}, (), parse_config({}))
     assert {BOB.name, "carol"} <= {d.name for d in fit.values()}
+
+
+def test_another_number_of_edge_features_costs_its_owner_only() -> None:
+    honest = {1: BOB, 2: replace(BOB, name="carol")}
+    other = replace(BOB, name="mallory", num_edge_features=4)
+    fit, (refused,) = _agree_on_schema({**honest, 3: other}, (), parse_config({}))
+    assert {d.name for d in fit.values()} == {BOB.name, "carol"}
+    assert refused.name == "mallory"
+    assert "number of edge features differs" in refused.reason
+    assert "4 instead of 0" in refused.reason
 
 
 def test_a_claim_of_many_partitions_costs_its_owner_only() -> None:
