@@ -366,7 +366,7 @@ class GeneralSettings:
     rounds: int = option(100, "number of federated rounds", ge=1, auto=True)
     round_patience: int = option(
         0,
-        "number of evaluated rounds without a better validation accuracy after which the "
+        "number of evaluated rounds without a better validation score after which the "
         "run ends; 0: all rounds run",
         ge=0,
     )
