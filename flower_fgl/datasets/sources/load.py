@@ -163,7 +163,7 @@ def load(
     -------
     NodeDataset or GraphDataset
         Undirected and simple. Features are float32; they are sparse CSR if there are at
-        least 64 columns and less than 10 % of the entries are non-zero.
+        least 64 columns and less than 15 % of the entries are non-zero.
 
     Raises
     ------
